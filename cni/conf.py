@@ -1,0 +1,108 @@
+"""The keys common to every request configuration.
+
+One rule: what a runtime adds to a configuration is read here; a plugin's own keys are read in its conf.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cni import gojson
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from cni.result import Result, from_json
+
+VALID_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
+
+_ATTACHMENT_KEYS = (
+    "cni.dev/valid-attachments",
+    "cni.dev/attachments",
+)  # the second: an older text of the specification
+
+
+class Attachment(NamedTuple):
+    """One attachment as GC names it."""
+
+    container_id: str
+    ifname: str
+
+
+@dataclass(frozen=True)
+class NetConf:
+    """One request configuration: the common keys, typed, and `fields` to read a plugin's own keys from.
+
+    `cni_version` is "" when the key is absent, which means 0.1.0.
+    """
+
+    name: str
+    cni_version: str
+    fields: Fields = field(repr=False)
+    _items: dict[str, object] = field(repr=False)
+
+    @property
+    def version(self) -> str:
+        """The configuration's version, "0.1.0" when it has none."""
+        return self.cni_version or "0.1.0"
+
+    @property
+    def runtime_config(self) -> Fields:
+        """The runtime's `runtimeConfig`, empty when absent."""
+        return self.fields.section("runtimeConfig")
+
+    @property
+    def cni_args(self) -> Fields:
+        """The `args.cni` object, empty when absent."""
+        return self.fields.section("args").section("cni")
+
+    def prev_result(self) -> Result | None:
+        """Reads `prevResult`, None when absent; CniError(7) when it is unusable (reference: code 999)."""
+        raw = self.fields.raw("prevResult")
+        if raw is None:
+            return None
+        try:
+            return from_json(raw, self.version)
+        except CniError as error:
+            raise error.prefixed("could not parse prevResult: ") from None
+
+    def valid_attachments(self) -> frozenset[Attachment] | None:
+        """Reads the attachments that GC must keep; None when the key is absent, and then nothing may be removed.
+
+        `null` is an empty list, since CRI-O sends it for a network without pods. Raises CniError(7).
+        """
+        present = {key.casefold() for key in self._items}
+        key = next((key for key in _ATTACHMENT_KEYS if key in present), None)
+        if key is None:
+            return None
+        objects = self.fields.objects(key)
+        return frozenset(Attachment(item.string("containerID"), item.string("ifname")) for item in objects)
+
+
+def parse(stdin: bytes) -> NetConf:
+    """Reads the request configuration on stdin (reference: skel's validateConfig, in its order).
+
+    Raises CniError(6) for what is no JSON object and CniError(7) for a missing or bad network name.
+    """
+    prefix = "error unmarshall network config: "
+    try:
+        items = gojson.loads(stdin)
+    except ValueError as error:
+        raise CniError(Code.DECODING_FAILURE, f"{prefix}{error}", "stdin must hold one JSON object") from None
+    if items is None:
+        items = {}
+    if not isinstance(items, dict):
+        raise CniError(Code.DECODING_FAILURE, prefix + "it is not a JSON object", "stdin must hold one JSON object")
+    fields = Fields(items)
+    try:
+        name = fields.string("name")
+        version = fields.string("cniVersion")
+    except CniError as error:
+        raise CniError(Code.DECODING_FAILURE, prefix + error.msg.partition(": ")[2], error.details) from None
+    if not name:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG, "missing network name", 'the runtime must add "name" to the configuration'
+        )
+    if not VALID_NAME.fullmatch(name):
+        raise CniError(Code.INVALID_NETWORK_CONFIG, "invalid characters found in network name", name)
+    return NetConf(name, version, fields, items)

@@ -1,0 +1,171 @@
+"""Delegation: one plugin running another, the IPAM plugin above all (specification, section "Delegation").
+
+One rule: the delegate is the first file of its name on CNI_PATH. When that file is this executable it is run inside
+this process, which saves a start; its result and errors are the same as those of a second process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import stat
+from dataclasses import replace
+from functools import partial
+
+from cni import gojson, skel
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.result import Result, from_json
+from cni.undo import Undo
+
+# A plugin being replaced in place cannot be started for a moment; libcni tries as often.
+_BUSY_TRIES = 6
+_BUSY_WAIT_S = 1.0
+
+
+def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
+    """Runs ADD of the plugin named `kind` and returns its result; pushes the delegated DEL on `undo`.
+
+    The delegate gets our environment with CNI_COMMAND=ADD and our stdin to the byte. Its error is raised unchanged.
+    A failed ADD is followed by a DEL as the specification asks, except where that would harm: our own host-local
+    leaves nothing, and after "duplicate allocation" DEL would free the address of a living attachment.
+    """
+    program = find(kind, args.path)
+    release = partial(_run, program, kind, replace(args, command="DEL"), conf)
+    with Undo() as failed:
+        if not _is_ourselves(program):
+            failed.push(f"run DEL of {kind} after its failed ADD", release)
+        try:
+            result = _run(program, kind, replace(args, command="ADD"), conf)
+        except CniError as error:
+            if "duplicate allocation" in error.msg:  # the reference has no code of its own for this
+                failed.clear()
+            raise
+    undo.push(f"run DEL of {kind}", release)
+    return result or Result()
+
+
+def run(kind: str, args: CmdArgs, conf: NetConf) -> None:
+    """Runs the verb in `args` (DEL, CHECK, GC or STATUS) of the plugin named `kind`; raises its error unchanged."""
+    _run(find(kind, args.path), kind, args, conf)
+
+
+def find(kind: str, path: tuple[str, ...]) -> str:
+    """Returns the first regular file named `kind` in the directories of CNI_PATH; CniError(7) when there is none."""
+    if not path:
+        raise CniError(Code.INVALID_ENVIRONMENT, "no paths provided", "CNI_PATH names no directory")
+    if not kind:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, "no plugin name provided", 'set "type" of the delegate')
+    if "/" in kind or kind in (".", ".."):
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"invalid plugin name: {kind}", "a type is a file name, not a path")
+    for directory in path:
+        candidate = os.path.join(directory, kind)
+        try:
+            if stat.S_ISREG(os.stat(candidate).st_mode):
+                return candidate
+        except (OSError, ValueError):
+            continue
+    raise CniError(
+        Code.INVALID_NETWORK_CONFIG,
+        f'failed to find plugin "{kind}" in path [{" ".join(path)}]',
+        "install it there or correct the type",
+    )
+
+
+def _is_ourselves(program: str) -> bool:
+    """Tells whether `program` is the file this process was started from, under whatever name."""
+    try:
+        return os.path.samestat(os.stat(program), os.stat("/proc/self/exe"))
+    except OSError:
+        return False
+
+
+def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None:
+    plugin = args.delegates.get(kind)
+    if plugin is not None and _is_ourselves(program):
+        try:
+            result = skel.call(plugin, args, conf)
+        except Exception as error:
+            raise skel.as_cni_error(error) from error
+        return result and result.converted(conf.version)
+    output = _execute(program, args)
+    if args.command != "ADD":
+        return None
+    try:
+        return from_json(gojson.loads(output), conf.version)
+    except ValueError as error:
+        raise CniError(Code.DECODING_FAILURE, f"plugin {kind} printed no result: {error}") from None
+
+
+def _execute(program: str, args: CmdArgs) -> bytes:
+    """Runs another executable to its end and returns its stdout; its stderr is ours. Raises its error object."""
+    env = {**args.env, "CNI_COMMAND": args.command}
+    stdin = os.memfd_create("stdin")  # a file, so that no size of input can block us
+    try:
+        os.write(stdin, args.stdin)
+        os.lseek(stdin, 0, os.SEEK_SET)
+        output, status = _spawn(program, env, stdin)
+    finally:
+        os.close(stdin)
+    if status != 0:
+        raise _failure(program, output, status)
+    return output
+
+
+def _spawn(program: str, env: dict[str, str], stdin: int) -> tuple[bytes, int]:
+    readable, writable = os.pipe()
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, writable, 1)]
+        pid = _spawn_when_free(program, env, actions)
+    except OSError as error:
+        os.close(readable)
+        raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
+    finally:
+        os.close(writable)
+    chunks = []
+    try:
+        while chunk := os.read(readable, 65536):
+            chunks.append(chunk)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except skel.Terminated:
+        os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
+        os.waitpid(pid, 0)
+        raise
+    finally:
+        os.close(readable)
+    return b"".join(chunks), status
+
+
+def _spawn_when_free(program: str, env: dict[str, str], actions: list[tuple[int, int, int]]) -> int:
+    for attempt in range(_BUSY_TRIES):
+        try:
+            # Python ignores SIGPIPE and undo blocks SIGTERM; a delegate starts with the defaults, as from a shell.
+            return os.posix_spawn(
+                program, [program], env, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,)
+            )
+        except OSError as error:
+            if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
+                raise
+            select.select([], [], [], _BUSY_WAIT_S)
+    raise AssertionError("unreachable")
+
+
+def _failure(program: str, output: bytes, status: int) -> CniError:
+    """Returns the error object a failed delegate printed, or says what it printed instead (texts of libcni)."""
+    try:
+        body = gojson.loads(output)
+    except ValueError:
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("code", 0), int) and isinstance(body.get("msg", ""), str):
+        details = body.get("details")
+        return CniError(body.get("code", 0), body.get("msg", ""), details if isinstance(details, str) else "")
+    how = f"signal {-status}" if status < 0 else f"exit status {status}"
+    if not output:
+        return CniError(Code.INTERNAL, f"netplugin failed with no error message: {how}", program)
+    shown = output[:200].decode("utf-8", "replace")
+    return CniError(
+        Code.INTERNAL, f"netplugin failed but error parsing its diagnostic message {shown!r}: {how}", program
+    )

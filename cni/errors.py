@@ -1,0 +1,66 @@
+"""Error codes of the CNI specification and the one exception that carries them.
+
+One rule: a CniError is for what an operator can act on; anything else passes through and becomes code 999 in skel.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """Error codes (CNI specification 1.1.0, section "Error"; 8 and 999 are the reference library's)."""
+
+    INCOMPATIBLE_VERSION = 1
+    UNSUPPORTED_FIELD = 2
+    UNKNOWN_CONTAINER = 3
+    INVALID_ENVIRONMENT = 4
+    IO_FAILURE = 5
+    DECODING_FAILURE = 6
+    INVALID_NETWORK_CONFIG = 7
+    INVALID_NETNS = 8
+    TRY_AGAIN_LATER = 11
+    PLUGIN_NOT_AVAILABLE = 50
+    LIMITED_CONNECTIVITY = 51
+    INTERNAL = 999
+
+
+class CniError(Exception):
+    """One CNI error object: `code` (int), `msg` (what was wrong with what), `details` (the hint, may be empty).
+
+    `code` is a plain int, since a delegate's code is passed on whatever it is.
+    """
+
+    def __init__(self, code: int, msg: str, details: str = "") -> None:
+        super().__init__(msg)
+        self.code = int(code)
+        self.msg = msg
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.msg}; {self.details}" if self.details else self.msg
+
+    def to_json(self, cni_version: str) -> dict[str, object]:
+        """Returns the error object of the specification; an empty `details` is left out as the reference does."""
+        body: dict[str, object] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
+        if self.details:
+            body["details"] = self.details
+        return body
+
+    def prefixed(self, prefix: str) -> CniError:
+        """Returns the same error with `prefix` before its message."""
+        return CniError(self.code, prefix + self.msg, self.details)
+
+
+def collected(errors: list[CniError]) -> CniError | None:
+    """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
+
+    Teardown goes on after a failure and reports everything at its end (specification, section "GC").
+    The code is the first error's.
+    """
+    if not errors:
+        return None
+    if len(errors) == 1:
+        return errors[0]
+    details = "; ".join(e.details for e in errors if e.details)
+    return CniError(errors[0].code, "; ".join(e.msg for e in errors), details)

@@ -1,0 +1,157 @@
+"""Fields: the typed reader of JSON objects that every configuration goes through.
+
+One rule: keys match without regard to case and types are strict, as with Go's encoding/json, because containerd
+sends "HostPort" where the documents say "hostPort"; what is wrong is told with the path of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cni.address import Address, Interface, parse_cidr, parse_ip
+from cni.errors import CniError, Code
+
+_INT64 = 1 << 63
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, list):
+        return "a list"
+    return "an object"
+
+
+class Fields:
+    """One JSON object of a configuration, read by key, with the path of the object for error texts.
+
+    Every reader returns its default for an absent key and for `null` (Go leaves the field alone), and raises
+    CniError(7) for a value of another type: nothing is coerced. Lists are read elementwise with the index in the path.
+    """
+
+    __slots__ = ("_items", "_path", "context")
+
+    def __init__(self, items: Mapping[str, object], path: str = "", context: str = "failed to load netconf") -> None:
+        # The last in the text wins whatever its case, and null changes nothing: not even an earlier value.
+        self._items = {key.casefold(): value for key, value in items.items() if value is not None}
+        self._path = path
+        self.context = context
+
+    def at(self, key: str) -> str:
+        """Returns the full path of `key`, as error texts show it."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def error(self, key: str, problem: str, details: str = "") -> CniError:
+        """Returns (does not raise) the CniError(7) that says `problem` of `key`."""
+        return CniError(Code.INVALID_NETWORK_CONFIG, f'{self.context}: "{self.at(key)}" {problem}', details)
+
+    def _wrong(self, key: str, want: str, value: object) -> CniError:
+        return self.error(key, f"must be {want}, not {_kind(value)}", "JSON types are not converted")
+
+    def raw(self, key: str) -> object:
+        """Returns the value of `key` as parsed, None when absent or null."""
+        return self._items.get(key.casefold())
+
+    def has(self, key: str) -> bool:
+        """Tells whether `key` is there with a value other than null."""
+        return key.casefold() in self._items
+
+    def string(self, key: str, default: str = "") -> str:
+        """Returns a string."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def boolean(self, key: str, default: bool = False) -> bool:
+        """Returns true or false; the strings "true" and "false" are refused as the reference refuses them."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def integer(self, key: str, *, minimum: int = -_INT64, maximum: int = _INT64 - 1) -> int | None:
+        """Returns an integer between `minimum` and `maximum`, or None; fractions and exponents are refused."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        if isinstance(value, float):
+            raise self.error(key, f"must be an integer, not {value}", "JSON types are not converted")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "an integer", value)
+        if not minimum <= value <= maximum:
+            raise self.error(key, f"must be between {minimum} and {maximum}, not {value}")
+        return value
+
+    def ip(self, key: str) -> Address | None:
+        """Returns an address, None for an absent key and for "" (Go's net.IP unmarshals "" as unset)."""
+        text = self.string(key)
+        if not text:
+            return None
+        try:
+            return parse_ip(text)
+        except ValueError:
+            raise self.error(key, f"is not an IP address: {text}") from None
+
+    def cidr(self, key: str) -> Interface | None:
+        """Returns address and prefix ("10.1.2.5/24"), host bits kept, or None."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        text = self.string(key)
+        try:
+            return parse_cidr(text)
+        except ValueError:
+            raise self.error(key, f"is not an address with prefix: {text}", 'write it like "10.1.2.0/24"') from None
+
+    def nested(self, key: str) -> Fields | None:
+        """Returns the object under `key`, or None."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        return Fields(value, self.at(key), self.context)
+
+    def section(self, key: str) -> Fields:
+        """Returns the object under `key`, an empty one when absent."""
+        return self.nested(key) or Fields({}, self.at(key), self.context)
+
+    def _elements(self, key: str) -> Iterator[tuple[str, object]]:
+        value = self.raw(key)
+        if value is None:
+            return
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list", value)
+        for index, item in enumerate(value):
+            yield f"{key}[{index}]", item
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """Returns a list of strings; a null element is "" as in Go."""
+        items = []
+        for at, item in self._elements(key):
+            if item is not None and not isinstance(item, str):
+                raise self._wrong(at, "a string", item)
+            items.append(item or "")
+        return tuple(items)
+
+    def objects(self, key: str) -> tuple[Fields, ...]:
+        """Returns a list of objects; a null element is an empty object as in Go."""
+        items = []
+        for at, item in self._elements(key):
+            if item is not None and not isinstance(item, dict):
+                raise self._wrong(at, "an object", item)
+            items.append(Fields(item or {}, self.at(at), self.context))
+        return tuple(items)
+
+    def object_lists(self, key: str) -> tuple[tuple[Fields, ...], ...]:
+        """Returns a list of lists of objects (host-local's `ranges`)."""
+        return tuple(Fields({at: item}, self._path, self.context).objects(at) for at, item in self._elements(key))

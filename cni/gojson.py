@@ -1,0 +1,72 @@
+"""JSON text read and printed as Go's encoding/json does it, on which the runtimes rely.
+
+One rule: nothing here knows a key; text in, plain objects out, and back.
+"""
+
+from __future__ import annotations
+
+import json
+
+_DECODE_LIMIT = "nested too deeply"
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Builds an object whose keys stand in the order of their *last* occurrence: the last one wins in Go."""
+    items = dict(pairs)
+    if len(items) != len(pairs):
+        items = {}
+        for key, value in pairs:
+            items.pop(key, None)
+            items[key] = value
+    return items
+
+
+def _constant(name: str) -> object:
+    raise ValueError(f"invalid character {name[0]!r} looking for beginning of value ({name} is not JSON)")
+
+
+def _scrub(value: object) -> object:
+    """Replaces lone surrogates (one half of an escaped pair) by U+FFFD, as Go does; they cannot be printed again."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_scrub(item) for item in value]
+    if isinstance(value, dict):
+        return {_scrub(key): _scrub(item) for key, item in value.items()}
+    return value
+
+
+def loads(data: bytes) -> object:
+    """Returns the one JSON value in `data`.
+
+    Go's habits (encoding/json): invalid UTF-8 is replaced, not rejected; a duplicate key's last value wins;
+    NaN and Infinity are refused; bytes after the value are an error. Unlike Go, whose limit is 10000 levels,
+    nesting is limited by Python's recursion (some 300 levels).
+
+    Raises ValueError with the reason.
+    """
+    text = data.decode("utf-8", "replace")
+    if not text.strip(" \t\r\n"):
+        raise ValueError("unexpected end of JSON input")
+    try:
+        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant)
+        return _scrub(value) if "\\ud" in text or "\\uD" in text else value
+    except RecursionError:
+        raise ValueError(_DECODE_LIMIT) from None
+
+
+def dumps(value: object, *, indent: int | None = None) -> str:
+    """Returns `value` as JSON text with Go's escaping of <, > and &; `indent` blanks a level, or one compact line."""
+    separators = (",", ": ") if indent else (",", ":")
+    text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    # Outside strings these characters do not occur in JSON, so the whole text can be treated at once.
+    for char, escape in (
+        ("<", "\\u003c"),
+        (">", "\\u003e"),
+        ("&", "\\u0026"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+    ):
+        if char in text:
+            text = text.replace(char, escape)
+    return text

@@ -1,0 +1,180 @@
+"""The one way in: reads an invocation, runs the verb, writes one JSON document.
+
+One rule: only this module reads stdin, writes stdout and decides the exit status; both are arguments.
+The order of the tests is the reference's (pkg/skel), since runtimes and their tests observe it; the refusal of the
+plugin's own namespace comes before the work, not after it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni import gojson, versions
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.result import Result
+
+Verb = Callable[[CmdArgs, NetConf], None]
+
+_MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGINT arrived; raised in the middle of the verb so that its undo steps run."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One plugin: its binary's name, its verbs, and the specification versions it speaks.
+
+    A verb gets the invocation and the configuration, and raises CniError for what an operator can fix. An absent
+    verb succeeds without doing anything, as in the reference.
+    """
+
+    name: str
+    cmd_add: Callable[[CmdArgs, NetConf], Result]
+    cmd_del: Verb
+    cmd_check: Verb
+    cmd_gc: Verb | None = None
+    cmd_status: Verb | None = None
+    versions: tuple[str, ...] = versions.SUPPORTED
+
+
+def run(
+    plugin: Plugin,
+    env: Mapping[str, str],
+    stdin: BinaryIO,
+    stdout: BinaryIO,
+    *,
+    about: str,
+    delegates: Mapping[str, Plugin] | None = None,
+) -> int:
+    """Runs one invocation of `plugin` and returns the exit status, 0 or 1.
+
+    `about` is the line told on stderr when no command is set: installers probe for it. `delegates` are the plugins
+    that may be run inside this process instead of a second one. Whatever happens, a failure is one JSON error object
+    on `stdout` (specification, section "Error").
+    """
+    version = versions.CURRENT
+    try:
+        if not env.get("CNI_COMMAND"):
+            print(about, file=sys.stderr)
+            print("CNI protocol versions supported: " + ", ".join(plugin.versions), file=sys.stderr)
+            return 0
+        args = cni_args.from_env(env)
+        if args.command == "VERSION":
+            _write(stdout, gojson.dumps(_version_info(plugin)) + "\n")
+            return 0
+        args = replace(args, stdin=_read(stdin), delegates=delegates or {})
+        conf = cni_conf.parse(args.stdin)
+        if conf.version in versions.SUPPORTED:
+            version = conf.version
+        result = call(plugin, args, conf)
+        if result is not None:
+            _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
+    except (Exception, Terminated) as error:
+        failure = as_cni_error(error)
+        _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
+        return 1
+    return 0
+
+
+def call(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
+    """Tests that `plugin` may serve the verb in `args`, and serves it; returns ADD's result.
+
+    A delegate inside this process is entered here, so that it meets the same tests as one that is exec'd.
+    """
+    if args.command not in cni_args.COMMANDS:
+        raise CniError(Code.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {args.command}")
+    _check_versions(plugin, args.command, conf.version)
+    if args.command == "ADD":
+        _refuse_own_netns(args)
+        return plugin.cmd_add(args, conf)
+    if args.command == "DEL":
+        _refuse_own_netns(args)
+        plugin.cmd_del(args, conf)
+    elif args.command == "CHECK":
+        plugin.cmd_check(args, conf)
+    elif args.command == "GC" and plugin.cmd_gc:
+        plugin.cmd_gc(args, conf)
+    elif args.command == "STATUS" and plugin.cmd_status:
+        plugin.cmd_status(args, conf)
+    return None
+
+
+def as_cni_error(error: BaseException) -> CniError:
+    """Returns `error` as a CNI error: itself, or code 999 with its text; SIGTERM is "try again later"."""
+    if isinstance(error, CniError):
+        return error
+    if isinstance(error, Terminated):
+        return CniError(
+            Code.TRY_AGAIN_LATER, "interrupted by a signal", "what had been done was undone; DEL cleans the rest"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return CniError(Code.INTERNAL, str(error))
+    return CniError(Code.INTERNAL, f"{type(error).__name__}: {error}", "this is a defect of podwire; please report it")
+
+
+def _version_info(plugin: Plugin) -> dict[str, object]:
+    return {"cniVersion": versions.CURRENT, "supportedVersions": list(plugin.versions)}
+
+
+def _read(stdin: BinaryIO) -> bytes:
+    try:
+        return stdin.read()
+    except (OSError, ValueError) as error:
+        raise CniError(Code.IO_FAILURE, f"error reading from stdin: {error}") from error
+
+
+def _write(stdout: BinaryIO, text: str) -> None:
+    """Writes the one document; lone surrogates (from the environment) cannot be encoded and become "?"."""
+    stdout.write(text.encode("utf-8", "replace"))
+    stdout.flush()
+
+
+def _check_versions(plugin: Plugin, command: str, version: str) -> None:
+    since = versions.SINCE.get(command)
+    if since is not None:
+        try:
+            allowed = versions.at_least(version, since)
+            known = any(versions.at_least(own, version) for own in plugin.versions)
+        except ValueError as error:
+            raise CniError(Code.DECODING_FAILURE, f"cannot compare cniVersion: {error}") from None
+        if not allowed:
+            raise CniError(
+                Code.INCOMPATIBLE_VERSION,
+                f"config version does not allow {command}",
+                f'the configuration has cniVersion "{version}", {command} came with {since}',
+            )
+        if not known:
+            raise CniError(Code.INCOMPATIBLE_VERSION, f"plugin version does not allow {command}")
+    if version not in plugin.versions:
+        listed = " ".join(f'"{name}"' for name in plugin.versions)
+        raise CniError(
+            Code.INCOMPATIBLE_VERSION,
+            "incompatible CNI versions",
+            f'config is "{version}", plugin supports [{listed}]',
+        )
+
+
+def _refuse_own_netns(args: CmdArgs) -> None:
+    """Refuses a CNI_NETNS that is the namespace we run in: the work would be done to the host (reference: code 8)."""
+    if not args.netns or args.env.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true"):
+        return
+    try:
+        own = os.stat("/proc/self/ns/net")
+    except OSError as error:
+        raise CniError(Code.INVALID_NETNS, f"get plugin's netns failed: {error}") from error
+    try:
+        given = os.stat(args.netns)
+    except (OSError, ValueError):
+        return  # what cannot be opened is the verb's to judge
+    if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
+        raise CniError(Code.INVALID_NETNS, _MIXED_UP, "set CNI_NETNS_OVERRIDE=1 to attach the plugin's own namespace")

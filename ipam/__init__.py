@@ -1,0 +1,1 @@
+"""Address management: plugins that give addresses and never see an interface."""

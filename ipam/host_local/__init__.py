@@ -1,0 +1,1 @@
+"""host-local: addresses from ranges, reserved as files on this host."""

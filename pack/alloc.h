@@ -1,0 +1,21 @@
+/* alloc.h: what seed.c and launch.c need to know of the heap. */
+#ifndef PODWIRE_ALLOC_H
+#define PODWIRE_ALLOC_H
+
+#include <stddef.h>
+
+/* Address space, not memory: a process under `ulimit -v` needs this much and some 30 MiB for the file. */
+#ifndef HEAP_SIZE
+#define HEAP_SIZE (64ul << 20)
+#endif
+
+extern char heap[HEAP_SIZE];
+extern size_t heap_pages_used;
+
+/* Ends the build: wipes and forgets all free blocks. From here on large blocks may be mappings of their own. */
+void heap_seal(void);
+
+void heap_lock(void);
+void heap_unlock(void);
+
+#endif

@@ -1,0 +1,1 @@
+"""Interface and chained plugins: each folder is one binary of the same name."""

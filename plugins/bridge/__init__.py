@@ -1,0 +1,1 @@
+"""bridge: a veth pair between the sandbox and a bridge on the host."""

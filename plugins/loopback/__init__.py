@@ -1,0 +1,1 @@
+"""loopback: brings up `lo` in the sandbox."""
