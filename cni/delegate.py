@@ -95,9 +95,12 @@ def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None
     if args.command != "ADD":
         return None
     try:
-        return from_json(gojson.loads(output), conf.version)
+        body = gojson.loads(output)
     except ValueError as error:
         raise CniError(Code.DECODING_FAILURE, f"plugin {kind} printed no result: {error}") from None
+    # As libcni: a delegate may answer in a version of its own; without one it is the configuration's.
+    own = body.get("cniVersion") if isinstance(body, dict) else None
+    return from_json(body, own if isinstance(own, str) and own else conf.version)
 
 
 def _execute(program: str, args: CmdArgs) -> bytes:
@@ -117,25 +120,29 @@ def _execute(program: str, args: CmdArgs) -> bytes:
 
 def _spawn(program: str, env: dict[str, str], stdin: int) -> tuple[bytes, int]:
     readable, writable = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, writable, 1)]
+    chunks: list[bytes] = []
+    # No signal may come between the delegate's start and the place that ends it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, writable, 1)]
-        pid = _spawn_when_free(program, env, actions)
-    except OSError as error:
-        os.close(readable)
-        raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
+        try:
+            pid = _spawn_when_free(program, env, actions)
+        except OSError as error:
+            raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
+        finally:
+            os.close(writable)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            while chunk := os.read(readable, 65536):
+                chunks.append(chunk)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except skel.Terminated:
+            os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
+            os.waitpid(pid, 0)
+            raise
     finally:
-        os.close(writable)
-    chunks = []
-    try:
-        while chunk := os.read(readable, 65536):
-            chunks.append(chunk)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except skel.Terminated:
-        os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
-        os.waitpid(pid, 0)
-        raise
-    finally:
         os.close(readable)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return b"".join(chunks), status
 
 

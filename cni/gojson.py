@@ -8,17 +8,27 @@ from __future__ import annotations
 import json
 
 _DECODE_LIMIT = "nested too deeply"
+_DIGITS = 400  # Python refuses to convert more than 4300; no key of ours is wider than 20
 
 
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Builds an object whose keys stand in the order of their *last* occurrence: the last one wins in Go."""
+    """Builds an object whose keys stand in the order of their *last* occurrence: the last one wins in Go.
+
+    A repeated key's `null` changes nothing, as in Go.
+    """
     items = dict(pairs)
     if len(items) != len(pairs):
         items = {}
         for key, value in pairs:
-            items.pop(key, None)
-            items[key] = value
+            if value is not None or key not in items:
+                items.pop(key, None)
+                items[key] = value
     return items
+
+
+def _integer(text: str) -> int:
+    """Cuts a number of absurd length: it is out of every range all the same, and its key may not matter at all."""
+    return int(text[:_DIGITS])
 
 
 def _constant(name: str) -> object:
@@ -49,7 +59,7 @@ def loads(data: bytes) -> object:
     if not text.strip(" \t\r\n"):
         raise ValueError("unexpected end of JSON input")
     try:
-        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant)
+        value = json.loads(text, object_pairs_hook=_pairs, parse_int=_integer, parse_constant=_constant)
         return _scrub(value) if "\\ud" in text or "\\uD" in text else value
     except RecursionError:
         raise ValueError(_DECODE_LIMIT) from None

@@ -122,7 +122,7 @@ def from_json(obj: object, version: str) -> Result:
     names = family(version)
     if names is None:
         raise CniError(Code.INVALID_NETWORK_CONFIG, f'unsupported CNI result version "{version}"')
-    own = fields.string("cniVersion", version)
+    own = fields.string("cniVersion") or version
     if own not in names:
         listed = " ".join(name or '""' for name in names)
         raise CniError(

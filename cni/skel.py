@@ -81,7 +81,10 @@ def run(
             _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
-        _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
+        try:
+            _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
+        except OSError:  # nobody reads stdout: the exit status and stderr must tell
+            print(f"podwire: {failure}", file=sys.stderr)
         return 1
     return 0
 

@@ -13,10 +13,11 @@ from types import FrameType
 
 from cni import skel
 from cni.skel import Plugin
+from plugins.bridge.main import PLUGIN as BRIDGE
 from plugins.loopback.main import PLUGIN as LOOPBACK
 from podwire import __version__
 
-PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (LOOPBACK,)}
+PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (BRIDGE, LOOPBACK,)}
 
 _USAGE = f"""\
 podwire {__version__}: CNI network plugins in one file

@@ -1,0 +1,76 @@
+"""IP addresses on links: listing, adding, removing.
+
+One rule: functions named after an object return a Request; only `on_link` talks.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket as stdlib_socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+
+from cni.address import Interface
+from kernel.codec import AddressMessage, Attributes
+from kernel.link import Link
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
+
+RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
+RTNLGRP_IPV6_IFADDR = 9
+IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x08, 0x40  # linux/if_addr.h
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """One address as it stands on a link."""
+
+    address: Interface
+    flags: int
+
+
+def on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC) -> list[Assigned]:
+    """Returns the addresses of a link, of one family (AF_INET, AF_INET6) or both; raises KernelError."""
+    values = {"family": family, "index": link.index}
+    request = Request(f'list the addresses of "{link.name}"', AddressMessage, RTM_GETADDR, NLM_F_DUMP, values)
+    found = []
+    for message in socket.dump(request):
+        if message["index"] == link.index:  # kernels before 4.20 do not filter
+            packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+            flags = message.get_attr("IFA_FLAGS") or message["flags"]
+            found.append(Assigned(_interface(packed, message["prefixlen"]), flags))
+    return found
+
+
+def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Request:
+    """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference)."""
+    doing = f'add IP address {address} to "{link.name}"'
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    ignore = (errno.EEXIST,) if exists_ok else ()
+    return Request(doing, AddressMessage, RTM_NEWADDR, flags, _values(link, address), _attributes(address), ignore)
+
+
+def removal(link: Link, address: Interface) -> Request:
+    """Removes an address; absent is success."""
+    doing = f'remove IP address {address} from "{link.name}"'
+    packed: Attributes = [("IFA_LOCAL", address.ip.packed)]
+    values = _values(link, address)
+    return Request(doing, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
+
+
+def _interface(packed: bytes, prefix: int) -> Interface:
+    if len(packed) == 4:
+        return IPv4Interface((IPv4Address(packed), prefix))
+    return IPv6Interface((IPv6Address(packed), prefix))
+
+
+def _values(link: Link, address: Interface) -> dict[str, int]:
+    family = stdlib_socket.AF_INET if isinstance(address, IPv4Interface) else stdlib_socket.AF_INET6
+    return {"family": family, "prefixlen": address.network.prefixlen, "index": link.index}
+
+
+def _attributes(address: Interface) -> Attributes:
+    packed = address.ip.packed
+    attributes: Attributes = [("IFA_LOCAL", packed), ("IFA_ADDRESS", packed)]
+    if isinstance(address, IPv4Interface) and address.network.prefixlen < 31:
+        attributes.append(("IFA_BROADCAST", address.network.broadcast_address.packed))
+    return attributes

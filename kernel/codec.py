@@ -1,0 +1,177 @@
+"""Netlink messages: the few attributes we use, as message classes on pyroute2's codec.
+
+One rule: this is the only module that imports pyroute2. Two decisions, both measured:
+
+- `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so a bare package takes its place and only
+  `pyroute2.netlink`, the codec, is loaded.
+- pyroute2's own message classes know every attribute the kernel has; ours on the same `nlmsg` base know those we use.
+  Encoding is a little, decoding about a third cheaper, and the executable some megabytes smaller. Its full classes
+  are what tests/unit/test_codec.py compares ours with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from typing import Any
+
+if "pyroute2" not in sys.modules:
+    _spec = importlib.util.find_spec("pyroute2")
+    if _spec is None:
+        raise ImportError("pyroute2 is not installed")
+    _package = types.ModuleType("pyroute2")
+    _package.__spec__ = _spec
+    _package.__path__ = list(_spec.submodule_search_locations or ())
+    sys.modules["pyroute2"] = _package
+
+from pyroute2.netlink import nla, nlmsg  # after the stand-in
+
+Attributes = list[tuple[str, object]]
+
+# Names are the kernel's (linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h); raw bytes ("cdata") for addresses,
+# which ipaddress turns into values without a detour through text.
+_LINK_ATTRIBUTES = (
+    (1, "IFLA_ADDRESS", "cdata"),
+    (3, "IFLA_IFNAME", "asciiz"),
+    (4, "IFLA_MTU", "uint32"),
+    (5, "IFLA_LINK", "int32"),
+    (10, "IFLA_MASTER", "uint32"),
+    (13, "IFLA_TXQLEN", "uint32"),
+    (16, "IFLA_OPERSTATE", "uint8"),
+    (18, "IFLA_LINKINFO", "linkinfo"),
+    (26, "IFLA_AF_SPEC", "af_spec"),
+    (28, "IFLA_NET_NS_FD", "uint32"),
+    (29, "IFLA_EXT_MASK", "uint32"),
+)
+_LINK_FIELDS = (
+    ("family", "B"),
+    ("__align", "B"),
+    ("ifi_type", "H"),
+    ("index", "i"),
+    ("flags", "I"),
+    ("change", "I"),
+)
+
+
+class _Ipv4Conf(nla):  # type: ignore[misc]
+    """IFLA_INET_CONF: per-interface IPv4 settings by their IPV4_DEVCONF_* number (linux/ip.h)."""
+
+    nla_map = ((1, "IPV4_DEVCONF_FORWARDING", "uint32"), (19, "IPV4_DEVCONF_ARP_NOTIFY", "uint32"))
+
+
+class _AfInet(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_INET_CONF", "inet_conf"),)
+    inet_conf = _Ipv4Conf
+
+
+class _AfSpec(nla):  # type: ignore[misc]
+    nla_map = ((2, "AF_INET", "af_inet"),)
+    af_inet = _AfInet
+
+
+class _PortData(nla):  # type: ignore[misc]
+    """IFLA_INFO_SLAVE_DATA of a bridge port (IFLA_BRPORT_*)."""
+
+    nla_map = ((4, "IFLA_BRPORT_MODE", "uint8"), (33, "IFLA_BRPORT_ISOLATED", "uint8"))
+
+
+class _Peer(nla):  # type: ignore[misc]
+    """VETH_INFO_PEER: a whole link message for the other end."""
+
+    fields = _LINK_FIELDS
+    nla_map = (*_LINK_ATTRIBUTES[:3], (28, "IFLA_NET_NS_FD", "uint32"))
+
+
+class _VethData(nla):  # type: ignore[misc]
+    nla_map = ((1, "VETH_INFO_PEER", "peer"),)
+    peer = _Peer
+
+
+class _LinkInfo(nla):  # type: ignore[misc]
+    # IFLA_INFO_DATA is only ever written, and only for veth.
+    nla_map = (
+        (1, "IFLA_INFO_KIND", "asciiz"),
+        (2, "IFLA_INFO_DATA", "veth_data"),
+        (4, "IFLA_INFO_SLAVE_KIND", "asciiz"),
+        (5, "IFLA_INFO_SLAVE_DATA", "port_data"),
+    )
+    veth_data = _VethData
+    port_data = _PortData
+
+
+class LinkMessage(nlmsg):  # type: ignore[misc]
+    """RTM_NEWLINK and its kin: struct ifinfomsg and IFLA_* attributes."""
+
+    prefix = "IFLA_"
+    fields = _LINK_FIELDS
+    nla_map = _LINK_ATTRIBUTES
+    linkinfo = _LinkInfo
+    af_spec = _AfSpec
+
+
+class AddressMessage(nlmsg):  # type: ignore[misc]
+    """RTM_NEWADDR and its kin: struct ifaddrmsg and IFA_* attributes."""
+
+    prefix = "IFA_"
+    fields = (("family", "B"), ("prefixlen", "B"), ("flags", "B"), ("scope", "B"), ("index", "I"))
+    nla_map = (
+        (1, "IFA_ADDRESS", "cdata"),
+        (2, "IFA_LOCAL", "cdata"),
+        (4, "IFA_BROADCAST", "cdata"),
+        (8, "IFA_FLAGS", "uint32"),
+    )
+
+
+class _Metrics(nla):  # type: ignore[misc]
+    nla_map = ((2, "RTAX_MTU", "uint32"), (8, "RTAX_ADVMSS", "uint32"))
+
+
+class RouteMessage(nlmsg):  # type: ignore[misc]
+    """RTM_NEWROUTE and its kin: struct rtmsg and RTA_* attributes."""
+
+    prefix = "RTA_"
+    fields = (
+        ("family", "B"),
+        ("dst_len", "B"),
+        ("src_len", "B"),
+        ("tos", "B"),
+        ("table", "B"),
+        ("proto", "B"),
+        ("scope", "B"),
+        ("type", "B"),
+        ("flags", "I"),
+    )
+    nla_map = (
+        (1, "RTA_DST", "cdata"),
+        (4, "RTA_OIF", "uint32"),
+        (5, "RTA_GATEWAY", "cdata"),
+        (6, "RTA_PRIORITY", "uint32"),
+        (8, "RTA_METRICS", "metrics"),
+        (15, "RTA_TABLE", "uint32"),
+    )
+    metrics = _Metrics
+
+
+def encode(kind: type[Any], header: tuple[int, int, int], values: dict[str, int], attributes: Attributes) -> bytes:
+    """Returns one netlink message: `header` is (type, flags, sequence number), `values` the fixed struct's fields."""
+    message = kind()
+    message["header"]["type"], message["header"]["flags"], message["header"]["sequence_number"] = header
+    message.update(values)
+    message["attrs"] = attributes
+    message.encode()
+    return bytes(message.data)
+
+
+def decode(kind: type[Any], data: bytes) -> Any:
+    """Returns the message in `data`, a mapping of its fixed fields with `get_attr(name)` for attributes."""
+    message = kind(data)
+    message.decode()
+    return message
+
+
+# pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
+for _kind in (LinkMessage, AddressMessage, RouteMessage, *(_LinkInfo, _VethData, _Peer, _PortData, _AfSpec, _AfInet)):
+    _kind()
+_Ipv4Conf()
+_Metrics()

@@ -1,0 +1,192 @@
+"""The inside of a sandbox: addresses and routes on its interface, and checking that they are still there.
+
+One rule: all changes go out in one send, in the reference's order (addresses, up, routes), because the kernel
+announces the addresses that an interface has when it comes up.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+from contextlib import ExitStack
+from ipaddress import IPv4Interface, IPv6Interface
+from types import TracebackType
+
+from cni.address import Address
+from cni.errors import CniError, Code
+from cni.result import IPConfig, Result, Route
+from kernel import address, link, route, sysctl
+from kernel.address import IFA_F_DADFAILED, IFA_F_TENTATIVE
+from kernel.codec import AddressMessage
+from kernel.link import Link
+from kernel.netns import Netns, entered
+from kernel.route import Installed
+from kernel.rtnl import Deadline, Socket
+
+_DAD_TIMEOUT_S = 5.0  # the reference's; duplicate address detection itself takes one to two seconds
+
+
+class Sandbox:
+    """An attachment's interface seen from inside its namespace: one netlink socket there. A context manager."""
+
+    def __init__(self, namespace: Netns, ifname: str) -> None:
+        self.path = namespace.path
+        self.ifname = ifname
+        self._namespace = namespace
+        self._open = ExitStack()
+        with entered(namespace):
+            self.socket = self._open.enter_context(Socket())
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def listening(self, group: int) -> Socket:
+        """Returns a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); close it."""
+        with entered(self._namespace):
+            socket = Socket()
+        socket.subscribe(group)
+        return socket
+
+    def find(self) -> Link | None:
+        """Returns the interface, None when the sandbox has none of that name; raises KernelError."""
+        return link.get(self.socket, link.by_name(self.ifname))[0]
+
+    def link(self) -> Link:
+        """Returns the interface; raises CniError(999) when there is none, KernelError."""
+        found = self.find()
+        if found is None:
+            raise CniError(Code.INTERNAL, f'failed to lookup "{self.ifname}": Link not found', f"in {self.path}")
+        return found
+
+    def configure(self, result: Result, *, dad: bool) -> Link:
+        """Gives the interface the addresses and routes of `result`, sets it up, and waits until they can be used.
+
+        `dad` runs IPv6 duplicate address detection. Addresses without an interface index are somebody else's.
+        Returns the interface as it was before. Raises CniError for a wrong index and for a duplicate address,
+        KernelError.
+        """
+        ips = _own(result, self.ifname)
+        ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
+        with ExitStack() as listening:
+            with entered(self._namespace):
+                _prepare(self.ifname, ipv6=ipv6, dad=dad)
+                if ipv6:
+                    news = listening.enter_context(Socket())
+                    news.subscribe(address.RTNLGRP_IPV6_IFADDR)
+            own = self.link()
+            self.socket.change(
+                link.settings(own, arp_notify=True),
+                *(address.addition(own, ip.address) for ip in ips),
+                link.settings(own, up=True),
+                *(route.addition(own, item, item.gw or _gateway(ips, item)) for item in result.routes),
+            )
+            if ipv6:
+                self._wait_usable(own, news)
+        return own
+
+    def _wait_usable(self, own: Link, news: Socket) -> None:
+        """Waits until no IPv6 address of the interface is tentative any more, told by the kernel, not by the clock."""
+        deadline = Deadline(_DAD_TIMEOUT_S)
+        while True:
+            tentative = False
+            for assigned in address.on_link(self.socket, own, family=stdlib_socket.AF_INET6):
+                if assigned.flags & IFA_F_DADFAILED:
+                    raise CniError(
+                        Code.INTERNAL,
+                        f"link {own.name} has address {assigned.address.ip} in DADFAILED state",
+                        "another host on this network uses the address",
+                    )
+                tentative = tentative or bool(assigned.flags & IFA_F_TENTATIVE)
+            if not tentative:
+                return
+            if news.notifications(AddressMessage, deadline.left_s()) is None:
+                if self.link().operstate == link.OPERSTATE_UP:
+                    raise CniError(
+                        Code.INTERNAL,
+                        f"link {own.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
+                        "IPv6 duplicate address detection did not finish",
+                    )
+                return  # without carrier it cannot finish; that is no failure (reference since 1.9.0)
+
+
+def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
+    """Checks that the addresses and routes of `prev_result` are on the interface; raises CniError(999), KernelError.
+
+    Of a default route it is only asked that there be one: later plugins may move it. A route of another interface
+    of the sandbox cannot be told from ours and counts when it is anywhere.
+    """
+    present = {assigned.address for assigned in address.on_link(sandbox.socket, own)}
+    for ip in _own(prev_result, sandbox.ifname, strict=False):
+        if ip.address not in present:
+            raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
+    installed: dict[type, list[Installed]] = {}
+    for item in prev_result.routes:
+        family = type(item.dst)
+        if family not in installed:
+            ipv4 = family is IPv4Interface
+            number = stdlib_socket.AF_INET if ipv4 else stdlib_socket.AF_INET6
+            installed[family] = route.unicast(sandbox.socket, number)
+        if not any(_serves(found, item) for found in installed[family]):
+            raise _lost(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
+
+
+def _serves(found: Installed, wanted: Route) -> bool:
+    network = wanted.dst.network
+    return found.dst.network == network and (not network.prefixlen or wanted.gw in (None, found.gw))
+
+
+def _lost(what: str, sandbox: Sandbox) -> CniError:
+    return CniError(Code.INTERNAL, f"Expected {what}", f"in {sandbox.path}; remove the container and create it again")
+
+
+def _own(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
+    """Returns the addresses meant for the interface; `strict` refuses an index that points elsewhere (reference)."""
+    own = []
+    for ip in result.ips:
+        if ip.interface is None:
+            if not strict:
+                own.append(ip)
+            continue
+        known = 0 <= ip.interface < len(result.interfaces)
+        if known and result.interfaces[ip.interface].name == ifname:
+            own.append(ip)
+        elif strict:
+            raise CniError(Code.INTERNAL, f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index')
+    return own
+
+
+def _gateway(ips: list[IPConfig], item: Route) -> Address | None:
+    """Returns the first gateway of the route's address family."""
+    family = type(item.dst)
+    return next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, family)), None)
+
+
+def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
+    """Sets what must be set before addresses come; runs inside the sandbox.
+
+    IPv6 settings are attempted also for an IPv4 attachment, because of the link-local address the interface gets.
+    """
+    conf = f"ipv6/conf/{ifname}/"
+    if dad:
+        sysctl.attempt(conf + "enhanced_dad", "1")
+    sysctl.attempt(conf + "accept_dad", "1" if dad else "0")
+    if not ipv6:
+        return
+    try:
+        for name in ("lo", ifname):
+            sysctl.ensure(f"ipv6/conf/{name}/disable_ipv6", "0")
+        sysctl.ensure(conf + "keep_addr_on_down", "1")
+    except FileNotFoundError as error:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            f"failed to enable IPv6 on interface {ifname}: {error.filename} is missing",
+            "the kernel runs without IPv6; remove the IPv6 ranges from the configuration",
+        ) from error
+    except OSError as error:
+        raise CniError(
+            Code.INTERNAL, f"failed to enable IPv6 on interface {ifname}: {error.filename}: {error.strerror}"
+        ) from error

@@ -1,0 +1,193 @@
+"""Links: looking them up, making bridges and veth pairs, changing and deleting them.
+
+One rule: functions named after an object return a Request, a value to be sent; the others talk through the socket
+they are given and leave nothing half done.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cni.address import format_mac
+from kernel.codec import Attributes, LinkMessage
+from kernel.netns import Netns
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
+
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
+RTNLGRP_LINK = 1
+IFF_UP, IFF_PROMISC = 0x1, 0x100  # linux/if.h
+OPERSTATE_UP = 6
+OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
+_SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignore it
+
+
+@dataclass(frozen=True)
+class Link:
+    """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's other end."""
+
+    index: int
+    name: str
+    mac: str
+    mtu: int
+    flags: int
+    kind: str
+    master: int
+    lower: int
+    operstate: int
+
+    @property
+    def is_up(self) -> bool:
+        """Tells whether the interface is administratively up."""
+        return bool(self.flags & IFF_UP)
+
+
+def from_message(message: Any) -> Link:
+    """Returns the link in an RTM_NEWLINK message."""
+    get = message.get_attr
+    info = get("IFLA_LINKINFO")
+    return Link(
+        index=message["index"],
+        name=get("IFLA_IFNAME") or "",
+        mac=format_mac(get("IFLA_ADDRESS") or b""),
+        mtu=get("IFLA_MTU") or 0,
+        flags=message["flags"],
+        kind=(info and info.get_attr("IFLA_INFO_KIND")) or "",
+        master=get("IFLA_MASTER") or 0,
+        lower=get("IFLA_LINK") or 0,
+        operstate=get("IFLA_OPERSTATE") or 0,
+    )
+
+
+def by_name(name: str) -> Request:
+    """Asks for the link called `name`; no such link is no error."""
+    attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    return Request(f'look up "{name}"', LinkMessage, RTM_GETLINK, 0, {}, attributes, (errno.ENODEV,))
+
+
+def by_index(index: int) -> Request:
+    """Asks for the link with an ifindex; no such link is no error."""
+    attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    values = {"index": index}
+    return Request(f"look up interface {index}", LinkMessage, RTM_GETLINK, 0, values, attributes, (errno.ENODEV,))
+
+
+def get(socket: Socket, *requests: Request) -> list[Link | None]:
+    """Sends `by_name` and `by_index` requests at once; returns the links, None for those that are not there.
+
+    Raises KernelError.
+    """
+    return [message and from_message(message) for message in socket.get(*requests)]
+
+
+def ports(socket: Socket, bridge: int) -> Iterator[Link]:
+    """Yields the ports of the bridge with ifindex `bridge`; raises KernelError."""
+    attributes: Attributes = [("IFLA_MASTER", bridge), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    request = Request("list the bridge's ports", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
+    for message in socket.dump(request):
+        link = from_message(message)
+        if link.master == bridge:  # kernels before 4.4 do not filter
+            yield link
+
+
+def bridge(name: str, mac: bytes, mtu: int) -> Request:
+    """Makes a bridge, up; an existing link of the name is no error. `mtu` 0 is the kernel's default.
+
+    The address is given so that the bridge keeps it: otherwise it takes the lowest of its ports' addresses.
+    """
+    attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu)]
+    attributes.append(("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", "bridge")]}))
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    values = {"flags": IFF_UP, "change": IFF_UP}
+    return Request(f'create bridge "{name}"', LinkMessage, RTM_NEWLINK, flags, values, attributes, (errno.EEXIST,))
+
+
+@dataclass(frozen=True)
+class VethEnd:
+    """One end of a pair to be: its name and address; the address is set by us so that udev does not change it later."""
+
+    name: str
+    mac: bytes
+
+
+def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns, *, master: int, mtu: int) -> Request:
+    """Makes a veth pair, each end where it belongs: `host` here, up, a port of `master`; `sandbox` in `namespace`.
+
+    Moving an end between namespaces afterwards would cost some 17 ms of RCU waiting. `mtu` 0 is the kernel's default.
+    """
+    peer = [("IFLA_IFNAME", sandbox.name), ("IFLA_ADDRESS", sandbox.mac), *_mtu(mtu)]
+    peer.append(("IFLA_NET_NS_FD", namespace.fileno()))
+    data = {"attrs": [("VETH_INFO_PEER", {"attrs": peer})]}
+    info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
+    attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac), ("IFLA_MASTER", master)]
+    # The queue length is the reference's: no queue on the host's end unless somebody attaches a qdisc with its own.
+    attributes += [*_mtu(mtu), ("IFLA_TXQLEN", 0), ("IFLA_LINKINFO", info)]
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    doing = f'make veth pair "{host.name}" - "{sandbox.name}"'
+    return Request(doing, LinkMessage, RTM_NEWLINK, flags, {"flags": IFF_UP, "change": IFF_UP}, attributes)
+
+
+def settings(
+    link: Link, *, up: bool | None = None, promisc: bool | None = None, mac: bytes = b"", arp_notify: bool = False
+) -> Request:
+    """Changes what is given of a link, in one message: up or down, promiscuity, address, gratuitous ARP."""
+    flags = (IFF_UP if up else 0) | (IFF_PROMISC if promisc else 0)
+    change = (IFF_UP if up is not None else 0) | (IFF_PROMISC if promisc is not None else 0)
+    attributes: Attributes = [("IFLA_ADDRESS", mac)] if mac else []
+    if arp_notify:
+        inet = {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]}
+        attributes.append(("IFLA_AF_SPEC", {"attrs": [("AF_INET", inet)]}))
+    words = ["up" if up else "down"] if up is not None else []
+    words += ["promiscuous" if promisc else "not promiscuous"] if promisc is not None else []
+    words += [f"to address {format_mac(mac)}"] if mac else []
+    doing = f'set "{link.name}" {" and ".join(words)}'
+    values = {"index": link.index, "flags": flags, "change": change}
+    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
+
+
+def port_settings(link: Link, *, hairpin: bool, isolated: bool) -> Request:
+    """Switches on what is asked for of a bridge port; kernels before 4.18 refuse `isolated`: it is not sent unasked."""
+    data: Attributes = [("IFLA_BRPORT_MODE", 1)] if hairpin else []
+    data += [("IFLA_BRPORT_ISOLATED", 1)] if isolated else []
+    info = {"attrs": [("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", {"attrs": data})]}
+    words = " and ".join(["hairpin"] * hairpin + ["isolated"] * isolated)
+    doing = f'set {words} on for "{link.name}"'
+    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": link.index}, [("IFLA_LINKINFO", info)])
+
+
+@dataclass(frozen=True)
+class Port:
+    """The flags of a bridge port that we set."""
+
+    hairpin: bool
+    isolated: bool
+
+
+def port(socket: Socket, link: Link) -> Port:
+    """Returns the flags of a bridge port; raises KernelError."""
+    (message,) = socket.get(by_index(link.index))
+    info = message and message.get_attr("IFLA_LINKINFO")
+    data = info and info.get_attr("IFLA_INFO_SLAVE_DATA")
+    if not data:
+        return Port(hairpin=False, isolated=False)
+    return Port(bool(data.get_attr("IFLA_BRPORT_MODE")), bool(data.get_attr("IFLA_BRPORT_ISOLATED")))
+
+
+def deletion(link: Link) -> Request:
+    """Deletes a link; absent is success."""
+    doing = f'delete "{link.name}"'
+    return Request(doing, LinkMessage, RTM_DELLINK, NLM_F_ACK, {"index": link.index}, [], (errno.ENODEV,))
+
+
+def random_mac() -> bytes:
+    """Returns a random locally administered unicast address."""
+    mac = bytearray(os.urandom(6))
+    mac[0] = mac[0] & 0xFE | 0x02
+    return bytes(mac)
+
+
+def _mtu(mtu: int) -> Attributes:
+    return [("IFLA_MTU", mtu)] if mtu else []

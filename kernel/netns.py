@@ -1,0 +1,87 @@
+"""Network namespaces: opening the file behind CNI_NETNS, and the one way to be in another namespace for a moment.
+
+One rule: a namespace is entered only with `entered()`, which always comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from _podwire import fs_type, setns
+
+from cni.errors import CniError, Code
+from kernel.errors import reason
+
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
+_NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (linux/magic.h)
+
+
+class NetnsMissingError(CniError):
+    """CNI_NETNS names nothing, or a left-over plain file: an error for ADD and CHECK, a namespace gone for DEL."""
+
+
+class Netns:
+    """An open network namespace. A context manager; `path` is CNI_NETNS as given."""
+
+    def __init__(self, path: str) -> None:
+        """Opens `path`; raises NetnsMissingError for what is no namespace (reference's texts), else CniError(8)."""
+        self.path = path
+        doing = f'failed to open netns "{path}"'
+        try:
+            magic = fs_type(path)
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", None) or errno.EINVAL
+            failure = NetnsMissingError if number in (errno.ENOENT, errno.ENOTDIR) else CniError
+            raise failure(
+                Code.INVALID_NETNS,
+                f'{doing}: failed to Statfs "{path}": {reason(number)}',
+                "CNI_NETNS must be the path of a network namespace",
+            ) from error
+        if magic not in _NAMESPACE_FILE_SYSTEMS:
+            raise NetnsMissingError(
+                Code.INVALID_NETNS,
+                f'{doing}: unknown FS magic on "{path}": {magic:x}',
+                "CNI_NETNS must be a network namespace; this is an ordinary file, perhaps left by an unmount",
+            )
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", "") from error
+
+    def __enter__(self) -> Netns:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        """Returns the file descriptor, for IFLA_NET_NS_FD."""
+        return self._descriptor
+
+
+@contextmanager
+def entered(namespace: Netns) -> Iterator[None]:
+    """Runs a block inside `namespace`: what it opens (sockets, /proc/sys/net) belongs there.
+
+    Raises CniError(8) when it cannot be entered.
+    """
+    home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            setns(namespace.fileno(), _CLONE_NEWNET)
+        except OSError as error:
+            raise CniError(
+                Code.INVALID_NETNS, f'cannot enter netns "{namespace.path}": {reason(error.errno or 0)}'
+            ) from error
+        try:
+            yield
+        finally:
+            setns(home, _CLONE_NEWNET)
+    finally:
+        os.close(home)

@@ -1,0 +1,84 @@
+"""Routes: listing and adding.
+
+One rule: functions named after an object return a Request; only `unicast` talks.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+
+from cni.address import Address, Interface
+from cni.result import Route
+from kernel.codec import Attributes, RouteMessage
+from kernel.link import Link
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
+
+RTM_NEWROUTE, RTM_GETROUTE = 24, 26
+# linux/rtnetlink.h
+_RT_TABLE_MAIN, _RTPROT_BOOT, _RTN_UNICAST = 254, 3, 1
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One unicast route as it stands: destination, gateway or None, table."""
+
+    dst: Interface
+    gw: Address | None
+    table: int
+
+
+def unicast(socket: Socket, family: int) -> list[Installed]:
+    """Returns the unicast routes of one family (AF_INET, AF_INET6), of every table; raises KernelError."""
+    values = {"family": family, "type": _RTN_UNICAST}
+    request = Request("list the routes", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
+    found = []
+    for message in socket.dump(request):
+        if message["type"] == _RTN_UNICAST:
+            gateway = message.get_attr("RTA_GATEWAY")
+            table = message.get_attr("RTA_TABLE") or message["table"]
+            found.append(Installed(_destination(message), _address(gateway) if gateway else None, table))
+    return found
+
+
+def addition(link: Link, route: Route, gateway: Address | None) -> Request:
+    """Adds `route` over `link` via `gateway`, its own or its family's; one destination may have several routes.
+
+    Values as the reference sets them: protocol boot, scope universe unless given; mtu and advmss are honoured too.
+    """
+    scope, table = route.scope or 0, route.table or _RT_TABLE_MAIN
+    doing = (
+        f"add route '{route.dst.network}{f' via {gateway}' if gateway else ''} dev {link.name} "
+        f"metric {route.priority} (Scope: {scope}, Table: {table})'"
+    )
+    values = {
+        "family": stdlib_socket.AF_INET if isinstance(route.dst, IPv4Interface) else stdlib_socket.AF_INET6,
+        "dst_len": route.dst.network.prefixlen,
+        "table": table if table < 256 else 0,
+        "proto": _RTPROT_BOOT,
+        "scope": scope,
+        "type": _RTN_UNICAST,
+    }
+    attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", table)]
+    if route.dst.network.prefixlen:
+        attributes.append(("RTA_DST", route.dst.network.network_address.packed))
+    if gateway:
+        attributes.append(("RTA_GATEWAY", gateway.packed))
+    if route.priority:
+        attributes.append(("RTA_PRIORITY", route.priority))
+    metrics = [(name, value) for name, value in (("RTAX_MTU", route.mtu), ("RTAX_ADVMSS", route.advmss)) if value]
+    if metrics:
+        attributes.append(("RTA_METRICS", {"attrs": metrics}))
+    return Request(doing, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes)
+
+
+def _address(packed: bytes) -> Address:
+    return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+
+
+def _destination(message: RouteMessage) -> Interface:
+    packed = message.get_attr("RTA_DST")
+    if message["family"] == stdlib_socket.AF_INET:
+        return IPv4Interface((packed or bytes(4), message["dst_len"]))
+    return IPv6Interface((packed or bytes(16), message["dst_len"]))

@@ -1,0 +1,210 @@
+"""The netlink conversation: a plain blocking socket, several requests in one send, errors with the request's name.
+
+One rule: one socket per namespace, opened once and passed on. pyroute2's IPRoute does this on a private asyncio loop
+at half a millisecond a message, which is why it is not used.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from kernel.codec import Attributes, decode, encode
+from kernel.errors import KernelError
+
+# linux/netlink.h
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x100, 0x200
+NLM_F_EXCL, NLM_F_CREATE = 0x200, 0x400
+NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
+_NLM_F_MULTI, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x100, 0x200
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_SOL_NETLINK = 270
+_ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
+_ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
+
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_RECEIVE_BYTES = 1 << 17
+
+
+@dataclass(frozen=True)
+class Request:
+    """One netlink request as a value: built, compared in a test, sent once.
+
+    `doing` names it in errors, `flags` are NLM_F_* beyond REQUEST, `values` the fixed struct, `ignore` the errnos that
+    mean it was already so.
+    """
+
+    doing: str
+    kind: type[Any]
+    type: int
+    flags: int = NLM_F_ACK
+    values: dict[str, int] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=list)
+    ignore: tuple[int, ...] = ()
+
+    def encoded(self, sequence: int) -> bytes:
+        """Returns the message's bytes."""
+        return encode(self.kind, (self.type, self.flags | NLM_F_REQUEST, sequence), self.values, self.attributes)
+
+
+@dataclass
+class _Answer:
+    messages: list[Any]
+    error: KernelError | None = None
+    complete: bool = False
+
+
+class Socket:
+    """A NETLINK_ROUTE socket in the namespace that was current when it was made. A context manager."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._sequence = 0
+        for option in (_CAP_ACK, _EXT_ACK, _GET_STRICT_CHK):
+            try:
+                self._socket.setsockopt(_SOL_NETLINK, option, 1)
+            except OSError:  # kernels before 4.3, 4.12, 4.20: longer answers, less told, unfiltered dumps
+                continue
+
+    def __enter__(self) -> Socket:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the socket; it holds its namespace until then."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Returns the file descriptor, for poll."""
+        return self._socket.fileno()
+
+    def subscribe(self, group: int) -> None:
+        """Joins a multicast group (RTNLGRP_*, linux/rtnetlink.h); use a socket of its own for it."""
+        self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+
+    def change(self, *requests: Request) -> None:
+        """Sends requests that change something, in one send and in order; each is tried whatever became of others.
+
+        Raises KernelError for the first refused one whose errno it does not ignore.
+        """
+        for request, answer in zip(requests, self._talk(requests), strict=True):
+            if answer.error and answer.error.errno not in request.ignore:
+                raise answer.error
+
+    def get(self, *requests: Request) -> list[Any]:
+        """Sends requests for one object each, in one send; returns the messages, None where errno is ignored.
+
+        Raises KernelError.
+        """
+        found: list[Any] = []
+        for request, answer in zip(requests, self._talk(requests), strict=True):
+            if answer.error and answer.error.errno not in request.ignore:
+                raise answer.error
+            found.append(answer.messages[0] if answer.messages else None)
+        return found
+
+    def dump(self, request: Request) -> list[Any]:
+        """Sends one dump request and returns all messages; raises KernelError."""
+        (answer,) = self._talk([request])
+        if answer.error and answer.error.errno not in request.ignore:
+            raise answer.error
+        return answer.messages
+
+    def notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
+        """Waits for news of the subscribed groups; returns (type, message) pairs, None when time ran out.
+
+        An empty list means that news were lost (ENOBUFS): look for yourself.
+        """
+        if not wait_readable([self.fileno()], timeout_s):
+            return None
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            return []
+        return [(header[1], decode(kind, body)) for header, body in _messages(data)]
+
+    def _talk(self, requests: Sequence[Request]) -> list[_Answer]:
+        """Sends all requests at once and reads until each has its answer."""
+        first = self._sequence + 1
+        self._sequence += len(requests)
+        data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
+        self._socket.send(data)
+        answers = [_Answer([]) for _ in requests]
+        while not all(answer.complete for answer in answers):
+            for header, body in _messages(self._socket.recv(_RECEIVE_BYTES)):
+                number = header[3] - first
+                if 0 <= number < len(requests):
+                    _take(answers[number], requests[number], header, body)
+        return answers
+
+
+def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
+    """Waits until one of `descriptors` can be read (or has ended) and returns those; empty when time ran out."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
+
+
+class Deadline:
+    """A moment `timeout_s` seconds from now."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Returns the seconds left, 0 when it has passed."""
+        return max(0.0, self._end - time.monotonic())
+
+
+def _messages(data: bytes) -> list[tuple[tuple[int, int, int, int, int], bytes]]:
+    """Splits what one recv returned into (header, whole message)."""
+    found = []
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        header = _HEADER.unpack_from(data, offset)
+        found.append((header, data[offset : offset + header[0]]))
+        offset += max(_HEADER.size, (header[0] + 3) & ~3)
+    return found
+
+
+def _take(answer: _Answer, request: Request, header: tuple[int, int, int, int, int], body: bytes) -> None:
+    kind, flags = header[1], header[2]
+    if kind in (_NLMSG_ERROR, _NLMSG_DONE):
+        (code,) = struct.unpack_from("=i", body, _HEADER.size) if len(body) >= _HEADER.size + 4 else (0,)
+        if code:
+            answer.error = KernelError(request.doing, -code, _explanation(flags, body))
+        answer.complete = True
+        return
+    answer.messages.append(decode(request.kind, body))
+    if not flags & _NLM_F_MULTI and not request.flags & NLM_F_ACK:
+        answer.complete = True
+
+
+def _explanation(flags: int, body: bytes) -> str:
+    """Returns the kernel's own words from an extended acknowledgement (linux/netlink.h, enum nlmsgerr_attrs)."""
+    if not flags & _NLM_F_ACK_TLVS:
+        return ""
+    offset = _HEADER.size + 4 + _HEADER.size
+    if not flags & _NLM_F_CAPPED:  # the whole request is echoed
+        offset += max(0, struct.unpack_from("=I", body, _HEADER.size + 4)[0] - _HEADER.size)
+    while offset + _ATTRIBUTE.size <= len(body):
+        length, kind = _ATTRIBUTE.unpack_from(body, offset)
+        if kind == _ATTR_MSG:
+            return body[offset + 4 : offset + length].rstrip(b"\0").decode("utf-8", "replace")
+        offset += max(4, (length + 3) & ~3)
+    return ""

@@ -1,0 +1,33 @@
+"""Kernel parameters under /proc/sys/net of the namespace that is current.
+
+One rule: a value that is already right is not written, so that a read-only /proc/sys is no obstacle.
+"""
+
+from __future__ import annotations
+
+_ROOT = "/proc/sys/net/"
+
+
+def get(name: str) -> str:
+    """Returns the value of `name` ("ipv4/ip_forward"); raises OSError."""
+    with open(_ROOT + name, "rb", buffering=0) as file:
+        return (file.read(256) or b"").decode("ascii", "replace").strip()
+
+
+def ensure(name: str, value: str) -> None:
+    """Makes `name` be `value`; raises OSError."""
+    if get(name) != value:
+        _put(name, value)
+
+
+def attempt(name: str, value: str) -> None:
+    """Sets `name` where the kernel has it and lets us; without IPv6, say, it is done without."""
+    try:
+        _put(name, value)
+    except OSError:
+        return
+
+
+def _put(name: str, value: str) -> None:
+    with open(_ROOT + name, "wb", buffering=0) as file:
+        file.write(value.encode())

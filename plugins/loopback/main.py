@@ -1,0 +1,96 @@
+"""The verbs of loopback: `lo` up in the sandbox, and down again.
+
+One rule: CNI_IFNAME, CNI_ARGS and keys of its own do not matter here; the interface is always `lo`.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Interface, IPv6Interface
+
+from cni.address import Interface as Cidr
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.result import Interface, IPConfig, Result
+from cni.skel import Plugin
+from kernel import address, link, netns, rtnl
+from kernel.address import Assigned
+from kernel.link import Link
+
+_NAME = "lo"
+
+
+def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
+    """Brings `lo` up; the kernel gives it its addresses by itself.
+
+    Returns prevResult unchanged if there is one, else the interface with its first address of each family. An
+    address that is no loopback address means that somebody uses `lo` for something else, and is refused.
+    """
+    prev_result = conf.prev_result()
+    with netns.Netns(args.netns) as sandbox, _socket_in(sandbox) as socket:
+        lo = _lo(socket)
+        addresses = address.on_link(socket, lo) if lo.is_up else []
+        _refuse_foreign(addresses)
+        if not lo.is_up:
+            socket.change(link.settings(lo, up=True))
+            addresses = address.on_link(socket, lo)
+            try:
+                _refuse_foreign(addresses)
+            except CniError:
+                socket.change(link.settings(lo, up=False))
+                raise
+    return prev_result or _result(args.netns, addresses, lo, with_mtu=conf.version == "1.1.0")
+
+
+def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+    """Checks that `lo` is up; prevResult is not needed."""
+    with netns.Netns(args.netns) as sandbox, _socket_in(sandbox) as socket:
+        if not _lo(socket).is_up:
+            raise CniError(Code.INTERNAL, "loopback interface is down", f"in {args.netns}")
+
+
+def cmd_del(args: CmdArgs, conf: NetConf) -> None:
+    """Sets `lo` down; a namespace that is gone is success."""
+    if not args.netns:
+        return
+    try:
+        sandbox = netns.Netns(args.netns)
+    except netns.NetnsMissingError:
+        return
+    with sandbox, _socket_in(sandbox) as socket:
+        socket.change(link.settings(_lo(socket), up=False))
+
+
+PLUGIN = Plugin("loopback", cmd_add=cmd_add, cmd_check=cmd_check, cmd_del=cmd_del)
+
+
+def _socket_in(sandbox: netns.Netns) -> rtnl.Socket:
+    with netns.entered(sandbox):
+        return rtnl.Socket()
+
+
+def _lo(socket: rtnl.Socket) -> Link:
+    (found,) = link.get(socket, link.by_name(_NAME))
+    if found is None:
+        raise CniError(Code.INTERNAL, f'failed to lookup "{_NAME}": Link not found')
+    return found
+
+
+def _refuse_foreign(addresses: list[Assigned]) -> None:
+    for assigned in addresses:
+        if not assigned.address.ip.is_loopback:
+            raise CniError(
+                Code.INTERNAL,
+                f'loopback interface found with non-loopback address "{assigned.address}"',
+                f'remove it from "{_NAME}" in the sandbox',
+            )
+
+
+def _result(sandbox: str, addresses: list[Assigned], lo: Link, *, with_mtu: bool) -> Result:
+    v4 = [item.address for item in addresses if isinstance(item.address, IPv4Interface)]
+    v6 = [item.address for item in addresses if isinstance(item.address, IPv6Interface)]
+    firsts: tuple[Cidr, ...] = (*v4[:1], *v6[:1])
+    return Result(
+        interfaces=(Interface(_NAME, mac=lo.mac, mtu=lo.mtu if with_mtu else 0, sandbox=sandbox),),
+        ips=tuple(IPConfig(item, interface=0) for item in firsts),
+    )
