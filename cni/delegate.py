@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import stat
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -137,8 +138,9 @@ def _spawn(program: str, env: dict[str, str], stdin: int) -> tuple[bytes, int]:
                 chunks.append(chunk)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         except skel.Terminated:
-            os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
-            os.waitpid(pid, 0)
+            with suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
+                os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
+                os.waitpid(pid, 0)
             raise
     finally:
         os.close(readable)

@@ -83,7 +83,7 @@ def run(
         failure = as_cni_error(error)
         try:
             _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
-        except OSError:  # nobody reads stdout: the exit status and stderr must tell
+        except (OSError, ValueError):  # nobody reads stdout: the exit status and stderr must tell
             print(f"podwire: {failure}", file=sys.stderr)
         return 1
     return 0

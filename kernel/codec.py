@@ -57,7 +57,7 @@ _LINK_FIELDS = (
 class _Ipv4Conf(nla):  # type: ignore[misc]
     """IFLA_INET_CONF: per-interface IPv4 settings by their IPV4_DEVCONF_* number (linux/ip.h)."""
 
-    nla_map = ((1, "IPV4_DEVCONF_FORWARDING", "uint32"), (19, "IPV4_DEVCONF_ARP_NOTIFY", "uint32"))
+    nla_map = ((1, "IPV4_DEVCONF_FORWARDING", "uint32"), (22, "IPV4_DEVCONF_ARP_NOTIFY", "uint32"))
 
 
 class _AfInet(nla):  # type: ignore[misc]

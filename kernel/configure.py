@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from ipaddress import IPv4Interface, IPv6Interface
 from types import TracebackType
 
-from cni.address import Address
+from cni.address import Address, parse_mac
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from kernel import address, link, route, sysctl
@@ -62,12 +62,11 @@ class Sandbox:
             raise CniError(Code.INTERNAL, f'failed to lookup "{self.ifname}": Link not found', f"in {self.path}")
         return found
 
-    def configure(self, result: Result, *, dad: bool) -> Link:
-        """Gives the interface the addresses and routes of `result`, sets it up, and waits until they can be used.
+    def configure(self, own: Link, result: Result, *, dad: bool) -> None:
+        """Gives the interface `own` the addresses and routes of `result`, sets it up, waits until they can be used.
 
         `dad` runs IPv6 duplicate address detection. Addresses without an interface index are somebody else's.
-        Returns the interface as it was before. Raises CniError for a wrong index and for a duplicate address,
-        KernelError.
+        Raises CniError for a wrong index and for a duplicate address, KernelError.
         """
         ips = _own(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
@@ -77,7 +76,6 @@ class Sandbox:
                 if ipv6:
                     news = listening.enter_context(Socket())
                     news.subscribe(address.RTNLGRP_IPV6_IFADDR)
-            own = self.link()
             self.socket.change(
                 link.settings(own, arp_notify=True),
                 *(address.addition(own, ip.address) for ip in ips),
@@ -86,7 +84,15 @@ class Sandbox:
             )
             if ipv6:
                 self._wait_usable(own, news)
-        return own
+
+    def announce(self, own: Link) -> None:
+        """Has the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.
+
+        Who knew another owner of an address (a pod that is gone) keeps its dead MAC for up to a minute otherwise: the
+        announcement that the kernel made when the interface came up is lost where the other end did not forward yet,
+        as with the reference. Writing the interface's own MAC back is the event that repeats it. Raises KernelError.
+        """
+        self.socket.change(link.settings(own, mac=parse_mac(own.mac)))
 
     def _wait_usable(self, own: Link, news: Socket) -> None:
         """Waits until no IPv6 address of the interface is tentative any more, told by the kernel, not by the clock."""
@@ -180,6 +186,7 @@ def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
         for name in ("lo", ifname):
             sysctl.ensure(f"ipv6/conf/{name}/disable_ipv6", "0")
         sysctl.ensure(conf + "keep_addr_on_down", "1")
+        sysctl.attempt(conf + "ndisc_notify", "1")  # what arp_notify is to IPv4: announce() needs it
     except FileNotFoundError as error:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,

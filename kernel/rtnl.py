@@ -92,6 +92,7 @@ class Socket:
 
     def subscribe(self, group: int) -> None:
         """Joins a multicast group (RTNLGRP_*, linux/rtnetlink.h); use a socket of its own for it."""
+        self._socket.bind((0, 0))  # an unbound socket has the kernel's own port number, and the kernel skips itself
         self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
 
     def change(self, *requests: Request) -> None:

@@ -15,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include "alloc.h"
+#include "pages.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -25,8 +26,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define PAGE 4096ul
-#define PAGES (HEAP_SIZE / PAGE)
 #define OWN_MAPPING (256ul << 10)
 #define TOO_MUCH (1ul << 46)
 
@@ -35,24 +34,9 @@
 #define SMALL_MAX 2048ul
 static const unsigned short wide_slots[] = {576, 672, 816, 1024, 1360, 2048};
 
-/* page_kind: PAGE_FREE, a slot class (1 and up), or the first page of a run. */
-enum { PAGE_FREE = 0, RUN_USED = 254, RUN_FREE = 255 };
-
-/* A section name of its own puts the array behind all other data: only its used part goes into the file. */
-char heap[HEAP_SIZE] __attribute__((aligned(4096), section(".bss.heap")));
-size_t heap_pages_used;
-
-static unsigned char page_kind[PAGES];
-static uint32_t run_length[PAGES]; /* pages, at the first page of a run and at the last page of a free one */
-static int sealed;
-
 typedef struct slot {
     struct slot *next;
 } Slot;
-
-typedef struct run {
-    struct run *next, *previous;
-} Run;
 
 /* Lies directly before the caller's bytes of a mapping of its own. */
 typedef struct {
@@ -61,7 +45,6 @@ typedef struct {
 } Mapping;
 
 static Slot *free_slots[STEPS + 1 + sizeof wide_slots / sizeof *wide_slots];
-static Run free_runs = {&free_runs, &free_runs};
 
 /* Few programs here have threads, so a lock that yields is enough; fork() must not copy it held (launch.c). */
 static int locked;
@@ -77,35 +60,13 @@ void heap_unlock(void)
     __atomic_store_n(&locked, 0, __ATOMIC_RELEASE);
 }
 
-static _Noreturn void broken(const char *what)
+_Noreturn void heap_broken(const char *what)
 {
     ssize_t ignored = write(2, what, strlen(what));
 
     (void)ignored;
     abort();
 }
-
-static int in_heap(const void *p)
-{
-    return (const char *)p >= heap && (const char *)p < heap + HEAP_SIZE;
-}
-
-static size_t page_of(const void *p)
-{
-    return (size_t)((const char *)p - heap) / PAGE;
-}
-
-static void *page_address(size_t page)
-{
-    return heap + page * PAGE;
-}
-
-static size_t pages_for(size_t n)
-{
-    return (n + PAGE - 1) / PAGE;
-}
-
-/* ---- slots ---- */
 
 static unsigned slot_class(size_t n)
 {
@@ -123,105 +84,7 @@ static size_t slot_size(unsigned class)
     return class <= STEPS ? class * 16ul : wide_slots[class - STEPS - 1];
 }
 
-/* ---- runs of pages ---- */
-
-static void run_unlink(size_t first)
-{
-    Run *run = page_address(first);
-
-    run->previous->next = run->next;
-    run->next->previous = run->previous;
-    if (!sealed)
-        memset(run, 0, sizeof *run);
-}
-
-static void run_mark_free(size_t first, size_t pages)
-{
-    Run *run = page_address(first);
-
-    page_kind[first] = page_kind[first + pages - 1] = RUN_FREE;
-    run_length[first] = run_length[first + pages - 1] = (uint32_t)pages;
-    run->next = free_runs.next;
-    run->previous = &free_runs;
-    run->next->previous = run->previous->next = run;
-}
-
-static void run_release(size_t first, size_t pages)
-{
-    size_t after = first + pages;
-
-    page_kind[first] = PAGE_FREE;
-    if (after < heap_pages_used && page_kind[after] == RUN_FREE) {
-        pages += run_length[after];
-        run_unlink(after);
-        page_kind[after] = PAGE_FREE;
-    }
-    if (first > 0 && page_kind[first - 1] == RUN_FREE) {
-        size_t before = run_length[first - 1];
-
-        page_kind[first - 1] = PAGE_FREE;
-        first -= before;
-        pages += before;
-        run_unlink(first);
-    }
-    run_mark_free(first, pages);
-}
-
-/* Takes `pages` pages from the front of the free run at `first`. */
-static void run_take(size_t first, size_t pages)
-{
-    size_t length = run_length[first];
-
-    run_unlink(first);
-    page_kind[first] = page_kind[first + length - 1] = PAGE_FREE;
-    if (length > pages)
-        run_mark_free(first + pages, length - pages);
-}
-
-static void *run_allocate(size_t pages, unsigned char kind)
-{
-    size_t first = PAGES;
-
-    for (Run *run = free_runs.next; run != &free_runs; run = run->next)
-        if (run_length[page_of(run)] >= pages) {
-            first = page_of(run);
-            run_take(first, pages);
-            break;
-        }
-    if (first == PAGES) {
-        if (pages > PAGES - heap_pages_used)
-            return NULL;
-        first = heap_pages_used;
-        heap_pages_used += pages;
-    }
-    page_kind[first] = kind;
-    run_length[first] = (uint32_t)pages;
-    return page_address(first);
-}
-
-/* Makes the run at `first` longer or shorter where it stands; false if what follows is in use. */
-static int run_resize(size_t first, size_t pages)
-{
-    size_t old = run_length[first], after = first + old;
-
-    if (pages < old) {
-        run_length[first] = (uint32_t)pages;
-        run_release(first + pages, old - pages);
-        return 1;
-    }
-    if (pages > old) {
-        size_t more = pages - old;
-
-        if (after == heap_pages_used && more <= PAGES - heap_pages_used)
-            heap_pages_used += more;
-        else if (after < heap_pages_used && page_kind[after] == RUN_FREE && run_length[after] >= more)
-            run_take(after, more);
-        else
-            return 0;
-        run_length[first] = (uint32_t)pages;
-    }
-    return 1;
-}
+/* ---- slots and mappings of their own ---- */
 
 static void *slot_allocate(unsigned class)
 {
@@ -243,15 +106,13 @@ static void *slot_allocate(unsigned class)
     return slot;
 }
 
-/* ---- mappings of their own ---- */
-
 static void *mapping_allocate(size_t alignment, size_t n)
 {
     size_t size = pages_for(n + alignment + sizeof(Mapping)) * PAGE;
     char *base, *p;
 
-    if (!sealed)
-        broken("the heap array is too small for the image: raise HEAP_SIZE\n");
+    if (!heap_sealed)
+        heap_broken("the heap array is too small for the image: raise HEAP_SIZE\n");
     base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return NULL;
@@ -285,7 +146,7 @@ static void *allocate(size_t alignment, size_t n)
     heap_lock();
     if (n <= SMALL_MAX)
         p = slot_allocate(slot_class(n));
-    else if (alignment <= PAGE && (n < OWN_MAPPING || !sealed))
+    else if (alignment <= PAGE && (n < OWN_MAPPING || !heap_sealed))
         p = run_allocate(pages_for(n), RUN_USED);
     if (!p)
         p = mapping_allocate(alignment, n);
@@ -312,7 +173,7 @@ size_t malloc_usable_size(void *p)
     if (kind == RUN_USED)
         return run_length[page_of(p)] * PAGE;
     if (kind == PAGE_FREE || kind == RUN_FREE)
-        broken("free() or realloc() of what is not allocated\n");
+        heap_broken("free() or realloc() of what is not allocated\n");
     return slot_size(kind);
 }
 
@@ -330,7 +191,7 @@ void free(void *p)
         errno = saved_errno;
         return;
     }
-    if (!sealed)
+    if (!heap_sealed)
         memset(p, 0, size); /* what was freed must not show in the image */
     heap_lock();
     if (page_kind[page_of(p)] == RUN_USED) {
@@ -364,7 +225,7 @@ static int resize_in_place(void *p, size_t usable, size_t n)
 {
     int fits = n <= usable && (n > usable / 2 || usable <= 64);
 
-    if (in_heap(p) && page_kind[page_of(p)] == RUN_USED && n > SMALL_MAX && (n < OWN_MAPPING || !sealed)) {
+    if (in_heap(p) && page_kind[page_of(p)] == RUN_USED && n > SMALL_MAX && (n < OWN_MAPPING || !heap_sealed)) {
         heap_lock();
         fits = run_resize(page_of(p), pages_for(n));
         heap_unlock();
@@ -384,7 +245,7 @@ void *realloc(void *p, size_t n)
         return NULL;
     }
     usable = malloc_usable_size(p);
-    if (!sealed && n < usable)
+    if (!heap_sealed && n < usable)
         memset((char *)p + n, 0, usable - n);
     if (resize_in_place(p, usable, n))
         return p;
@@ -439,9 +300,10 @@ void *pvalloc(size_t n)
     return memalign(PAGE, pages_for(n) * PAGE);
 }
 
-/* ---- the end of the build ---- */
+/* ---- the build ---- */
 
-void heap_seal(void)
+/* Forgets, and wipes, the links of all free slots. */
+static void forget_free_slots(void)
 {
     for (size_t class = 0; class < sizeof free_slots / sizeof *free_slots; class++)
         while (free_slots[class]) {
@@ -450,11 +312,16 @@ void heap_seal(void)
             free_slots[class] = slot->next;
             slot->next = NULL;
         }
-    while (free_runs.next != &free_runs) {
-        size_t first = page_of(free_runs.next);
+}
 
-        page_kind[first] = page_kind[first + run_length[first] - 1] = PAGE_FREE;
-        run_unlink(first);
-    }
-    sealed = 1;
+void heap_begin_image(void)
+{
+    forget_free_slots();
+    pages_begin_image();
+}
+
+void heap_seal(void)
+{
+    forget_free_slots();
+    pages_seal();
 }

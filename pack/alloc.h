@@ -5,12 +5,17 @@
 #include <stddef.h>
 
 /* Address space, not memory: a process under `ulimit -v` needs this much and some 30 MiB for the file. */
+#define HEAP_PAGE 4096ul
 #ifndef HEAP_SIZE
 #define HEAP_SIZE (64ul << 20)
 #endif
 
 extern char heap[HEAP_SIZE];
 extern size_t heap_pages_used;
+
+/* What libc allocates before main() is its own, and new in every process: the image begins behind these pages. */
+#define HEAP_LIBC_PAGES 16
+void heap_begin_image(void);
 
 /* Ends the build: wipes and forgets all free blocks. From here on large blocks may be mappings of their own. */
 void heap_seal(void);

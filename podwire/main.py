@@ -6,18 +6,21 @@ is one line in PLUGINS: a table in code, which the type checker and both packers
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from types import FrameType
+from typing import BinaryIO, TextIO
 
 from cni import skel
 from cni.skel import Plugin
+from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from plugins.bridge.main import PLUGIN as BRIDGE
 from plugins.loopback.main import PLUGIN as LOOPBACK
 from podwire import __version__
 
-PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (BRIDGE, LOOPBACK,)}
+PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK)}
 
 _USAGE = f"""\
 podwire {__version__}: CNI network plugins in one file
@@ -42,8 +45,8 @@ def entry() -> int:
     return skel.run(
         plugin,
         os.environ,
-        sys.stdin.buffer,
-        sys.stdout.buffer,
+        _binary(sys.stdin),
+        _binary(sys.stdout),
         about=f"CNI {name} plugin podwire {__version__}",
         delegates=PLUGINS,
     )
@@ -52,6 +55,15 @@ def entry() -> int:
 def console() -> None:
     """Runs `entry` as the program of an ordinary Python installation."""
     sys.exit(entry())
+
+
+def _binary(stream: TextIO | None) -> BinaryIO:
+    """Returns the bytes of a standard stream; one that fails at every use when our caller has closed it."""
+    if stream is not None:
+        return stream.buffer
+    closed = io.BytesIO()
+    closed.close()
+    return closed
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

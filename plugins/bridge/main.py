@@ -43,8 +43,8 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     bridge_conf.refuse_addressless_version(own, conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         bridge = switch.ensure(host, own, undo)
-        outside = port.attach(host, namespace, args.ifname, bridge, own, undo)
-        bridge = switch.settled(host, bridge)
+        outside, joined = port.attach(host, namespace, args.ifname, bridge, own, undo)
+        bridge = switch.settled(host, bridge, joined)
         addresses = Result()
         if own.ipam_type:
             addresses = _with_gateways(delegate.add(own.ipam_type, args, conf, undo), own)
@@ -54,11 +54,13 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             if own.is_gateway:
                 switch.add_gateways(host, bridge, own, result)
             if own.ipam_type:
-                sandbox.configure(result, dad=own.dad)
+                sandbox.configure(inside, result, dad=own.dad)
             elif not own.container_interface_down:
                 sandbox.socket.change(link.settings(inside, up=True))
-        if not own.container_interface_down:
-            port.wait_forwarding(host, outside)
+            if not own.container_interface_down:
+                port.wait_forwarding(host, outside)
+            if own.ipam_type:
+                sandbox.announce(inside)
         return replace(result, dns=own.dns or result.dns)
 
 

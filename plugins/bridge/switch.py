@@ -44,21 +44,18 @@ def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     return found
 
 
-def settled(host: Socket, bridge: Link) -> Link:
-    """Returns the bridge as it is after a port joined, with the address it had before.
+def settled(host: Socket, before: Link, after: Link) -> Link:
+    """Returns the bridge as it is `after` a port joined, with the address it had `before`.
 
     A bridge that was made without an address of its own takes the lowest of its ports', and its neighbours lose it
     with every attachment; writing the address back makes it stay. An empty one may have none to write back.
-    Raises CniError(11) when the bridge is gone, KernelError.
+    Raises KernelError.
     """
-    (found,) = link.get(host, link.by_index(bridge.index))
-    if found is None:
-        raise CniError(Code.TRY_AGAIN_LATER, f'bridge "{bridge.name}" vanished', "something else deleted it")
-    if found.mac == bridge.mac:
-        return found
-    mac = bridge.mac if bridge.mac.strip("0:") else found.mac
-    host.change(link.settings(found, mac=parse_mac(mac)))
-    return replace(found, mac=mac)
+    if after.mac == before.mac:
+        return after
+    mac = before.mac if before.mac.strip("0:") else after.mac
+    host.change(link.settings(after, mac=parse_mac(mac)))
+    return replace(after, mac=mac)
 
 
 def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:

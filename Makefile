@@ -1,0 +1,90 @@
+# Everything there is to do with this repository; `make` lists it. Written for Debian 12.
+#
+# One rule: a target works on a clean machine and is quick the second time.
+
+PYTHON := /usr/bin/python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+# image: one static executable with a start-up image. pyinstaller: the portable variant, slower to start.
+PACKER ?= image
+
+BUILD_PACKAGES := gcc binutils libc6-dev libpython3.11-dev libexpat1-dev zlib1g-dev python3-venv python3-dev
+TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux
+
+SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
+SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
+
+.DELETE_ON_ERROR:
+.PHONY: help venv binaries check test demo bench image-tests reproducible clean needs-build needs-test
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+	    printf 'make %-14s %s\n' "$$name" "$$what"; done
+
+venv: $(VENV)/.made ## .venv with this project and its tools, made from Debian's Python
+
+$(VENV)/.made: pyproject.toml kernel/_podwire.c | needs-build
+	@echo "venv: installing the project and its tools into $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+ifeq ($(PACKER),pyinstaller)
+binaries: dist/pyinstaller/bin/podwire ## the executables: dist/bin, or with PACKER=pyinstaller dist/pyinstaller/bin
+else
+binaries: dist/bin/podwire
+endif
+
+dist/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
+	@PYTHONHASHSEED=0 $(PY) -m pack.build
+
+dist/pyinstaller/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
+	@echo "PyInstaller: packing (a minute)"
+	@$(PY) -m pack.portable
+
+check: venv ## linters, types, import rules, unit tests: no root, no network
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --strict -p pack
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest tests/unit
+
+test: needs-test binaries check ## every test (as root: against the real kernel)
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests
+
+demo: binaries needs-test ## a short tour of what the plugins do (root)
+	$(PY) -m tests.demo
+
+bench: binaries needs-test ## measure against the reference plugins (root)
+	$(PY) -m bench.run
+
+image-tests: venv ## CPython's own tests, run inside a start-up image
+	@$(call need,libpython3.11-testsuite)
+	PYTHONHASHSEED=0 $(PY) -m pack.image_tests
+
+reproducible: venv ## build twice, in two directories, and compare
+	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
+
+clean: ## remove what was built (and not .venv)
+	rm -rf build dist
+
+# $(call need,PACKAGES): installs what is missing, if we may.
+define need
+missing=; for package in $(1); do \
+    [ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing="$$missing $$package"; \
+done; \
+if [ -n "$$missing" ]; then \
+    if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+        echo "Missing Debian packages. As root: apt-get install$$missing" >&2; exit 1; \
+    fi; \
+    echo "installing$$missing"; \
+    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$missing >/dev/null; \
+fi
+endef
+
+needs-build:
+	@$(call need,$(BUILD_PACKAGES))
+
+needs-test:
+	@$(call need,$(TEST_PACKAGES))

@@ -1,0 +1,182 @@
+"""What is measured, and in which order.
+
+One rule: the two implementations take turns, the first one alternating, so that whatever else the machine does
+disturbs both alike; and nothing is measured while a process of the turn before is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from bench.figures import Row, figures
+from bench.process import Run, batch_ms, peak_kib, settle
+from bench.subject import Config, Subject
+from tests.support import namespaces
+from tests.support.namespaces import Namespace
+
+WANTED = {"VERSION": 1.0, "ADD": 0.8, "DEL": 0.95}  # ratio of medians
+
+_WARM_UP = 2  # turns that are not counted: files are read into memory, code paths of the kernel are hot
+_LOOPBACK: Config = {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}
+_FEW, _MANY = 10, 10_000  # addresses taken
+_BATCH = 16  # pods of one measurement of throughput
+_PARALLEL = 8  # as many pods at once as a node starts or stops in a hurry
+_MEMORY_RUNS = 3
+
+Subjects = tuple[Subject, Subject]  # ours, the reference
+Samples = dict[str, Run]
+Network = Callable[[Subject], Config]
+
+
+def version(subjects: Subjects, rounds: int) -> list[Row]:
+    """Measures VERSION: what starting a plugin costs."""
+    return _rows(subjects, rounds, lambda subject: {"VERSION": subject.run("bridge", "VERSION", {})}, WANTED)
+
+
+def loopback(subjects: Subjects, rounds: int, pod: Namespace) -> list[Row]:
+    """Measures loopback's ADD and DEL."""
+
+    def act(subject: Subject) -> Samples:
+        taken = {command: subject.run("loopback", command, _LOOPBACK, pod) for command in ("ADD", "DEL")}
+        return _named("loopback", taken)
+
+    return _rows(subjects, rounds, act)
+
+
+@contextlib.contextmanager
+def networks(subjects: Subjects, *, dual: bool) -> Iterator[Network]:
+    """Yields the bridge network of each implementation, proven to work and with a resident pod while it is open."""
+    with contextlib.ExitStack() as stack:
+        sandboxes = [
+            (stack.enter_context(namespaces.temporary()), stack.enter_context(namespaces.temporary())) for _ in subjects
+        ]
+        for subject, (resident, _) in zip(subjects, sandboxes, strict=True):
+            stack.enter_context(subject.resident(subject.network(dual=dual), resident))
+        for subject, (resident, pod) in zip(subjects, sandboxes, strict=True):
+            subject.prove(subject.network(dual=dual), pod, resident)
+        yield lambda subject: subject.network(dual=dual)
+
+
+def bridge(subjects: Subjects, rounds: int, name: str, network: Network, pods: Sequence[Namespace]) -> list[Row]:
+    """Measures ADD, CHECK and DEL of bridge with host-local."""
+    turn = itertools.count()
+
+    def act(subject: Subject) -> Samples:
+        return _named(name, subject.cycle("bridge", network(subject), pods[next(turn) // 2 % len(pods)]))
+
+    return _rows(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in WANTED.items()})
+
+
+def throughput(subjects: Subjects, rounds: int, network: Network, pods: Sequence[Namespace]) -> list[Row]:
+    """Measures many DELs, in sequence and in parallel, until every process that one left behind is gone: ms per DEL.
+
+    What a DEL leaves to a child process is hidden from the runtime but not from the machine; here it counts.
+    """
+    taken: dict[tuple[str, str], list[float]] = defaultdict(list)
+    titles = {1: "DEL, one after the other", _PARALLEL: f"DEL, {_PARALLEL} at a time"}
+    for _, subject in _turns(subjects, rounds, warm_up=0):
+        for width, title in titles.items():
+            calls = []
+            for number, pod in enumerate(pods[:_BATCH]):
+                added = subject.run("bridge", "ADD", network(subject), pod, f"pod{number}")
+                full = {**network(subject), "prevResult": added.outcome.result()}
+                calls.append(subject.call("bridge", "DEL", full, pod, f"pod{number}"))
+            taken[title, subject.label].append(batch_ms(calls, width) / len(calls))
+    ours, reference = (subject.label for subject in subjects)
+    return [Row(title, figures(taken[title, ours]), figures(taken[title, reference])) for title in titles.values()]
+
+
+def crowd(subjects: Subjects, rounds: int) -> list[tuple[str, Row, Row]]:
+    """Measures host-local with few and with many addresses taken; each verb's row with few and with many."""
+    rows = {}
+    for reserved in (_FEW, _MANY):
+        for subject in subjects:
+            free = ipaddress.ip_address("10.110.0.2") + reserved
+            given = subject.cycle("host-local", subject.crowd(reserved))["ADD"].outcome.result()
+            found = given["ips"][0]["address"]
+            assert found == f"{free}/16", f"{subject.label} gave {found}, not {free}/16"
+        for row in _rows(subjects, rounds, _crowded(reserved)):
+            rows[row.case] = row
+    return [
+        (f"host-local {command}", rows[_crowd_title(command, _FEW)], rows[_crowd_title(command, _MANY)])
+        for command in ("ADD", "CHECK", "DEL")
+    ]
+
+
+def memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
+    """Measures the peak of resident memory, in KiB: the largest of some runs."""
+    peaks: dict[tuple[str, str], int] = defaultdict(int)
+    for _, subject in _turns(subjects, _MEMORY_RUNS, warm_up=0):
+        config, many = network(subject), subject.crowd(_MANY)
+        for title, call in (
+            ("VERSION", subject.call("bridge", "VERSION", {})),
+            ("bridge, dual stack ADD", subject.call("bridge", "ADD", config, pod)),
+            ("bridge, dual stack DEL", subject.call("bridge", "DEL", config, pod)),
+            (_crowd_title("ADD", _MANY), subject.call("host-local", "ADD", many)),
+            (_crowd_title("DEL", _MANY), subject.call("host-local", "DEL", many)),
+        ):
+            peaks[title, subject.label] = max(peaks[title, subject.label], peak_kib(call))
+    ours, reference = (subject.label for subject in subjects)
+    titles = dict.fromkeys(title for title, _ in peaks)
+    return [Row(title, figures([peaks[title, ours]]), figures([peaks[title, reference]])) for title in titles]
+
+
+def size(subjects: Subjects) -> list[Row]:
+    """Measures the files, in bytes: of one plugin, and of all that a bridge network needs."""
+    rows = []
+    for title, names in (
+        ("bridge", ["bridge"]),
+        ("bridge, host-local, loopback", ["bridge", "host-local", "loopback"]),
+    ):
+        ours, reference = (figures([subject.bytes_of(*names)]) for subject in subjects)
+        rows.append(Row(title, ours, reference))
+    return rows
+
+
+def _turns(subjects: Subjects, rounds: int, *, warm_up: int = _WARM_UP) -> Iterator[tuple[bool, Subject]]:
+    """Yields the implementations in turn, and whether the turn counts; waits for quiet after each."""
+    for number in range(-warm_up, rounds):
+        for subject in subjects if number % 2 == 0 else subjects[::-1]:
+            yield number >= 0, subject
+            settle()
+
+
+def _rows(
+    subjects: Subjects, rounds: int, act: Callable[[Subject], Samples], wanted: dict[str, float] | None = None
+) -> list[Row]:
+    """Lets both implementations act in turn and returns a row for each thing they did."""
+    taken: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for counts, subject in _turns(subjects, rounds):
+        for case, run in act(subject).items():
+            if counts:
+                taken[case, subject.label].append(run)
+    rows = []
+    for case in dict.fromkeys(case for case, _ in taken):
+        ours, reference = (
+            figures([run.ms for run in runs], [run.faults for run in runs])
+            for runs in (taken[case, subject.label] for subject in subjects)
+        )
+        rows.append(Row(case, ours, reference, (wanted or {}).get(case)))
+    return rows
+
+
+def _crowded(reserved: int) -> Callable[[Subject], Samples]:
+    def act(subject: Subject) -> Samples:
+        return {
+            _crowd_title(command, reserved): run
+            for command, run in subject.cycle("host-local", subject.crowd(reserved)).items()
+        }
+
+    return act
+
+
+def _crowd_title(command: str, reserved: int) -> str:
+    return f"host-local {command}, {reserved:,} taken"
+
+
+def _named(name: str, taken: Samples) -> Samples:
+    return {f"{name} {command}": run for command, run in taken.items()}

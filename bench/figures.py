@@ -1,0 +1,115 @@
+"""From samples to figures, and from figures to a table to read or a value to keep.
+
+One rule: pure. A ratio is ours divided by the reference's; below 1 podwire needs less.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Figures(NamedTuple):
+    """A series of measurements in one unit: milliseconds, or KiB of memory, or bytes of a file."""
+
+    median: float
+    least: float
+    runs: int
+    faults: int | None = None  # median of the minor page faults, where they were counted
+
+
+class Row(NamedTuple):
+    """One thing measured with both implementations; `wanted` is the ratio of medians that it should not exceed."""
+
+    case: str
+    ours: Figures
+    reference: Figures
+    wanted: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The ratio of the medians."""
+        return self.ours.median / self.reference.median
+
+    @property
+    def least_ratio(self) -> float:
+        """The ratio of the minima, which other work on the machine disturbs least."""
+        return self.ours.least / self.reference.least
+
+
+def figures(values: Sequence[float], faults: Sequence[int] = ()) -> Figures:
+    """Returns the figures of a series; ValueError when it is empty."""
+    if not values:
+        raise ValueError("nothing was measured")
+    return Figures(
+        median=statistics.median(values),
+        least=min(values),
+        runs=len(values),
+        faults=round(statistics.median(faults)) if faults else None,
+    )
+
+
+def timing_table(rows: Sequence[Row]) -> str:
+    """Returns the table of times: medians, minima, page faults, both ratios, and what is wanted."""
+    head = ("ms", "podwire", "min", "faults", "reference", "min", "faults", "ratio", "of min", "wanted")
+    return table(head, [_timing(row) for row in rows])
+
+
+def growth_table(rows: Sequence[tuple[str, Row, Row]]) -> str:
+    """Returns how many times longer the second row of each takes than the first, for both implementations."""
+    head = ("times longer", "podwire", "reference")
+    return table(
+        head,
+        [
+            (
+                name,
+                f"{large.ours.median / small.ours.median:.2f}",
+                f"{large.reference.median / small.reference.median:.2f}",
+            )
+            for name, small, large in rows
+        ],
+    )
+
+
+def size_table(unit: str, divisor: float, rows: Sequence[Row]) -> str:
+    """Returns a table of sizes, the largest of a series being what counts when there are several."""
+    head = (unit, "podwire", "reference", "ratio")
+    return table(
+        head,
+        [
+            (row.case, f"{row.ours.median / divisor:.1f}", f"{row.reference.median / divisor:.1f}", f"{row.ratio:.2f}")
+            for row in rows
+        ],
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of text as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = [
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        for row in (head, ["-" * width for width in widths], *rows)
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def as_json(row: Row) -> Mapping[str, object]:
+    """Returns a row as what JSON can hold."""
+    return {
+        "case": row.case,
+        "podwire": row.ours._asdict(),
+        "reference": row.reference._asdict(),
+        "ratio": row.ratio,
+        "ratio_of_least": row.least_ratio,
+        "wanted": row.wanted,
+    }
+
+
+def _timing(row: Row) -> tuple[str, ...]:
+    wanted = "" if row.wanted is None else f"{row.wanted:.2f}" + (" !" if row.ratio > row.wanted else "  ")
+    return (row.case, *_side(row.ours), *_side(row.reference), f"{row.ratio:.2f}", f"{row.least_ratio:.2f}", wanted)
+
+
+def _side(side: Figures) -> tuple[str, str, str]:
+    return f"{side.median:.2f}", f"{side.least:.2f}", "" if side.faults is None else str(side.faults)

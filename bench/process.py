@@ -1,0 +1,159 @@
+"""Starting a plugin as a runtime does, and measuring it: time, page faults, memory.
+
+One rule: what is timed is what a runtime waits for, and nothing else: from the start until both output pipes are at
+their end and the process is reaped. Writing stdin and checking the outcome are outside.
+
+Our DEL leaves a child behind that waits for the kernel (kernel/teardown.py). This process adopts such children
+(PR_SET_CHILD_SUBREAPER), so that it can wait until all is quiet before it measures the next thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tests.support.running import Outcome
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PIPE_BYTES = 65536  # what a pipe takes without a reader
+_SETSID = "/usr/bin/setsid"
+
+
+class Invocation(NamedTuple):
+    """One call of a plugin: the file, its environment, its stdin."""
+
+    program: str
+    env: Mapping[str, str]
+    stdin: bytes = b""
+
+
+class Run(NamedTuple):
+    """What one call took: `ms` as a runtime sees it, `faults` minor page faults with those of finished children."""
+
+    outcome: Outcome
+    ms: float
+    faults: int
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent has ended; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
+
+
+def run(call: Invocation) -> Run:
+    """Runs one call to its end; its orphans may still be there."""
+    stdin, stdin_writer = os.pipe()
+    out, out_writer = os.pipe()
+    err, err_writer = os.pipe()
+    try:
+        assert len(call.stdin) <= _PIPE_BYTES, "the configuration must fit into a pipe"
+        os.write(stdin_writer, call.stdin)
+        os.close(stdin_writer)
+        started = time.perf_counter_ns()
+        pid = _spawn(call.program, [call.program], call.env, stdin, out_writer, err_writer)
+        os.close(out_writer)
+        os.close(err_writer)
+        with _killed_on_error(pid):
+            stdout = _read(out)
+            stderr = _read(err)
+            _, status, usage = os.wait4(pid, 0)
+        ended = time.perf_counter_ns()
+    finally:
+        for descriptor in (stdin, out, err):
+            os.close(descriptor)
+    outcome = Outcome(os.waitstatus_to_exitcode(status), stdout, stderr.decode(errors="replace"))
+    return Run(outcome, (ended - started) / 1e6, usage.ru_minflt)
+
+
+def settle() -> None:
+    """Waits until no child and no orphan is left."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def peak_kib(call: Invocation) -> int:
+    """Runs one call and returns its peak of resident memory, in KiB.
+
+    The kernel lets a process inherit the peak of the one that started it, as long as they share memory
+    (posix_spawn) and across exec, so this process's own would be counted. `setsid --fork` is small, starts the plugin
+    as a forked child and ends; the plugin is then ours to reap.
+    """
+    stdin = _input(call)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.waitpid(_spawn(_SETSID, [_SETSID, "--fork", call.program], call.env, stdin, null, null), 0)
+    finally:
+        os.close(stdin)
+        os.close(null)
+    peaks, failures = [], []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            _, status, usage = os.wait4(-1, 0)
+            peaks.append(usage.ru_maxrss)
+            failures += [status] * (status != 0)
+    if failures:
+        raise RuntimeError(f"{call.program} {call.env.get('CNI_COMMAND')} failed while its memory was measured")
+    return int(max(peaks))
+
+
+def batch_ms(calls: Sequence[Invocation], width: int) -> float:
+    """Runs all calls, at most `width` at a time, and returns how long it took until the last orphan was gone too."""
+    log = os.memfd_create("log")
+    running: set[int] = set()
+    waiting = [(call, _input(call)) for call in reversed(calls)]
+    inputs = [stdin for _, stdin in waiting]
+    started = time.perf_counter_ns()
+    try:
+        while True:
+            while waiting and len(running) < width:
+                call, stdin = waiting.pop()
+                running.add(_spawn(call.program, [call.program], call.env, stdin, log, log))
+            pid, status = os.waitpid(-1, 0)
+            if pid in running and status != 0:
+                os.lseek(log, 0, os.SEEK_SET)
+                raise RuntimeError(f"a plugin failed: {os.read(log, _PIPE_BYTES).decode(errors='replace')}")
+            running.discard(pid)
+    except ChildProcessError:
+        return (time.perf_counter_ns() - started) / 1e6
+    finally:
+        for descriptor in (log, *inputs):
+            os.close(descriptor)
+
+
+def _input(call: Invocation) -> int:
+    stdin = os.memfd_create("stdin")
+    os.write(stdin, call.stdin)
+    os.lseek(stdin, 0, os.SEEK_SET)
+    return stdin
+
+
+def _spawn(program: str, argv: list[str], env: Mapping[str, str], stdin: int, stdout: int, stderr: int) -> int:
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((stdin, stdout, stderr))]
+    # Python ignores SIGPIPE, a runtime does not.
+    return os.posix_spawn(program, argv, env, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,))
+
+
+def _read(descriptor: int) -> bytes:
+    chunks = []
+    while chunk := os.read(descriptor, _PIPE_BYTES):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+@contextlib.contextmanager
+def _killed_on_error(pid: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was reaped in the last moment
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise

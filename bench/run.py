@@ -1,0 +1,123 @@
+"""`make bench`: podwire's files and the reference plugins, side by side, in a network of their own.
+
+One rule: no figure without its proof. Both implementations are shown to work before they are timed, and a call that
+fails ends the whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench import cases
+from bench.figures import Row, as_json, growth_table, size_table, timing_table
+from bench.process import adopt_orphans
+from bench.subject import Subject
+from tests.support import binaries, namespaces, private
+
+_ROUNDS, _QUICK_ROUNDS = 100, 15
+_PLUGINS = ("bridge", "host-local", "loopback")
+_PODS = 16
+_QUIET_LOAD = 0.5
+_DISK = Path("/run/bench")
+_DISK_BYTES = 256 << 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs everything and prints it; returns the exit status."""
+    options = _options(argv)
+    directories = (binaries.directory(), binaries.REFERENCE.absolute())
+    absent = [str(path / name) for path in directories for name in _PLUGINS if not (path / name).is_file()]
+    if absent:
+        hint = "`make binaries` builds ours, containernetworking-plugins brings the reference (or REFERENCE=DIRECTORY)"
+        print(f"missing: {', '.join(absent)}\n{hint}", file=sys.stderr)
+        return 2
+    if os.geteuid() != 0:
+        print("bench needs root: it makes network namespaces", file=sys.stderr)
+        return 2
+    try:
+        report = _run(directories, _QUICK_ROUNDS if options.quick else options.rounds)
+    except (RuntimeError, AssertionError) as error:
+        print(f"\nstopped, since a plugin does not work: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"turns of each implementation ({_ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} turns: a first look")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file too")
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    return options
+
+
+def _run(directories: tuple[Path, Path], rounds: int) -> dict[str, object]:
+    """Measures in a network and on a disk of its own, which end with this process."""
+    private.enter()
+    adopt_orphans()
+    # On a disk, as on a node: leases are files, and a memory file system would flatter those who write many.
+    private.mount_disk(_DISK, _DISK_BYTES)
+    gc.disable()
+    ours, reference = directories
+    subjects = (
+        Subject("podwire", 1, ours, _DISK / "podwire"),
+        Subject("reference", 2, reference, _DISK / "reference"),
+    )
+    return _measure(subjects, rounds)
+
+
+def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+    """Runs the cases, prints their tables, and returns all of it for JSON."""
+    about = {
+        "rounds": rounds,
+        "kernel": platform.release(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        **{subject.label: str(subject.bin_dir) for subject in subjects},
+    }
+    print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
+    if os.getloadavg()[0] > _QUIET_LOAD:
+        print("The machine is busy with something else: trust the minima rather than the medians.", flush=True)
+    few, fewer = max(3, rounds // 5), max(2, rounds // 20)
+    with ExitStack() as stack:
+        pods = [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
+        times = cases.version(subjects, rounds) + cases.loopback(subjects, rounds, pods[0])
+        crowds = cases.crowd(subjects, few)
+        with cases.networks(subjects, dual=False) as network:
+            times += cases.bridge(subjects, rounds, "bridge", network, pods)
+            batches = cases.throughput(subjects, fewer, network, pods)
+        with cases.networks(subjects, dual=True) as network:
+            times += cases.bridge(subjects, rounds, "bridge, dual stack", network, pods)
+            memory = cases.memory(subjects, network, pods[0])
+    sizes = cases.size(subjects)
+    _show("A call as the runtime sees it, median and minimum in ms, minor page faults", timing_table(times))
+    _show("DEL until every process it left behind is gone, ms per DEL", timing_table(batches))
+    _show("host-local alone", timing_table([row for _, *pair in crowds for row in pair]))
+    _show("10,000 reservations against 10", growth_table(crowds))
+    _show("Peak of resident memory, the largest process of a call", size_table("MiB", 1024, memory))
+    _show("Files; one file under several names counts once", size_table("MB", 1e6, sizes))
+    groups: dict[str, list[Row]] = {"ms": [*times, *batches], "memory_kib": memory, "size_bytes": sizes}
+    groups["ms"] += [row for _, *pair in crowds for row in pair]
+    return {"about": about, **{name: [as_json(row) for row in rows] for name, rows in groups.items()}}
+
+
+def _show(title: str, text: str) -> None:
+    print(f"\n{title}\n\n{text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""One implementation under measurement: its files, its own bridge network and leases, and the calls made of it.
+
+One rule: both implementations get the same input, but for what keeps them apart (bridge, subnets, lease directory).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.process import Invocation, Run, run, settle
+from tests.support.namespaces import Namespace
+from tests.support.netstate import links
+from tests.support.running import environment
+
+Config = Mapping[str, Any]
+
+_VERSION = "1.0.0"  # the newest that Debian's plugins know
+_CONTAINER_ID = "b" * 64
+_NO_POD = Namespace("none")  # host-local does not look at the namespace
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation; `number` tells the two apart."""
+
+    label: str
+    number: int
+    bin_dir: Path
+    store: Path
+
+    def network(self, *, dual: bool = False) -> Config:
+        """Returns a bridge network with gateway and host-local, IPv4 or both families."""
+        ranges = [[{"subnet": f"10.{(120 if dual else 100) + self.number}.0.0/16"}]]
+        if dual:
+            ranges.append([{"subnet": f"fd00:{self.number}::/64"}])
+        return {
+            "cniVersion": _VERSION,
+            "name": "dual" if dual else "single",
+            "type": "bridge",
+            "bridge": f"bench{self.number}{'d' if dual else 's'}",
+            "isDefaultGateway": True,
+            "ipam": {"type": "host-local", "dataDir": str(self.store), "ranges": ranges},
+        }
+
+    def crowd(self, reserved: int) -> Config:
+        """Returns a host-local network of which `reserved` addresses are taken, made the first time it is asked for."""
+        subnet = ipaddress.ip_network("10.110.0.0/16")
+        directory = self.store / f"crowd-{reserved}"
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            for number in range(2, 2 + reserved):  # the first is the gateway
+                (directory / str(subnet[number])).write_text(f"{number:064x}\r\neth0")
+            (directory / "last_reserved_ip.0").write_text(str(subnet[1 + reserved]))
+        ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": str(subnet)}]]}
+        return {"cniVersion": _VERSION, "name": directory.name, "type": "bridge", "ipam": ipam}
+
+    def call(
+        self, plugin: str, command: str, config: Config, pod: Namespace = _NO_POD, container_id: str = _CONTAINER_ID
+    ) -> Invocation:
+        """Returns one call of a plugin, as a runtime would make it."""
+        env = environment(
+            command,
+            CNI_CONTAINERID=container_id,
+            CNI_NETNS=pod.path,
+            CNI_IFNAME="lo" if plugin == "loopback" else "eth0",
+            CNI_PATH=str(self.bin_dir),
+        )
+        return Invocation(str(self.bin_dir / plugin), env, json.dumps(config).encode())
+
+    def run(self, *what: Any) -> Run:
+        """Runs one call (as `call` takes it) and demands success."""
+        call = self.call(*what)
+        done = run(call)
+        if done.outcome.status != 0:
+            said = done.outcome.stdout.decode(errors="replace") + done.outcome.stderr
+            raise RuntimeError(f"{self.label}: {call.program} {call.env['CNI_COMMAND']} failed: {said}")
+        return done
+
+    def cycle(self, plugin: str, config: Config, pod: Namespace = _NO_POD) -> dict[str, Run]:
+        """Runs ADD, CHECK and DEL of one attachment, and returns what each took."""
+        add = self.run(plugin, "ADD", config, pod)
+        full = {**config, "prevResult": add.outcome.result()}
+        return {"ADD": add, "CHECK": self.run(plugin, "CHECK", full, pod), "DEL": self.run(plugin, "DEL", full, pod)}
+
+    @contextlib.contextmanager
+    def resident(self, config: Config, pod: Namespace) -> Iterator[None]:
+        """Keeps one pod on the network, so that its bridge is as on a node at work, never empty."""
+        full = {**config, "prevResult": self.run("bridge", "ADD", config, pod, "resident").outcome.result()}
+        yield
+        self.run("bridge", "DEL", full, pod, "resident")
+        settle()
+
+    def prove(self, config: Config, pod: Namespace, resident: Namespace) -> None:
+        """Attaches a pod and demands that it works and leaves nothing, so that no failure is measured as speed."""
+        result = self.run("bridge", "ADD", config, pod).outcome.result()
+        addresses = {address["local"] for address in links(pod)["eth0"]["addresses"]}
+        wanted = [ip["address"].partition("/")[0] for ip in result["ips"]]
+        assert len(wanted) == len(config["ipam"]["ranges"])
+        assert set(wanted) == addresses, f"{self.label}: {wanted} announced, {addresses} found"
+        for ip in wanted:
+            resident.run("ping", "-c", "1", "-w", "5", "-n", ip)
+        for ip in result["ips"]:
+            pod.run("ping", "-c", "1", "-w", "5", "-n", ip["gateway"])
+        full = {**config, "prevResult": result}
+        self.run("bridge", "CHECK", full, pod)
+        assert all((self.store / config["name"] / ip).is_file() for ip in wanted)
+        self.run("bridge", "DEL", full, pod)
+        settle()
+        assert set(links(pod)) == {"lo"}, f"{self.label}: DEL left an interface"
+        assert not any((self.store / config["name"] / ip).exists() for ip in wanted), f"{self.label}: DEL left a lease"
+        lo = self.run("loopback", "ADD", {"cniVersion": _VERSION, "name": "lo", "type": "loopback"}, pod)
+        assert "UP" in links(pod)["lo"]["flags"], f"{self.label}: {lo.outcome}"
+
+    def bytes_of(self, *names: str) -> int:
+        """Returns the size of some of its files together; what is one file under several names counts once."""
+        files = {(stat.st_dev, stat.st_ino): stat.st_size for stat in ((self.bin_dir / name).stat() for name in names)}
+        return sum(files.values())

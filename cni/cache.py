@@ -1,0 +1,83 @@
+"""libcni's result cache: which attachments of a network a runtime knows, and whether their containers still live.
+
+One rule: it is read only, and what is unknown counts as alive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cni import gojson
+from cni.conf import Attachment
+
+RESULTS_DIR = "/var/lib/cni/results"
+
+
+@dataclass(frozen=True)
+class ResultCache:
+    """The cached attachments of `network`, with the paths of their namespaces ("" where the cache has none)."""
+
+    network: str
+    sandboxes: Mapping[Attachment, str]
+    _files: frozenset[str]
+
+    @classmethod
+    def read(cls, network: str, directory: str = RESULTS_DIR) -> ResultCache:
+        """Reads `<directory>/<network>-<container id>-<ifname>` of every attachment; no directory is an empty cache.
+
+        Files are matched by what they contain, since names may contain "-"; unreadable and old ones count as alive.
+        """
+        prefix = f"{network}-"
+        try:
+            files = frozenset(name for name in os.listdir(directory) if name.startswith(prefix))
+        except OSError:
+            files = frozenset()
+        sandboxes = {}
+        for name in files:
+            entry = _load(f"{directory}/{name}")
+            if entry.get("networkName") == network:
+                attachment = Attachment(str(entry.get("containerId")), str(entry.get("ifName")))
+                sandboxes[attachment] = str(entry.get("netns") or "")
+        return cls(network, sandboxes, files)
+
+    def is_gone(self, attachment: Attachment) -> bool:
+        """Tells whether the container surely does not live any more; an `ifname` of "" stands for any.
+
+        It is gone when the cache knows this network but not this attachment, or when its namespace is not there.
+        """
+        if attachment.ifname:
+            own = [self.sandboxes[attachment]] if attachment in self.sandboxes else []
+        else:
+            own = [netns for known, netns in self.sandboxes.items() if known.container_id == attachment.container_id]
+        if own:
+            return not any(map(_may_live, own))
+        start = f"{self.network}-{attachment.container_id}-{attachment.ifname}"
+        unread = any(name == start if attachment.ifname else name.startswith(start) for name in self._files)
+        return bool(self.sandboxes) and not unread
+
+
+def _load(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            value = gojson.loads(file.read())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _may_live(netns: str) -> bool:
+    """Tells whether `netns` is a namespace, or cannot be judged; a plain file left at its path is none."""
+    if not netns:
+        return True
+    try:
+        found = os.stat(netns)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    try:
+        return found.st_dev == os.stat("/proc/self/ns/net").st_dev
+    except OSError:
+        return True

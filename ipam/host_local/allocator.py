@@ -1,0 +1,210 @@
+"""The allocator: which address an attachment gets out of each range set.
+
+One rule: the order is the reference's round robin, so that a freed address is not given again before the turn comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_interface
+from os import fsdecode, lstat
+from socket import AF_INET, AF_INET6, inet_pton
+
+from cni.address import Address, parse_ip
+from cni.cache import ResultCache
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from cni.result import IPConfig
+from cni.undo import Undo
+from ipam.host_local.ranges import Range, RangeSet, address
+from ipam.host_local.store import Owners, Reservations, Store, owner_of
+
+# As many names in a row may be tried one by one before one listing of the directory tells all that are taken.
+_PROBES = 16
+
+
+def allocate(
+    held: Reservations,
+    attachment: Attachment,
+    range_sets: tuple[RangeSet, ...],
+    requested: tuple[Address, ...],
+    cache: Callable[[], ResultCache],
+) -> tuple[IPConfig, ...]:
+    """Reserves one address of each set for `attachment`: a requested one that lies in the set, else the next.
+
+    `cache` is called when a set is exhausted, to tell whose addresses could be released.
+    Raises CniError(999) with nothing reserved: an address is not to be had, or the attachment already has one.
+    """
+    owner = owner_of(*attachment)
+    wanted = list(requested)
+    ips = []
+    owned: list[str] | None = None
+    with Undo() as undo:
+        for number, range_set in enumerate(range_sets):
+            choice = next(((ip, item) for ip in wanted if (item := range_set.range_of(ip))), None)
+            try:
+                if choice is not None:
+                    given, item = choice
+                    wanted.remove(given)
+                    _take(held, range_set, given, item, owner)
+                else:
+                    if owned is None:
+                        owned = held.find(owner) + held.find(owner_of(attachment.container_id, ""))
+                    _refuse_second(held, range_set, owned, attachment)
+                    given, item = _next(held, range_set, number, owner, cache)
+            except CniError as error:
+                raise error.prefixed(f"failed to allocate for range {number}: ") from None
+            undo.push(f"release {given}", partial(held.release, str(given), owner))
+            held.note_last_reserved(number, str(given))
+            ips.append(IPConfig(ip_interface((given, item.subnet.prefixlen)), item.gateway))
+        if wanted:
+            raise CniError(
+                Code.INTERNAL,
+                f"failed to allocate all requested IPs: {' '.join(map(str, wanted))}",
+                "each must lie in a range set of its own: " + "; ".join(map(str, range_sets)),
+            )
+    return tuple(ips)
+
+
+def exhausted(store: Store, number: int, range_set: RangeSet, cache: Callable[[], ResultCache]) -> CniError | None:
+    """Returns the error of an ADD that would find no free address in the set, None when there is one."""
+    last = _parse(store.last_reserved(number))
+    if _search(range_set, last, store.is_free, store.names) is not None:
+        return None
+    usage = Usage.count(range_set, store.owners(), cache())
+    if usage.in_use < usage.size:
+        return None
+    return CniError(Code.PLUGIN_NOT_AVAILABLE, f"{_none_left(range_set)}: {usage}", _hint(store.directory))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How full a range set is: addresses it can give, those in use, and of these the ones of containers gone."""
+
+    size: int
+    in_use: int
+    stale: int
+
+    def __str__(self) -> str:
+        return f"{self.in_use} of {self.size} in use, {self.stale} of them by containers that are gone"
+
+    @classmethod
+    def count(cls, range_set: RangeSet, owners: Owners, cache: ResultCache) -> Usage:
+        """Counts the reservations of `range_set` among all of the store."""
+        in_use = stale = 0
+        for owner, names in owners.items():
+            count = sum(range_set.holds(value) for value in _values(range_set.version, names))
+            in_use += count
+            if count and cache.is_gone(attachment_of(owner)):
+                stale += count
+        return cls(range_set.size, in_use, stale)
+
+
+def attachment_of(owner: bytes) -> Attachment:
+    """Returns the attachment in a reservation's content; a legacy one has no ifname."""
+    container_id, _, ifname = fsdecode(owner).partition("\r\n")
+    return Attachment(container_id, ifname)
+
+
+def _take(held: Reservations, range_set: RangeSet, choice: Address, item: Range, owner: bytes) -> None:
+    if choice == item.gateway:
+        raise CniError(Code.INTERNAL, f"requested ip {choice} is subnet's gateway")
+    if not held.reserve(str(choice), owner):
+        raise CniError(
+            Code.INTERNAL,
+            f"requested IP address {choice} is not available in range set {range_set}",
+            _told(held, str(choice)),
+        )
+
+
+def _refuse_second(held: Reservations, range_set: RangeSet, owned: list[str], attachment: Attachment) -> None:
+    for name in owned:
+        own = _parse(name)
+        if own is not None and range_set.range_of(own):
+            raise CniError(
+                Code.INTERNAL,
+                f"{own} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
+                f"{_told(held, name)}; run DEL for this attachment before the next ADD",
+            )
+
+
+def _next(
+    held: Reservations, range_set: RangeSet, number: int, owner: bytes, cache: Callable[[], ResultCache]
+) -> tuple[Address, Range]:
+    last = _parse(held.last_reserved(number))
+
+    def reserve(name: str) -> bool:
+        return held.reserve(name, owner)
+
+    found = _search(range_set, last, reserve, held.names)
+    if found is None:
+        owners = held.owners()  # this frees what a crash left empty, and tells who has the rest
+        found = _search(range_set, last, reserve, held.names)
+        if found is None:
+            usage = Usage.count(range_set, owners, cache())
+            raise CniError(Code.INTERNAL, _none_left(range_set), f"{usage}; {_hint(held.directory)}")
+    return found
+
+
+def _search(
+    range_set: RangeSet, last: Address | None, probe: Callable[[str], bool], names: Callable[[], list[str]]
+) -> tuple[Address, Range] | None:
+    """Returns the first candidate after `last` for which `probe` is true, None when there is none."""
+    taken: set[int] = set()
+    probed = 0
+    for value, item in range_set.candidates(last):
+        if value in taken:
+            continue
+        candidate = address(range_set.version, value)
+        if probe(str(candidate)):
+            return candidate, item
+        probed += 1
+        if probed == _PROBES:
+            taken = set(_values(range_set.version, names()))
+    return None
+
+
+def _values(version: int, names: list[str]) -> Iterator[int]:
+    """Yields the addresses of family `version` among `names`."""
+    family = AF_INET if version == 4 else AF_INET6
+    for name in names:
+        with suppress(OSError):  # the other family
+            yield int.from_bytes(inet_pton(family, name))
+
+
+def _parse(text: str) -> Address | None:
+    try:
+        return parse_ip(text)
+    except ValueError:
+        return None
+
+
+def _none_left(range_set: RangeSet) -> str:
+    return f"no IP addresses available in range set: {range_set}"
+
+
+def _hint(directory: str) -> str:
+    return f"enlarge the range, or have the runtime run GC; a reservation in {directory} is freed by removing its file"
+
+
+def _told(held: Reservations, name: str) -> str:
+    """Returns the path of a reservation, who has it, and since when."""
+    path = f"{held.directory}/{name}"
+    container_id, ifname = attachment_of(held.content(name))
+    who = f"{container_id} {ifname}".strip() or "nobody"
+    try:
+        age = _age(time.time() - lstat(path).st_mtime)
+    except OSError:
+        age = "an unknown time"
+    return f"{path} has been held by {who} for {age}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{max(0, int(seconds))} seconds"

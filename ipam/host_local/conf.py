@@ -1,0 +1,173 @@
+"""The configuration of host-local, parsed: typed values or an error that names the key.
+
+One rule: pure. What DEL and GC need (`data_dir`) can be read although everything else is broken, so that an edited
+configuration never keeps an address from being released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, ip_network
+from itertools import combinations
+
+from cni.address import Address, parse_cidr, parse_ip
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from cni.result import Route, route_from_fields
+from cni.versions import at_least
+from ipam.host_local.ranges import Range, RangeSet, overlap
+
+DATA_DIR = "/var/lib/cni/networks"
+
+
+@dataclass(frozen=True)
+class HostLocalConf:
+    """What ADD needs: one address of each range set, in order, `requested` ones where they lie in a set."""
+
+    data_dir: str
+    range_sets: tuple[RangeSet, ...]
+    requested: tuple[Address, ...]
+    routes: tuple[Route, ...]
+    resolv_conf: str
+
+
+def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
+    """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
+    ipam = conf.fields.nested("ipam")
+    if ipam is None:
+        raise _invalid("IPAM config missing 'ipam' key", 'give the network an object "ipam" of type host-local')
+    requested = _requested(conf, args)
+    sets = range_sets(conf)
+    if not sets:
+        raise _invalid(
+            "no IP ranges specified",
+            'set "ranges" or "subnet" in "ipam"; a runtime that chooses the ranges sends "runtimeConfig.ipRanges"',
+        )
+    check_families(sets, conf)
+    for (i, one), (j, two) in combinations(enumerate(sets), 2):
+        if one.overlaps(two):
+            raise _invalid(f"range set {i} overlaps with {j}", f"{one} and {two}")
+    return HostLocalConf(
+        data_dir=data_dir(conf),
+        range_sets=sets,
+        requested=requested,
+        routes=tuple(route_from_fields(item) for item in ipam.objects("routes")),
+        resolv_conf=ipam.string("resolvConf"),
+    )
+
+
+def data_dir(conf: NetConf) -> str:
+    """Returns the directory in which each network has its store; raises CniError(7) for what is no path."""
+    ipam = conf.fields.section("ipam")
+    path = ipam.string("dataDir") or DATA_DIR
+    if "\0" in path:
+        raise ipam.error("dataDir", "must not contain a NUL character")
+    return path
+
+
+def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
+    """Returns the range sets in the order that numbers them: the runtime's, the old single range, `ranges`.
+
+    Raises CniError(7), "invalid range set N: ...".
+    """
+    ipam = conf.fields.section("ipam")
+    raw = conf.runtime_config.object_lists("ipRanges")
+    if ipam.has("subnet"):
+        raw += ((ipam,),)
+    raw += ipam.object_lists("ranges")
+    sets = []
+    for number, items in enumerate(raw):
+        try:
+            sets.append(_range_set(items))
+        except CniError as error:
+            raise error.prefixed(f"invalid range set {number}: ") from None
+    return tuple(sets)
+
+
+def check_families(sets: tuple[RangeSet, ...], conf: NetConf) -> None:
+    """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
+    families = [item.version for item in sets]
+    if (families.count(4) > 1 or families.count(6) > 1) and not at_least(conf.version, "0.3.0"):
+        raise _invalid(
+            f"CNI version {conf.cni_version} does not support more than 1 address per family",
+            "use cniVersion 0.3.0 or later, or put the ranges into one set",
+        )
+
+
+def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
+    """Returns the addresses asked for, each once, in the order CNI_ARGS, args, capability.
+
+    CNI_ARGS does not count when args has the same thing (CONVENTIONS.md, "CNI_ARGS"); the reference adds them up.
+    """
+    env = args.cni_args("IP")
+    from_args = [(f'"args.cni.ips[{i}]"', text) for i, text in enumerate(conf.cni_args.strings("ips"))]
+    from_runtime = [(f'"runtimeConfig.ips[{i}]"', text) for i, text in enumerate(conf.runtime_config.strings("ips"))]
+    wanted: dict[Address, None] = {}
+    if "IP" in env and not from_args:
+        try:
+            wanted[_bare_ip(env["IP"])] = None
+        except ValueError:
+            raise CniError(
+                Code.INVALID_ENVIRONMENT,
+                f'ARGS: error parsing value of pair "IP={env["IP"]}": invalid IP address {env["IP"]}',
+                "CNI_ARGS takes IP=10.1.2.50 or IP=10.1.2.50/24",
+            ) from None
+    for where, text in from_args + from_runtime:
+        try:
+            wanted[_bare_ip(text)] = None
+        except ValueError:
+            raise _invalid(f"invalid IP address {text} in {where}", 'write it like "10.1.2.50"') from None
+    return tuple(wanted)
+
+
+def _bare_ip(text: str) -> Address:
+    return parse_cidr(text).ip if "/" in text else parse_ip(text)
+
+
+def _range_set(items: tuple[Fields, ...]) -> RangeSet:
+    if not items:
+        raise _invalid("empty range set", "a set is a list of at least one object with a subnet")
+    ranges = tuple(_range(item) for item in items)
+    if len({item.subnet.version for item in ranges}) > 1:
+        raise _invalid("mixed address families", "an attachment gets one address of each set: make it two sets")
+    for one, two in combinations(ranges, 2):
+        if overlap(one, two):
+            raise _invalid(f"subnets {one} and {two} overlap")
+    return RangeSet(ranges)
+
+
+def _range(fields: Fields) -> Range:
+    """Reads one range object and fills in its defaults (reference: Range.Canonicalize)."""
+    where = f'in "{fields.at("subnet")}"'
+    given = fields.cidr("subnet")
+    if given is None:
+        raise _invalid("IP <nil> not v4 nor v6", f'"{fields.at("subnet")}" is missing')
+    if given.network.prefixlen > given.max_prefixlen - 2:
+        raise _invalid(f"Network {given} too small to allocate from", where)
+    if isinstance(given, IPv4Interface) and ":" in fields.string("subnet"):
+        raise _invalid("IPNet IP and Mask version mismatch", f"{where}: write an IPv4 subnet with dots")
+    subnet = ip_network(given, strict=False)
+    if subnet.network_address != given.ip:
+        raise _invalid(
+            "Network has host bits set. "
+            f"For a subnet mask of length {subnet.prefixlen} the network address is {subnet.network_address}",
+            where,
+        )
+    base, top = int(subnet.network_address), int(subnet.broadcast_address)
+    gateway, start, end = (fields.ip(key) for key in ("gateway", "rangeStart", "rangeEnd"))
+    for key, bound in (("RangeStart", start), ("RangeEnd", end)):
+        if bound is not None and bound not in subnet:
+            raise _invalid(f"{key} {bound} not in network {subnet}", where)
+    if start is not None and end is not None and start > end:  # type: ignore[operator] # one family: both in subnet
+        raise _invalid(f"RangeStart {start} not in network {subnet}", f"it lies behind the rangeEnd {end}")
+    first = base + 1 if start is None else int(start)
+    last = int(end) if end is not None else top - 1 if subnet.version == 4 else top  # IPv4: not the broadcast
+    if first > last:
+        raise _invalid(f"RangeStart {start or first} not in network {subnet}", "it lies behind the last address")
+    return Range(subnet, first, last, gateway or subnet.network_address + 1)
+
+
+def _invalid(msg: str, details: str = "") -> CniError:
+    return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)

@@ -1,0 +1,101 @@
+"""Ranges: the addresses a network may give, and the order in which it gives them.
+
+One rule: pure arithmetic on values. Inside a range an address is an int, since a walk over a range passes thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+from cni.address import Address, Network
+
+
+class Range(NamedTuple):
+    """A run of addresses of one subnet, `first` to `last` inclusive; `gateway` is skipped when it lies in between."""
+
+    subnet: Network
+    first: int
+    last: int
+    gateway: Address
+
+    def __str__(self) -> str:
+        version = self.subnet.version
+        return f"{address(version, self.first)}-{address(version, self.last)}"
+
+    def skipped(self) -> int | None:
+        """Returns the gateway when a walk over the range meets it."""
+        if self.gateway.version != self.subnet.version or not self.first <= int(self.gateway) <= self.last:
+            return None
+        return int(self.gateway)
+
+
+@dataclass(frozen=True)
+class RangeSet:
+    """A pool: ranges of one family of which an attachment gets one address. Prints as the reference's error texts."""
+
+    ranges: tuple[Range, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.ranges))
+
+    @property
+    def version(self) -> int:
+        """The address family, 4 or 6."""
+        return self.ranges[0].subnet.version
+
+    @property
+    def size(self) -> int:
+        """The number of addresses that can be given."""
+        return sum(item.last - item.first + 1 - (item.skipped() is not None) for item in self.ranges)
+
+    def range_of(self, wanted: Address) -> Range | None:
+        """Returns the range that holds `wanted`, its gateway included, or None."""
+        if wanted.version != self.version:
+            return None
+        value = int(wanted)
+        return next((item for item in self.ranges if item.first <= value <= item.last), None)
+
+    def holds(self, value: int) -> bool:
+        """Tells whether the set can give the address `value` of its own family."""
+        return any(item.first <= value <= item.last and value != item.skipped() for item in self.ranges)
+
+    def candidates(self, last: Address | None) -> Iterator[tuple[int, Range]]:
+        """Yields every address once, from the one after `last` round to `last` itself (reference: RangeIter).
+
+        A `last` that is None or not of this set starts at the first range. Gateways are skipped.
+        """
+        for item, first, end in self._turn(last):
+            gateway = item.skipped()
+            for value in range(first, end + 1):
+                if value != gateway:
+                    yield value, item
+
+    def _turn(self, last: Address | None) -> list[tuple[Range, int, int]]:
+        """Returns the ranges in order of a turn that begins after `last`, whose own range comes first and last."""
+        start = None if last is None else self.range_of(last)
+        if start is None or last is None:
+            return [(item, item.first, item.last) for item in self.ranges]
+        at = self.ranges.index(start)
+        others = self.ranges[at + 1 :] + self.ranges[:at]
+        return [
+            (start, int(last) + 1, start.last),
+            *((item, item.first, item.last) for item in others),
+            (start, start.first, int(last)),
+        ]
+
+    def overlaps(self, other: RangeSet) -> bool:
+        """Tells whether the two sets have an address in common."""
+        return any(overlap(one, two) for one in self.ranges for two in other.ranges)
+
+
+def overlap(one: Range, two: Range) -> bool:
+    """Tells whether two ranges have an address in common."""
+    return one.subnet.version == two.subnet.version and one.first <= two.last and two.first <= one.last
+
+
+def address(version: int, value: int) -> Address:
+    """Returns the address `value` of family 4 or 6; its text is the name of its reservation."""
+    return IPv4Address(value) if version == 4 else IPv6Address(value)

@@ -1,0 +1,316 @@
+r"""The store of one network: a directory with a file per reserved address, shared with the reference plugin.
+
+One rule: names, contents and modes are the reference's to the byte, and everything is changed under its lock, so that
+either plugin can take over from the other at any moment.
+
+    <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>" (long ago: only the id), mode 0600
+    <dataDir>/<network>/last_reserved_ip.0   "10.1.2.2", the last address given out of range set 0, mode 0600
+    <dataDir>/<network>/lock                 empty, flock(2)ed, mode 0750, never removed
+    <dataDir>/.podwire/<network>             the index, ours alone (index.py)
+
+An owner, below, is the content of a reservation without surrounding white space.
+
+- A reservation appears with its content or not at all: it is written to a file without a name (O_TMPFILE), which then
+  gets one by linkat(2); that fails when the name is taken. No temporary name is left behind by a kill.
+- Nothing is fsync'ed: after a power loss every container is gone, and a reservation whose content did not reach the
+  disk is an empty file. Such a file, which the reference leaves when it is killed, too, is free: who writes one holds
+  the lock, so under the lock it is residue.
+- `last_reserved_ip.N` is overwritten in place by one write, which no kill can tear, instead of replaced by rename:
+  ext4 flushes a file that replaces another (80 us), and every replaced one is an inode more to pass over (index.py).
+- SIGTERM waits while the lock is held: what is done under it is short and all or nothing.
+
+An ADD of one address makes 29 system calls here, DEL 22, CHECK 17, STATUS 5, however many reservations there are:
+these few, and 0.1 to 0.2 ms with all of Python.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from socket import AF_INET, AF_INET6, inet_pton
+
+from cni.errors import CniError, Code
+from ipam.host_local import lock
+from ipam.host_local.index import Index
+
+_TERMINATION = (signal.SIGTERM, signal.SIGINT)
+
+Owners = dict[bytes, list[str]]
+
+
+def owner_of(container_id: str, ifname: str) -> bytes:
+    """Returns the content of a reservation of this attachment; without `ifname` that of a legacy one."""
+    return os.fsencode(f"{container_id}\r\n{ifname}" if ifname else container_id)
+
+
+class Store:
+    """The store of `network`; reading alone needs no lock, `locked` gives the rest."""
+
+    def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = lock.LOCK_WAIT_S) -> None:
+        self.directory = f"{data_dir}/{network}"
+        self._data_dir = data_dir
+        self._network = network
+        self._lock_wait_s = lock_wait_s
+
+    @contextmanager
+    def locked(self) -> Iterator[Reservations]:
+        """Makes the directory when it is not there, and holds its lock; SIGTERM arrives at the end of the block.
+
+        Raises CniError(11) when the lock is not to be had, CniError(5) when the directory cannot be used.
+        """
+        with self.told():
+            path = f"{self.directory}/lock"
+            fd = _open_lock(path)
+            before = None
+            try:
+                lock.acquire(fd, path, self._lock_wait_s)
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION)
+                index = Index(self._data_dir, self._network, self.directory)
+                try:
+                    yield Reservations(self.directory, index)
+                except CniError:
+                    raise
+                except BaseException:
+                    index.distrust()  # the change that failed may be half done
+                    raise
+                finally:
+                    index.close()
+            finally:
+                os.close(fd)
+                if before is not None:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Makes a CniError(5) that names the path of an OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise CniError(
+                Code.IO_FAILURE,
+                f"cannot use the reservations in {self.directory}: {error.strerror}",
+                f'at {error.filename or self.directory}; "dataDir" must be a local directory that can be written',
+            ) from error
+
+    def exists(self) -> bool:
+        """Tells whether the store has been made; raises OSError when it cannot be."""
+        try:
+            status = os.stat(self.directory)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.directory)
+        return True
+
+    def is_free(self, name: str) -> bool:
+        """Tells whether nobody has the reservation `name`, by a look without the lock."""
+        try:
+            status = os.lstat(f"{self.directory}/{name}")
+        except FileNotFoundError:
+            return True
+        return _is_residue(status)
+
+    def names(self) -> list[str]:
+        """Returns the names of all reservations, residue of a crash among them."""
+        return _names(self.directory)
+
+    def owners(self) -> Owners:
+        """Returns all reservations by owner, residue left out."""
+        return _read_all(self.directory)[0]
+
+    def last_reserved(self, number: int) -> str:
+        """Returns what `last_reserved_ip.<number>` holds, "" when there is none."""
+        return _last_reserved(self.directory, number)
+
+
+class Reservations:
+    """The store while its lock is held."""
+
+    def __init__(self, directory: str, index: Index) -> None:
+        self.directory = directory
+        self._index = index
+        self._last: dict[int, str] = {}
+
+    def find(self, owner: bytes) -> list[str]:
+        """Returns the names of the reservations that `owner` has."""
+        if self._index.complete:
+            names = self._index.find(owner)
+            if all(self.content(name) == owner for name in names) and self._index.complete:
+                return names
+        return self.owners().get(owner, [])
+
+    def content(self, name: str) -> bytes:
+        """Returns the owner of the reservation `name`, b"" when there is none."""
+        return _content(f"{self.directory}/{name}")
+
+    def names(self) -> list[str]:
+        """Returns the names of all reservations, residue of a crash among them."""
+        return _names(self.directory)
+
+    def owners(self) -> Owners:
+        """Reads all reservations, by owner; removes the residue of crashes and writes the index anew."""
+        owners, residue = _read_all(self.directory)
+        for name in residue:
+            os.unlink(f"{self.directory}/{name}")
+        self._index.rebuild(owners)
+        return owners
+
+    def last_reserved(self, number: int) -> str:
+        """Returns what `last_reserved_ip.<number>` holds, "" when there is none."""
+        if number not in self._last:
+            self._last[number] = _last_reserved(self.directory, number)
+        return self._last[number]
+
+    def reserve(self, name: str, owner: bytes) -> bool:
+        """Reserves `name` for `owner`; returns False when somebody has it."""
+        path = f"{self.directory}/{name}"
+        try:
+            _create(self.directory, path, owner)
+        except FileExistsError:
+            if not _is_residue(os.lstat(path)):
+                return False
+            os.unlink(path)
+            _create(self.directory, path, owner)
+        self._index.add(owner, name)
+        return True
+
+    def note_last_reserved(self, number: int, name: str) -> None:
+        """Writes `last_reserved_ip.<number>`, at which the next search of that range set begins."""
+        path = f"{self.directory}/last_reserved_ip.{number}"
+        text = name.encode()
+        if len(text) < len(self.last_reserved(number)):
+            os.unlink(path)  # the rest of a longer text would have to be cut off in a second step
+        self._last.pop(number, None)
+        try:
+            fd = os.open(path, os.O_WRONLY)
+        except FileNotFoundError:
+            _create(self.directory, path, text)
+            return
+        try:
+            os.pwrite(fd, text, 0)
+        finally:
+            os.close(fd)
+
+    def release(self, name: str, owner: bytes) -> None:
+        """Frees the reservation `name` that `owner` has; one that is gone already is success."""
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self.directory}/{name}")
+        self._index.remove(owner, name)
+
+
+def _open_lock(path: str) -> int:
+    flags = os.O_RDONLY | os.O_CREAT
+    try:
+        return os.open(path, flags, 0o750)
+    except FileNotFoundError:
+        _make(os.path.dirname(path))
+        return os.open(path, flags, 0o750)
+
+
+def _make(directory: str) -> None:
+    """Makes a directory and those above it, mode 0755 each (os.makedirs gives it to the last one only)."""
+    try:
+        os.mkdir(directory, 0o755)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        above = os.path.dirname(directory)
+        if above in ("", directory):
+            raise
+        _make(above)
+        os.mkdir(directory, 0o755)
+
+
+def _create(directory: str, path: str, content: bytes) -> None:
+    """Makes a file that has its content from the first moment; raises FileExistsError when the name is taken."""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600)
+    except OSError:
+        _create_in_place(path, content)
+        return
+    try:
+        _write(fd, content)
+        # An absolute source ignores the directory it is given with; with one, Python calls linkat(2) and has it follow
+        # the symbolic link, which is the way to name a nameless file (open(2), O_TMPFILE).
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
+    except FileNotFoundError:  # no /proc here
+        _create_in_place(path, content)
+    finally:
+        os.close(fd)
+
+
+def _create_in_place(path: str, content: bytes) -> None:
+    """Makes a file as the reference does, where the file system has no nameless ones (NFS, old overlayfs).
+
+    A kill between the two steps leaves an empty file, which is free.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        _write(fd, content)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, content: bytes) -> None:
+    if os.write(fd, content) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)  # an owner is far shorter; more of a foreign file is of no use
+    finally:
+        os.close(fd)
+
+
+def _content(path: str) -> bytes:
+    try:
+        return _read(path).strip()
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        return b""
+
+
+def _last_reserved(directory: str, number: int) -> str:
+    try:
+        return _read(f"{directory}/last_reserved_ip.{number}").decode("ascii", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _names(directory: str) -> list[str]:
+    return [name for name in os.listdir(directory) if _is_address(name)]
+
+
+def _is_address(name: str) -> bool:
+    """Tells a reservation from everything else in the directory, which is somebody else's."""
+    try:
+        inet_pton(AF_INET6 if ":" in name else AF_INET, name)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _read_all(directory: str) -> tuple[Owners, list[str]]:
+    """Returns reservations by owner, and the names of files that a crash left empty."""
+    owners: Owners = {}
+    residue = []
+    for name in _names(directory):
+        path = f"{directory}/{name}"
+        owner = _content(path)
+        if owner:
+            owners.setdefault(owner, []).append(name)
+        elif os.path.lexists(path) and _is_residue(os.lstat(path)):
+            residue.append(name)
+    return owners, residue
+
+
+def _is_residue(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0

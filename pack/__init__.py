@@ -1,0 +1,1 @@
+"""From the packages of this repository to one executable file; README.md here tells how and why."""

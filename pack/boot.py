@@ -1,0 +1,152 @@
+"""The Python half of the executable: completes the image at build time, starts the application at run time.
+
+One rule: what a process must not share with its siblings is named in RENEWALS and renewed at every start.
+
+Frozen into the image as the module `_boot`, beside `_modules`, in which freeze.py says what to import.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import _modules  # type: ignore[import-not-found]  # freeze.py writes it
+
+# What the standard library imports only when first needed: at run time there is nothing left to import from.
+LATE_IMPORTS = {
+    "argparse": ("shutil", "textwrap"),
+    "datetime": ("_strptime",),
+    "time": ("_strptime",),
+    "traceback": ("linecache",),
+    "warnings": ("linecache", "traceback"),
+}
+ENCODINGS = ("ascii", "latin-1", "utf-8", "idna")
+
+# The first collection comes after this many objects: never in a plugin's few milliseconds, yet memory stays bounded.
+GC_THRESHOLD = 50_000
+
+# Runs of VERSION before the dump. After a few calls CPython rewrites a function's bytecode for speed and caches
+# lookups in it; done beforehand, a start neither spends that time nor copies those pages.
+REHEARSALS = 20
+
+
+class Renewal(NamedTuple):
+    """State one module keeps per process: how to make it the same in every build, and new at every start."""
+
+    settle: Callable[[Any], None]
+    renew: Callable[[Any], None]
+
+
+def _settle_random(module: Any) -> None:
+    module.seed(0)
+
+
+def _renew_random(module: Any) -> None:
+    module.seed()
+
+
+def _settle_threading(module: Any) -> None:
+    main = module.main_thread()
+    main._ident = main._native_id = 0
+    module._active.clear()
+
+
+def _renew_threading(module: Any) -> None:
+    main = module.main_thread()
+    main._set_ident()
+    main._set_native_id()
+    module._active[main.ident] = main
+
+
+def _settle_logging(module: Any) -> None:
+    module._startTime = 0.0
+
+
+def _renew_logging(module: Any) -> None:
+    module._startTime = module.time.time()
+
+
+RENEWALS = {
+    "random": Renewal(_settle_random, _renew_random),
+    "threading": Renewal(_settle_threading, _renew_threading),
+    "logging": Renewal(_settle_logging, _renew_logging),
+}
+
+_entries: list[Callable[[], int]] = []
+_renewals: list[tuple[Renewal, Any]] = []
+
+
+def prepare() -> None:
+    """Imports everything there is to import and leaves no trace of the building process; seed.c calls it once."""
+    application = importlib.import_module(_modules.ENTRY)
+    _entries.append(application.entry)
+    for name in _modules.NAMES:
+        importlib.import_module(name)
+    for name, later in LATE_IMPORTS.items():
+        if name in sys.modules:
+            for module in later:
+                importlib.import_module(module)
+    for encoding in ENCODINGS:
+        codecs.lookup(encoding)
+    _renewals[:] = [(renewal, sys.modules[name]) for name, renewal in RENEWALS.items() if name in sys.modules]
+    for name in getattr(application, "PLUGINS", ()):
+        _rehearse(name)
+    _settle()
+
+
+def start() -> int:
+    """Runs the application in this process and returns the exit status; launch.c calls it at every start."""
+    try:
+        for renewal, module in _renewals:
+            renewal.renew(module)
+        status = _entries[0]()
+    except SystemExit as stop:
+        status = _status_of(stop)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    return _flush(status)
+
+
+def _status_of(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _flush(status: int) -> int:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return status or 1
+    return status
+
+
+def _rehearse(name: str) -> None:
+    os.environ["CNI_COMMAND"] = "VERSION"
+    sys.argv = [name]
+    for _ in range(REHEARSALS):
+        if start():
+            raise SystemExit(f"{name} fails to answer VERSION")
+    os.environ.clear()
+
+
+def _settle() -> None:
+    for renewal, module in _renewals:
+        renewal.settle(module)
+    del sys.modules["_modules"]
+    sys.argv = []
+    sys.orig_argv = []
+    sys.executable = ""  # this file is no Python interpreter
+    sys.path.clear()
+    sys.path_importer_cache.clear()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)

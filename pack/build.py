@@ -1,0 +1,198 @@
+"""Builds the executable, step by step: libpython, seed, bundles, dump, image, hard links.
+
+One rule: the steps write to the work directory only; dist/bin changes by renames, once the result is checked.
+
+    PYTHONHASHSEED=0 python -m pack.build [--work DIR] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from pack import check, freeze, image, libpython
+from pack.freeze import Module
+from pack.install import install, names_of
+
+ROOT = Path(__file__).resolve().parent.parent
+STDLIB = Path("/usr/lib/python3.11")
+INCLUDE = Path("/usr/include/python3.11")
+LIBRARIES = [Path("/usr/lib/x86_64-linux-gnu") / name for name in ("libpython3.11.a", "libexpat.a", "libz.a")]
+
+PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
+C_SOURCES = ("pack/pages.c", "pack/alloc.c", "pack/seed.c", "pack/launch.c", "pack/contextvars.c", "kernel/_podwire.c")
+C_HEADERS = ("pack/alloc.h", "pack/pages.h", "pack/seed.h")
+# No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
+C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-DNDEBUG", "-Wall", "-Wextra", "-Wno-unused-parameter")
+# Static, and without a build id or symbols, which would make equal programs different files. --wrap: see seed.c.
+LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-Wl,--wrap=pthread_self", "-s")
+# What is made anew when it was made by older code.
+MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__))
+# libc's lookups by name (users, hosts) load shared libraries at run time. No plugin looks anything up.
+LINKER_NOISE = ("statically linked applications requires at runtime", ": in function `")
+
+# What cannot be in a plugin; tests also because some of them are no valid Python, sitecustomize as it is the machine's.
+NOT_FROZEN = frozenset({"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "sitecustomize"})
+
+
+def main() -> int:
+    """Builds, checks and installs the executable; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Builds the executable with the start-up image.")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "image")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "bin")
+    options = parser.parse_args()
+    program = build(options.work, application())
+    step("check")
+    names = names_of(program)
+    install(program, options.work / "bin", names)
+    check.check(options.work / "bin", names)
+    install(program, options.out, names)
+    print(f"{options.out}: {' '.join(names)} (one file of {program.stat().st_size / 2**20:.1f} MiB)")
+    return 0
+
+
+def application() -> list[Module]:
+    """Returns our packages and what boot.py must know of them."""
+    modules = [
+        module
+        for package in PACKAGES
+        for module in freeze.modules_under(ROOT / package, package=package, shown=package)
+        if not module.name.endswith(".__main__")
+    ]
+    return [*modules, *boot_modules("podwire.main", [module.name for module in modules])]
+
+
+def boot_modules(entry: str, names: list[str]) -> list[Module]:
+    """Returns `_boot`, and `_modules`: the name of the module with entry(), and of all others to import."""
+    contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\n".encode()
+    return [
+        Module("_boot", (ROOT / "pack" / "boot.py").read_bytes(), "pack/boot.py", is_package=False),
+        Module("_modules", contents, "_modules", is_package=False),
+    ]
+
+
+def build(work: Path, modules: list[Module], *defines: str) -> Path:
+    """Builds the executable out of these modules in the directory `work` and returns it.
+
+    What does not depend on them is made only where missing or out of date. `defines` are options for the C compiler.
+    """
+    if sys.version_info[:2] != (3, 11) or sys.flags.hash_randomization:
+        raise SystemExit("this needs Debian's Python 3.11 with PYTHONHASHSEED=0: use `make binaries`")
+    missing = [str(library) for library in LIBRARIES if not library.exists()]
+    if missing:
+        raise SystemExit(f"missing {', '.join(missing)}: use `make needs-build`")
+    work.mkdir(parents=True, exist_ok=True)
+    seed = build_seed(work, defines)
+    bundles = [build_stdlib_bundle(work), build_pyroute2_bundle(work), work / "application.bundle"]
+    step("bundle: application")
+    freeze.write_bundle(bundles[-1], modules)
+    step("seed: import and dump")
+    dump, program = work / "dump", work / "program"
+    run_seed(seed, dump, bundles)
+    image.write_image(seed, dump, program)
+    return program
+
+
+def build_seed(work: Path, defines: Iterable[str]) -> Path:
+    """Compiles and links the seed; exits with a message if any Python state would stay outside the dump."""
+    seed, linker_map = work / "seed", work / "seed.map"
+    sources = [ROOT / source for source in C_SOURCES]
+    if is_current(seed, *LIBRARIES, *sources, *(ROOT / header for header in C_HEADERS), *MAKERS):
+        return seed
+    step("seed: compile and link")
+    archives = [renamed_library(work, library) for library in LIBRARIES]
+    objects = [compile_object(work, source, defines) for source in sources]
+    link([*objects, *archives], linker_map, seed)
+    stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
+    if stray:
+        seed.unlink()
+        raise SystemExit("Python state outside the image: " + ", ".join(stray))
+    return seed
+
+
+def renamed_library(work: Path, library: Path) -> Path:
+    """Sets the state of one of Debian's static libraries apart."""
+    renamed = work / library.name
+    if not is_current(renamed, library, *MAKERS):
+        libpython.rename_sections(library, renamed)
+    return renamed
+
+
+def compile_object(work: Path, source: Path, defines: Iterable[str]) -> Path:
+    """Compiles one C source and sets its state apart."""
+    compiled = work / f"{source.stem}.o"
+    run("gcc", *C_FLAGS, *defines, f"-I{INCLUDE}", "-c", source, "-o", compiled)
+    libpython.rename_sections(compiled, compiled)
+    return compiled
+
+
+def link(objects: list[Path], linker_map: Path, out: Path) -> None:
+    """Links the seed, repeating only those of the linker's warnings that could mean something."""
+    warnings = run("gcc", *LINK_FLAGS, f"-Wl,-Map,{linker_map}", "-o", out, *objects, "-lm")
+    for line in warnings.splitlines():
+        if not any(noise in line for noise in LINKER_NOISE):
+            print(line, file=sys.stderr)
+
+
+def build_stdlib_bundle(work: Path) -> Path:
+    """Freezes Debian's standard library."""
+    bundle = work / "stdlib.bundle"
+    if not is_current(bundle, STDLIB, *LIBRARIES, *MAKERS):
+        step("bundle: standard library")
+        freeze.write_bundle(bundle, freeze.modules_under(STDLIB, without=NOT_FROZEN))
+    return bundle
+
+
+def build_pyroute2_bundle(work: Path) -> Path:
+    """Freezes the installed pyroute2."""
+    bundle = work / "pyroute2.bundle"
+    spec = importlib.util.find_spec("pyroute2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("pyroute2 is not installed: use `make venv`")
+    package = Path(spec.origin).parent
+    if not is_current(bundle, package, *MAKERS):
+        step("bundle: pyroute2")
+        freeze.write_bundle(bundle, freeze.modules_under(package, package="pyroute2", shown="pyroute2"))
+    return bundle
+
+
+def run_seed(seed: Path, dump: Path, bundles: list[Path]) -> None:
+    """Lets the seed import the modules and dump its memory.
+
+    Its standard streams are pipes whoever builds: the image keeps what Python found out about them.
+    """
+    done = subprocess.run(
+        [seed, dump, *bundles], env={"PATH": "/usr/bin:/bin", "TZ": "UTC"}, input=b"", capture_output=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr.decode(errors="replace") + f"the seed failed with status {done.returncode}")
+
+
+def run(*command: str | Path) -> str:
+    """Runs a command and returns what it says on stderr; exits with that when it fails."""
+    try:
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error.filename} is missing: use `make needs-build`") from error
+    if done.returncode:
+        raise SystemExit(f"{done.stderr}{command[0]} failed with status {done.returncode}")
+    return done.stderr
+
+
+def is_current(made: Path, *sources: Path) -> bool:
+    """Tells whether a file exists and is younger than all of its sources."""
+    return made.exists() and all(made.stat().st_mtime > source.stat().st_mtime for source in sources)
+
+
+def step(what: str) -> None:
+    """Tells the user what takes the time."""
+    print(f"[{time.strftime('%H:%M:%S')}] {what}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The build's own test of what it made: an executable that cannot answer does not reach dist/bin.
+
+One rule: it knows the files and the CNI protocol, nothing of what is inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def check(directory: Path, names: list[str], *, alone: bool = True) -> None:
+    """Runs every name in the directory; exits with the first wrong answer.
+
+    As root, one is also run where there is no other file at all, if the executable is meant to stand `alone`.
+    """
+    for name in names:
+        _check_answer(name, [str(directory / name)])
+    if alone and os.geteuid() == 0:
+        with tempfile.TemporaryDirectory() as empty_root:
+            shutil.copy(directory / names[0], empty_root)
+            _check_answer(names[0], ["/usr/sbin/chroot", empty_root, f"/{names[0]}"])
+
+
+def _check_answer(name: str, command: list[str]) -> None:
+    if name == "podwire":
+        answer = _output([*command, "--version"], {})
+        good = answer.startswith("podwire ")
+    else:
+        answer = _output(command, {"CNI_COMMAND": "VERSION"})
+        good = _is_version_answer(answer)
+    if not good:
+        raise SystemExit(f"check: {' '.join(command)} answered {answer!r}")
+
+
+def _is_version_answer(answer: str) -> bool:
+    try:
+        return bool(json.loads(answer)["supportedVersions"])
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _output(command: list[str], env: dict[str, str]) -> str:
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else f"status {done.returncode}: {done.stdout}{done.stderr}"

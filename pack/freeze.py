@@ -1,0 +1,57 @@
+"""Compiles Python sources into bundles, from which the seed imports instead of from directories.
+
+One rule: a bundle depends on the sources' bytes and on nothing else; not on where they lie, nor on when, nor on the
+order in which a directory lists them.
+"""
+
+from __future__ import annotations
+
+import marshal
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Matches Record in seed.c: size of the name with its NUL, size of the code, 1 for a package.
+_RECORD = struct.Struct("=III")
+
+# Marshal's last version without references: those depend on reference counts in the compiling process.
+_MARSHAL_VERSION = 2
+
+
+class Module(NamedTuple):
+    """A module to freeze: its dotted name, its source, and the file name that its tracebacks show."""
+
+    name: str
+    source: bytes
+    filename: str
+    is_package: bool
+
+
+def modules_under(
+    directory: Path, *, package: str = "", shown: str = "", without: frozenset[str] = frozenset()
+) -> Iterator[Module]:
+    """Yields the modules in a directory, sorted by path: that of `package`, or of top-level modules.
+
+    Tracebacks show `shown` instead of the directory. Modules and packages named in `without` are left out.
+    """
+    for path in sorted(directory.rglob("*.py")):
+        inside = path.relative_to(directory)
+        is_package = inside.name == "__init__.py"
+        parts = inside.parent.parts if is_package else inside.with_suffix("").parts
+        if all(part.isidentifier() and part not in without for part in parts):
+            name = ".".join((package, *parts) if package else parts)
+            yield Module(name, path.read_bytes(), str(Path(shown or directory) / inside), is_package)
+
+
+def write_bundle(out: Path, modules: Iterable[Module]) -> None:
+    """Compiles the modules, without docstrings and asserts, and writes them to one file."""
+    with out.open("wb") as bundle:
+        for module in modules:
+            name = module.name.encode() + b"\0"
+            filename = sys.intern(module.filename)  # interned, it is one string in the image and not one per function
+            code = marshal.dumps(
+                compile(module.source, filename, "exec", dont_inherit=True, optimize=2), _MARSHAL_VERSION
+            )
+            bundle.write(_RECORD.pack(len(name), len(code), module.is_package) + name + code)

@@ -1,0 +1,132 @@
+/* launch.c: main(), and all that happens between the kernel's exec and the application's entry().
+ *
+ * When main() begins, Python's memory is as seed.c left it, while libc has just started afresh. One rule: whatever
+ * belongs to a process and not to the program (thread identity, descriptors, signals, environment, arguments) is set
+ * here or in boot.py at every start, and cleared in forget_process() before the dump.
+ */
+#define Py_BUILD_CORE 1
+#include "seed.h"
+
+#include "alloc.h"
+#include "internal/pycore_interp.h"
+#include "internal/pycore_pystate.h"
+#include "internal/pycore_runtime.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Measured: VERSION dirties some 90 KiB, ADD more. */
+#define PREFAULT (128ul << 10)
+
+extern char **environ;
+
+/* A file opened by the application must not become number 0, 1 or 2, where somebody would read or write it as a
+ * standard stream. As Go does, put /dev/null there; where there is none, a descriptor that fails every read and write. */
+static void occupy_standard_fds(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) < 0 && open("/", O_PATH) < 0)
+            _exit(1);
+}
+
+/* What Python does on initialisation: a write to a closed pipe or past a limit is an OSError. Ignored signals survive
+ * exec, so whoever starts another program passes setsigdef to posix_spawn. */
+static void ignore_signals(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* The part of PyOS_AfterFork_Child() a start needs. Its locks are at rest in the image, there is one thread, and the
+ * at-fork hooks are for the application's own forks (what must be renewed at a start is in boot.py): running them all
+ * would copy some 170 pages for `threading` alone. */
+static void adopt_thread(void)
+{
+    PyThreadState *thread = _PyThreadState_GET();
+    Py_tss_t *key = &_PyRuntime.gilstate.autoTSSkey;
+
+    thread->thread_id = PyThread_get_thread_ident();
+    thread->native_thread_id = PyThread_get_thread_native_id();
+    _PyRuntime.main_thread = thread->thread_id;
+    if (PyThread_tss_create(key) != 0 || PyThread_tss_set(key, thread) != 0)
+        Py_FatalError("no thread-specific storage");
+    pthread_atfork(heap_lock, heap_unlock, heap_unlock);
+}
+
+void forget_process(void)
+{
+    PyThreadState *thread = _PyThreadState_GET();
+
+    thread->thread_id = 0;
+    thread->native_thread_id = 0;
+    _PyRuntime.main_thread = 0;
+    PyThread_tss_delete(&_PyRuntime.gilstate.autoTSSkey);
+}
+
+/* As Python itself does: an entry without '=' is left out, and the first of two with the same name counts. */
+static int fill_environ(void)
+{
+    for (char **entry = environ; *entry; entry++) {
+        const char *equals = strchr(*entry, '=');
+        PyObject *name, *value;
+
+        if (!equals)
+            continue;
+        name = PyBytes_FromStringAndSize(*entry, equals - *entry);
+        value = PyBytes_FromString(equals + 1);
+        if (!name || !value || !PyDict_SetDefault(image_environ, name, value))
+            return -1;
+        Py_DECREF(name);
+        Py_DECREF(value);
+    }
+    return 0;
+}
+
+/* Every start touches the first pages after the image: one request for all is cheaper than a page fault for each. */
+static void prefault_heap(void)
+{
+#ifdef MADV_POPULATE_WRITE /* Linux 5.14; elsewhere it fails and nothing is lost */
+    madvise(heap + heap_pages_used * HEAP_PAGE, PREFAULT, MADV_POPULATE_WRITE);
+#endif
+}
+
+static int fill_argv(int argc, char **argv)
+{
+    PyObject *list = PyList_New(0);
+    int failed = !list;
+
+    for (int i = 0; i < argc && !failed; i++) {
+        PyObject *argument = PyUnicode_DecodeFSDefault(argv[i]);
+
+        failed = !argument || PyList_Append(list, argument) < 0;
+        Py_XDECREF(argument);
+    }
+    failed = failed || PySys_SetObject("argv", list) < 0;
+    Py_XDECREF(list);
+    return failed ? -1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    PyObject *status;
+
+    if (!image_ready)
+        return seed_main(argc, argv);
+    occupy_standard_fds();
+    ignore_signals();
+    prefault_heap();
+    adopt_thread();
+    if (fill_environ() < 0 || fill_argv(argc, argv) < 0)
+        Py_FatalError("no memory for the environment");
+    status = PyObject_CallNoArgs(image_start);
+    if (!status) { /* boot.start() answers every exception: only a failure to report one leads here */
+        PyErr_Print();
+        _exit(1);
+    }
+    _exit((int)PyLong_AsLong(status)); /* nothing to tear down: the process is the application's only state */
+}

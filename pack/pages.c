@@ -1,0 +1,146 @@
+/* pages.c: the array that is the heap, and runs of its pages in use or free.
+ *
+ * One rule: the free list never has two runs that touch, so that large blocks do not crumble.
+ */
+#include "pages.h"
+
+#include <string.h>
+
+/* A section name of its own puts the array behind all other data: only its used part goes into the file. */
+char heap[HEAP_SIZE] __attribute__((aligned(4096), section(".bss.heap")));
+size_t heap_pages_used;
+int heap_sealed;
+
+unsigned char page_kind[PAGES];
+uint32_t run_length[PAGES];
+
+/* Lies at the start of a free run. */
+typedef struct run {
+    struct run *next, *previous;
+} Run;
+
+static Run free_runs = {&free_runs, &free_runs};
+
+static void run_unlink(size_t first)
+{
+    Run *run = page_address(first);
+
+    run->previous->next = run->next;
+    run->next->previous = run->previous;
+    if (!heap_sealed)
+        memset(run, 0, sizeof *run);
+}
+
+static void run_mark_free(size_t first, size_t pages)
+{
+    Run *run = page_address(first);
+
+    page_kind[first] = page_kind[first + pages - 1] = RUN_FREE;
+    run_length[first] = run_length[first + pages - 1] = (uint32_t)pages;
+    run->next = free_runs.next;
+    run->previous = &free_runs;
+    run->next->previous = run->previous->next = run;
+}
+
+void run_release(size_t first, size_t pages)
+{
+    size_t after = first + pages;
+
+    page_kind[first] = PAGE_FREE;
+    if (after < heap_pages_used && page_kind[after] == RUN_FREE) {
+        pages += run_length[after];
+        run_unlink(after);
+        page_kind[after] = PAGE_FREE;
+    }
+    if (first > 0 && page_kind[first - 1] == RUN_FREE) {
+        size_t before = run_length[first - 1];
+
+        page_kind[first - 1] = PAGE_FREE;
+        first -= before;
+        pages += before;
+        run_unlink(first);
+    }
+    run_mark_free(first, pages);
+}
+
+/* Takes `pages` pages from the front of the free run at `first`. */
+static void run_take(size_t first, size_t pages)
+{
+    size_t length = run_length[first];
+
+    run_unlink(first);
+    page_kind[first] = page_kind[first + length - 1] = PAGE_FREE;
+    if (length > pages)
+        run_mark_free(first + pages, length - pages);
+}
+
+void *run_allocate(size_t pages, unsigned char kind)
+{
+    size_t first = PAGES;
+
+    for (Run *run = free_runs.next; run != &free_runs; run = run->next)
+        if (run_length[page_of(run)] >= pages) {
+            first = page_of(run);
+            run_take(first, pages);
+            break;
+        }
+    if (first == PAGES) {
+        if (pages > PAGES - heap_pages_used)
+            return NULL;
+        first = heap_pages_used;
+        heap_pages_used += pages;
+    }
+    page_kind[first] = kind;
+    run_length[first] = (uint32_t)pages;
+    return page_address(first);
+}
+
+int run_resize(size_t first, size_t pages)
+{
+    size_t old = run_length[first], after = first + old;
+
+    if (pages < old) {
+        run_length[first] = (uint32_t)pages;
+        run_release(first + pages, old - pages);
+        return 1;
+    }
+    if (pages > old) {
+        size_t more = pages - old;
+
+        if (after == heap_pages_used && more <= PAGES - heap_pages_used)
+            heap_pages_used += more;
+        else if (after < heap_pages_used && page_kind[after] == RUN_FREE && run_length[after] >= more)
+            run_take(after, more);
+        else
+            return 0;
+        run_length[first] = (uint32_t)pages;
+    }
+    return 1;
+}
+
+/* Forgets, and wipes, the links of all free runs. */
+static void forget_free_runs(void)
+{
+    while (free_runs.next != &free_runs) {
+        size_t first = page_of(free_runs.next);
+
+        page_kind[first] = page_kind[first + run_length[first] - 1] = PAGE_FREE;
+        run_unlink(first);
+    }
+}
+
+void pages_begin_image(void)
+{
+    if (heap_pages_used > HEAP_LIBC_PAGES)
+        heap_broken("libc allocated more than expected before main(): raise HEAP_LIBC_PAGES\n");
+    forget_free_runs();
+    heap_pages_used = HEAP_LIBC_PAGES;
+}
+
+void pages_seal(void)
+{
+    forget_free_runs();
+    memset(page_kind, PAGE_FREE, HEAP_LIBC_PAGES);
+    memset(run_length, 0, HEAP_LIBC_PAGES * sizeof *run_length);
+    heap_sealed = 1;
+}

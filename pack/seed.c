@@ -1,0 +1,238 @@
+/* seed.c: the build-time half. Initialises Python, imports the application, writes Python's memory to a file.
+ *
+ * One rule: nothing read from the building machine stays in that memory (no path, time, directory order, process id,
+ * random number), so that the same sources give the same bytes. Hence modules come out of bundles (freeze.py), which
+ * are mapped outside the heap, and not through a search path.
+ */
+#include "seed.h"
+
+#include "alloc.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+PyMODINIT_FUNC PyInit__podwire(void);
+PyMODINIT_FUNC PyInit__contextvars(void);
+
+int image_ready;
+PyObject *image_start, *image_environ;
+
+/* The bounds of Python's writable sections, which libpython.py renamed; the linker defines these symbols. */
+extern char __start_pydata[], __stop_pydata[], __start_pybss[], __stop_pybss[];
+
+/* One module of a bundle: this header, the name with its NUL, the marshalled code. Matches freeze.py. */
+typedef struct {
+    unsigned name_size, code_size, is_package;
+} Record;
+
+#define MODULES_MAX 4096
+static struct _frozen *modules;
+
+static _Noreturn void die(const char *what)
+{
+    fprintf(stderr, "seed: %s\n", what);
+    _exit(1);
+}
+
+static void check(PyStatus status)
+{
+    if (PyStatus_Exception(status))
+        die(status.err_msg ? status.err_msg : "Python did not initialise");
+}
+
+static void check_python(int failed)
+{
+    if (failed) {
+        PyErr_Print();
+        die("the application could not be imported");
+    }
+}
+
+/* Adds the modules of one bundle to the table of frozen modules, where the import system looks first. */
+static size_t load_bundle(const char *path, size_t count)
+{
+    struct stat info;
+    int fd = open(path, O_RDONLY);
+    const char *p, *end;
+
+    if (fd < 0 || fstat(fd, &info) < 0)
+        die(path);
+    p = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (p == MAP_FAILED)
+        die(path);
+    close(fd);
+    for (end = p + info.st_size; p < end; count++) {
+        Record record;
+
+        if (count == MODULES_MAX - 1)
+            die("too many modules: raise MODULES_MAX");
+        memcpy(&record, p, sizeof record);
+        p += sizeof record;
+        modules[count] = (struct _frozen){
+            .name = p,
+            .code = (const unsigned char *)p + record.name_size,
+            .size = (int)record.code_size,
+            .is_package = (int)record.is_package,
+        };
+        p += record.name_size + record.code_size;
+    }
+    return count;
+}
+
+static void load_bundles(int count, char **paths)
+{
+    size_t loaded = 0;
+
+    modules = mmap(NULL, MODULES_MAX * sizeof *modules, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (modules == MAP_FAILED)
+        die("no memory");
+    for (int i = 0; i < count; i++)
+        loaded = load_bundle(paths[i], loaded);
+    PyImport_FrozenModules = modules;
+}
+
+/* Python asks for its stack of frames and, were it in use, pymalloc's arenas here: they belong to the heap too. */
+static void *arena_allocate(void *Py_UNUSED(context), size_t n)
+{
+    return malloc(n);
+}
+
+static void arena_free(void *Py_UNUSED(context), void *p, size_t Py_UNUSED(n))
+{
+    free(p);
+}
+
+/* Removes a built-in module, so that the standard library does without, as it can. */
+static void leave_out(const char *name)
+{
+    struct _inittab *to = PyImport_Inittab;
+
+    for (struct _inittab *from = to; from->name; from++)
+        if (strcmp(from->name, name) != 0)
+            *to++ = *from;
+    *to = (struct _inittab){NULL, NULL};
+}
+
+static void initialise_python(void)
+{
+    PyObjectArenaAllocator arenas = {NULL, arena_allocate, arena_free};
+    PyPreConfig pre;
+    PyConfig config;
+
+    PyPreConfig_InitIsolatedConfig(&pre);
+    pre.utf8_mode = 1;
+    pre.allocator = PYMEM_ALLOCATOR_MALLOC; /* alloc.c takes pymalloc's place */
+    check(Py_PreInitialize(&pre));
+    PyObject_SetArenaAllocator(&arenas);
+    /* To look up users, libc loads what the host's nsswitch.conf names: shared libraries, which crash a static program.
+     * Host names have the same trouble: the application uses addresses only. */
+    leave_out("pwd");
+    leave_out("grp");
+    leave_out("spwd");
+    PyImport_AppendInittab("_podwire", PyInit__podwire);
+    PyImport_AppendInittab("_contextvars", PyInit__contextvars);
+
+    PyConfig_InitIsolatedConfig(&config);
+    config.site_import = 0;
+    config.pathconfig_warnings = 0;
+    config.write_bytecode = 0;
+    config.optimization_level = 2; /* no docstrings, no asserts: bytes no plugin reads */
+    config.parse_argv = 0;
+    config.use_hash_seed = 1; /* a seed drawn at the build would be no secret at run time either */
+    config.hash_seed = 0;
+    /* SIGINT keeps its default action: a plugin is stopped with SIGTERM, and only then has something to undo. */
+    config.install_signal_handlers = 0;
+    /* An empty search path, and no look at the disk in search of one. */
+    config.module_search_paths_set = 1;
+    check(PyConfig_SetBytesString(&config, &config.program_name, "podwire"));
+    check(PyConfig_SetBytesString(&config, &config.home, "/"));
+    check(Py_InitializeFromConfig(&config));
+    PyConfig_Clear(&config);
+}
+
+static PyObject *attribute_of(const char *module_name, const char *name)
+{
+    PyObject *module = PyImport_ImportModule(module_name), *value;
+
+    check_python(!module);
+    value = PyObject_GetAttrString(module, name);
+    check_python(!value);
+    Py_DECREF(module);
+    return value;
+}
+
+static void import_application(void)
+{
+    PyObject *prepare, *result;
+
+    image_start = attribute_of("_boot", "start");
+    image_environ = attribute_of("posix", "environ");
+    prepare = attribute_of("_boot", "prepare");
+    result = PyObject_CallNoArgs(prepare);
+    check_python(!result);
+    Py_DECREF(result);
+    Py_DECREF(prepare);
+    PyDict_Clear(image_environ);
+    PyImport_FrozenModules = NULL; /* the bundles stay behind */
+    modules = NULL;
+}
+
+static void write_part(int fd, const char *start, size_t size)
+{
+    unsigned long header[2] = {(unsigned long)start, size};
+
+    if (write(fd, header, sizeof header) != sizeof header)
+        die("cannot write the dump");
+    while (size) {
+        ssize_t written = write(fd, start, size);
+
+        if (written <= 0)
+            die("cannot write the dump");
+        start += written;
+        size -= (size_t)written;
+    }
+}
+
+/* The linker sends all calls of pthread_self() here (--wrap). While the image is built, a thread's identity is a
+ * constant: the true one is a random address, and decides where an entry keyed by it lies in a set. */
+pthread_t __real_pthread_self(void);
+pthread_t __wrap_pthread_self(void);
+
+pthread_t __wrap_pthread_self(void)
+{
+    return image_ready ? __real_pthread_self() : 1;
+}
+
+int seed_main(int argc, char **argv)
+{
+    int fd;
+
+    if (argc < 3)
+        die("usage: seed DUMP BUNDLE...");
+    heap_begin_image();
+    /* As a start will find them; the signal module remembers what it sees when it is imported. */
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    fd = open(argv[1], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0)
+        die("cannot create the dump");
+    load_bundles(argc - 2, argv + 2);
+    if (chdir("/") < 0) /* Python notes the working directory, which would show in the order of allocations */
+        die("cannot enter /");
+    initialise_python();
+    import_application();
+    forget_process();
+    heap_seal();
+    image_ready = 1;
+    write_part(fd, __start_pydata, (size_t)(__stop_pydata - __start_pydata));
+    write_part(fd, __start_pybss, (size_t)(__stop_pybss - __start_pybss));
+    write_part(fd, heap + HEAP_LIBC_PAGES * HEAP_PAGE, (heap_pages_used - HEAP_LIBC_PAGES) * HEAP_PAGE);
+    _exit(0);
+}

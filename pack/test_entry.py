@@ -1,0 +1,111 @@
+"""The application of the image that runs CPython's tests (image_tests.py): argv is MODULE SUMMARY [PATTERN...].
+
+One rule: what plugins use is imported into the image (IN_IMAGE); the tests and their helpers come from the disk.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import importlib.abc
+import json
+import signal
+import sys
+import unittest
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, NoReturn
+
+IN_IMAGE = """\
+abc array bisect codecs collections contextlib copy dataclasses enum errno fcntl functools hashlib heapq io ipaddress
+itertools json logging math operator os pathlib random re select selectors shutil signal socket stat string struct
+subprocess tempfile textwrap threading time traceback types typing uuid weakref zlib"""
+
+# Constants of _testcapi: the limits of C's types.
+BITS = {"CHAR": 8, "SHRT": 16, "INT": 32, "LONG": 64, "LLONG": 64, "PY_SSIZE_T": 64}
+LIMITS = (
+    {f"{name}_MAX": 2 ** (bits - 1) - 1 for name, bits in BITS.items()}
+    | {f"{name}_MIN": -(2 ** (bits - 1)) for name, bits in BITS.items()}
+    | {f"U{name}_MAX": 2**bits - 1 for name, bits in BITS.items()}
+)
+
+for _name in IN_IMAGE.split():
+    importlib.import_module(_name)
+
+
+def entry() -> int:
+    """Runs one test module, writes its counts to the summary file and returns 0 if nothing failed."""
+    module, summary, *patterns = sys.argv[1:]
+    sys.argv[1:] = []
+    _open_disk(Path("/usr/lib/python3.11"))
+    sys.executable = "/usr/bin/python3"  # for the tests that start another interpreter
+    sys.meta_path.append(_StandIns())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as tests expect of an ordinary interpreter
+    doctest = importlib.import_module("doctest")
+    vars(doctest)["DocTestSuite"] = lambda *_, **__: unittest.TestSuite()  # without docstrings nothing to run
+    try:
+        every = list(_flat(unittest.defaultTestLoader.loadTestsFromName(module)))
+    except unittest.SkipTest as skip:
+        print(f"{module}: {skip}")
+        every = []
+    suite = unittest.TestSuite(
+        test for test in every if not any(fnmatch.fnmatchcase(test.id(), pattern) for pattern in patterns)
+    )
+    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=0).run(suite)
+    counts = {
+        "ran": result.testsRun - len(result.skipped),
+        "skipped": len(result.skipped),
+        "excluded": len(every) - suite.countTestCases(),
+        "failed": len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses),
+    }
+    with open(summary, "w") as file:
+        json.dump(counts, file)
+    return 0 if result.wasSuccessful() else 1
+
+
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules that exist only as shared libraries: a test that asks one for more than a constant is skipped."""
+
+    NAMES: ClassVar = {"_json": {}, "_testcapi": {**LIMITS, "unicode_legacy_string": None}, "_testinternalcapi": {}}
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        """Finds the stand-in of that name."""
+        return ModuleSpec(fullname, self) if fullname in self.NAMES else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives it its constants, and for everything else the skip."""
+        vars(module).update(self.NAMES[module.__name__])
+        if module.__name__ != "_json":  # json itself does without
+            module.__getattr__ = _skip  # type: ignore[method-assign]
+
+
+def _skip(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise unittest.SkipTest(f"needs {name} of a shared library")
+
+
+def _open_disk(stdlib: Path) -> None:
+    """Lets what is not in the image be imported from the disk, also the rest of packages it has parts of."""
+    sys.path.append(str(stdlib))
+    for name, module in sys.modules.items():
+        place = stdlib.joinpath(*name.split("."))
+        if hasattr(module, "__path__"):
+            module.__path__ = [str(place)]
+            place /= "__init__"
+        source = place.with_suffix(".py")
+        if not hasattr(module, "__file__") and source.exists():
+            module.__file__ = str(source)
+
+
+def _flat(suite: Any) -> Iterator[Any]:
+    """Yields the single tests of a nested suite."""
+    try:
+        tests = iter(suite)
+    except TypeError:
+        yield suite
+    else:
+        for test in tests:
+            yield from _flat(test)

@@ -1,0 +1,84 @@
+"""Fixtures of all tests: the built executables, throwaway namespaces, a lease directory.
+
+One rule: what a test needs and is not there is a failure, not a silent skip; only lack of root may skip, and not in CI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("tests.support")
+
+from tests.support import binaries, namespaces  # noqa: E402 - after the registration that makes asserts explain
+from tests.support.namespaces import Namespace  # noqa: E402 - as above
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that takes `plugin` once for each built plugin; for none, once, to fail with the reason."""
+    if "plugin" in metafunc.fixturenames:
+        metafunc.parametrize("plugin", binaries.names() or [""], indirect=True)
+
+
+@pytest.fixture
+def plugin(request: pytest.FixtureRequest, bin_dir: Path) -> str:
+    """The name of the plugin under test; the test runs once for each."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def bin_dir() -> Path:
+    """The directory of the built executables (PODWIRE_BIN_DIR, or dist/bin)."""
+    if problem := binaries.missing():
+        pytest.fail(problem, pytrace=False)
+    return binaries.directory()
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The directory of the Go plugins (REFERENCE, or /usr/lib/cni); without them a test is skipped, or fails in CI."""
+    if not (binaries.REFERENCE / "bridge").is_file():
+        problem = f"no Go plugins in {binaries.REFERENCE}: install containernetworking-plugins, or set REFERENCE"
+        pytest.fail(problem, pytrace=False) if binaries.in_ci() else pytest.skip(problem)
+    return binaries.REFERENCE
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """Demands root: on a laptop the test is skipped without it, in CI it fails."""
+    if os.geteuid() != 0:
+        if binaries.in_ci():
+            pytest.fail("this test needs root, and CI must run it", pytrace=False)
+        pytest.skip("needs root")
+
+
+@pytest.fixture
+def host(root: None) -> Iterator[Namespace]:
+    """A fresh namespace that stands for the host, lo up."""
+    with namespaces.temporary_host() as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def sandbox(root: None) -> Iterator[Namespace]:
+    """A fresh namespace that stands for a pod."""
+    with namespaces.temporary() as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def new_sandbox(root: None) -> Iterator[Callable[[], Namespace]]:
+    """A function that makes one more pod's namespace each time it is called."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(namespaces.temporary())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A lease directory for host-local's `dataDir`; it does not exist yet."""
+    return tmp_path / "leases"

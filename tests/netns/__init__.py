@@ -1,0 +1,1 @@
+"""What each built plugin does to a real kernel, in throwaway namespaces."""

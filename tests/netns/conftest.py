@@ -1,0 +1,63 @@
+"""Fixtures of the tests on the real kernel: a bridge network, and one whose IPAM does as told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import binaries, scripted
+from tests.support.attaching import Network
+from tests.support.namespaces import Namespace
+
+IPV4 = [{"subnet": "10.22.0.0/16"}]
+IPV6 = [{"subnet": "fd00:22::/64"}]
+
+
+@pytest.fixture
+def network(bin_dir: Path, host: Namespace, store: Path) -> Network:
+    """An IPv4 network with default gateway and host-local, as the README's first example has it."""
+    return Network(
+        host,
+        {
+            "cniVersion": "1.0.0",
+            "name": "net",
+            "type": "bridge",
+            "bridge": "cni0",
+            "isDefaultGateway": True,
+            "ipam": {"type": "host-local", "ranges": [IPV4], "dataDir": str(store)},
+        },
+    )
+
+
+@pytest.fixture
+def dual_network(network: Network) -> Network:
+    """The same with an IPv6 range beside the IPv4 one."""
+    return network.having(ipam={**network.config["ipam"], "ranges": [IPV4, IPV6]})
+
+
+@pytest.fixture
+def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]:
+    """A function that makes the network with an IPAM plugin that answers what it is told, or runs what it is told.
+
+    Its calls are noted: `scripted.ScriptedIpam(tmp_path / "ipam").calls()`.
+    """
+
+    def make(
+        ips: list[Any] | None = None, *, body: str = "", keys: dict[str, Any] | None = None, **rest: Any
+    ) -> Network:
+        version = (keys or {}).get("cniVersion", "1.0.0")
+        answer = {"cniVersion": version, "ips": ips or [], **rest}
+        scripted.install(tmp_path / "ipam", answer, body)
+        changed = network.having(ipam={"type": scripted.NAME}, **(keys or {}))
+        return Network(changed.host, changed.config, path=f"{tmp_path / 'ipam'}:{binaries.directory()}")
+
+    return make
+
+
+@pytest.fixture
+def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
+    """The commands that the scripted IPAM plugin was run with so far."""
+    return scripted.ScriptedIpam(tmp_path / "ipam").calls

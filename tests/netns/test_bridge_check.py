@@ -1,0 +1,189 @@
+"""CHECK, STATUS and GC of bridge."""
+
+import copy
+
+import pytest
+
+from tests.support.attaching import host_end
+from tests.support.netstate import links, state
+from tests.support.running import run_plugin
+
+SINCE_CHECK = ("0.4.0", "1.0.0", "1.1.0")
+
+
+def complaint(net, pod, result, **how):
+    """Returns the message of a CHECK that must fail."""
+    return net.run("CHECK", pod, prev_result=result, **how).error()["msg"]
+
+
+@pytest.mark.parametrize("version", SINCE_CHECK)
+def test_a_new_attachment_passes(scripted_network, sandbox, version):
+    """CHECK right after ADD succeeds in each version that has it, asks IPAM, and changes nothing."""
+    ips = [{"address": "10.22.0.9/16"}, {"address": "fd00:22::9/64"}]
+    if version < "1.0.0":
+        ips = [{**ip, "version": number} for ip, number in zip(ips, "46", strict=True)]
+    net = scripted_network(ips, keys={"cniVersion": version, "hairpinMode": True, "portIsolation": True})
+    result = net.add(sandbox)
+    before = state(net.host), state(sandbox)
+    net.check(sandbox, result)
+    assert (state(net.host), state(sandbox)) == before
+
+
+def test_ipam_is_asked_for_its_part(scripted_network, sandbox, ipam_calls):
+    """CHECK runs IPAM's CHECK, and IPAM's complaint is the plugin's."""
+    net = scripted_network([{"address": "10.22.0.9/16"}])
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    assert ipam_calls() == ["ADD", "CHECK"]
+    body = """[ "$CNI_COMMAND" = CHECK ] && { echo '{"code": 123, "msg": "lease lost"}'; exit 1; }"""
+    net = scripted_network([{"address": "10.22.0.9/16"}], body=body)
+    error = net.run("CHECK", sandbox, prev_result=result).error()
+    assert (error["code"], error["msg"]) == (123, "lease lost")
+
+
+def test_a_lost_lease_is_found(network, sandbox, store):
+    """CHECK fails when host-local's file of the address is gone."""
+    result = network.add(sandbox)
+    network.check(sandbox, result)
+    (store / "net" / "10.22.0.2").unlink()
+    complaint(network, sandbox, result)
+
+
+DAMAGE = {
+    "an address removed": ("pod", "addr del {address} dev eth0", "address 10.22.0.2/16"),
+    "another prefix": ("pod", "addr del {address} dev eth0; addr add 10.22.0.2/24 dev eth0", "address 10.22.0.2/16"),
+    "the default route removed": ("pod", "route del default", "route 0.0.0.0/0"),
+    "the container's link down": ("pod", "link set eth0 down", "eth0 is down"),
+    "another MAC": ("pod", "link set eth0 address 02:00:00:00:00:99", "Interface eth0 Mac doesn't match"),
+    "the interface gone": ("pod", "link del eth0", "eth0 not found"),
+    "the interface renamed": ("pod", "link set eth0 down; link set eth0 name eth1", "eth0 not found"),
+    "another kind of interface": ("pod", "link del eth0; link add eth0 type bridge; link set eth0 up", "not of type veth"),
+    "the port detached": ("host", "link set {port} nomaster", "CNI veth created for bridge cni0 was not found"),
+    "the port's MAC": ("host", "link set {port} address 02:00:00:00:00:99", "Mac doesn't match"),
+    "the port down": ("host", "link set {port} down", " is down"),
+    "the bridge gone": ("host", "link del cni0", "Interface name cni0 not found"),
+    "the bridge down": ("host", "link set cni0 down", "Bridge interface cni0 is down"),
+    "the bridge's MAC": ("host", "link set cni0 address 02:00:00:00:00:99", "Bridge interface cni0 Mac doesn't match"),
+    "the bridge promiscuous": ("host", "link set cni0 promisc on", "Bridge interface cni0 configured Promisc Mode"),
+    "the gateway's address": ("host", "addr del 10.22.0.1/16 dev cni0", "lost the gateway address 10.22.0.1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(network, sandbox, damage):
+    """CHECK fails and says what is wrong when part of the attachment is not as it was."""
+    where, commands, text = DAMAGE[damage]
+    result = network.add(sandbox)
+    network.check(sandbox, result)
+    for command in commands.split(";"):
+        line = command.format(address=result["ips"][0]["address"], port=host_end(result))
+        (sandbox if where == "pod" else network.host).ip(*line.split())
+    assert text in complaint(network, sandbox, result)
+
+
+@pytest.mark.parametrize(("key", "text"), [("hairpinMode", "hairpin"), ("portIsolation", "isolation")])
+def test_a_lost_port_flag_is_found(network, sandbox, key, text):
+    """CHECK fails when the port has lost a flag that the configuration asks for."""
+    net = network.having(**{key: True})
+    result = net.add(sandbox)
+    option = {"hairpinMode": "hairpin", "portIsolation": "isolated"}[key]
+    net.host.ip("link", "set", host_end(result), "type", "bridge_slave", option, "off")
+    assert text in complaint(net, sandbox, result)
+
+
+def test_an_extra_route_is_checked_too(scripted_network, sandbox):
+    """CHECK looks for each route of the result, with its gateway."""
+    routes = [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}, {"dst": "198.51.100.0/24", "table": 100}]
+    net = scripted_network([{"address": "10.22.0.9/16"}], routes=routes)
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    sandbox.ip("route", "replace", "192.0.2.0/24", "via", "10.22.0.8")
+    assert "route 192.0.2.0/24 via 10.22.0.7" in complaint(net, sandbox, result)
+
+
+def test_prev_result_is_required(network, sandbox):
+    """CHECK without prevResult is refused with the reference's text."""
+    network.add(sandbox)
+    error = network.run("CHECK", sandbox).error()
+    assert (error["code"], error["msg"]) == (7, "Required prevResult missing")
+
+
+def test_another_sandbox_is_found(network, sandbox, new_sandbox):
+    """CHECK fails when prevResult speaks of another namespace than CNI_NETNS."""
+    result = network.add(sandbox)
+    other = new_sandbox()
+    text = f"Sandbox in prevResult {sandbox.path} doesn't match configured netns: {other.path}"
+    assert complaint(network, other, result, container_id=sandbox.name) == text
+
+
+def test_what_a_later_plugin_changed_is_the_truth(network, sandbox):
+    """CHECK passes when a later plugin changed the MAC and prevResult says so."""
+    result = copy.deepcopy(network.add(sandbox))
+    sandbox.ip("link", "set", "eth0", "address", "02:00:00:00:00:99")
+    result["interfaces"][2]["mac"] = "02:00:00:00:00:99"
+    network.check(sandbox, result)
+
+
+@pytest.mark.parametrize("gateway", [True, None])
+def test_others_coming_and_going_change_nothing(network, new_sandbox, gateway):
+    """CHECK of a pod passes while others come and go, with a gateway on the bridge and without."""
+    net = network.having(isDefaultGateway=gateway)
+    one, two = new_sandbox(), new_sandbox()
+    first = net.add(one)
+    second = net.add(two)
+    net.check(one, first)
+    net.delete(two, second)
+    net.check(one, first)
+    net.add(two)
+    net.check(one, first)
+
+
+def test_status_is_silent_when_all_is_well(network, sandbox):
+    """STATUS succeeds before and after the bridge is there, without container variables."""
+    net = network.having(cniVersion="1.1.0", ipam=None)
+    without = {"container_id": None, "ifname": None}
+    net.run("STATUS", **without).silence()
+    net.add(sandbox)
+    net.run("STATUS", **without).silence()
+
+
+def test_status_tells_what_would_fail(network, scripted_network):
+    """STATUS fails with code 50 for a configuration that ADD would refuse and for a name taken by another link."""
+    net = network.having(cniVersion="1.1.0", ipam=None)
+    assert net.having(vlan=100).run("STATUS").error()["code"] == 50
+    assert net.having(mtu="1500").run("STATUS").error()["code"] == 50
+    net.host.ip("link", "add", "cni0", "type", "veth", "peer", "name", "other")
+    error = net.run("STATUS").error()
+    assert error["code"] == 50
+    assert "not a bridge" in error["msg"]
+
+
+@pytest.mark.parametrize("command", ["STATUS", "GC"])
+def test_ipam_gets_status_and_gc(scripted_network, ipam_calls, tmp_path, command):
+    """STATUS and GC reach IPAM with the same input, and IPAM's error is the plugin's."""
+    keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
+    net = scripted_network(keys=keys)
+    net.run(command).silence()
+    assert ipam_calls() == [command]
+    assert b"valid-attachments" in (tmp_path / "ipam" / f"stdin.{command}").read_bytes()
+    net = scripted_network(body="""echo '{"code": 51, "msg": "no addresses left"}'; exit 1""", keys=keys)
+    error = net.run(command).error()
+    assert (error["code"], error["msg"]) == (51, "no addresses left")
+
+
+def test_gc_leaves_links_alone(network, new_sandbox):
+    """GC deletes no link of an attachment: those die with their namespaces."""
+    pod = new_sandbox()
+    net = network.having(cniVersion="1.1.0", ipam=None, isDefaultGateway=None)
+    net.add(pod)
+    before = links(net.host), links(pod)
+    net.having(**{"cni.dev/valid-attachments": []}).run("GC").silence()
+    assert (links(net.host), links(pod)) == before
+
+
+@pytest.mark.parametrize(("command", "version"), [("CHECK", "0.3.1"), ("STATUS", "1.0.0"), ("GC", "1.0.0")])
+def test_verbs_need_their_version(network, sandbox, command, version):
+    """A verb that the configuration's version does not have is refused with code 1."""
+    config = {**network.config, "cniVersion": version, "prevResult": {"cniVersion": version}}
+    outcome = run_plugin("bridge", command, config, netns=sandbox, host=network.host)
+    assert outcome.error()["code"] == 1

@@ -1,0 +1,109 @@
+"""IPv6 through bridge: router advertisements, duplicate address detection, addresses usable when ADD returns."""
+
+import json
+
+import pytest
+
+from tests.support.attaching import address, host_end, reaches
+from tests.support.netstate import state
+
+
+
+
+def flags_of(namespace, name="eth0"):
+    """Returns the IPv6 addresses of a link, each with the flags that say it cannot be used yet or any more."""
+    (link,) = json.loads(namespace.ip("-j", "-6", "addr", "show", "dev", name))
+    return {item["local"]: {"tentative", "dadfailed"} & set(item) for item in link["addr_info"]}
+
+
+def test_pods_reach_each_other_and_the_gateway_by_ipv6(dual_network, new_sandbox):
+    """Pods of a dual-stack network exchange IPv6 packets with each other, the gateway and the host."""
+    one, two = new_sandbox(), new_sandbox()
+    first, second = dual_network.add(one), dual_network.add(two)
+    assert reaches(one, address(second, 1))
+    assert reaches(two, address(first, 1))
+    assert reaches(one, first["ips"][1]["gateway"])
+    assert reaches(dual_network.host, address(second, 1))
+
+
+def test_a_network_may_have_ipv6_alone(dual_network, new_sandbox):
+    """A network with an IPv6 range only has no IPv4 address anywhere."""
+    ipam = {**dual_network.config["ipam"], "ranges": dual_network.config["ipam"]["ranges"][1:]}
+    net = dual_network.having(ipam=ipam)
+    one, two = new_sandbox(), new_sandbox()
+    net.add(one)
+    result = net.add(two)
+    assert [ip["gateway"] for ip in result["ips"]] == ["fd00:22::1"]
+    assert reaches(one, address(result))
+    assert one.ip("-4", "addr", "show") == ""
+    assert net.host.sysctl("net/ipv4/ip_forward") == "0"
+
+
+@pytest.mark.parametrize("dad", [False, True])
+def test_addresses_are_usable_when_add_returns(dual_network, sandbox, dad):
+    """No IPv6 address is tentative when ADD returns, the link-local one included, whether detection ran or not."""
+    result = dual_network.having(enabledad=dad).add(sandbox)
+    found = flags_of(sandbox)
+    assert found[address(result, 1)] == set()
+    assert len(found) == 2
+    assert set().union(*found.values()) == set()
+
+
+def test_the_host_takes_no_router_advertisements(dual_network, sandbox):
+    """Bridge and host's end ignore router advertisements, which a pod could send."""
+    result = dual_network.add(sandbox)
+    for name in ("cni0", host_end(result)):
+        assert dual_network.host.sysctl(f"net/ipv6/conf/{name}/accept_ra") == "0"
+
+
+@pytest.mark.parametrize(("dad", "accept"), [(None, "0"), (True, "1")])
+def test_settings_inside_are_the_references(dual_network, sandbox, dad, accept):
+    """In the container detection is off unless enabledad, changes are announced, addresses survive a link that goes down."""
+    sandbox.set_sysctl("net/ipv6/conf/default/enhanced_dad", "0")
+    dual_network.having(enabledad=dad).add(sandbox)
+    assert sandbox.sysctl("net/ipv6/conf/eth0/accept_dad") == accept
+    assert sandbox.sysctl("net/ipv6/conf/eth0/enhanced_dad") == ("1" if dad else "0")
+    assert sandbox.sysctl("net/ipv4/conf/eth0/arp_notify") == "1"
+    assert sandbox.sysctl("net/ipv6/conf/eth0/keep_addr_on_down") == "1"
+    sandbox.ip("link", "set", "eth0", "down")
+    assert "fd00:22::2" in flags_of(sandbox)
+
+
+def test_ipv6_settings_are_left_alone_without_ipv6_addresses(network, sandbox):
+    """An IPv4 attachment neither enables IPv6 nor keeps its addresses, but announces changes too."""
+    sandbox.set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")
+    network.add(sandbox)
+    assert sandbox.sysctl("net/ipv6/conf/eth0/disable_ipv6") == "1"
+    assert sandbox.sysctl("net/ipv6/conf/eth0/keep_addr_on_down") == "0"
+    assert sandbox.sysctl("net/ipv4/conf/eth0/arp_notify") == "1"
+
+
+def test_ipv6_switched_off_in_the_sandbox_is_switched_on(dual_network, sandbox):
+    """Runtimes start containers with disable_ipv6=1; an IPv6 address switches it off for lo and the interface."""
+    for name in ("all", "default", "lo"):
+        sandbox.set_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
+    result = dual_network.add(sandbox)
+    for name in ("lo", "eth0"):
+        assert sandbox.sysctl(f"net/ipv6/conf/{name}/disable_ipv6") == "0"
+    assert reaches(dual_network.host, address(result, 1))
+
+
+def test_an_ipv4_network_needs_no_ipv6_on_the_host(network, sandbox):
+    """A host with IPv6 switched off serves an IPv4 network, silently."""
+    for name in ("all", "default"):
+        network.host.set_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
+    outcome = network.run("ADD", sandbox)
+    assert outcome.stderr == ""
+    assert reaches(sandbox, outcome.result()["ips"][0]["gateway"])
+
+
+def test_a_duplicate_address_is_detected_when_told_so(scripted_network, new_sandbox):
+    """With enabledad an address that another pod uses fails ADD, which leaves nothing behind."""
+    net = scripted_network([{"address": "fd00:22::9/64"}], keys={"enabledad": True})
+    one, two = new_sandbox(), new_sandbox()
+    net.add(one)
+    before = state(net.host), state(two)
+    error = net.run("ADD", two).error()
+    assert error["msg"] == "link eth0 has address fd00:22::9 in DADFAILED state"
+    assert (state(net.host), state(two)) == before
+    assert reaches(one, "fd00:22::1")

@@ -1,0 +1,75 @@
+"""bridge without IPAM, and with the container's end left down: no addresses, only frames."""
+
+import pytest
+
+from tests.support.attaching import host_end, reaches
+from tests.support.netstate import links, shown, state
+
+NO_IPAM = [None, {}, {"type": ""}, {"dataDir": "/nowhere"}]
+
+
+@pytest.fixture
+def l2(network):
+    """A network without IPAM and gateway."""
+    return network.having(ipam=None, isDefaultGateway=None)
+
+
+@pytest.mark.parametrize("ipam", NO_IPAM)
+def test_without_ipam_there_are_no_addresses(l2, sandbox, ipam):
+    """Without an IPAM type the interface is up, has no address, and the result has interfaces only."""
+    result = l2.having(ipam=ipam).add(sandbox)
+    assert result.keys() == {"cniVersion", "interfaces"}
+    assert [item["name"] for item in result["interfaces"]][::2] == ["cni0", "eth0"]
+    inside = links(sandbox)["eth0"]
+    assert (inside["addresses"], "UP" in inside["flags"]) == ([], True)
+    assert state(sandbox)["routes"]["ipv4"] == []
+
+
+def test_pods_talk_with_addresses_of_their_own(l2, new_sandbox):
+    """Two pods without IPAM exchange packets once they have addresses from elsewhere."""
+    for number in (1, 2):
+        pod = new_sandbox()
+        l2.add(pod)
+        pod.ip("addr", "add", f"192.0.2.{number}/24", "dev", "eth0")
+    assert reaches(pod, "192.0.2.1")
+
+
+@pytest.mark.parametrize("ipam", NO_IPAM)
+def test_check_and_del_need_no_ipam(l2, sandbox, ipam):
+    """A network without IPAM can be checked, deleted, and deleted again."""
+    net = l2.having(ipam=ipam)
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    net.delete(sandbox, result)
+    assert set(links(sandbox)) == {"lo"}
+    assert set(links(net.host)) == {"lo", "cni0"}
+    net.delete(sandbox)
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_the_oldest_versions_cannot_tell_of_it(l2, sandbox, version):
+    """Versions whose results consist of addresses refuse a network without IPAM, and nothing is made."""
+    before = state(l2.host), state(sandbox)
+    error = l2.having(cniVersion=version).run("ADD", sandbox).error()
+    assert "cannot convert: no valid IP addresses" in error["msg"]
+    assert (state(l2.host), state(sandbox)) == before
+
+
+def test_the_containers_end_may_stay_down(l2, sandbox):
+    """With disableContainerInterface the container's end stays down; the host's end is a port and up."""
+    net = l2.having(disableContainerInterface=True)
+    result = net.add(sandbox)
+    assert "UP" not in links(sandbox)["eth0"]["flags"]
+    port = shown(net.host, host_end(result))
+    assert (port["master"], "UP" in port["flags"]) == ("cni0", True)
+    net.check(sandbox, result)
+    sandbox.ip("link", "set", "eth0", "up")
+    assert "eth0" in net.run("CHECK", sandbox, prev_result=result).error()["msg"]
+    net.delete(sandbox, result)
+    assert set(links(net.host)) == {"lo", "cni0"}
+
+
+def test_the_port_is_as_ready_as_with_addresses(l2, sandbox):
+    """ADD returns when the port forwards, without IPAM too."""
+    port = shown(l2.host, host_end(l2.add(sandbox)))
+    assert (port["operstate"], port["linkinfo"]["info_slave_data"]["state"]) == ("UP", "forwarding")

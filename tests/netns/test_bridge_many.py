@@ -1,0 +1,57 @@
+"""Many attachments: at the same time, and one after the other."""
+
+import os
+
+from tests.support.attaching import address, host_end, reaches
+from tests.support.netstate import links, state
+from tests.support.running import finish
+
+AT_ONCE = 50
+CYCLES = 50
+
+
+def test_fifty_pods_at_once(dual_network, new_sandbox):
+    """Fifty ADDs at once on a bridge that is not there yet succeed without a double, then fifty DELs leave nothing."""
+    pods = [new_sandbox() for _ in range(AT_ONCE)]
+    results = [finish(process).result() for process in [dual_network.start("ADD", pod) for pod in pods]]
+    for number in (0, 1):
+        assert len({address(result, number) for result in results}) == AT_ONCE
+    for end in (1, 2):
+        assert len({result["interfaces"][end]["mac"] for result in results}) == AT_ONCE
+    assert len({result["interfaces"][0]["mac"] for result in results}) == 1
+    assert set(links(dual_network.host)) == {"lo", "cni0", *map(host_end, results)}
+    assert len(dual_network.leases()) == 2 * AT_ONCE
+    assert reaches(pods[0], address(results[-1]))
+    assert reaches(pods[-1], address(results[0], 1))
+    dual_network.check(pods[0], results[0])
+    for process in [dual_network.start("DEL", pod) for pod in pods]:
+        finish(process).silence()
+    assert set(links(dual_network.host)) == {"lo", "cni0"}
+    assert dual_network.leases() == {}
+    assert [pod for pod in pods if set(links(pod)) != {"lo"}] == []
+
+
+def test_a_failing_add_among_others(scripted_network, network, new_sandbox):
+    """ADDs that fail do not harm those that succeed at the same time on the same new bridge."""
+    good, bad = [new_sandbox() for _ in range(8)], [new_sandbox() for _ in range(8)]
+    failing = scripted_network([], body="sleep 0.0$(($$ % 10))")
+    processes = [(network.start("ADD", one), failing.start("ADD", two)) for one, two in zip(good, bad, strict=True)]
+    outcomes = [(finish(one), finish(two)) for one, two in processes]
+    for pod, (succeeded, failed) in zip(good, outcomes, strict=True):
+        assert reaches(pod, succeeded.result()["ips"][0]["gateway"])
+        failed.error()
+    ends = [host_end(succeeded.result()) for succeeded, _ in outcomes]
+    assert set(links(network.host)) == {"lo", "cni0", *ends}
+
+
+def test_cycles_leave_no_trace(network, sandbox, store):
+    """After many ADDs and DELs, links, addresses, routes, lease files and temporary files are as after the first."""
+    network.delete(sandbox, network.add(sandbox))
+    before = state(network.host, netfilter=True), state(sandbox), sorted(os.listdir(store / "net"))
+    mac = links(network.host)["cni0"]["address"]
+    for _ in range(CYCLES):
+        result = network.add(sandbox)
+        assert result["interfaces"][0]["mac"] == mac
+        network.delete(sandbox, result)
+    after = state(network.host, netfilter=True), state(sandbox), sorted(os.listdir(store / "net"))
+    assert after == before

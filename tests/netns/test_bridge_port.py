@@ -1,0 +1,114 @@
+"""What may be asked for of bridge and port: MTU, MAC, hairpin and promiscuous mode, isolation."""
+
+import sys
+
+import pytest
+
+from tests.support.attaching import address, host_end, reaches
+from tests.support.netstate import links, shown
+
+# Sends one broadcast frame of a type of its own and tells whether it came back.
+ECHO = """\
+import socket
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88b5))
+link.bind(("eth0", 0x88b5))
+link.settimeout(0.5)
+link.send(b"\\xff" * 6 + link.getsockname()[4] + b"\\x88\\xb5" + bytes(46))
+try:
+    while link.recvfrom(100)[1][2] == socket.PACKET_OUTGOING:
+        pass
+    print("came back")
+except TimeoutError:
+    print("lost")
+"""
+
+
+def port_flags(host, name):
+    """Returns whether the port has hairpin mode and is isolated."""
+    data = shown(host, name)["linkinfo"]["info_slave_data"]
+    return data["hairpin"], data["isolated"]
+
+
+@pytest.mark.parametrize(("mtu", "expected"), [(None, 1500), (0, 1500), (1400, 1400), (9000, 9000), (1280, 1280)])
+def test_mtu_is_set_everywhere(dual_network, sandbox, mtu, expected):
+    """The MTU holds for a new bridge and both ends; 0 and none leave it to the kernel."""
+    net = dual_network.having(mtu=mtu)
+    result = net.add(sandbox)
+    outside = links(net.host)
+    assert [outside["cni0"]["mtu"], outside[host_end(result)]["mtu"]] == [expected, expected]
+    assert links(sandbox)["eth0"]["mtu"] == expected
+
+
+def test_packets_of_the_mtus_size_pass(network, new_sandbox):
+    """A packet as large as the MTU passes unfragmented, a larger one does not leave."""
+    net = network.having(mtu=1400)
+    one, two = new_sandbox(), new_sandbox()
+    net.add(one)
+    destination = address(net.add(two))
+    assert reaches(one, destination, options=("-M", "do", "-s", str(1400 - 28)))
+    assert not reaches(one, destination, within_s=1, options=("-M", "do", "-s", str(1400 - 27)))
+
+
+@pytest.mark.parametrize(("keys", "expected"), [({}, (False, False)), ({"hairpinMode": True}, (True, False))])
+def test_hairpin_mode_sends_frames_back(network, sandbox, keys, expected):
+    """With hairpinMode a pod gets its own broadcasts back, as it must to reach itself through a service; else not."""
+    result = network.having(**keys).add(sandbox)
+    assert port_flags(network.host, host_end(result)) == expected
+    answer = sandbox.run(sys.executable, "-I", "-c", ECHO).strip()
+    assert answer == ("came back" if expected[0] else "lost")
+
+
+def test_isolated_ports_reach_the_gateway_only(network, new_sandbox):
+    """With portIsolation pods reach gateway and host, not each other; without they reach each other."""
+    one, two, open_one = new_sandbox(), new_sandbox(), new_sandbox()
+    isolated = network.having(portIsolation=True)
+    first, second = isolated.add(one), isolated.add(two)
+    third = network.add(open_one)
+    assert port_flags(network.host, host_end(first)) == (False, True)
+    assert reaches(one, first["ips"][0]["gateway"])
+    assert reaches(network.host, address(second))
+    assert not reaches(one, address(second), within_s=1)
+    assert reaches(one, address(third))
+
+
+def test_both_port_flags_at_once(network, sandbox):
+    """Hairpin mode and isolation may be asked for together."""
+    result = network.having(hairpinMode=True, portIsolation=True).add(sandbox)
+    assert port_flags(network.host, host_end(result)) == (True, True)
+
+
+def test_promiscuous_mode(network, new_sandbox):
+    """With promiscMode the bridge is promiscuous, also one that was there before; without it is left as it is."""
+    network.add(new_sandbox())
+    assert "PROMISC" not in links(network.host)["cni0"]["flags"]
+    network.having(promiscMode=True).add(new_sandbox())
+    assert "PROMISC" in links(network.host)["cni0"]["flags"]
+    network.add(new_sandbox())
+    assert "PROMISC" in links(network.host)["cni0"]["flags"]
+
+
+ENVIRONMENT, ARGS, RUNTIME = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
+
+
+@pytest.mark.parametrize(
+    ("keys", "args", "expected"),
+    [
+        ({}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", ENVIRONMENT),
+        ({"args": {"cni": {"mac": ARGS}}}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", ARGS),
+        ({"args": {"cni": {"mac": ARGS}}, "runtimeConfig": {"mac": RUNTIME}}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", RUNTIME),
+        ({"runtimeConfig": {"mac": "0200.0000.0003"}}, None, RUNTIME),
+    ],
+)
+def test_the_container_has_the_mac_asked_for(network, sandbox, keys, args, expected):
+    """The container's MAC is runtimeConfig's, else that of args.cni, else that of CNI_ARGS."""
+    result = network.having(**keys).add(sandbox, args=args)
+    assert result["interfaces"][2]["mac"] == expected
+    assert links(sandbox)["eth0"]["address"] == expected
+    assert reaches(sandbox, result["ips"][0]["gateway"])
+
+
+def test_macs_differ_unless_asked_for(network, new_sandbox):
+    """Without a MAC asked for each interface has its own, locally administered."""
+    macs = [item["mac"] for _ in range(3) for item in network.add(new_sandbox())["interfaces"][1:]]
+    assert len(set(macs)) == 6
+    assert {int(mac[:2], 16) & 3 for mac in macs} == {2}

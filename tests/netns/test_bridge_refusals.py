@@ -1,0 +1,100 @@
+"""What ADD of bridge refuses before anything is changed."""
+
+import pytest
+
+from tests.support.netstate import state
+
+
+@pytest.fixture
+def untouched(network, sandbox):
+    """A function that runs a failing ADD and returns its error, after comparing both namespaces with before."""
+
+    def refuse(net, **how):
+        before = state(network.host), state(sandbox)
+        error = net.run("ADD", how.pop("netns", sandbox), **how).error()
+        assert (state(network.host), state(sandbox)) == before
+        assert net.leases() == {}
+        return error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("ipMasq", True), ("vlan", 100), ("vlanTrunk", [{"id": 101}]), ("vlanTrunk", []), ("macspoofchk", True)],
+)
+def test_what_is_not_served_is_said(network, untouched, key, value):
+    """A key that this version does not serve is refused with code 2, and the message names it."""
+    error = untouched(network.having(**{key: value}))
+    assert error["code"] == 2
+    assert f'"{key}"' in error["msg"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("ipMasq", False), ("vlan", 0), ("macspoofchk", False)])
+def test_what_is_switched_off_needs_no_service(network, sandbox, key, value):
+    """A key that is not served yet may be there with the value that asks for nothing."""
+    assert network.having(**{key: value}).add(sandbox)["ips"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"hairpinMode": True, "promiscMode": True}, "cannot set hairpin mode and promiscuous mode at the same time"),
+        ({"disableContainerInterface": True}, "cannot use IPAM when DisableContainerInterface flag is set"),
+        ({"isGateway": "true"}, "failed to load netconf:"),
+        ({"mtu": 1500.5}, "failed to load netconf:"),
+        ({"mtu": 70000}, "failed to load netconf:"),
+        ({"bridge": ""}, "failed to load netconf:"),
+        ({"bridge": "a-name-much-too-long"}, "failed to load netconf:"),
+        ({"ipam": {"type": "no-such-plugin"}}, 'failed to find plugin "no-such-plugin"'),
+        ({"ipam": {"type": "../host-local"}}, "invalid plugin name: ../host-local"),
+        ({"runtimeConfig": {"mac": "02:00:00:00:00"}}, "address 02:00:00:00:00: invalid MAC address"),
+        ({"args": {"cni": {"mac": "01:00:5e:00:00:01"}}}, "address 01:00:5e:00:00:01: invalid MAC address"),
+    ],
+)
+def test_a_wrong_configuration_changes_nothing(network, sandbox, keys, text):
+    """A configuration that cannot be served is refused with code 7, the reason in the message."""
+    before = state(network.host), state(sandbox)
+    error = network.having(**keys).run("ADD", sandbox).error()
+    assert error["code"] == 7
+    assert error["msg"].startswith(text)
+    assert (state(network.host), state(sandbox)) == before
+
+
+@pytest.mark.parametrize(("args", "text"), [("A=b", 'ARGS: unknown args ["A=b"]'), ("MAC", 'ARGS: invalid pair "MAC"')])
+def test_wrong_arguments_are_refused(network, untouched, args, text):
+    """CNI_ARGS is checked before anything is done."""
+    error = untouched(network, args=args)
+    assert (error["code"], error["msg"]) == (4, text)
+
+
+def test_unknown_arguments_pass_when_told_so(network, sandbox):
+    """Arguments meant for other plugins pass with IgnoreUnknown."""
+    network.add(sandbox, args="IgnoreUnknown=1;K8S_POD_NAME=web-0")
+
+
+def test_the_hosts_own_namespace_is_no_sandbox(network, untouched):
+    """CNI_NETNS naming the plugin's own namespace is refused with code 8."""
+    assert untouched(network, netns=network.host)["code"] == 8
+
+
+def test_the_hosts_own_namespace_is_served_when_told_so(network):
+    """With CNI_NETNS_OVERRIDE both ends may be on the host; DEL takes them away again."""
+    before = set(state(network.host)["links"])
+    override = {"CNI_NETNS_OVERRIDE": "1"}
+    network.add(network.host, env=override)
+    assert state(network.host)["links"]["eth0"]["addresses"]
+    network.delete(network.host, env=override)
+    assert set(state(network.host)["links"]) == before | {"cni0"}
+
+
+def test_what_is_no_namespace_is_told(network, untouched, tmp_path):
+    """A path that is absent or an ordinary file is refused with code 8 and the texts that runtimes know."""
+    file = tmp_path / "file"
+    file.touch()
+    error = untouched(network, netns=str(file), container_id="cid")
+    assert error["code"] == 8
+    assert f'unknown FS magic on "{file}": ' in error["msg"]
+    error = untouched(network, netns="/run/netns/absent", container_id="cid")
+    assert error["code"] == 8
+    assert 'failed to Statfs "/run/netns/absent": no such file or directory' in error["msg"]

@@ -1,0 +1,88 @@
+"""The sample configurations in conf/: each is run through the verbs as a runtime would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import netstate
+from tests.support.binaries import ROOT
+from tests.support.netlist import NetworkList, Run
+from tests.support.running import run_plugin
+
+FILES = sorted((ROOT / "conf").glob("*.conflist"))
+SAMPLES = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def load(path: Path, store: Path) -> NetworkList:
+    """Reads a sample, its leases redirected to `store`."""
+    network = NetworkList.load(path)
+    for plugin in network.plugins:
+        if "ipam" in plugin:
+            plugin["ipam"]["dataDir"] = str(store)
+    return network
+
+
+def runner(host, sandbox, network: NetworkList) -> Run:
+    """Returns what runs a plugin for one attachment of `sandbox`."""
+    ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
+
+    def run(plugin, command, config):
+        return run_plugin(plugin, command, config, host=host, netns=sandbox, ifname=ifname, container_id=sandbox.name)
+
+    return run
+
+
+def leases(store: Path) -> set[str]:
+    """Returns the addresses that are reserved in all networks' stores; lock and the like are no addresses."""
+    return {path.name for path in store.glob("[!.]*/*") if path.name[0].isdigit() or ":" in path.name}
+
+
+@SAMPLES
+def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
+    """Each file in conf/ takes an attachment through ADD, CHECK and DEL and is then as before."""
+    network = load(path, store)
+    run = runner(host, sandbox, network)
+    bridges = {plugin["bridge"] for plugin in network.plugins if "bridge" in plugin}
+
+    # The first attachment leaves what stays by design: the bridge on the host, a queue on the sandbox's lo.
+    network.delete(run, network.add(run))
+    assert set(netstate.links(host)) == {"lo", *bridges}
+    assert set(netstate.links(sandbox)) == {"lo"}
+
+    before = netstate.state(host), netstate.state(sandbox)
+    result = network.add(run)
+    assert result["cniVersion"] == network.cni_version
+    assert leases(store) == {ip["address"].partition("/")[0] for ip in result.get("ips", [])} - {"127.0.0.1", "::1"}
+    assert netstate.state(sandbox) != before[1]
+    network.check(run, result)
+    network.delete(run, result)
+    assert (netstate.state(host), netstate.state(sandbox)) == before
+    assert leases(store) == set()
+
+
+def test_samples_can_be_used_side_by_side(bin_dir, host, sandbox, new_sandbox, store):
+    """All files in conf/ serve one host at a time, since neither their names nor their bridges and subnets collide."""
+    networks = [load(path, store) for path in FILES]
+    assert len({network.name for network in networks}) == len(networks)
+    attachments = [(network, runner(host, new_sandbox(), network)) for network in networks]
+    results = [network.add(run) for network, run in attachments]
+    for (network, run), result in zip(attachments, results, strict=True):
+        network.check(run, result)
+    for (network, run), result in zip(attachments, results, strict=True):
+        network.delete(run, result)
+    assert leases(store) == set()
+
+
+def test_there_is_nothing_in_conf_that_is_not_run():
+    """Every file in conf/ is a list that the tests above run, or the README that names each of them."""
+    others = {path for path in (ROOT / "conf").iterdir() if path not in FILES}
+    assert others == {ROOT / "conf" / "README.md"}
+    readme = (ROOT / "conf" / "README.md").read_text()
+    assert [path.name for path in FILES if path.name not in readme] == []
+
+
+def test_the_first_sample_is_the_pod_network():
+    """A runtime that takes the first file of the directory takes the network `podwire`."""
+    assert NetworkList.load(FILES[0]).name == "podwire"

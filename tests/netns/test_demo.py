@@ -1,0 +1,17 @@
+"""The demo, which checks each of its own steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.binaries import ROOT
+
+
+def test_demo_finds_everything_as_it_should_be(root, bin_dir):
+    """`make demo` succeeds with the built files, and says so."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.demo"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Everything was as it should be.\n")

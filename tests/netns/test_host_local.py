@@ -1,0 +1,261 @@
+"""host-local as built, on real files: together with the reference plugin, in parallel, and killed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.support import binaries
+from tests.support.running import Outcome, finish, run_plugin, start_plugin
+
+
+@dataclass(frozen=True)
+class Leases:
+    """One network's leases in `store`, and the plugin that serves them: ours, unless `bin_dir` says otherwise."""
+
+    store: Path
+    ranges: list[list[dict[str, str]]]
+    version: str = "1.0.0"  # the newest that Debian's reference plugins speak
+    bin_dir: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self.store / "net"
+
+    def config(self, **ipam: Any) -> dict[str, Any]:
+        own = {"type": "host-local", "dataDir": str(self.store), "ranges": self.ranges}
+        return {"cniVersion": self.version, "name": "net", "type": "bridge", "ipam": {**own, **ipam}}
+
+    def run(self, command: str, container_id: str = "cid", **how: Any) -> Outcome:
+        config = {**self.config(), **how.pop("keys", {})}
+        return run_plugin("host-local", command, config, **self.how(container_id), **how)
+
+    def start(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
+        return start_plugin("host-local", command, **self.how(container_id))
+
+    def fed(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
+        """Starts a verb that has its whole input."""
+        process = self.start(command, container_id)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(self.config()).encode())
+        process.stdin.close()
+        process.stdin = None  # nothing more to send
+        return process
+
+    def how(self, container_id: str) -> Mapping[str, Any]:
+        return {"netns": "/dev/null", "container_id": container_id, "bin_dir": self.bin_dir}
+
+    def add(self, container_id: str = "cid", **how: Any) -> list[str]:
+        return [ip["address"].partition("/")[0] for ip in self.run("ADD", container_id, **how).result()["ips"]]
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.directory.iterdir()}
+
+    def reserved(self) -> dict[str, bytes]:
+        return {name: content for name, content in self.files().items() if re.fullmatch(r"[0-9a-f.:]+[.:].*", name)}
+
+    def modes(self) -> dict[str, int]:
+        return {path.name: path.stat().st_mode & 0o7777 for path in (self.directory, *self.directory.iterdir())}
+
+
+POOLS = [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]]
+
+
+@pytest.fixture
+def leases(bin_dir: Path, store: Path) -> Leases:
+    """A network with an IPv4 and an IPv6 range."""
+    return Leases(store, POOLS)
+
+
+@pytest.fixture
+def reference(leases: Leases) -> Leases:
+    """The same network, served by the reference plugin."""
+    assert (binaries.REFERENCE / "host-local").exists(), f"no reference plugins in {binaries.REFERENCE}"
+    return replace(leases, bin_dir=binaries.REFERENCE)
+
+
+def test_files_are_those_of_the_reference(leases, reference, tmp_path):
+    """The same calls leave the same names and bytes as the reference plugin's."""
+    other = replace(reference, store=tmp_path / "other")
+    for network in (leases, other):
+        for name in ("a", "b", "c"):
+            network.add(name)
+        network.run("DEL", "b").silence()
+        network.add("d", args="IP=10.1.2.77")
+    assert leases.files() == other.files()
+    modes = leases.modes()
+    # Debian's reference plugin is of before 1.4.0, when files became private.
+    assert {name: 0o600 if mode == 0o644 else mode for name, mode in other.modes().items()} == modes
+    assert {modes["10.1.2.2"], modes["last_reserved_ip.1"], modes["lock"], modes["net"]} == {0o600, 0o750, 0o755}
+
+
+def test_a_live_directory_changes_hands(leases, reference):
+    """Both plugins go on where the other stopped: turn, duplicates, CHECK and DEL."""
+    assert reference.add("a") == ["10.1.2.2", "fd00:1::2"]
+    assert leases.add("b") == ["10.1.2.3", "fd00:1::3"]
+    assert reference.add("c") == ["10.1.2.4", "fd00:1::4"]
+    for owner in "abc":
+        for network in (leases, reference):
+            network.run("CHECK", owner).silence()
+            assert "duplicate allocation is not allowed" in network.run("ADD", owner).error()["msg"]
+    leases.run("DEL", "a").silence()
+    reference.run("DEL", "b").silence()
+    for network in (leases, reference):
+        assert network.run("CHECK", "a").status == network.run("CHECK", "b").status == 1
+    assert reference.reserved() == {"10.1.2.4": b"c\r\neth0", "fd00:1::4": b"c\r\neth0"}
+    assert leases.add("d") == ["10.1.2.5", "fd00:1::5"]
+    leases.run("DEL", "c").silence()
+    reference.run("DEL", "d").silence()
+    assert leases.reserved() == {}
+
+
+def test_texts_of_refusals_begin_as_the_references(leases, reference):
+    """What the reference refuses is refused with its words."""
+    leases = replace(leases, ranges=[[{"subnet": "10.1.2.0/30"}]])
+    reference = replace(reference, ranges=leases.ranges)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("a", {"keys": {"ipam": leases.config(ranges=[])["ipam"]}}),
+        ("a", {"keys": {"ipam": leases.config(ranges=[[{"subnet": "10.1.2.4/24"}]])["ipam"]}}),
+        ("a", {"keys": {"ipam": leases.config(subnet="10.1.2.0/24")["ipam"]}}),
+        ("a", {"keys": {"ipam": None}}),
+        ("a", {"args": "IP=10.1.2.1"}),
+        ("a", {"args": "IP=10.9.9.9", "keys": {"ipam": {"subnet": "10.5.5.0/24", "dataDir": str(leases.store)}}}),
+        ("first", {}),
+        ("a", {"args": "IP=10.1.2.2"}),
+        ("a", {}),
+    ]
+    leases.add("first")
+    for container_id, how in cases:
+        ours, theirs = (network.run("ADD", container_id, **how).error()["msg"] for network in (leases, reference))
+        assert ours == theirs
+
+
+def test_each_waits_for_the_other(leases, reference):
+    """The lock is the same flock: who holds it keeps both plugins waiting."""
+    leases.add("a")
+    for network in (leases, reference):
+        with open(leases.directory / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = network.fed("DEL", "a")
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+        finish(process).silence()
+
+
+def test_two_hundred_at_once(leases):
+    """200 parallel ADDs in a /24 get 200 addresses, and 200 parallel DELs leave none."""
+    names = [f"c{number}" for number in range(200)]
+    for command in ("ADD", "DEL"):
+        outcomes = []
+        for start in range(0, 200, 50):
+            started = [leases.start(command, name) for name in names[start : start + 50]]
+            outcomes += [finish(process, leases.config()) for process in started]
+        if command == "ADD":
+            given = [tuple(ip["address"] for ip in outcome.result()["ips"]) for outcome in outcomes]
+            assert len(set(given)) == 200
+            assert len(leases.reserved()) == 400
+        else:
+            for outcome in outcomes:
+                outcome.silence()
+    assert leases.reserved() == {}
+
+
+def test_both_plugins_at_once(leases, reference):
+    """Our plugin and the reference, run in parallel on one directory, never give an address twice."""
+    names = [f"c{number}" for number in range(60)]
+    for command in ("ADD", "DEL"):
+        networks = [(leases, reference)[number % 2] for number in range(len(names))]
+        started = [network.start(command, name) for network, name in zip(networks, names, strict=True)]
+        outcomes = [finish(process, leases.config()) for process in started]
+        assert [outcome.status for outcome in outcomes] == [0] * len(names)
+        if command == "ADD":
+            assert len({ip["address"] for outcome in outcomes for ip in outcome.json["ips"]}) == 120
+    assert leases.reserved() == {}
+
+
+def killed(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, bool]]:
+    """Sends each of `rounds` ADDs a signal, a little later each time; yields its id and whether it told a result."""
+    began = time.monotonic()
+    leases.add("measured")
+    longest = time.monotonic() - began
+    leases.run("DEL", "measured").silence()
+    for number in range(rounds):
+        process = leases.fed("ADD", f"k{number}")
+        time.sleep(longest * number / rounds)
+        process.send_signal(sign)
+        yield f"k{number}", b'"ips"' in finish(process).stdout
+
+
+def test_killed_at_any_moment(leases):
+    """After kill -9 each file is whole or absent, and a DEL cleans what there is."""
+    for name, _ in killed(leases, signal.SIGKILL, 100):
+        assert all(content == f"{name}\r\neth0".encode() for content in leases.reserved().values())
+        leases.run("DEL", name).silence()
+        assert leases.reserved() == {}
+
+
+def test_terminated_at_any_moment(leases):
+    """After SIGTERM each file is whole or absent, a result told is true, and a DEL cleans what there is."""
+    for name, told in killed(leases, signal.SIGTERM, 60):
+        assert len(leases.reserved()) == 2 if told else len(leases.reserved()) in (0, 2)
+        leases.run("DEL", name).silence()
+        assert leases.reserved() == {}
+
+
+def test_the_lock_is_not_waited_for_without_end(leases):
+    """Who does not get the lock within ten seconds is told to try again, and who holds it."""
+    leases.add("a")
+    with open(leases.directory / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        began = time.monotonic()
+        error = leases.run("ADD", "b").error()
+        assert 9 < time.monotonic() - began < 20
+    assert error["code"] == 11
+    assert f"process {os.getpid()} (" in error["details"]
+
+
+def test_time_does_not_grow_with_the_store(leases):
+    """ADD, CHECK and DEL take as long with 10,000 reservations as with 10 (wall clock of whole processes, +30 %)."""
+    leases = replace(leases, ranges=[[{"subnet": "10.1.0.0/16"}]])
+    small, large = replace(leases, store=leases.store / "s"), replace(leases, store=leases.store / "l")
+    for network, count in ((small, 10), (large, 10_000)):
+        network.directory.mkdir(parents=True)
+        for number in range(2, count + 2):
+            (network.directory / f"10.1.{number >> 8}.{number & 255}").write_bytes(b"c%d\r\neth0" % number)
+        (network.directory / "last_reserved_ip.0").write_text(f"10.1.{count + 1 >> 8}.{count + 1 & 255}")
+        network.run("CHECK", "c5").silence()
+    times: dict[tuple[str, int], list[float]] = {}
+    for number in range(60):
+        for command in ("ADD", "CHECK", "DEL"):
+            for size, network in enumerate((small, large)):
+                began = time.perf_counter()
+                outcome = network.run(command, f"n{number}")
+                times.setdefault((command, size), []).append(time.perf_counter() - began)
+                assert outcome.status == 0
+    for command in ("ADD", "CHECK", "DEL"):
+        assert median(times[command, 1]) < 1.3 * median(times[command, 0]), command
+
+
+def test_gc_and_status_of_the_built_plugin(leases):
+    """GC frees what is not listed, and STATUS tells when nothing is left."""
+    leases = replace(leases, version="1.1.0", ranges=[[{"subnet": "10.1.2.0/29"}]])
+    for name in "abcde":
+        leases.add(name)
+    status = leases.run("STATUS").error()
+    assert (status["code"], "5 of 5 in use" in status["msg"]) == (50, True)
+    leases.run("GC", keys={"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]}).silence()
+    assert leases.reserved() == {"10.1.2.3": b"b\r\neth0"}
+    leases.run("STATUS").silence()
+    assert leases.run("GC").stderr.count("\n") == 1

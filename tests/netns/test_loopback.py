@@ -1,0 +1,181 @@
+"""The loopback plugin on a real kernel: lo comes up, is looked at, and goes down."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.spec import configs
+from tests.support import netstate, running
+from tests.support.running import run_plugin
+
+CONFIG = {"cniVersion": "1.0.0", "name": "cni-loopback", "type": "loopback"}
+
+
+@pytest.fixture
+def loopback(bin_dir, host, sandbox):
+    """Runs a verb of loopback in the sandbox, as containerd does."""
+
+    def run(command, config=CONFIG, **how):
+        return run_plugin("loopback", command, config, **{"host": host, "netns": sandbox, "ifname": "lo", **how})
+
+    return run
+
+
+def lo(sandbox):
+    """Returns whether lo is up, and its addresses."""
+    found = netstate.links(sandbox)["lo"]
+    return "UP" in found["flags"], [f"{item['local']}/{item['prefixlen']}" for item in found["addresses"]]
+
+
+@pytest.mark.parametrize("version", configs.VERSIONS)
+def test_lo_comes_up_and_goes_down(loopback, sandbox, version):
+    """ADD sets lo up and DEL down again, in every version."""
+    config = CONFIG | {"cniVersion": version}
+    assert lo(sandbox) == (False, [])
+    assert loopback("ADD", config).result()["cniVersion"] == version
+    assert lo(sandbox) == (True, ["127.0.0.1/8", "::1/128"])
+    loopback("DEL", config).silence()
+    assert not lo(sandbox)[0]
+
+
+LO = {"name": "lo", "mac": "00:00:00:00:00:00"}
+
+
+@pytest.mark.parametrize(
+    ("version", "shape"),
+    [
+        ("0.2.0", {"ip4": {"ip": "127.0.0.1/8"}, "ip6": {"ip": "::1/128"}, "dns": {}}),
+        (
+            "0.4.0",
+            {
+                "interfaces": [LO],
+                "ips": [
+                    {"version": "4", "interface": 0, "address": "127.0.0.1/8"},
+                    {"version": "6", "interface": 0, "address": "::1/128"},
+                ],
+                "dns": {},
+            },
+        ),
+        (
+            "1.1.0",
+            {
+                "interfaces": [LO | {"mtu": 65536}],
+                "ips": [{"interface": 0, "address": "127.0.0.1/8"}, {"interface": 0, "address": "::1/128"}],
+            },
+        ),
+    ],
+)
+def test_result_has_the_shape_of_its_version(loopback, sandbox, version, shape):
+    """The result is lo with its two addresses, in the shape of the version asked for."""
+    if "interfaces" in shape:
+        shape = shape | {"interfaces": [item | {"sandbox": sandbox.path} for item in shape["interfaces"]]}
+    assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shape}
+
+
+def test_result_is_the_references(loopback, reference):
+    """Under 1.0.0 the result is the Go plugin's, but for the empty dns that old releases of it print."""
+    theirs = loopback("ADD", bin_dir=reference).result()
+    loopback("DEL").silence()
+    assert {"dns": {}} | loopback("ADD").result() == {"dns": {}} | theirs
+
+
+@pytest.mark.parametrize("ifname", ["eth0", "lo", "anything-else"])
+def test_ifname_does_not_matter(loopback, sandbox, ifname):
+    """Whatever CNI_IFNAME says, and whatever CNI_ARGS holds, it is lo that comes up."""
+    assert loopback("ADD", ifname=ifname, args="none").result()["interfaces"][0]["name"] == "lo"
+    assert lo(sandbox)[0]
+    loopback("DEL", ifname=ifname, args="none").silence()
+
+
+def test_earlier_result_is_handed_on(loopback, sandbox):
+    """A prevResult is printed unchanged, and lo comes up all the same."""
+    earlier = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": sandbox.path}]}
+    assert loopback("ADD", CONFIG | {"prevResult": earlier}).result() == earlier
+    assert lo(sandbox)[0]
+
+
+def test_without_ipv6_there_is_one_address(loopback, sandbox):
+    """In a sandbox without IPv6 the result holds the IPv4 address alone."""
+    for interface in ("all", "default", "lo"):
+        sandbox.set_sysctl(f"net/ipv6/conf/{interface}/disable_ipv6", "1")
+    assert loopback("ADD").result()["ips"] == [{"address": "127.0.0.1/8", "interface": 0}]
+
+
+def test_add_again_changes_nothing(loopback, sandbox):
+    """A second ADD gives the same result."""
+    first = loopback("ADD").result()
+    before = netstate.state(sandbox)
+    assert loopback("ADD").result() == first
+    assert netstate.state(sandbox) == before
+
+
+def test_del_succeeds_on_nothing(loopback, sandbox, tmp_path):
+    """DEL succeeds twice, without a namespace, and when its path is gone or a plain file was left there."""
+    loopback("ADD").result()
+    loopback("DEL").silence()
+    loopback("DEL").silence()
+    (tmp_path / "file").touch()
+    for netns in (None, "", "/no/such/netns", str(tmp_path / "file")):
+        loopback("DEL", netns=netns).silence()
+    sandbox.delete()
+    loopback("DEL").silence()
+
+
+def test_check_looks_at_lo(loopback, sandbox):
+    """CHECK succeeds while lo is up, with and without prevResult, and tells when it is down."""
+    result = loopback("ADD").result()
+    loopback("CHECK").silence()
+    loopback("CHECK", CONFIG | {"prevResult": result}).silence()
+    sandbox.ip("link", "set", "lo", "down")
+    error = loopback("CHECK").error()
+    assert (error["code"], error["msg"]) == (999, "loopback interface is down")
+
+
+@pytest.mark.parametrize("up", [False, True])
+@pytest.mark.parametrize("address", ["10.9.9.9/32", "fd00::9/128"])
+def test_a_foreign_address_is_refused(loopback, sandbox, address, up):
+    """An address on lo that is no loopback address makes ADD fail and leaves lo as it was."""
+    if up:
+        sandbox.ip("link", "set", "lo", "up")
+    sandbox.ip("address", "add", address, "dev", "lo")
+    error = loopback("ADD").error()
+    assert error["msg"] == f'loopback interface found with non-loopback address "{address}"'
+    assert lo(sandbox)[0] == up
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK"])
+def test_a_missing_sandbox_is_told(loopback, tmp_path, command):
+    """Without a namespace at CNI_NETNS ADD and CHECK fail in the reference's words."""
+    plain = tmp_path / "file"
+    plain.touch()
+    error = loopback(command, netns="/no/such/netns").error()
+    assert error["code"] in (8, 999)
+    assert 'failed to Statfs "/no/such/netns": no such file or directory' in error["msg"]
+    assert f'unknown FS magic on "{plain}"' in loopback(command, netns=str(plain)).error()["msg"]
+
+
+def test_it_runs_beside_bridge(loopback, host, new_sandbox, store):
+    """A runtime attaches loopback and the pod network of one sandbox at the same time."""
+    config = configs.config("bridge", "1.0.0", store)
+
+    def attach(sandbox):
+        names = {"netns": sandbox, "container_id": sandbox.name}
+        pod = running.start_plugin("bridge", "ADD", host=host, **names)
+        loopback("ADD", **names).result()
+        running.finish(pod, config).result()
+
+    sandboxes = [new_sandbox() for _ in range(6)]
+    for first in sandboxes:  # fed late: bridge starts while loopback works
+        attach(first)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda sandbox: loopback("DEL", netns=sandbox, container_id=sandbox.name).silence(), sandboxes))
+    assert [lo(sandbox)[0] for sandbox in sandboxes] == [False] * 6
+    assert all("eth0" in netstate.links(sandbox) for sandbox in sandboxes)
+
+
+def test_the_host_is_not_touched(loopback, host):
+    """Neither ADD nor DEL changes anything outside the sandbox."""
+    before = netstate.state(host, netfilter=True)
+    loopback("ADD").result()
+    loopback("DEL").silence()
+    assert netstate.state(host, netfilter=True) == before

@@ -1,0 +1,1 @@
+"""Tests of the executable itself, whatever plugin it runs as."""

@@ -1,0 +1,190 @@
+"""The static executable as a file and as a process: what must hold whichever plugin runs and wherever the file lies.
+
+One rule: the executable is only ever run, never looked into; VERSION and the operator's tool suffice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+VERSION = {"CNI_COMMAND": "VERSION"}
+ADD = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "c1",
+    "CNI_NETNS": "/proc/1/ns/net",
+    "CNI_IFNAME": "eth0",
+    "CNI_PATH": "/nowhere",
+}
+PEAK_KIB = 20 << 10
+
+
+@pytest.fixture(scope="module")
+def bin_dir(bin_dir: Path) -> Path:
+    """The directory of the executables with a start-up image; PyInstaller's are another kind of file."""
+    if b"pyi-" in (bin_dir / "podwire").read_bytes():
+        pytest.skip("the portable variant is not a static executable")
+    return bin_dir
+
+
+@pytest.fixture(scope="module")
+def program(bin_dir: Path) -> Path:
+    """The executable under the name of a plugin."""
+    return bin_dir / "loopback"
+
+
+def run(*command: object, env: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess:
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 30} | options
+    return subprocess.run([str(word) for word in command], env=env or {}, check=False, **options)
+
+
+def assert_version(done: subprocess.CompletedProcess) -> None:
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "1.0.0" in json.loads(done.stdout)["supportedVersions"]
+
+
+def in_shell(script: str, program: Path) -> subprocess.CompletedProcess:
+    return run("/bin/sh", "-c", script, "sh", program, env=VERSION | {"PATH": "/usr/bin:/bin"})
+
+
+def exec_raw(program: Path, argv: list[bytes], environ: list[bytes]) -> bytes:
+    """Runs the program with exactly these argument and environment strings, which no mapping could hold."""
+    readable, writable = os.pipe()
+    arrays = [(ctypes.c_char_p * (len(strings) + 1))(*strings, None) for strings in (argv, environ)]
+    pid = os.fork()
+    if not pid:
+        os.dup2(writable, 1)
+        ctypes.CDLL(None).execve(bytes(program), *arrays)
+        os._exit(127)
+    os.close(writable)
+    with open(readable, "rb") as pipe:
+        output = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return output
+
+
+def test_every_name_is_the_same_file(bin_dir):
+    """All names in the directory are hard links to one file of at most 20 MiB."""
+    files = [path.stat() for path in bin_dir.iterdir()]
+    assert len({info.st_ino for info in files}) == 1
+    assert files[0].st_nlink == len(files)
+    assert files[0].st_size <= 20 << 20
+
+
+def test_it_is_static(program):
+    """The executable asks for no loader and no shared library."""
+    assert "INTERP" not in run("/usr/bin/readelf", "-lW", program).stdout.decode()
+
+
+def test_version_with_an_otherwise_empty_environment(program):
+    """VERSION is answered with nothing in the environment but CNI_COMMAND."""
+    assert_version(run(program, env=VERSION))
+
+
+def test_it_runs_in_an_empty_root_directory(program, root, tmp_path):
+    """VERSION is answered where no other file exists, with and without standard streams."""
+    shutil.copy(program, tmp_path)
+    assert_version(run("/usr/sbin/chroot", tmp_path, "/loopback", env=VERSION))
+    script = f"exec /usr/sbin/chroot {tmp_path} /loopback <&-"
+    assert_version(in_shell(script, program))
+
+
+def test_a_copy_and_a_symlink_work(program, tmp_path):
+    """The name alone decides which plugin runs, be it a copy's or a symbolic link's."""
+    shutil.copy(program, tmp_path / "podwire")
+    (tmp_path / "loopback").symlink_to("podwire")
+    assert_version(run(tmp_path / "loopback", env=VERSION))
+    assert run(tmp_path / "podwire", "--version").stdout.startswith(b"podwire ")
+
+
+def test_the_file_may_vanish_while_it_runs(program, tmp_path):
+    """A process whose file has been deleted finishes as any other."""
+    copy = tmp_path / "loopback"
+    shutil.copy(program, copy)
+    with subprocess.Popen([copy], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        copy.unlink()
+        output, _ = process.communicate(b"no JSON", timeout=30)
+    assert (process.returncode, json.loads(output)["code"]) == (1, 6)
+
+
+def test_it_runs_from_a_readonly_file_and_leaves_no_trace(program, tmp_path):
+    """VERSION opens no file for writing, creates none, and leaves its own bytes as they were."""
+    before = program.read_bytes()
+    trace = tmp_path / "trace"
+    assert_version(run("/usr/bin/strace", "-f", "-o", trace, program, env=VERSION))
+    calls = trace.read_text()
+    assert not re.search(r"O_WRONLY|O_RDWR|O_CREAT|mkdir|memfd_create", calls)
+    assert not re.search(r"\b(clone3?|v?fork)\(", calls)
+    assert program.read_bytes() == before
+
+
+def test_closed_standard_streams_are_occupied(program, tmp_path):
+    """With descriptors 0 to 2 closed, /dev/null takes their places before any other file can."""
+    trace = tmp_path / "trace"
+    done = in_shell(f'/usr/bin/strace -o {trace} -e trace=openat sh -c \'exec "$0" <&- >&- 2>&-\' "$1"', program)
+    assert done.returncode == 0
+    opened = re.findall(r'openat\(AT_FDCWD, "/dev/null", O_RDWR\)\s+= (\d)', trace.read_text())
+    assert opened == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_any_standard_stream_may_be_closed(program, closed):
+    """VERSION succeeds whichever of the standard streams are closed."""
+    assert in_shell(f'exec "$1" {closed}', program).returncode == 0
+
+
+def test_a_failed_write_is_an_exit_status(program):
+    """A full device and a closed pipe on stdout give exit status 1, not silence and not a signal."""
+    assert in_shell('exec "$1" >/dev/full', program).returncode == 1
+    readable, writable = os.pipe()
+    os.close(readable)
+    assert run(program, env=VERSION, capture_output=False, stdout=writable, stderr=subprocess.DEVNULL).returncode == 1
+    os.close(writable)
+
+
+def test_duplicate_and_malformed_variables(program):
+    """Of a variable given twice the first counts, and an entry without "=" is no variable."""
+    output = exec_raw(program, [b"loopback"], [b"malformed", b"=x", b"CNI_COMMAND=VERSION", b"CNI_COMMAND=ADD"])
+    assert "supportedVersions" in json.loads(output)
+
+
+def test_arguments_are_passed_on(bin_dir):
+    """Arguments arrive in order and to the byte, also those that are no UTF-8."""
+    assert exec_raw(bin_dir / "podwire", [b"podwire", b"--version"], []).startswith(b"podwire ")
+    done = run(bin_dir / "podwire", "no-such-command")
+    assert (done.returncode, done.stdout) == (2, b"")
+    odd = subprocess.run([b"\xff\xfe"], executable=bin_dir / "podwire", capture_output=True, check=False, env={})
+    assert odd.returncode == 2
+    assert rb"\udcff\udcfe" in odd.stderr
+
+
+def test_a_large_environment(program):
+    """An environment of some 100 KB is read."""
+    assert_version(run(program, env=VERSION | {f"V{number}": "x" * 100 for number in range(1000)}))
+
+
+def test_small_limits(program):
+    """A stack of 64 KiB, and an address space of 128 MiB, are enough."""
+    assert_version(in_shell('ulimit -s 64; exec "$1"', program))
+    assert_version(in_shell('ulimit -v 131072; exec "$1"', program))
+
+
+def test_peak_memory(program):
+    """Up to the reading of stdin no more than 20 MiB have been resident."""
+    with subprocess.Popen([program], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        deadline = time.monotonic() + 10
+        while "S (sleeping)" not in status.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        process.communicate(b"", timeout=30)
+    assert peak
+    assert int(peak[1]) <= PEAK_KIB

@@ -1,0 +1,69 @@
+"""What the specification's tests must know of single plugins: a small valid configuration, and who does what.
+
+One rule: everything here is an exception to a default; a plugin without an entry is tested with its bare type.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+_FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
+
+# Who reads CNI_ARGS, and therefore refuses rubbish in it.
+READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "tuning", "tap"}
+# Who works on what another plugin made, and therefore needs its result.
+CHAINED = {"portmap", "bandwidth", "firewall", "tuning", "sbr", "vrf"}
+# Who hands on an earlier plugin's result unchanged when there is nothing to do.
+PASSES_ON = CHAINED | {"loopback"}
+# Who enters the sandbox on ADD, and therefore refuses one that is none.
+ENTERS_SANDBOX = {"bridge", "loopback", "macvlan", "ipvlan", "ptp", "tap", "vlan", "dummy", "host-device", "tuning"}
+
+SUBNET = "10.1.2.0/24"
+
+
+def host_local(store: Path, *subnets: str) -> dict[str, Any]:
+    """Returns an `ipam` object that gives an address of each of `subnets`."""
+    return {
+        "type": "host-local",
+        "ranges": [[{"subnet": subnet}] for subnet in subnets or (SUBNET,)],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(store),
+    }
+
+
+def versions(plugin: str) -> tuple[str, ...]:
+    """Returns the versions that `plugin` speaks."""
+    return VERSIONS[VERSIONS.index(_FIRST_VERSION.get(plugin, VERSIONS[0])) :]
+
+
+def config(plugin: str, version: str, store: Path) -> dict[str, Any]:
+    """Returns a small valid configuration of `plugin` that keeps its leases in `store`."""
+    own: dict[str, dict[str, Any]] = {
+        "bridge": {"bridge": "cni0", "isGateway": True, "ipam": host_local(store)},
+        "host-local": {"ipam": host_local(store)},
+        "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
+        "bandwidth": {"ingressRate": 1_000_000, "ingressBurst": 1_000_000},
+    }
+    chained = {"prevResult": prev_result(version)} if plugin in CHAINED else {}
+    return {"cniVersion": version, "name": "net", "type": plugin, **chained, **own.get(plugin, {})}
+
+
+def idle(plugin: str, version: str, store: Path) -> dict[str, Any]:
+    """Returns a configuration under which `plugin`, one of PASSES_ON, has nothing to do for a pod that has an eth0."""
+    wanted = ("runtimeConfig", "ingressRate", "ingressBurst")
+    return {key: value for key, value in config(plugin, version, store).items() if key not in wanted}
+
+
+def prev_result(version: str) -> dict[str, Any]:
+    """Returns the result of an earlier plugin, in the shape of `version`, for a pod with the address 10.1.2.5."""
+    if version in ("0.1.0", "0.2.0"):
+        return {"cniVersion": version, "ip4": {"ip": "10.1.2.5/24", "gateway": "10.1.2.1"}, "dns": {}}
+    family = {"version": "4"} if version.startswith("0.") else {}
+    return {
+        "cniVersion": version,
+        "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
+        "ips": [{**family, "interface": 0, "address": "10.1.2.5/24", "gateway": "10.1.2.1"}],
+        **({"dns": {}} if family else {}),
+    }

@@ -1,0 +1,100 @@
+"""The variables of an invocation: which verb needs which, and what they may hold."""
+
+import pytest
+
+from tests.spec import configs
+
+NEEDED = {
+    "ADD": ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"],
+    "CHECK": ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"],
+    "DEL": ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"],
+    "GC": ["CNI_PATH"],
+    "STATUS": ["CNI_PATH"],
+}
+ALL = ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH")
+
+
+@pytest.mark.parametrize("command", NEEDED)
+def test_missing_variables_are_named(refused, command):
+    """A missing or empty variable is code 4 with its name; several are named together in the documented order."""
+    for name in NEEDED[command]:
+        for value in (None, ""):
+            error = refused(command, env={name: value}).error()
+            assert (error["code"], error["msg"]) == (4, f"required env variables [{name}] missing")
+    error = refused(command, env=dict.fromkeys(ALL)).error()
+    assert error["msg"] == f"required env variables [{','.join(NEEDED[command])}] missing"
+
+
+@pytest.mark.parametrize("command", ["GC", "STATUS"])
+def test_verbs_without_attachment_need_none(invoke, command):
+    """GC and STATUS want neither container, namespace nor interface, and do not look at what these variables hold."""
+    for rubbish in (None, "-/: "):
+        invoke(command, env=dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), rubbish)).silence()
+
+
+@pytest.mark.parametrize("value", ["-cid", "c d", "c/d", "cïd", "cid\n", b"c\xffd".decode(errors="surrogateescape")])
+@pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
+def test_bad_container_ids(refused, command, value):
+    """A container id with other characters is code 4, even when variables are missing besides."""
+    for others in ({}, {"CNI_IFNAME": None, "CNI_PATH": None}):
+        error = refused(command, container_id=value, env=others).error()
+        assert (error["code"], error["msg"]) == (4, "invalid characters in containerID")
+        assert error["details"] == value.replace("\udcff", "?")
+
+
+@pytest.mark.parametrize(
+    ("value", "msg"),
+    [
+        ("e" * 16, "interface name is too long"),
+        ("é" * 8, "interface name is too long"),
+        (".", "interface name is . or .."),
+        ("..", "interface name is . or .."),
+        *((f"e{char}0", "interface name contains / or : or whitespace characters") for char in "/: \t"),
+    ],
+)
+@pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
+def test_bad_interface_names(refused, command, value, msg):
+    """An interface name that the kernel cannot have is code 4."""
+    error = refused(command, ifname=value).error()
+    assert (error["code"], error["msg"]) == (4, msg)
+
+
+@pytest.mark.parametrize("command", ["NOPE", "GET", "add", "ADD "])
+def test_unknown_commands(refused, command):
+    """An unknown command is code 4, but only after stdin was found to hold a configuration."""
+    error = refused(command).error()
+    assert (error["code"], error["msg"]) == (4, f"unknown CNI_COMMAND: {command}")
+    assert refused(command, b"{").error()["code"] == 6
+    assert refused(command, refused.config(name=None)).error()["code"] == 7
+    assert refused(command, env=dict.fromkeys(ALL)).error()["msg"] == f"unknown CNI_COMMAND: {command}"
+
+
+@pytest.mark.parametrize(
+    ("args", "msg"),
+    [
+        ("A", 'ARGS: invalid pair "A"'),
+        ("A=b=c", 'ARGS: invalid pair "A=b=c"'),
+        ("IgnoreUnknown=1;", 'ARGS: invalid pair ""'),
+        ("FOO=1", 'ARGS: unknown args ["FOO=1"]'),
+        ("ip=10.1.2.50", 'ARGS: unknown args ["ip=10.1.2.50"]'),
+        ("IgnoreUnknown=false;FOO=1", 'ARGS: unknown args ["FOO=1"]'),
+        ("IgnoreUnknown=maybe", 'ARGS: error parsing value of pair ["IgnoreUnknown" "maybe"]'),
+    ],
+)
+def test_cni_args_are_refused_by_those_who_read_them(invoke, args, msg):
+    """Rubbish in CNI_ARGS fails the plugins that read it and does not matter to the others."""
+    outcome = invoke("ADD", args=args)
+    if invoke.plugin in configs.READS_CNI_ARGS:
+        error = outcome.error()
+        assert error["code"] == 4
+        assert error["msg"].startswith(msg)
+    else:
+        outcome.result()
+
+
+@pytest.mark.parametrize("ignore", ["1", "true", "TRUE"])
+def test_kubernetes_args_are_accepted(invoke, ignore):
+    """What a Kubernetes runtime puts into CNI_ARGS fails no plugin, neither on ADD nor on DEL."""
+    args = f"IgnoreUnknown={ignore};K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_UID=1-2"
+    invoke("ADD", args=args).result()
+    invoke("DEL", args=args).silence()

@@ -1,0 +1,127 @@
+"""The request configuration on stdin: JSON as the runtimes write it, names and versions."""
+
+import json
+
+import pytest
+
+from tests.spec import configs
+
+VERBS = ["ADD", "DEL", "CHECK", "GC", "STATUS"]
+
+BAD_JSON = {
+    "empty": b"",
+    "blank": b" \n\t",
+    "open object": b'{"name": "net"',
+    "open string": b'{"name": "net',
+    "bytes behind": b'{"name": "net"} x',
+    "two objects": b'{"name": "net"}{"name": "net"}',
+    "list": b'[{"name": "net"}]',
+    "string": b'"net"',
+    "number": b"1",
+    "true": b"true",
+    "single quotes": b"{'name': 'net'}",
+    "trailing comma": b'{"name": "net",}',
+    "comment": b'{"name": "net"} // comment',
+    "byte order mark": b'\xef\xbb\xbf{"name": "net"}',
+    "not a number": b'{"name": "net", "mtu": NaN}',
+    "infinity": b'{"name": "net", "mtu": -Infinity}',
+    "leading zero": b'{"name": "net", "mtu": 01}',
+    "raw newline": b'{"name": "n\net"}',
+    "bad escape": b'{"name": "\\x"}',
+    "nul": b'{"name": "net"}\0',
+    "utf-16": '{"name": "net"}'.encode("utf-16"),
+    "name is a number": b'{"name": 1}',
+    "version is a number": b'{"name": "net", "cniVersion": 1.0}',
+    "deep": b'{"name": "net", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_what_is_no_json_object_is_refused(refused, kind):
+    """Anything but one JSON object with usable name and version is code 6."""
+    error = refused("ADD", BAD_JSON[kind]).error()
+    assert error["code"] == 6
+    assert error["msg"].startswith("error unmarshall network config:")
+
+
+@pytest.mark.parametrize("command", VERBS)
+def test_every_verb_reads_its_configuration(refused, command):
+    """Each verb refuses input that is no JSON, and a configuration without name or with a bad one."""
+    error = refused(command, b"{").error()
+    assert error["code"] == 6
+    for nameless in ({"name": None}, {"name": ""}):
+        error = refused(command, refused.config(**nameless)).error()
+        assert (error["code"], error["msg"]) == (7, "missing network name")
+    error = refused(command, json.dumps({"cniVersion": "1.1.0", "name": None}).encode()).error()
+    assert (error["code"], error["msg"]) == (7, "missing network name")
+    for name in ("a b", "-a", "a/b", "å"):
+        error = refused(command, refused.config(name=name)).error()
+        assert (error["code"], error["msg"]) == (7, "invalid characters found in network name")
+        assert error["details"] == name
+
+
+@pytest.mark.parametrize("command", ["ADD", "DEL"])
+@pytest.mark.parametrize("version", ["1.0", "2.0.0", "abc", "0.3", "1.1.0 ", "1.1.0.0"])
+def test_versions_are_compared_by_text(refused, command, version):
+    """A version that is not literally one of the plugin's is code 1, both sides in the details."""
+    error = refused(command, refused.config(cniVersion=version)).error()
+    assert (error["code"], error["msg"]) == (1, "incompatible CNI versions")
+    supported = " ".join(f'"{known}"' for known in configs.versions(refused.plugin))
+    assert error["details"] == f'config is "{version}", plugin supports [{supported}]'
+
+
+@pytest.mark.parametrize(
+    ("command", "version", "code", "msg"),
+    [
+        *(("CHECK", old, 1, "config version does not allow CHECK") for old in (None, "", "0.2.0", "0.3.1")),
+        *(("GC", old, 1, "config version does not allow GC") for old in (None, "0.4.0", "1.0.0")),
+        *(("STATUS", old, 1, "config version does not allow STATUS") for old in (None, "0.4.0", "1.0.0")),
+        *((verb, "9.0.0", 1, f"plugin version does not allow {verb}") for verb in ("CHECK", "GC", "STATUS")),
+        *((verb, "abc", 6, "") for verb in ("CHECK", "GC", "STATUS")),
+    ],
+)
+def test_verbs_came_with_versions(refused, command, version, code, msg):
+    """CHECK needs a configuration of 0.4.0, GC and STATUS one of 1.1.0; what is no version cannot be compared."""
+    error = refused(command, refused.config(cniVersion=version)).error()
+    assert error["code"] == code
+    assert error["msg"].startswith(msg)
+
+
+def test_without_version_the_configuration_is_of_the_first(refused):
+    """An absent cniVersion means 0.1.0, for those who speak it."""
+    outcome = refused("ADD", refused.config("0.1.0", cniVersion=None, name="net"))
+    if "0.1.0" in configs.versions(refused.plugin):
+        assert outcome.status == 0 or outcome.error()["code"] != 1
+    else:
+        assert outcome.error()["details"].startswith('config is "0.1.0", ')
+
+
+def test_errors_carry_the_version(refused):
+    """The error object is labelled with the configuration's version."""
+    for version in configs.versions(refused.plugin):
+        assert refused("NOPE", refused.config(version)).error()["cniVersion"] == version
+
+
+def test_errors_are_indented_like_results(refused):
+    """An error is printed with four blanks of indentation, markup escaped, and not a byte besides."""
+    stdout = refused("<&>").stdout.decode()
+    assert (
+        stdout
+        == '{\n    "cniVersion": "1.1.0",\n    "code": 4,\n    "msg": "unknown CNI_COMMAND: \\u003c\\u0026\\u003e"\n}'
+    )
+
+
+def respelt(value):
+    """Returns `value` with all keys of objects in capitals."""
+    if isinstance(value, dict):
+        return {key.upper(): respelt(item) for key, item in value.items()}
+    return [respelt(item) for item in value] if isinstance(value, list) else value
+
+
+def test_runtimes_may_write_as_go_does(invoke):
+    """Keys in other case, null and unknown keys, leftovers of the list and broken UTF-8 do not matter anywhere."""
+    unknown = {"capabilities": {"portMappings": True}, "x": [{}], "runtimeConfig": None, "mtu": None, "dns": None}
+    given = invoke.config(**unknown) | {"runtimeConfig": invoke.config().get("runtimeConfig")}
+    text = json.dumps(respelt(given)).encode()[:-1] + b', "y": "\xff\\ud800", "big": 1' + b"0" * 5000 + b', "z": null}'
+    invoke("ADD", text).result()
+    invoke("DEL", text).silence()

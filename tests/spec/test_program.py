@@ -1,0 +1,146 @@
+"""The file itself: copies, links, replacement while it runs, and signals."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support import binaries, netstate, scripted
+from tests.support.running import Outcome, environment, feed, finish, start_plugin
+
+DEADLINE_S = 20.0
+
+
+def until(condition):
+    """Waits until `condition` holds; fails the test when it never does."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def catches_signals(process):
+    """Tells whether the process has taken SIGTERM in hand."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("make", [shutil.copy2, os.link, os.symlink])
+def test_any_file_of_its_name_is_the_plugin(refused, make, tmp_path):
+    """A copy, a hard link and a symbolic link work alone in any directory, whatever the file they lead to is called."""
+    original = shutil.copy2(binaries.directory() / refused.plugin, tmp_path / "original")
+    make(original, tmp_path / refused.plugin)
+    assert refused("VERSION", bin_dir=tmp_path).stdout == refused("VERSION").stdout
+    assert refused("ADD", b"{", bin_dir=tmp_path).error()["code"] == 6
+
+
+def test_under_another_name_it_is_the_operators_tool(plugin, bin_dir, tmp_path):
+    """Under the name `podwire` the file lists its plugins; under a name that is none it says so and fails."""
+    lists = {}
+    for name in ("podwire", "nonsense"):
+        program = shutil.copy2(bin_dir / plugin, tmp_path / name)
+        lists[name] = subprocess.run([program, "list"], capture_output=True, text=True, timeout=60, check=False)
+    assert lists["podwire"].stdout.split() == binaries.names()
+    done = subprocess.run([tmp_path / "nonsense"], env=environment("ADD"), capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"'nonsense'" in done.stderr
+
+
+def test_it_may_be_replaced_while_it_runs(invoke, tmp_path):
+    """An upgrade that renames a new file over the running one does not disturb the invocation."""
+    shutil.copytree(binaries.directory(), tmp_path / "bin")
+    file = tmp_path / "bin" / invoke.plugin
+    process = start_plugin(
+        invoke.plugin, "ADD", host=invoke.host, netns=invoke.sandbox, bin_dir=tmp_path / "bin"
+    )  # waits for its stdin
+    until(partial(catches_signals, process))
+    shutil.copy2(file, tmp_path / "new")
+    os.replace(tmp_path / "new", file)
+    finish(process, invoke.config()).result()
+    invoke("DEL").silence()
+
+
+def test_a_signal_while_reading_is_told(refused):
+    """SIGTERM before the configuration has come ends the plugin with an error object, code 11."""
+    process = start_plugin(refused.plugin, "ADD", host=refused.host, netns=refused.sandbox)
+    until(partial(catches_signals, process))
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).error()["code"] == 11
+
+
+def test_without_proc_there_is_still_an_error_object(invoke):
+    """A failure that no plugin can foresee, here a machine without /proc, is told as an error object too."""
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0"']
+    variables = {"CNI_CONTAINERID": "cid", "CNI_NETNS": invoke.sandbox.path, "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
+    done = subprocess.run(
+        ["nsenter", f"--net={invoke.host.path}", *hidden, str(binaries.directory() / invoke.plugin)],
+        input=json.dumps(invoke.config()).encode(),
+        env=environment("ADD", **variables),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    error = Outcome(done.returncode, done.stdout, done.stderr.decode()).error()
+    assert (error["code"], "get plugin's netns failed" in error["msg"]) == (8, True)
+
+
+@pytest.fixture
+def slow(host, sandbox, tmp_path):
+    """Runs a verb of bridge; with `stuck`, returns its process once it waits for an IPAM plugin that never ends."""
+    stuck_file = tmp_path / "ipam" / "stuck"
+    answer = {"ips": [{"address": "10.1.2.5/24"}]}
+    ipam = scripted.install(
+        tmp_path / "ipam", answer, f"[ ! -e {stuck_file} ] || {{ rm {stuck_file}; exec sleep 60; }}"
+    )
+    config = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "cni0", "ipam": {"type": scripted.NAME}}
+    path = f"{ipam.directory}:{binaries.directory()}"
+
+    def run(command, *, stuck=False):
+        if stuck:
+            stuck_file.touch()
+        process = start_plugin("bridge", command, host=host, netns=sandbox, path=path)
+        if not stuck:
+            return finish(process, config)
+        feed(process, config)
+        until(lambda: not stuck_file.exists())
+        return process
+
+    return run
+
+
+@pytest.fixture
+def untouched(slow, host, sandbox):
+    """Tells whether the network is as it was before an attachment; the bridge, which stays, is made beforehand."""
+    slow("ADD").result()
+    slow("DEL").silence()
+    before = netstate.state(host), netstate.state(sandbox)
+    return lambda: (netstate.state(host), netstate.state(sandbox)) == before
+
+
+def test_a_signal_during_add_takes_everything_back(slow, untouched):
+    """SIGTERM while the IPAM plugin works ends both and undoes what was done; ADD and DEL work afterwards."""
+    process = slow("ADD", stuck=True)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).error()["code"] == 11
+    assert untouched()
+    slow("ADD").result()
+    assert not untouched()
+    slow("DEL").silence()
+    assert untouched()
+
+
+def test_after_a_signal_during_del_another_del_cleans(slow, untouched):
+    """SIGTERM in the middle of DEL leaves nothing that the next DEL cannot take away."""
+    slow("ADD").result()
+    process = slow("DEL", stuck=True)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).error()["code"] == 11
+    slow("DEL").silence()
+    assert untouched()

@@ -1,0 +1,98 @@
+"""What ADD prints: the shape of each version, and what is handed on from an earlier plugin."""
+
+import pytest
+
+from tests.spec import configs
+
+TOP = {
+    "0.1": {"cniVersion", "ip4", "ip6", "dns"},
+    "0.3": {"cniVersion", "interfaces", "ips", "routes", "dns"},
+    "1": {"cniVersion", "interfaces", "ips", "routes", "dns"},
+}
+INTERFACE = {"0.3": {"name", "mac", "sandbox"}, "1": {"name", "mac", "mtu", "sandbox", "socketPath", "pciID"}}
+IP = {"0.3": {"version", "interface", "address", "gateway"}, "1": {"interface", "address", "gateway"}}
+
+EXTRAS = {
+    "interfaces": [
+        {"name": "eth0", "mac": "02:00:00:00:00:01", "mtu": 1400, "pciID": "0000:00:1f.6", "socketPath": "/run/sock"}
+    ],
+    "ips": [{"address": "10.1.2.5/24", "gateway": "10.1.2.1", "interface": 0}, {"address": "FD00:0::5/64"}],
+    "routes": [
+        {"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1300, "advmss": 1200, "priority": 5, "table": 0, "scope": 253},
+        {"dst": "::ffff:10.0.0.0/104"},
+    ],
+    "dns": {"nameservers": ["10.1.2.1"], "domain": "local", "search": ["a"], "options": ["ndots:1"]},
+}
+
+
+def shape(version):
+    return "0.1" if version < "0.3" else "0.3" if version < "1" else "1"
+
+
+def keys_everywhere(value):
+    """Yields the keys of every object inside `value`, in order."""
+    if isinstance(value, dict):
+        yield list(value)
+        for item in value.values():
+            yield from keys_everywhere(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from keys_everywhere(item)
+
+
+def test_each_version_has_its_shape(invoke):
+    """A result has the members of the configuration's version, none of them empty, and is indented by four blanks."""
+    for version in configs.versions(invoke.plugin):
+        outcome = invoke("ADD", invoke.config(version))
+        result, form = outcome.result(), shape(version)
+        assert result["cniVersion"] == version
+        assert result.keys() <= TOP[form]
+        assert outcome.stdout.startswith(b'{\n    "cniVersion": "')
+        for name in ("interfaces", "ips", "routes"):
+            assert result.get(name, "absent")
+        if form == "0.1":
+            assert result.keys() & {"ip4", "ip6"}
+            assert all(result[key].keys() <= {"ip", "gateway", "routes"} for key in result.keys() & {"ip4", "ip6"})
+        else:
+            assert all({"name"} <= item.keys() <= INTERFACE[form] for item in result.get("interfaces", []))
+            assert all({"address"} <= item.keys() <= IP[form] for item in result.get("ips", []))
+            assert all(item.get("version") in ("4", "6") for item in result.get("ips", []) if form == "0.3")
+        if form == "1":
+            assert all(keys == sorted(keys) for keys in keys_everywhere(result))
+        assert (result.get("dns") == {}) if form < "1" else ("dns" not in result)
+        invoke("DEL", invoke.config(version)).silence()
+
+
+def test_without_version_the_result_is_the_first(invoke):
+    """A configuration without cniVersion gets a result labelled 0.1.0."""
+    if configs.versions(invoke.plugin)[0] == "0.1.0":
+        assert invoke("ADD", invoke.config("0.1.0", cniVersion="")).result()["cniVersion"] == "0.1.0"
+
+
+def handed_on(invoke, version, prev_result):
+    config = configs.idle(invoke.plugin, version, invoke.store) | {"prevResult": prev_result}
+    return invoke("ADD", config)
+
+
+def test_an_earlier_result_is_handed_on(invoke):
+    """A plugin that changes nothing prints the prevResult it was given, extras of interfaces and routes included."""
+    if invoke.plugin not in configs.PASSES_ON:
+        return
+    wanted = EXTRAS | {
+        "ips": [EXTRAS["ips"][0], {"address": "fd00::5/64"}],
+        "routes": [EXTRAS["routes"][0], {"dst": "10.0.0.0/8"}],
+    }
+    assert handed_on(invoke, "1.1.0", EXTRAS).result() == {"cniVersion": "1.1.0", **wanted}
+    old = handed_on(invoke, "0.4.0", EXTRAS).result()
+    assert old["interfaces"] == [{"name": "eth0", "mac": "02:00:00:00:00:01"}]
+    assert (old["routes"], old["dns"]) == (wanted["routes"], wanted["dns"])
+    assert [ip["version"] for ip in old["ips"]] == ["4", "6"]
+
+
+@pytest.mark.parametrize(("version", "other"), [("1.0.0", "0.4.0"), ("0.4.0", "1.0.0"), ("0.3.1", "0.2.0")])
+def test_an_earlier_result_of_another_family_is_refused(invoke, version, other):
+    """A prevResult whose version has another shape than the configuration's cannot be used."""
+    if invoke.plugin in configs.PASSES_ON and version in configs.versions(invoke.plugin):
+        error = handed_on(invoke, version, {"cniVersion": other}).error()
+        assert error["code"] == 7
+        assert "could not parse prevResult" in error["msg"]

@@ -1,0 +1,1 @@
+"""What the tests share: running a built plugin, throwaway namespaces, network states to compare."""

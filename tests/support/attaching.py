@@ -1,0 +1,86 @@
+"""A bridge network on a throwaway host: attaching, checking and detaching pods as a runtime does.
+
+One rule: a pod's container ID is its namespace's name, so that nothing but the pod need be remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.namespaces import Namespace
+from tests.support.running import Outcome, run_plugin, start_plugin
+
+BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # host-local's files that are no lease
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network configuration on one host; `path` is CNI_PATH and `bin_dir` the plugins' directory, ours unless given."""
+
+    host: Namespace
+    config: Mapping[str, Any]
+    path: str | None = None
+    bin_dir: Path | None = None
+
+    def having(self, **keys: Any) -> Network:
+        """Returns the same network with other top-level keys; None leaves a key out."""
+        config = {**self.config, **keys}
+        return replace(self, config={key: value for key, value in config.items() if value is not None})
+
+    def run(
+        self, command: str, pod: Namespace | str | None = None, *, prev_result: object = None, **how: Any
+    ) -> Outcome:
+        """Runs one verb to its end; `how` as start_plugin takes it."""
+        config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
+        return run_plugin("bridge", command, config, **self._how(pod, how))
+
+    def start(self, command: str, pod: Namespace, **how: Any) -> subprocess.Popen[bytes]:
+        """Starts one verb, its input complete, and returns its process at once; running.finish awaits its end."""
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(json.dumps(self.config).encode())
+            stdin.seek(0)
+            return start_plugin("bridge", command, stdin=stdin, **self._how(pod, how))
+
+    def add(self, pod: Namespace, **how: Any) -> dict[str, Any]:
+        """Attaches `pod` and returns the result; a failure fails the test."""
+        return self.run("ADD", pod, **how).result()
+
+    def check(self, pod: Namespace, result: object, **how: Any) -> None:
+        """Checks the attachment of `pod`; a failure fails the test."""
+        self.run("CHECK", pod, prev_result=result, **how).silence()
+
+    def delete(self, pod: Namespace, result: object = None, **how: Any) -> None:
+        """Detaches `pod`; a failure fails the test."""
+        self.run("DEL", pod, prev_result=result, **how).silence()
+
+    def leases(self) -> dict[str, str]:
+        """Returns the addresses that host-local holds for this network, with the container ID of each."""
+        directory = Path(self.config["ipam"]["dataDir"]) / self.config["name"]
+        files = directory.iterdir() if directory.is_dir() else ()
+        return {file.name: file.read_text().split()[0] for file in files if file.name not in BOOKKEEPING}
+
+    def _how(self, pod: Namespace | str | None, how: dict[str, Any]) -> dict[str, Any]:
+        own = {"netns": pod, "host": self.host, "path": self.path, "bin_dir": self.bin_dir}
+        return {**own, **({"container_id": pod.name} if isinstance(pod, Namespace) else {}), **how}
+
+
+def address(result: Mapping[str, Any], number: int = 0) -> str:
+    """Returns an address of a result without its prefix."""
+    return str(result["ips"][number]["address"].partition("/")[0])
+
+
+def host_end(result: Mapping[str, Any]) -> str:
+    """Returns the name of the attachment's host interface."""
+    return str(result["interfaces"][1]["name"])
+
+
+def reaches(namespace: Namespace, destination: str, *, within_s: int = 5, options: tuple[str, ...] = ()) -> bool:
+    """Tells whether `destination` answers a ping; asks five times a second until it does or time is up."""
+    line = ("ping", "-n", "-c1", "-i0.2", f"-w{within_s}", *options, destination)
+    return "bytes from" in namespace.run(*line, check=False)

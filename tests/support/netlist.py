@@ -1,0 +1,54 @@
+"""A network configuration list and what libcni does with it: each verb through all plugins of the list.
+
+One rule: a plugin is asked exactly what libcni would ask it (name, cniVersion, prevResult added to its object).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.running import Outcome
+
+Run = Callable[[str, str, dict[str, Any]], Outcome]  # plugin, CNI_COMMAND, configuration
+
+
+@dataclass(frozen=True)
+class NetworkList:
+    """One *.conflist file."""
+
+    name: str
+    cni_version: str
+    plugins: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def load(cls, path: Path) -> NetworkList:
+        """Reads a file; the keys every list must have must be there."""
+        body = json.loads(path.read_text())
+        assert body["plugins"], f"{path}: no plugins in list"
+        return cls(body["name"], body["cniVersion"], tuple(body["plugins"]))
+
+    def add(self, run: Run) -> dict[str, Any]:
+        """Adds an attachment: each plugin in turn, the result of one being prevResult of the next; returns the last."""
+        result: dict[str, Any] | None = None
+        for plugin in self.plugins:
+            result = run(plugin["type"], "ADD", self._request(plugin, result)).result()
+        assert result is not None
+        return result
+
+    def check(self, run: Run, result: dict[str, Any]) -> None:
+        """Checks an attachment with the final result of its ADD."""
+        for plugin in self.plugins:
+            run(plugin["type"], "CHECK", self._request(plugin, result)).silence()
+
+    def delete(self, run: Run, result: dict[str, Any]) -> None:
+        """Deletes an attachment, the last plugin first."""
+        for plugin in reversed(self.plugins):
+            run(plugin["type"], "DEL", self._request(plugin, result)).silence()
+
+    def _request(self, plugin: dict[str, Any], prev_result: dict[str, Any] | None) -> dict[str, Any]:
+        request = {**plugin, "name": self.name, "cniVersion": self.cni_version}
+        return request if prev_result is None else {**request, "prevResult": prev_result}

@@ -1,0 +1,121 @@
+"""The network state of a namespace as a value that can be compared and read.
+
+One rule: two states are equal exactly when nothing but time has passed between them; counters, indexes, timers and
+what follows the carrier by itself are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.support.namespaces import Namespace
+from tests.support.processes import output
+
+State = dict[str, Any]
+
+# Left out of each link: numbers that differ between equal links, and what the kernel settles a moment later.
+_LINK_NOISE = {"ifindex", "operstate", "stats64", "stats", "link_index", "link_netnsid", "ifname", "addr_info"}
+_LINK_NOISE |= {"gro_max_size", "gso_max_size", "gso_max_segs", "tso_max_size", "tso_max_segs"}
+_LINK_NOISE |= {"num_tx_queues", "num_rx_queues", "inet6_addr_gen_mode", "min_mtu", "max_mtu", "broadcast"}
+_CARRIER_FLAGS = {"NO-CARRIER", "LOWER_UP"}
+_ADDRESS_NOISE = {"valid_life_time", "preferred_life_time", "tentative", "dynamic", "label"}
+_ROUTE_NOISE = {"expires", "flags", "pref", "cache", "used", "age"}
+# Among a bridge's and a port's settings: timers, the state spanning tree is in, and numbers given in order of joining.
+_PORT_NOISE = re.compile(r"timer|_id$|^id$|^no$|^state$|^root_|^designated_|^topology_|^hash")
+_COUNTERS = re.compile(r"\[\d+:\d+\]")
+
+
+def state(namespace: Namespace, *, netfilter: bool = False) -> State:
+    """Returns links (with their addresses), routes of all tables and rules; with `netfilter` also all its rules.
+
+    Left out besides counters: link-local IPv6 addresses, which come and go with the carrier, and the kernel's own
+    routes in the local table, which follow from the addresses.
+    """
+    text = output("ip", "-n", namespace.name, "-j", "-d", "-batch", "-", stdin="addr show\nrule show\n")
+    links, rules = _documents(text)
+    whole: State = {
+        "links": {link["ifname"]: _link(link) for link in links},
+        "routes": {f"ipv{family}": _routes(namespace, family) for family in (4, 6)},
+        "rules": rules,
+    }
+    if netfilter:
+        whole["nft"] = nft_rules(namespace)
+        whole["iptables"] = {tool: iptables_rules(namespace, tool) for tool in ("iptables", "ip6tables")}
+    return whole
+
+
+def links(namespace: Namespace) -> dict[str, Any]:
+    """Returns the links of `namespace` by name, each with its `addresses`."""
+    found: dict[str, Any] = state(namespace)["links"]
+    return found
+
+
+def shown(namespace: Namespace, name: str) -> dict[str, Any]:
+    """Returns all that `ip -d link` shows of one link, nothing left out: ifindex, operstate, port state and the rest."""
+    (found,) = json.loads(namespace.ip("-j", "-d", "link", "show", "dev", name))
+    assert isinstance(found, dict)
+    return found
+
+
+def nft_rules(namespace: Namespace) -> list[str]:
+    """Returns the nftables rule set as text, without counters and handles."""
+    lines = namespace.run("nft", "-s", "list", "ruleset").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def iptables_rules(namespace: Namespace, tool: str = "iptables") -> list[str]:
+    """Returns what `iptables-save` (or `ip6tables-save`) prints, without comments and counters."""
+    lines = namespace.run(f"{tool}-save").splitlines()
+    return [_COUNTERS.sub("", line).strip() for line in lines if not line.startswith("#")]
+
+
+def _documents(text: str) -> list[Any]:
+    """Splits ip's batch output: one JSON document after another."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        document, at = decoder.raw_decode(text, at)
+        found.append(document)
+    return found
+
+
+def _link(link: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in link.items() if key not in _LINK_NOISE}
+    kept["flags"] = sorted(set(link["flags"]) - _CARRIER_FLAGS)
+    kept["addresses"] = [_address(address) for address in link["addr_info"] if not _is_link_local(address["local"])]
+    settled: dict[str, Any] = _settled(kept)
+    return settled
+
+
+def _address(address: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in address.items() if key not in _ADDRESS_NOISE}
+
+
+def _settled(value: Any) -> Any:
+    """Drops from the settings of a bridge or port what changes by itself."""
+    if isinstance(value, dict):
+        return {key: _settled(item) for key, item in value.items() if not _PORT_NOISE.search(key)}
+    return value
+
+
+def _routes(namespace: Namespace, family: int) -> list[dict[str, Any]]:
+    text = output("ip", "-n", namespace.name, "-j", f"-{family}", "route", "show", "table", "all")
+    routes = [_route(route) for route in json.loads(text or "[]") if not _follows_from_addresses(route)]
+    return sorted(routes, key=lambda route: json.dumps(route, sort_keys=True))
+
+
+def _route(route: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in route.items() if key not in _ROUTE_NOISE}
+
+
+def _follows_from_addresses(route: dict[str, Any]) -> bool:
+    own = route.get("table") == "local" and route.get("protocol") == "kernel"
+    return own or route["dst"] == "ff00::/8" or _is_link_local(route["dst"])
+
+
+def _is_link_local(text: str) -> bool:
+    return text.startswith("fe80:")

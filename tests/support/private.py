@@ -1,0 +1,52 @@
+"""A private network and mount namespace for a whole process, which then stands for the host itself; disks for it.
+
+One rule: there is nothing to clean up. The machine never sees what is made inside, and the kernel takes it away with
+the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from pathlib import Path
+
+from tests.support.namespaces import Namespace
+from tests.support.processes import output
+
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000  # linux/sched.h
+
+
+def enter(*hidden: str) -> Namespace:
+    """Moves this process into namespaces of its own and returns the network namespace, `lo` up, named "host".
+
+    Everything below /run and the `hidden` directories is empty inside and private. Raises OSError without root.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot make namespaces: {os.strerror(number)}")
+    output("mount", "--make-rprivate", "/")
+    for directory in ("/run", *hidden):
+        output("mount", "-t", "tmpfs", "podwire", str(_nearest(Path(directory))))
+    output("ip", "link", "set", "lo", "up")
+    output("ip", "netns", "attach", "host", str(os.getpid()))
+    return Namespace("host")
+
+
+def mount_disk(directory: Path, size_bytes: int) -> None:
+    """Mounts a fresh ext4 file system on `directory`, to be called inside; its image has no name any more.
+
+    A fresh one, since ext4 creates files more slowly where many have just been deleted: runs would disturb each other.
+    """
+    with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="podwire-") as image:
+        image.truncate(size_bytes)
+        inodes = str(size_bytes // 4096)
+        output("mkfs.ext4", "-q", "-F", "-N", inodes, "-E", "lazy_itable_init=0,lazy_journal_init=0", image.name)
+        directory.mkdir(parents=True)
+        output("mount", "-o", "loop", image.name, str(directory))
+
+
+def _nearest(directory: Path) -> Path:
+    """Returns the directory, or the nearest one above it that exists: nothing is made on the machine."""
+    return next(path for path in (directory, *directory.parents) if path.is_dir())

@@ -1,0 +1,144 @@
+"""Running one plugin as a runtime does: environment, stdin, stdout, exit status.
+
+One rule: a plugin sees the CNI_* variables and a PATH, nothing else of the tester's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from tests.support import binaries
+from tests.support.namespaces import Namespace
+
+Config = Mapping[str, Any] | bytes
+
+_NSENTER = shutil.which("nsenter") or "/usr/bin/nsenter"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TIMEOUT_S = 60.0
+
+
+class Outcome(NamedTuple):
+    """What came of one invocation."""
+
+    status: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout; anything else there fails the test."""
+        return strict_json(self.stdout)
+
+    def result(self) -> dict[str, Any]:
+        """Returns the result of a successful ADD."""
+        assert self.status == 0, f"failed: {self.stdout.decode(errors='replace')} {self.stderr}"
+        assert isinstance(self.json, dict), self.stdout
+        return self.json
+
+    def silence(self) -> None:
+        """Demands what a successful DEL, CHECK, GC or STATUS is: exit status 0 and not a byte on stdout."""
+        assert (self.status, self.stdout) == (0, b""), f"{self.stdout.decode(errors='replace')} {self.stderr}"
+
+    def error(self) -> dict[str, Any]:
+        """Returns the error object of a failure, its shape checked (specification, section "Error")."""
+        assert self.status == 1, f"exit status {self.status}: {self.stdout!r} {self.stderr}"
+        body = self.json
+        assert isinstance(body, dict), body
+        assert body.keys() <= {"cniVersion", "code", "msg", "details"}, body
+        assert isinstance(body["code"], int), body
+        assert isinstance(body["msg"], str), body
+        assert body["msg"], body
+        assert body.get("details", "absent"), f"empty details must be left out: {body}"
+        assert "Traceback" not in self.stderr, self.stderr
+        return body
+
+
+def strict_json(text: bytes) -> Any:
+    """Parses exactly one JSON document: no duplicate keys, no NaN, no invalid UTF-8, nothing behind it."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        items = dict(pairs)
+        assert len(items) == len(pairs), f"duplicate keys in {[key for key, _ in pairs]}"
+        return items
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    assert text, "stdout is empty"
+    return json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+
+
+def environment(command: str | None, **variables: str | None) -> dict[str, str]:
+    """Returns the environment of an invocation: PATH, CNI_COMMAND and `variables`; None leaves one out."""
+    every = {"PATH": _PATH, "CNI_COMMAND": command, **variables}
+    return {name: value for name, value in every.items() if value is not None}
+
+
+def start_plugin(
+    name: str,
+    command: str | None,
+    *,
+    netns: Namespace | str | None = None,
+    container_id: str | None = "cid",
+    ifname: str | None = "eth0",
+    args: str | None = None,
+    path: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    host: Namespace | None = None,
+    bin_dir: Path | None = None,
+    stdin: int | IO[bytes] = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Starts the plugin `name` of `bin_dir` inside the namespace `host` and returns at once; its pid is the plugin's.
+
+    `path` is CNI_PATH, `bin_dir` unless given. None leaves a variable out; `env` overrides them all.
+    """
+    directory = bin_dir or binaries.directory()
+    variables = {
+        "CNI_CONTAINERID": container_id,
+        "CNI_NETNS": netns.path if isinstance(netns, Namespace) else netns,
+        "CNI_IFNAME": ifname,
+        "CNI_ARGS": args,
+        "CNI_PATH": str(directory) if path is None else path,
+        **(env or {}),
+    }
+    program = str(directory / name)
+    return subprocess.Popen(
+        [_NSENTER, f"--net={host.path}", "--", program] if host else [program],
+        env=environment(command, **variables),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def feed(process: subprocess.Popen[bytes], config: Config) -> None:
+    """Gives a started plugin its configuration and lets it work; `finish` waits for its end."""
+    assert process.stdin is not None
+    process.stdin.write(_bytes(config))
+    process.stdin.close()
+    process.stdin = None
+
+
+def finish(process: subprocess.Popen[bytes], config: Config | None = None) -> Outcome:
+    """Feeds `config` to a started plugin and waits for its end; kills it after a minute."""
+    try:
+        stdout, stderr = process.communicate(None if config is None else _bytes(config), timeout=_TIMEOUT_S)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
+
+
+def run_plugin(name: str, command: str | None, config: Config = b"", **how: Any) -> Outcome:
+    """Runs one invocation to its end: `config` (an object or raw bytes) on stdin, the rest as start_plugin takes it."""
+    return finish(start_plugin(name, command, **how), config)
+
+
+def _bytes(config: Config) -> bytes:
+    return config if isinstance(config, bytes) else json.dumps(config).encode()

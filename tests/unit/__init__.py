@@ -1,0 +1,1 @@
+"""Tests of pure code: no root, no kernel, no built files."""

@@ -1,0 +1,75 @@
+"""The figures and tables of bench/: arithmetic on samples, no plugin is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.figures import Figures, Row, as_json, figures, growth_table, size_table, table, timing_table
+
+
+def row(ours: list[float], reference: list[float], wanted: float | None = None) -> Row:
+    return Row("case", figures(ours), figures(reference), wanted)
+
+
+def test_figures_of_a_series():
+    """A series becomes its median, its minimum, its length and the median of its page faults."""
+    assert figures([3.0, 1.0, 2.0, 9.0], [10, 30, 20]) == Figures(median=2.5, least=1.0, runs=4, faults=20)
+
+
+def test_figures_without_page_faults():
+    """Where page faults were not counted there are none, rather than 0."""
+    assert figures([1.0]).faults is None
+
+
+def test_an_empty_series_is_an_error():
+    """Nothing measured is an error, never a zero."""
+    with pytest.raises(ValueError, match="nothing was measured"):
+        figures([])
+
+
+def test_ratio_below_one_means_podwire_needs_less():
+    """The ratio is ours divided by the reference's, for medians and for minima."""
+    compared = row([1.0, 2.0, 3.0], [2.0, 8.0, 9.0])
+    assert (compared.ratio, compared.least_ratio) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(("ours", "mark"), [(0.8, "0.80"), (0.81, "0.80 !"), (0.5, "0.80")])
+def test_a_missed_aim_is_marked(ours, mark):
+    """A ratio above the wanted one carries an exclamation mark."""
+    text = timing_table([row([ours], [1.0], wanted=0.8)])
+    assert text.splitlines()[-1].endswith(mark)
+
+
+def test_without_an_aim_nothing_is_marked():
+    """A row without a wanted ratio shows none."""
+    last = timing_table([row([5.0], [1.0])]).splitlines()[-1]
+    assert last.split() == ["case", "5.00", "5.00", "1.00", "1.00", "5.00", "5.00"]
+
+
+def test_growth_compares_each_implementation_with_itself():
+    """The growth table tells how many times longer the second row takes than the first."""
+    text = growth_table([("verb", row([2.0], [1.0]), row([3.0], [8.0]))])
+    assert text.splitlines()[-1].split() == ["verb", "1.50", "8.00"]
+
+
+def test_sizes_are_shown_in_the_unit_asked_for():
+    """A size is divided by the unit's divisor, a ratio is not."""
+    text = size_table("MiB", 1024, [row([2048.0], [4096.0])])
+    assert text.splitlines()[-1].split() == ["case", "2.0", "4.0", "0.50"]
+
+
+def test_columns_are_aligned():
+    """The first column stands to the left, the others to the right, and no line ends with a blank."""
+    assert table(("a", "n"), [("long", "1"), ("b", "100")]) == "a       n\n----  ---\nlong    1\nb     100"
+
+
+def test_json_holds_every_figure():
+    """A row for JSON has both sides and both ratios."""
+    assert as_json(row([1.0], [2.0], wanted=0.8)) == {
+        "case": "case",
+        "podwire": {"median": 1.0, "least": 1.0, "runs": 1, "faults": None},
+        "reference": {"median": 2.0, "least": 2.0, "runs": 1, "faults": None},
+        "ratio": 0.5,
+        "ratio_of_least": 0.5,
+        "wanted": 0.8,
+    }

@@ -1,0 +1,136 @@
+"""Addresses as Go's net package reads them (cni.address)."""
+
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.address import format_mac, parse_cidr, parse_ip, parse_mac
+from tests.support.errors import failure_of
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("FD00:0:0::00AB", "fd00::ab"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("::ffff:a01:203", "10.1.2.3"),
+        ("::", "::"),
+    ],
+)
+def test_addresses_print_in_their_canonical_form(text, printed):
+    """IPv6 is compressed lower case; an IPv4-mapped address is an IPv4 address."""
+    assert str(parse_ip(text)) == printed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10.1.2", "10.1.2.03", "10.1.2.256", "10.1.2.3 ", "fe80::1%eth0", ":::", "1::2::3", "10.1.2.3/24", "٣.1.1.1"],
+)
+def test_refuses_what_is_no_address(text):
+    """Leading zeros, zones, blanks and foreign digits are refused, as Go refuses them."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_ip(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("10.1.2.5/24", "10.1.2.5/24"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("FD00::5/64", "fd00::5/64"),
+        ("::/0", "::/0"),
+        ("::ffff:10.1.2.5/120", "10.1.2.5/24"),
+    ],
+)
+def test_prefixes_keep_their_host_bits(text, printed):
+    """An address with prefix prints as it was given, in canonical form."""
+    assert str(parse_cidr(text)) == printed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10.1.2.5",
+        "10.1.2.5/",
+        "10.1.2.5/33",
+        "10.1.2.5/-1",
+        "10.1.2.5/+4",
+        "10.1.2.5/24/",
+        "10.1.2.5/2²",
+        "10.1.2.5/255.255.255.0",
+        "fd00::/129",
+        "::ffff:10.1.2.5/95",
+        "/24",
+        "",
+        "fe80::1%lo/64",
+    ],
+)
+def test_refuses_what_is_no_prefix(text):
+    """A prefix is a decimal number that fits the family; netmasks are not understood."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_cidr(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("AA:bb:0c:dd:ee:ff", "aa:bb:0c:dd:ee:ff"),
+        ("aa-bb-0c-dd-ee-ff", "aa:bb:0c:dd:ee:ff"),
+        ("aabb.0cdd.eeff", "aa:bb:0c:dd:ee:ff"),
+        ("02:00:5e:10:00:00:00:01", "02:00:5e:10:00:00:00:01"),
+        (
+            "0000.0000.fe80.0000.0000.0000.0200.5e10.0000.0001",
+            "00:00:00:00:fe:80:" + "00:" * 6 + "02:00:5e:10:00:00:00:01",
+        ),
+    ],
+)
+def test_hardware_addresses_in_all_notations(text, printed):
+    """6, 8 and 20 bytes, written with colons, hyphens or dots."""
+    assert format_mac(parse_mac(text)) == printed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "aa:bb:cc:dd:ee", "aa:bb:cc:dd:ee:f", "aa:bb:cc-dd:ee:ff", "aabbccddeeff", "aabb.ccdd", "g0:bb:cc:dd:ee:ff"],
+)
+def test_refuses_what_is_no_hardware_address(text):
+    """The error repeats the text, as Go's does."""
+    with pytest.raises(ValueError, match="invalid MAC address"):
+        parse_mac(text)
+
+
+@given(st.ip_addresses())
+def test_every_address_reads_back(address):
+    """An address printed and read is the same address, mapped ones as IPv4."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    assert parse_ip(str(address)) == (mapped or address)
+
+
+@given(st.ip_addresses(), st.integers(0, 128))
+def test_every_prefix_reads_back(address, bits):
+    """An address with prefix printed and read is the same, host bits included."""
+    if isinstance(address, IPv4Address):
+        bits //= 4
+    elif address.ipv4_mapped:
+        bits = 128
+    text = f"{address}/{bits}"
+    assert parse_cidr(str(parse_cidr(text))) == parse_cidr(text)
+    assert isinstance(address, IPv6Address) or str(parse_cidr(text)) == text
+
+
+@given(st.sampled_from([6, 8, 20]).flatmap(lambda size: st.binary(min_size=size, max_size=size)))
+def test_every_hardware_address_reads_back(mac):
+    """A hardware address printed and read is the same."""
+    assert parse_mac(format_mac(mac)) == mac
+
+
+@given(st.text() | st.text(alphabet="0123456789abcdefF:.-/%"))
+def test_any_text_gives_an_address_or_a_value_error(text):
+    """No text makes a parser fail in any other way."""
+    for parse in (parse_ip, parse_cidr, parse_mac):
+        error = failure_of(partial(parse, text), ValueError)
+        assert error is None or str(error)

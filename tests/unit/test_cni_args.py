@@ -1,0 +1,169 @@
+"""The environment of an invocation (cni.args)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import args as cni_args
+from cni.errors import CniError
+from tests.support.errors import failure_of
+
+WHOLE = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "cid",
+    "CNI_NETNS": "/run/netns/x",
+    "CNI_IFNAME": "eth0",
+    "CNI_PATH": "/opt/cni/bin",
+}
+
+
+def failure(env):
+    with pytest.raises(CniError) as caught:
+        cni_args.from_env(env)
+    assert caught.value.code == 4
+    return caught.value
+
+
+def without(command, *names):
+    return {name: value for name, value in (WHOLE | {"CNI_COMMAND": command}).items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("ADD", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
+        ("CHECK", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
+        ("DEL", ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]),
+        ("GC", ["CNI_PATH"]),
+        ("STATUS", ["CNI_PATH"]),
+        ("VERSION", []),
+        ("NOPE", []),
+    ],
+)
+def test_each_command_needs_its_variables(command, needed):
+    """A missing or empty variable is named, several together in the documented order; others do not matter."""
+    for name in WHOLE.keys() - {"CNI_COMMAND"}:
+        for env in (without(command, name), WHOLE | {"CNI_COMMAND": command, name: ""}):
+            if name in needed:
+                assert failure(env).msg == f"required env variables [{name}] missing"
+            else:
+                assert cni_args.from_env(env).command == command
+    if needed:
+        assert failure({"CNI_COMMAND": command}).msg == f"required env variables [{','.join(needed)}] missing"
+    else:
+        assert cni_args.from_env({"CNI_COMMAND": command})
+
+
+def test_values_are_taken_over():
+    """What the runtime said is what the plugin sees; CNI_PATH is split, its empty parts dropped."""
+    args = cni_args.from_env(WHOLE | {"CNI_PATH": "/a::/b:", "CNI_ARGS": "IP=10.1.2.3"})
+    assert (args.command, args.container_id, args.netns, args.ifname) == ("ADD", "cid", "/run/netns/x", "eth0")
+    assert (args.path, args.args, args.stdin) == (("/a", "/b"), "IP=10.1.2.3", b"")
+
+
+@pytest.mark.parametrize("value", ["-a", ".a", "a b", "a/b", "ä", "aä", "a\n", "a\udc80", "_"])
+def test_container_ids_with_other_characters_are_refused(value):
+    """The details repeat the id, and missing variables are not looked at any more."""
+    error = failure({"CNI_COMMAND": "ADD", "CNI_CONTAINERID": value})
+    assert (error.msg, error.details) == ("invalid characters in containerID", value)
+
+
+@pytest.mark.parametrize("value", ["a", "0", "A-_.z", "a" * 256, "a" * 5000])
+def test_container_ids_of_any_length(value):
+    """Letters, digits and -_. after the first character, as many as you like."""
+    assert cni_args.from_env(WHOLE | {"CNI_CONTAINERID": value}).container_id == value
+
+
+LONG = ("interface name is too long", "interface name should be less than 16 characters")
+DOTS = ("interface name is . or ..", "")
+CHARS = "interface name contains / or : or whitespace characters"
+
+
+@pytest.mark.parametrize(
+    ("value", "msg", "details"),
+    [
+        ("e" * 16, *LONG),
+        ("ä" * 8, *LONG),
+        (".", *DOTS),
+        ("..", *DOTS),
+        *((value, CHARS, value) for value in ("a/b", "a:b", "a b", "a\tb", "a\u00a0b", "a\n")),
+    ],
+)
+def test_interface_names_the_kernel_refuses(value, msg, details):
+    """Names that no interface can have are refused before anything happens."""
+    for command in ("ADD", "DEL", "CHECK"):
+        error = failure(WHOLE | {"CNI_COMMAND": command, "CNI_IFNAME": value})
+        assert (error.msg, error.details) == (msg, details)
+    for command in ("GC", "STATUS", "VERSION"):
+        assert cni_args.from_env(WHOLE | {"CNI_COMMAND": command, "CNI_IFNAME": value})
+
+
+@pytest.mark.parametrize("value", ["e" * 15, "ä" * 7 + "e", "...", "a.b-c_d"])
+def test_interface_names_the_kernel_accepts(value):
+    """Fifteen bytes, counted as bytes."""
+    assert cni_args.from_env(WHOLE | {"CNI_IFNAME": value}).ifname == value
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("", {}),
+        ("IP=10.1.2.3", {"IP": "10.1.2.3"}),
+        ("IP=", {"IP": ""}),
+        ("IP=a;IP=b", {"IP": "b"}),
+        ("IgnoreUnknown=1;K8S_POD_NAME=x;IP=a", {"IP": "a"}),
+        ("K8S_POD_NAME=x;IgnoreUnknown=TRUE", {}),
+        ("ip=a;IgnoreUnknown=true", {}),
+        ("IgnoreUnknown=0;IP=a", {"IP": "a"}),
+    ],
+)
+def test_cni_args_that_are_understood(text, pairs):
+    """CNI_ARGS gives the known keys; with IgnoreUnknown, wherever it stands, others may be there."""
+    assert cni_args.from_env(WHOLE | {"CNI_ARGS": text}).cni_args("IP") == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "msg"),
+    [
+        ("A", 'ARGS: invalid pair "A"'),
+        ("A=b=c", 'ARGS: invalid pair "A=b=c"'),
+        ("IP=a;", 'ARGS: invalid pair ""'),
+        ("FOO=1;IP=a;BAR=2", 'ARGS: unknown args ["FOO=1" "BAR=2"]'),
+        ("ip=a", 'ARGS: unknown args ["ip=a"]'),
+        ("ignoreunknown=1", 'ARGS: unknown args ["ignoreunknown=1"]'),
+        ("IgnoreUnknown=0;FOO=1", 'ARGS: unknown args ["FOO=1"]'),
+        (
+            "IgnoreUnknown=maybe",
+            'ARGS: error parsing value of pair ["IgnoreUnknown" "maybe"]: boolean unmarshal error: invalid input maybe',
+        ),
+    ],
+)
+def test_cni_args_that_are_not(text, msg):
+    """Malformed pairs and unknown keys are told in the reference's words, with code 4."""
+    with pytest.raises(CniError) as caught:
+        cni_args.from_env(WHOLE | {"CNI_ARGS": text}).cni_args("IP")
+    assert (caught.value.code, caught.value.msg) == (4, msg)
+
+
+VALUES = st.text(max_size=20) | st.sampled_from(["", "eth0", "cid", *cni_args.COMMANDS])
+
+
+@given(st.dictionaries(st.sampled_from([*WHOLE, "CNI_ARGS"]), VALUES))
+def test_any_environment_is_read_or_refused(env):
+    """Whatever the variables hold, reading them gives values or code 4."""
+
+    def read():
+        args = cni_args.from_env(env)
+        assert args.command == env["CNI_COMMAND"]
+        assert args.cni_args("IP", "MAC").keys() <= {"IP", "MAC"}
+
+    error = failure_of(read, CniError)
+    assert error is None or error.code == 4
+
+
+@given(st.text(alphabet="aI=;1 "))
+def test_any_cni_args_are_read_or_refused(text):
+    """Whatever CNI_ARGS holds, reading it gives pairs or code 4."""
+    args = cni_args.from_env(WHOLE | {"CNI_ARGS": text})
+    error = failure_of(lambda: args.cni_args("a", "I"), CniError)
+    assert error is None or error.code == 4

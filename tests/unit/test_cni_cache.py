@@ -1,0 +1,86 @@
+"""libcni's result cache (cni.cache): who is gone, and that the unknown lives."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.cache import ResultCache
+from cni.conf import Attachment
+
+HERE = f"/proc/{os.getpid()}/ns/net"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(network, container_id, netns, ifname="eth0", content=None):
+        entry = {"kind": "cniCacheV1", "networkName": network, "containerId": container_id, "ifName": ifname}
+        text = json.dumps({**entry, "netns": netns}) if content is None else content
+        (tmp_path / f"{network}-{container_id}-{ifname}").write_text(text)
+
+    return write
+
+
+def gone(tmp_path, container_id, ifname="eth0", network="net"):
+    return ResultCache.read(network, str(tmp_path)).is_gone(Attachment(container_id, ifname))
+
+
+def test_without_a_cache_everybody_lives(tmp_path):
+    """No directory, or none of this network's files, tells nothing."""
+    assert not gone(tmp_path / "absent", "a")
+    assert not gone(tmp_path, "a")
+
+
+def test_who_is_not_in_the_cache_is_gone(tmp_path, write):
+    """When the cache knows the network, it knows all that lives there."""
+    write("net", "a", HERE)
+    assert not gone(tmp_path, "a")
+    assert gone(tmp_path, "a", "eth1")
+    assert gone(tmp_path, "b")
+    assert not gone(tmp_path, "b", network="other")
+
+
+def test_who_has_no_namespace_is_gone(tmp_path, write):
+    """A namespace path that is absent, or a file left at it, is no living container."""
+    (tmp_path / "file").write_text("")
+    for name, netns in (("a", "/no/such"), ("b", str(tmp_path / "file")), ("c", f"{tmp_path}/file/x"), ("d", "")):
+        write("net", name, netns)
+    assert [gone(tmp_path, name) for name in "abcd"] == [True, True, True, False]
+
+
+def test_names_with_dashes_are_told_apart(tmp_path, write):
+    """An entry of the network "net-x" does not speak for the network "net"."""
+    write("net-x", "a", "/no/such")
+    assert not gone(tmp_path, "x-a")
+    assert not gone(tmp_path, "zzz")
+    write("net", "b", HERE)
+    assert gone(tmp_path, "zzz")
+
+
+def test_a_legacy_reservation_is_any_of_the_container(tmp_path, write):
+    """Without an interface the container is gone when all its attachments are."""
+    write("net", "a", "/no/such", "eth0")
+    assert gone(tmp_path, "a", "")
+    write("net", "a", HERE, "eth1")
+    assert not gone(tmp_path, "a", "")
+    assert gone(tmp_path, "b", "")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"ips": []}', '{"networkName": 5}'])
+def test_what_cannot_be_read_lives(tmp_path, write, content):
+    """A broken entry, or one of an older format, counts as a living container."""
+    write("net", "other", HERE)
+    write("net", "a", "", content=content)
+    assert not gone(tmp_path, "a")
+    assert not gone(tmp_path, "a", "")
+
+
+@given(content=st.binary(max_size=60))
+def test_any_file_can_be_read(tmp_path_factory, content):
+    """Whatever is in the cache, reading it does not fail."""
+    directory = tmp_path_factory.getbasetemp() / "any"
+    directory.mkdir(exist_ok=True)
+    (directory / "net-a-eth0").write_bytes(content)
+    assert not ResultCache.read("net", str(directory)).is_gone(Attachment("a", "eth0"))

@@ -1,0 +1,126 @@
+"""The keys common to every configuration (cni.conf)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import conf
+from cni.conf import Attachment
+from cni.errors import CniError
+from cni.result import Result
+from tests.support.errors import failure_of
+from tests.unit.test_cni_gojson import JSON_VALUES
+
+KEYS = ["name", "cniVersion", "prevResult", "runtimeConfig", "args", "cni.dev/valid-attachments", "NAME", "other"]
+
+
+def parse(**keys):
+    return conf.parse(json.dumps({"name": "net", **keys}).encode())
+
+
+def failure(stdin):
+    with pytest.raises(CniError) as caught:
+        conf.parse(stdin)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("stdin", "code", "msg"),
+    [
+        (b"", 6, "error unmarshall network config: unexpected end of JSON input"),
+        (b"[]", 6, "error unmarshall network config: it is not a JSON object"),
+        (b'{"name": 5}', 6, 'error unmarshall network config: "name" must be a string, not a number'),
+        (b'{"name": "n", "cniVersion": 1}', 6, 'error unmarshall network config: "cniVersion" must be a string'),
+        (b"null", 7, "missing network name"),
+        (b"{}", 7, "missing network name"),
+        (b'{"name": ""}', 7, "missing network name"),
+        (b'{"name": null}', 7, "missing network name"),
+        (b'{"name": "a b"}', 7, "invalid characters found in network name"),
+        (b'{"name": "-a"}', 7, "invalid characters found in network name"),
+        (b'{"name": "\\ud800"}', 7, "invalid characters found in network name"),
+    ],
+)
+def test_unusable_input_is_refused(stdin, code, msg):
+    """What is no object is a decoding failure (6), a bad name an invalid configuration (7)."""
+    error = failure(stdin)
+    assert error.code == code
+    assert error.msg.startswith(msg)
+
+
+def test_a_bad_name_is_repeated_in_the_details():
+    """The operator sees which name was refused."""
+    assert failure(b'{"name": "a/b"}').details == "a/b"
+
+
+def test_absent_version_means_the_first():
+    """Without cniVersion, or with an empty one, a configuration is of version 0.1.0."""
+    for keys in ({}, {"cniVersion": ""}, {"cniVersion": None}):
+        assert (parse(**keys).cni_version, parse(**keys).version) == ("", "0.1.0")
+    assert parse(CNIVERSION="1.0.0").version == "1.0.0"
+
+
+def test_common_keys_are_found_in_any_case():
+    """What the runtime adds is read as containerd may write it; capabilities and unknown keys do no harm."""
+    request = parse(
+        RuntimeConfig={"MAC": "x"}, Args={"CNI": {"IPs": ["10.1.2.3"]}}, capabilities={"ips": True}, unknown=[{}]
+    )
+    assert request.runtime_config.string("mac") == "x"
+    assert request.cni_args.strings("ips") == ("10.1.2.3",)
+    assert parse().runtime_config.raw("mac") is None
+
+
+def test_prev_result_is_of_the_configurations_version():
+    """A prevResult without cniVersion, or with an empty one, takes the configuration's."""
+    for own in ({}, {"cniVersion": ""}, {"cniVersion": "1.0.0"}):
+        assert parse(cniVersion="1.1.0", prevResult=own).prev_result() == Result()
+    assert parse(cniVersion="1.1.0").prev_result() is None
+    assert parse(cniVersion="1.1.0", prevResult=None).prev_result() is None
+
+
+@pytest.mark.parametrize(
+    "prev_result",
+    [{"cniVersion": "0.4.0"}, {"cniVersion": "9.9.9"}, {"ips": [{}]}, {"ips": 5}, {"interfaces": [{"mtu": "x"}]}, 5],
+)
+def test_prev_result_of_another_family_or_shape_is_refused(prev_result):
+    """The text says that it was the prevResult."""
+    request = parse(cniVersion="1.0.0", prevResult=prev_result)
+    with pytest.raises(CniError, match=r"^could not parse prevResult: ") as caught:
+        request.prev_result()
+    assert caught.value.code == 7
+
+
+ONE = [{"containerID": "a", "ifname": "eth0"}]
+TWO = [{"ContainerID": "b", "IfName": "eth1"}, {"containerID": "c", "ifname": "eth0"}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "attachments"),
+    [
+        ({}, None),
+        ({"cni.dev/valid-attachments": None}, set()),
+        ({"cni.dev/valid-attachments": []}, set()),
+        ({"cni.dev/valid-attachments": ONE}, {("a", "eth0")}),
+        ({"cni.dev/attachments": TWO}, {("b", "eth1"), ("c", "eth0")}),
+        ({"cni.dev/attachments": TWO, "cni.dev/valid-attachments": ONE}, {("a", "eth0")}),
+        ({"cni.dev/attachments": TWO, "cni.dev/valid-attachments": None}, set()),
+    ],
+)
+def test_valid_attachments(keys, attachments):
+    """GC keeps what is listed: a key that is there counts, even as null; an absent one means that nothing may go."""
+    found = parse(**keys).valid_attachments()
+    assert found == (None if attachments is None else {Attachment(*item) for item in attachments})
+
+
+@given(st.binary() | st.dictionaries(st.sampled_from(KEYS), JSON_VALUES).map(lambda obj: json.dumps(obj).encode()))
+def test_any_stdin_is_read_or_refused(stdin):
+    """Whatever is on stdin, reading the common keys gives values or a CniError of code 6 or 7."""
+    requests = []
+    error = failure_of(lambda: requests.append(conf.parse(stdin)), CniError)
+    assert error is None or error.code in (6, 7)
+    for request in requests:
+        assert request.name
+        for read in (request.prev_result, request.valid_attachments, lambda request=request: request.cni_args):
+            error = failure_of(read, CniError)
+            assert error is None or error.code == 7

@@ -1,0 +1,380 @@
+"""Delegation to other executables and to ourselves (cni.delegate)."""
+
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+from dataclasses import replace
+from ipaddress import ip_interface
+
+import pytest
+
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni import delegate, skel
+from cni.errors import CniError
+from cni.result import IPConfig, Result
+from cni.skel import Plugin
+from cni.undo import Undo
+from tests.support.errors import failure_of
+
+ANSWER = '{"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]}'
+RESULT = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),))
+DUPLICATE = '{"code": 999, "msg": "10.1.2.2 has been allocated to cid, duplicate allocation is not allowed"}'
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Installs a shell script as the IPAM plugin "ipam"; it notes each command in the file "calls"."""
+
+    def install(body, directory="bin", head=f'echo "$CNI_COMMAND" >> {tmp_path}/calls'):
+        file = tmp_path / directory / "ipam"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{head}\n{body}\n")
+        file.chmod(0o755)
+        return file
+
+    return install
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """Returns the commands that were run so far."""
+    return lambda: (tmp_path / "calls").read_text().split() if (tmp_path / "calls").exists() else []
+
+
+@pytest.fixture
+def request_for(tmp_path):
+    """Makes the invocation and the configuration of an upper plugin."""
+
+    def make(command="ADD", version="1.0.0", stdin=None, delegates=None, **env):
+        stdin = stdin or json.dumps({"cniVersion": version, "name": "net", "ipam": {"type": "ipam"}}).encode()
+        variables = {
+            "PATH": os.environ["PATH"],
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": "cid",
+            "CNI_NETNS": "/run/netns/x",
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": f"{tmp_path}/absent:{tmp_path}/bin",
+        }
+        args = cni_args.from_env(variables | env)
+        return replace(args, stdin=stdin, delegates=delegates or {}), cni_conf.parse(stdin)
+
+    return make
+
+
+def failure(run):
+    with pytest.raises(CniError) as caught:
+        run()
+    return caught.value
+
+
+def add(request):
+    with Undo() as undo:
+        return delegate.add("ipam", *request, undo)
+
+
+def in_a_child(what):
+    """Runs `what` in a process of its own, with one thread as a plugin has, and returns whether it was true."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if what() else 1)
+        finally:
+            os._exit(2)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_the_first_file_on_the_path_is_run(script, request_for, tmp_path):
+    """Directories are tried in order; one that is absent, and a directory of the plugin's name, are passed over."""
+    (tmp_path / "odd" / "ipam").mkdir(parents=True)
+    script(f"echo '{ANSWER}'", "bin")
+    script("exit 1", "later")
+    path = f"{tmp_path}/odd:{tmp_path}/absent:{tmp_path}/bin:{tmp_path}/later"
+    assert add(request_for(CNI_PATH=path)) == RESULT
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "msg"),
+    [
+        ("nope", 7, 'failed to find plugin "nope" in path [/a /b]'),
+        ("x\0y", 7, 'failed to find plugin "x\0y" in path [/a /b]'),
+        ("", 7, "no plugin name provided"),
+        ("../ipam", 7, "invalid plugin name: ../ipam"),
+        ("/bin/sh", 7, "invalid plugin name: /bin/sh"),
+        ("..", 7, "invalid plugin name: .."),
+    ],
+)
+def test_a_delegate_that_cannot_be_found(kind, code, msg):
+    """The text names the plugin and where it was looked for."""
+    error = failure(lambda: delegate.find(kind, ("/a", "/b")))
+    assert (error.code, error.msg) == (code, msg)
+
+
+def test_without_a_path_nothing_is_found():
+    """An empty CNI_PATH is told as such."""
+    error = failure(lambda: delegate.find("ipam", ()))
+    assert (error.code, error.msg) == (4, "no paths provided")
+
+
+@pytest.mark.parametrize("size", [0, 2_000_000])
+def test_the_delegate_gets_our_environment_and_input_to_the_byte(script, request_for, tmp_path, size):
+    """Stdin is passed on unchanged, whatever its size; of the environment only CNI_COMMAND differs."""
+    script(f"cat > {tmp_path}/stdin; env > {tmp_path}/env; echo '{ANSWER}'")
+    stdin = b'{ "name": "net","cniVersion":"1.0.0",\n"pad":"' + b"\xff" * size + b'"}  \n'
+    args, conf = request_for("ADD", stdin=stdin, OWN="ümlaut\udcff", CNI_ARGS="A=b")
+    assert add((args, conf)) == RESULT
+    assert (tmp_path / "stdin").read_bytes() == stdin
+    seen = dict(line.split(b"=", 1) for line in (tmp_path / "env").read_bytes().splitlines())
+    wanted = {os.fsencode(name): os.fsencode(value) for name, value in args.env.items()}
+    assert {name: seen.get(name) for name in wanted} == wanted
+    assert seen.keys() - wanted.keys() <= {b"PWD", b"SHLVL", b"_", b"OLDPWD"}
+
+
+@pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS"])
+def test_other_verbs_are_passed_on(script, request_for, calls, command):
+    """The delegate runs the verb we run; what it prints on success is nobody's business."""
+    script("echo anything")
+    delegate.run("ipam", *request_for(command, "1.1.0"))
+    assert calls() == [command]
+
+
+@pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
+def test_errors_are_passed_up_unchanged(script, request_for, command):
+    """Code, msg and details of the delegate's error object are ours."""
+    script("""echo '{"cniVersion": "1.1.0", "code": 1234, "msg": "no", "details": "why"}'; exit 3""")
+    request = request_for(command, "1.1.0")
+    error = failure(lambda: add(request) if command == "ADD" else delegate.run("ipam", *request))
+    assert (error.code, error.msg, error.details) == (1234, "no", "why")
+
+
+@pytest.mark.parametrize(
+    ("body", "msg"),
+    [
+        ("exit 7", "netplugin failed with no error message: exit status 7"),
+        ("kill -KILL $$", "netplugin failed with no error message: signal 9"),
+        ("echo oops; exit 1", r"netplugin failed but error parsing its diagnostic message 'oops\n': exit status 1"),
+        ("echo []; exit 1", r"netplugin failed but error parsing its diagnostic message '[]\n': exit status 1"),
+        ("""printf '{"code": "x"}'; exit 2""", "netplugin failed but error parsing its diagnostic message "),
+        ("""printf '{"code": 7'; kill -KILL $$""", "netplugin failed but error parsing its diagnostic message "),
+    ],
+)
+def test_a_delegate_that_fails_without_an_error_object(script, request_for, body, msg):
+    """What came instead of an error object is shown, and how the delegate ended; code 999."""
+    program = script(body)
+    error = failure(lambda: add(request_for()))
+    assert error.code == 999
+    assert error.msg.startswith(msg)
+    assert error.details == str(program)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "msg"),
+    [
+        ("", 6, "plugin ipam printed no result: unexpected end of JSON input"),
+        ("oops", 6, "plugin ipam printed no result: "),
+        ("[]", 7, "failed to decode result: it is not a JSON object"),
+        ('{"cniVersion": "7.0.0"}', 7, 'unsupported CNI result version "7.0.0"'),
+        (
+            '{"ips": [{"address": "x"}]}',
+            7,
+            'failed to decode result: "ips[0].address" is not an address with prefix: x',
+        ),
+    ],
+)
+def test_a_delegate_that_succeeds_without_a_result(script, request_for, calls, output, code, msg):
+    """An ADD whose output is no result has failed, and is followed by a DEL."""
+    script(f"printf '%s' '{output}'")
+    error = failure(lambda: add(request_for()))
+    assert error.code == code
+    assert error.msg.startswith(msg)
+    assert calls() == ["ADD", "DEL"]
+
+
+@pytest.mark.parametrize(
+    ("output", "result"),
+    [
+        ("null", Result()),
+        ("{}", Result()),
+        ('{"ips": [{"address": "10.1.2.5/24"}]}', RESULT),
+        ('{"cniVersion": "", "ips": [{"address": "10.1.2.5/24"}]}', RESULT),
+        ('{"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.5/24"}]}', RESULT),
+        ('{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.1.2.5/24"}], "dns": {}}', RESULT),
+        ('{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.5/24"}}', RESULT),
+    ],
+)
+def test_results_of_any_version_are_understood(script, request_for, output, result):
+    """`null` is an empty result; without cniVersion it is the configuration's; a version of its own is converted."""
+    script(f"printf '%s' '{output}'")
+    assert add(request_for(version="1.0.0")) == result
+
+
+def test_stderr_is_ours(script, request_for, capfd):
+    """What the delegate says on stderr appears on ours."""
+    script(f"echo careful >&2; echo '{ANSWER}'")
+    add(request_for())
+    assert capfd.readouterr().err == "careful\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted"),
+    [('{"code": 11, "msg": "full"}', ["ADD", "DEL"]), (DUPLICATE, ["ADD"])],
+    ids=["full", "duplicate"],
+)
+def test_a_failed_add_is_followed_by_del(script, request_for, calls, output, wanted):
+    """A foreign plugin's failed ADD is cleaned up, but never after a duplicate allocation, whose owner lives."""
+    script(f"printf '%s' '{output}'; exit 1")
+    failure(lambda: add(request_for()))
+    assert calls() == wanted
+
+
+def test_a_later_failure_runs_del(script, request_for, calls, capfd):
+    """When a step after IPAM fails, the address is released; an error of that DEL does not hide the failure."""
+    script(f"""[ $CNI_COMMAND = DEL ] && echo '{{"code": 5, "msg": "gone"}}' && exit 1; echo '{ANSWER}'""")
+
+    def attach():
+        with Undo() as undo:
+            delegate.add("ipam", *request_for(), undo)
+            raise ValueError("later")
+
+    assert str(failure_of(attach, ValueError)) == "later"
+    assert calls() == ["ADD", "DEL"]
+    assert capfd.readouterr().err == "podwire: could not run DEL of ipam: gone\n"
+
+
+def test_a_file_that_cannot_be_run(script, request_for):
+    """The text names the file and the kernel's reason."""
+    program = script("")
+    program.chmod(0o644)
+    assert failure(lambda: add(request_for())).msg == f"cannot run {program}: Permission denied"
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_a_file_being_replaced_is_waited_for(script, request_for, monkeypatch, frees):
+    """A plugin that is open for writing is tried six times before giving up."""
+    program = script(f"echo '{ANSWER}'")
+    monkeypatch.setattr(delegate, "_BUSY_WAIT_S", 0.02)
+    with program.open("a") as writer:
+        if frees:
+            timer = threading.Timer(0.03, writer.close)
+            timer.start()
+            assert add(request_for()) == RESULT
+            timer.join()
+        else:
+            assert failure(lambda: add(request_for())).msg == f"cannot run {program}: Text file busy"
+
+
+def test_a_signal_while_waiting_ends_the_delegate_first(script, request_for, calls, tmp_path):
+    """SIGTERM is passed on, the delegate cleans up and ends, then a DEL follows and our own undo goes on."""
+
+    def on_signal(signum, frame):
+        raise skel.Terminated
+
+    script(
+        f"""[ $CNI_COMMAND = DEL ] && exit 0
+        trap 'echo cleaned >> {tmp_path}/calls; exit 1' TERM
+        kill -TERM $PPID
+        while :; do sleep 0.02; done"""
+    )
+
+    def plugin():
+        signal.signal(signal.SIGTERM, on_signal)
+        return failure_of(lambda: add(request_for()), skel.Terminated) is not None
+
+    assert in_a_child(plugin)
+    assert calls() == ["ADD", "cleaned", "DEL"]
+
+
+def test_a_delegate_starts_with_default_signals(script, request_for, tmp_path):
+    """SIGPIPE, which Python ignores, and signals blocked while undoing are the defaults again in the delegate."""
+    script(f"grep -E 'Sig(Blk|Ign)' /proc/self/status > {tmp_path}/signals; echo '{ANSWER}'")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        add(request_for())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    masks = dict(line.split(":") for line in (tmp_path / "signals").read_text().splitlines())
+    assert not int(masks["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1
+    assert not int(masks["SigIgn"], 16) >> (signal.SIGPIPE - 1) & 1
+
+
+def test_descriptors_do_not_leak(script, request_for):
+    """Neither success nor failure leaves a file open."""
+    program = script(f"echo '{ANSWER}'")
+    before = os.listdir("/proc/self/fd")
+    add(request_for())
+    program.chmod(0)
+    failure(lambda: add(request_for()))
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture
+def ourselves(tmp_path):
+    """Makes "ipam" on CNI_PATH the very file this process runs."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ipam").symlink_to(sys.executable)
+    assert stat.S_ISREG((tmp_path / "bin" / "ipam").stat().st_mode)
+
+
+def inside(seen, answer=RESULT, **kwargs):
+    """Makes a delegate that runs in this process, notes its calls, and gives or raises `answer`."""
+
+    def verb(args, conf):
+        seen.append((args.command, args.stdin))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if args.command == "ADD" else None
+
+    return {"ipam": Plugin("ipam", verb, verb, verb, cmd_gc=verb, cmd_status=verb, **kwargs)}
+
+
+@pytest.mark.usefixtures("ourselves")
+def test_our_own_file_runs_inside_this_process(request_for):
+    """A delegate that is this executable gets the same input and its own command, without a second process."""
+    seen = []
+    args, conf = request_for("ADD", delegates=inside(seen))
+    assert add((args, conf)) == RESULT
+    delegate.run("ipam", *request_for("CHECK", delegates=inside(seen)))
+    assert seen == [("ADD", args.stdin), ("CHECK", args.stdin)]
+
+
+@pytest.mark.usefixtures("ourselves")
+@pytest.mark.parametrize(
+    ("answer", "code", "msg"),
+    [
+        (CniError(11, "busy"), 11, "busy"),
+        (PermissionError(13, "Permission denied", "/x"), 999, "[Errno 13] Permission denied: '/x'"),
+        (KeyError("x"), 999, "KeyError: 'x'"),
+        (Result(), 7, "cannot convert: no valid IP addresses"),
+    ],
+)
+def test_errors_inside_are_those_of_a_process(request_for, answer, code, msg):
+    """What a delegate inside raises arrives as the error object it would have printed, and no DEL follows."""
+    seen = []
+    error = failure(lambda: add(request_for(version="0.2.0", delegates=inside(seen, answer))))
+    assert (error.code, error.msg) == (code, msg)
+    assert [command for command, _ in seen] == ["ADD"]
+
+
+@pytest.mark.usefixtures("ourselves")
+def test_versions_are_tested_inside_too(request_for):
+    """A delegate that does not know the configuration's version refuses it, in this process as in another."""
+    error = failure(lambda: add(request_for(delegates=inside([], versions=("0.1.0",)))))
+    assert (error.code, error.msg) == (1, "incompatible CNI versions")
+
+
+@pytest.mark.usefixtures("ourselves")
+def test_results_inside_lose_what_the_version_cannot_hold(request_for):
+    """Under 0.2.0 the upper plugin sees what it would have read from another process: one address a family."""
+    two = Result(ips=tuple(IPConfig(ip_interface(f"10.1.2.{n}/24")) for n in (5, 6)))
+    assert add(request_for(version="0.2.0", delegates=inside([], two))) == RESULT
+
+
+def test_another_file_of_the_same_name_is_run_as_a_process(script, request_for, calls):
+    """What is first on CNI_PATH decides: a foreign "ipam" wins over the one inside."""
+    script(f"echo '{ANSWER}'")
+    seen = []
+    assert add(request_for(delegates=inside(seen, Result()))) == RESULT
+    assert (seen, calls()) == ([], ["ADD"])

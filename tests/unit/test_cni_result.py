@@ -1,0 +1,231 @@
+"""Results in the shape of every version (cni.result)."""
+
+import json
+from ipaddress import IPv4Interface, ip_address, ip_interface
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import gojson, versions
+from cni.errors import CniError
+from cni.result import DNS, Interface, IPConfig, Result, Route, from_json
+from tests.support.errors import failure_of
+from tests.unit.test_cni_gojson import JSON_VALUES
+
+WHOLE = Result(
+    interfaces=(
+        Interface("cni0", "aa:bb:cc:dd:ee:ff"),
+        Interface("eth0", "02:00:00:00:00:01", 1400, "/run/netns/x", "/run/sock", "0000:00:1f.6"),
+    ),
+    ips=(
+        IPConfig(ip_interface("10.1.2.5/24"), ip_address("10.1.2.1"), 1),
+        IPConfig(ip_interface("10.9.9.9/32"), None, 0),
+        IPConfig(ip_interface("fd00::5/64"), ip_address("fd00::1"), 1),
+    ),
+    routes=(
+        Route(ip_interface("0.0.0.0/0"), ip_address("10.1.2.1"), 1300, 1200, 5, 0, 253),
+        Route(ip_interface("::/0")),
+    ),
+    dns=DNS(("10.1.2.1",), "local", ("a", "b"), ("ndots:1",)),
+)
+
+DNS_JSON = {"nameservers": ["10.1.2.1"], "domain": "local", "search": ["a", "b"], "options": ["ndots:1"]}
+ROUTES_JSON = [
+    {"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1300, "advmss": 1200, "priority": 5, "table": 0, "scope": 253},
+    {"dst": "::/0"},
+]
+
+SHAPES = {
+    "0.2.0": {
+        "ip4": {"ip": "10.1.2.5/24", "gateway": "10.1.2.1", "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]},
+        "ip6": {"ip": "fd00::5/64", "gateway": "fd00::1", "routes": [{"dst": "::/0"}]},
+        "dns": DNS_JSON,
+    },
+    "0.4.0": {
+        "interfaces": [
+            {"name": "cni0", "mac": "aa:bb:cc:dd:ee:ff"},
+            {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"},
+        ],
+        "ips": [
+            {"version": "4", "interface": 1, "address": "10.1.2.5/24", "gateway": "10.1.2.1"},
+            {"version": "4", "interface": 0, "address": "10.9.9.9/32"},
+            {"version": "6", "interface": 1, "address": "fd00::5/64", "gateway": "fd00::1"},
+        ],
+        "routes": ROUTES_JSON,
+        "dns": DNS_JSON,
+    },
+    "1.1.0": {
+        "interfaces": [
+            {"name": "cni0", "mac": "aa:bb:cc:dd:ee:ff"},
+            {
+                "name": "eth0",
+                "mac": "02:00:00:00:00:01",
+                "mtu": 1400,
+                "sandbox": "/run/netns/x",
+                "socketPath": "/run/sock",
+                "pciID": "0000:00:1f.6",
+            },
+        ],
+        "ips": [
+            {"interface": 1, "address": "10.1.2.5/24", "gateway": "10.1.2.1"},
+            {"interface": 0, "address": "10.9.9.9/32"},
+            {"interface": 1, "address": "fd00::5/64", "gateway": "fd00::1"},
+        ],
+        "routes": ROUTES_JSON,
+        "dns": DNS_JSON,
+    },
+}
+SHAPES |= {"": SHAPES["0.2.0"], "0.1.0": SHAPES["0.2.0"]}
+SHAPES |= {"0.3.0": SHAPES["0.4.0"], "0.3.1": SHAPES["0.4.0"], "1.0.0": SHAPES["1.1.0"]}
+
+
+@pytest.mark.parametrize("version", sorted(SHAPES))
+def test_each_version_has_its_shape(version):
+    """A result is printed in the shape of the version asked for, and labelled with it."""
+    assert WHOLE.to_json(version) == {"cniVersion": version or "0.1.0", **SHAPES[version]}
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("0.4.0", '{"cniVersion":"0.4.0","dns":{}}'),
+        ("1.0.0", '{"cniVersion":"1.0.0"}'),
+    ],
+)
+def test_empty_members_are_left_out(version, text):
+    """Empty lists are not printed; an empty dns is, up to 0.4.0."""
+    assert gojson.dumps(Result().to_json(version)) == text
+
+
+def test_new_results_are_sorted_and_old_ones_ordered():
+    """From 1.0.0 on keys stand in alphabetical order on every level, before that in the order of the specification."""
+
+    def sorted_everywhere(value):
+        if isinstance(value, dict):
+            return list(value) == sorted(value) and all(map(sorted_everywhere, value.values()))
+        return all(map(sorted_everywhere, value)) if isinstance(value, list) else True
+
+    assert sorted_everywhere(WHOLE.to_json("1.1.0"))
+    assert list(WHOLE.to_json("0.4.0")) == ["cniVersion", "interfaces", "ips", "routes", "dns"]
+
+
+@pytest.mark.parametrize("version", ["", "0.1.0", "0.2.0"])
+def test_the_first_shape_needs_an_address(version):
+    """A result without addresses cannot be told to a runtime of the first versions."""
+    with pytest.raises(CniError, match=r"^cannot convert: no valid IP addresses") as caught:
+        Result(interfaces=(Interface("eth0"),)).to_json(version)
+    assert caught.value.code == 7
+
+
+def test_the_first_shape_drops_routes_without_an_address():
+    """A route of a family that has no address in the result is dropped."""
+    result = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),), routes=WHOLE.routes)
+    assert result.to_json("0.2.0")["ip4"]["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]
+    assert "ip6" not in result.to_json("0.2.0")
+
+
+@pytest.mark.parametrize(
+    ("obj", "version", "msg"),
+    [
+        ({"cniVersion": "0.4.0"}, "1.0.0", 'result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is "0.4.0"'),
+        ({"cniVersion": "1.0.0"}, "0.3.0", "result type supports [0.3.0 0.3.1 0.4.0] but unmarshalled"),
+        ({"cniVersion": "0.3.0"}, "", 'result type supports ["" 0.1.0 0.2.0] but unmarshalled CNIVersion is "0.3.0"'),
+        ({}, "2.0.0", 'unsupported CNI result version "2.0.0"'),
+        ([], "1.0.0", "failed to decode result: it is not a JSON object"),
+        ({"cniVersion": 1}, "1.0.0", 'failed to decode result: "cniVersion" must be a string, not a number'),
+        ({"ips": [{"gateway": "10.1.2.1"}]}, "1.0.0", 'failed to decode result: "ips[0].address" is missing'),
+        ({"ip4": {}}, "0.2.0", 'failed to decode result: "ip4.ip" is missing'),
+        ({"routes": [{"dst": "10.0.0.0"}]}, "1.0.0", 'failed to decode result: "routes[0].dst" is not an address with'),
+        ({"routes": [{"dst": "::/0", "scope": 256}]}, "1.0.0", 'failed to decode result: "routes[0].scope" must be'),
+    ],
+)
+def test_results_that_cannot_be_read(obj, version, msg):
+    """A result of another family of versions, or of wrong types, is refused with the place that is wrong."""
+    with pytest.raises(CniError) as caught:
+        from_json(obj, version)
+    assert caught.value.code == 7
+    assert caught.value.msg.startswith(msg)
+
+
+def test_addresses_are_read_in_any_notation():
+    """Mapped and upper case addresses are printed in their canonical form, keys found in any case."""
+    result = from_json({"IPs": [{"Address": "::FFFF:10.1.2.5/120"}, {"address": "FD00:0::5/64"}]}, "1.0.0")
+    assert [str(ip.address) for ip in result.ips] == ["10.1.2.5/24", "fd00::5/64"]
+
+
+def test_null_is_an_empty_result():
+    """A delegate that prints `null` has no result."""
+    assert from_json(None, "1.0.0") == Result()
+
+
+ADDRESSES = st.ip_addresses().filter(lambda ip: ip.version == 4 or not ip.ipv4_mapped)
+NETWORKS = ADDRESSES.flatmap(lambda ip: st.integers(0, ip.max_prefixlen).map(lambda bits: ip_interface((ip, bits))))
+NUMBERS = st.integers(0, (1 << 32) - 1)
+TEXT = st.text(max_size=8)
+INDEX = st.none() | st.integers(-1, 9)
+RESULTS = st.builds(
+    Result,
+    interfaces=st.lists(st.builds(Interface, TEXT, TEXT, st.integers(0, 65535), TEXT, TEXT, TEXT), max_size=3).map(
+        tuple
+    ),
+    ips=st.lists(st.builds(IPConfig, NETWORKS, st.none() | ADDRESSES, INDEX), max_size=4).map(tuple),
+    routes=st.lists(
+        st.builds(
+            Route,
+            NETWORKS,
+            st.none() | ADDRESSES,
+            NUMBERS,
+            NUMBERS,
+            NUMBERS,
+            st.none() | NUMBERS,
+            st.none() | st.integers(0, 255),
+        ),
+        max_size=4,
+    ).map(tuple),
+    dns=st.builds(DNS, *(st.lists(TEXT, max_size=2).map(tuple) if n != 1 else TEXT for n in range(4))),
+)
+
+
+@given(RESULTS, st.sampled_from(["", *versions.SUPPORTED]))
+def test_results_survive_printing_in_every_version(result, version):
+    """A result printed as JSON text and read again is what `converted` promises, and printing that changes nothing."""
+    old = versions.family(version)[0] == ""
+    if old and not result.ips:
+        with pytest.raises(CniError, match="no valid IP addresses"):
+            result.converted(version)
+        return
+    text = gojson.dumps(result.to_json(version), indent=4)
+    back = from_json(json.loads(text), version)
+    assert back == result.converted(version) == back.converted(version)
+    assert gojson.dumps(back.to_json(version), indent=4) == text
+    if not old:
+        assert (back.ips, back.routes, back.dns) == (result.ips, result.routes, result.dns)
+    if version >= "1":
+        assert back == result
+
+
+@given(RESULTS, st.sampled_from(["0.2.0", "0.4.0"]))
+def test_the_first_shape_keeps_one_address_of_each_family(result, over):
+    """However it gets there, 0.2.0 shows the first IPv4 and the first IPv6 address and the routes of those families."""
+    if not result.ips:
+        return
+    body = result.converted("0.4.0").to_json("0.2.0") if over == "0.4.0" else result.to_json("0.2.0")
+    for key, is_v4 in (("ip4", True), ("ip6", False)):
+        own = [ip for ip in result.ips if isinstance(ip.address, IPv4Interface) is is_v4]
+        routes = [str(route.dst) for route in result.routes if isinstance(route.dst, IPv4Interface) is is_v4]
+        assert (key in body) == bool(own)
+        if own:
+            assert body[key]["ip"] == str(own[0].address)
+            assert [route["dst"] for route in body[key].get("routes", [])] == routes
+
+
+@given(
+    st.dictionaries(st.sampled_from(["cniVersion", "interfaces", "ips", "routes", "dns", "ip4", "ip6"]), JSON_VALUES)
+    | JSON_VALUES,
+    st.sampled_from(["", "7", *versions.SUPPORTED]),
+)
+def test_any_object_is_read_or_refused(obj, version):
+    """No JSON value makes the reader fail in any other way than with code 7."""
+    error = failure_of(lambda: from_json(obj, version), CniError)
+    assert error is None or error.code == 7

@@ -1,0 +1,247 @@
+"""The process contract, on a plugin made for the test (cni.skel)."""
+
+import io
+import json
+from ipaddress import ip_interface
+
+import pytest
+
+from cni import skel
+from cni.errors import CniError, Code, collected
+from cni.result import Interface, IPConfig, Result
+from cni.skel import Plugin
+from tests.support.running import strict_json
+
+ENV = {
+    "CNI_CONTAINERID": "cid",
+    "CNI_NETNS": "/no/such/netns",
+    "CNI_IFNAME": "eth0",
+    "CNI_PATH": "/opt/cni/bin",
+}
+ABOUT = "CNI fake plugin"
+CONFIG = {"cniVersion": "1.1.0", "name": "net", "type": "fake"}
+RESULT = Result(interfaces=(Interface("eth0"),), ips=(IPConfig(ip_interface("10.1.2.5/24")),))
+
+
+class Broken(io.BytesIO):
+    """A stream whose other end is gone."""
+
+    def read(self, size=-1):
+        raise OSError(5, "Input/output error")
+
+    def write(self, data):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def fake(calls, *, raises=None, only=None, own_versions=skel.versions.SUPPORTED):
+    """Makes a plugin that notes its calls, or raises."""
+
+    def verb(name):
+        def run(args, conf):
+            calls.append((name, args, conf))
+            if raises is not None:
+                raise raises
+            return RESULT if name == "ADD" else None
+
+        return run if only is None or name in only else None
+
+    return Plugin(
+        "fake",
+        verb("ADD"),
+        verb("DEL"),
+        verb("CHECK"),
+        cmd_gc=verb("GC"),
+        cmd_status=verb("STATUS"),
+        versions=own_versions,
+    )
+
+
+def run(command, config=CONFIG, *, env=ENV, **kwargs):
+    """Runs one invocation; returns exit status, what stdout holds, and the calls the plugin got."""
+    calls, stdout = [], io.BytesIO()
+    stdin = io.BytesIO(config if isinstance(config, bytes) else json.dumps(config).encode())
+    status = skel.run(fake(calls, **kwargs), {**env, "CNI_COMMAND": command}, stdin, stdout, about=ABOUT)
+    return status, stdout.getvalue(), calls
+
+
+def failure(command, config=CONFIG, **kwargs):
+    status, stdout, calls = run(command, config, **kwargs)
+    assert status == 1
+    body = strict_json(stdout)
+    return body["code"], body["msg"], body.get("details"), [call[0] for call in calls]
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
+def test_each_verb_is_called_once_with_what_the_runtime_said(verb):
+    """The plugin sees the environment, the configuration and stdin to the byte; only ADD prints anything."""
+    status, stdout, calls = run(verb, json.dumps(CONFIG).encode() + b" \n")
+    assert status == 0
+    ((name, args, conf),) = calls
+    assert (name, args.command, args.container_id, args.netns) == (verb, verb, "cid", "/no/such/netns")
+    assert (conf.name, conf.version, conf.fields.string("type")) == ("net", "1.1.0", "fake")
+    assert args.stdin == json.dumps(CONFIG).encode() + b" \n"
+    assert (strict_json(stdout) == RESULT.to_json("1.1.0")) if verb == "ADD" else (stdout == b"")
+
+
+@pytest.mark.parametrize("verb", ["GC", "STATUS"])
+def test_verbs_that_a_plugin_lacks_succeed(verb):
+    """An absent verb is success without output, as in the reference."""
+    assert run(verb, only=("ADD", "DEL", "CHECK")) == (0, b"", [])
+
+
+def test_result_is_indented_json_in_the_configurations_version():
+    """The result has four blanks of indentation and the shape of the version asked for, 0.1.0 when there is none."""
+    assert run("ADD", CONFIG | {"cniVersion": "1.0.0"})[1].startswith(
+        b'{\n    "cniVersion": "1.0.0",\n    "interfaces": [\n'
+    )
+    assert strict_json(run("ADD", {"name": "net"})[1])["cniVersion"] == "0.1.0"
+    assert strict_json(run("ADD", CONFIG | {"cniVersion": "0.2.0"})[1])["ip4"] == {"ip": "10.1.2.5/24"}
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "wanted"),
+    [
+        ("NOPE", CONFIG, (4, "unknown CNI_COMMAND: NOPE", None)),
+        ("GET", CONFIG, (4, "unknown CNI_COMMAND: GET", None)),
+        ("add", CONFIG, (4, "unknown CNI_COMMAND: add", None)),
+        ("NOPE", b"{", (6, None, "stdin must hold one JSON object")),
+        ("NOPE", {"cniVersion": "1.1.0"}, (7, "missing network name", None)),
+        ("CHECK", CONFIG | {"cniVersion": "0.3.1"}, (1, "config version does not allow CHECK", None)),
+        ("CHECK", {"name": "net"}, (1, "config version does not allow CHECK", None)),
+        ("GC", CONFIG | {"cniVersion": "1.0.0"}, (1, "config version does not allow GC", None)),
+        ("STATUS", CONFIG | {"cniVersion": "1.0.0"}, (1, "config version does not allow STATUS", None)),
+        ("CHECK", CONFIG | {"cniVersion": "1.2.0"}, (1, "plugin version does not allow CHECK", None)),
+        ("GC", CONFIG | {"cniVersion": "9.0.0"}, (1, "plugin version does not allow GC", None)),
+        *((verb, CONFIG | {"cniVersion": "abc"}, (6, None, None)) for verb in ("CHECK", "GC", "STATUS")),
+        *((verb, CONFIG | {"cniVersion": "1.1.0.0"}, (6, None, None)) for verb in ("CHECK", "GC", "STATUS")),
+        *(
+            (
+                verb,
+                CONFIG | {"cniVersion": bad},
+                (1, "incompatible CNI versions", f'config is "{bad}", plugin supports '),
+            )
+            for verb in ("ADD", "DEL")
+            for bad in ("1.0", "abc", "1.2.0", "0.3", "01.0.0")
+        ),
+        (
+            "CHECK",
+            CONFIG | {"cniVersion": "1.0"},
+            (1, "incompatible CNI versions", 'config is "1.0", plugin supports '),
+        ),
+    ],
+)
+def test_refusals_before_the_verb(command, config, wanted):
+    """Commands and versions that cannot be served are refused in the reference's order and words; nothing is called."""
+    code, msg, details, called = failure(command, config)
+    assert code == wanted[0]
+    assert wanted[1] is None or msg == wanted[1]
+    assert wanted[2] is None or details.startswith(wanted[2])
+    assert called == []
+
+
+def test_a_plugin_may_know_fewer_versions():
+    """The refusal shows both sides."""
+    _, _, details, _ = failure("ADD", CONFIG | {"cniVersion": "0.2.0"}, own_versions=("0.3.0", "0.4.0"))
+    assert details == 'config is "0.2.0", plugin supports ["0.3.0" "0.4.0"]'
+
+
+def test_version_needs_nothing():
+    """VERSION answers in one line, without a look at stdin or any other variable."""
+    stdout = io.BytesIO()
+    assert skel.run(fake([]), {"CNI_COMMAND": "VERSION"}, Broken(), stdout, about=ABOUT) == 0
+    assert stdout.getvalue() == (
+        b'{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
+    )
+
+
+@pytest.mark.parametrize("env", [{}, {"CNI_COMMAND": ""}, ENV])
+def test_without_a_command_the_plugin_tells_about_itself(env, capsys):
+    """Installers probe a plugin by starting it: two lines on stderr, nothing on stdout, success."""
+    stdout = io.BytesIO()
+    assert skel.run(fake([]), env, Broken(), stdout, about=ABOUT) == 0
+    assert stdout.getvalue() == b""
+    assert capsys.readouterr().err.splitlines() == [
+        ABOUT,
+        "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0",
+    ]
+
+
+def test_unreadable_stdin_is_an_io_failure():
+    """What cannot be read is code 5."""
+    stdout = io.BytesIO()
+    assert skel.run(fake([]), {**ENV, "CNI_COMMAND": "ADD"}, Broken(), stdout, about=ABOUT) == 1
+    body = strict_json(stdout.getvalue())
+    assert (body["code"], body["msg"]) == (5, "error reading from stdin: [Errno 5] Input/output error")
+
+
+def test_unwritable_stdout_is_a_failure_and_no_traceback():
+    """When nobody reads the result the exit status tells."""
+    stdin = io.BytesIO(json.dumps(CONFIG).encode())
+    assert skel.run(fake([]), {**ENV, "CNI_COMMAND": "ADD"}, stdin, Broken(), about=ABOUT) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (CniError(Code.PLUGIN_NOT_AVAILABLE, "full", "253 of 253"), (50, "full", "253 of 253")),
+        (CniError(1234, "a delegate's own"), (1234, "a delegate's own", None)),
+        (
+            FileNotFoundError(2, "No such file or directory", "/x"),
+            (999, "[Errno 2] No such file or directory: '/x'", None),
+        ),
+        (ZeroDivisionError("boom"), (999, "ZeroDivisionError: boom", "this is a defect of podwire; please report it")),
+        (RecursionError("deep"), (999, "RecursionError: deep", "this is a defect of podwire; please report it")),
+        (skel.Terminated(), (11, "interrupted by a signal", "what had been done was undone; DEL cleans the rest")),
+    ],
+)
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
+def test_whatever_a_verb_raises_is_one_error_object(verb, error, wanted):
+    """A failure is one JSON object and exit status 1: an operator's error as it is, anything else as code 999."""
+    assert failure(verb, raises=error)[:3] == wanted
+
+
+def test_errors_carry_the_configurations_version():
+    """The error object is labelled with the version of the configuration, or ours when that is none of ours."""
+    for given, told in (("0.4.0", "0.4.0"), ("9.9.9", "1.1.0")):
+        body = strict_json(run("ADD", CONFIG | {"cniVersion": given}, raises=CniError(7, "x"))[1])
+        assert body["cniVersion"] == told
+
+
+def test_text_that_is_no_utf8_is_printed_all_the_same():
+    """A byte that is no UTF-8, which only the environment can bring in, is shown as a question mark."""
+    code, msg, details, _ = failure("ADD", env=ENV | {"CNI_CONTAINERID": "a\udcff"})
+    assert (code, msg, details) == (4, "invalid characters in containerID", "a?")
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_the_plugins_own_namespace_is_refused_before_the_work(verb):
+    """CNI_NETNS that is the plugin's own namespace is code 8, and the verb is never called."""
+    code, msg, _, called = failure(verb, env=ENV | {"CNI_NETNS": "/proc/self/ns/net"})
+    assert (code, msg, called) == (8, "plugin's netns and netns from CNI_NETNS should not be the same", [])
+
+
+@pytest.mark.parametrize("override", ["1", "true", "TRUE", "True"])
+def test_the_refusal_can_be_lifted(override):
+    """CNI_NETNS_OVERRIDE allows the own namespace."""
+    env = ENV | {"CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": override}
+    assert run("ADD", env=env)[0] == run("DEL", env=env)[0] == 0
+    assert failure("ADD", env=env | {"CNI_NETNS_OVERRIDE": "yes"})[0] == 8
+
+
+def test_a_result_the_version_cannot_hold_is_a_failure():
+    """An ADD without addresses under 0.2.0 is told in the reference's words."""
+    plugin = Plugin("fake", lambda *_: Result(), lambda *_: None, lambda *_: None)
+    stdout = io.BytesIO()
+    config = io.BytesIO(b'{"name": "net", "cniVersion": "0.2.0"}')
+    assert skel.run(plugin, {**ENV, "CNI_COMMAND": "ADD"}, config, stdout, about=ABOUT) == 1
+    assert "cannot convert: no valid IP addresses" in strict_json(stdout.getvalue())["msg"]
+
+
+def test_collected_errors_are_one():
+    """Teardown tells everything that failed, under the first failure's code."""
+    assert collected([]) is None
+    one, two = CniError(11, "busy"), CniError(999, "gone", "hint")
+    assert collected([one]) is one
+    both = collected([one, two])
+    assert (both.code, both.msg, both.details) == (11, "busy; gone", "hint")
+    assert str(both) == "busy; gone; hint"

@@ -1,0 +1,45 @@
+"""Versions of the specification (cni.versions)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import versions
+from tests.support.errors import failure_of
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("", (0, 1, 0)), ("1", (1, 0, 0)), ("1.0", (1, 0, 0)), ("0.4.0", (0, 4, 0)), ("10.20.30", (10, 20, 30))],
+)
+def test_one_to_three_numbers(text, numbers):
+    """A version is one to three numbers; none at all is 0.1.0."""
+    assert versions.parse(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["abc", "1.", "1..0", "1.0.0.0", "1.0.x", " 1", "1.0.0\n", "-1", "²", "1" * 5000])
+def test_refuses_what_is_no_version(text):
+    """Anything else is a ValueError."""
+    with pytest.raises(ValueError, match="version"):
+        versions.parse(text)
+
+
+def test_order_is_by_number():
+    """0.10 is later than 0.9, and the supported versions stand in order."""
+    assert versions.at_least("0.10.0", "0.9.0")
+    assert not versions.at_least("0.3.1", "0.4.0")
+    assert list(versions.SUPPORTED) == sorted(versions.SUPPORTED, key=versions.parse)
+
+
+def test_every_supported_version_has_a_family():
+    """Each supported version, and none other, belongs to one of the three shapes of results."""
+    assert tuple(name for names in versions.FAMILIES for name in names if name) == versions.SUPPORTED
+    assert versions.family("2.0.0") is None
+    assert versions.family("") == versions.family("0.2.0")
+
+
+@given(st.text() | st.text(alphabet="0123456789."))
+def test_any_text_gives_numbers_or_a_value_error(text):
+    """No text makes the parser fail in any other way."""
+    error = failure_of(lambda: versions.parse(text), ValueError)
+    assert error is None or "version" in str(error)

@@ -1,0 +1,199 @@
+"""host-local's configuration: defaults, the reference's refusals, and what survives a broken one."""
+
+import json
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.conf import parse as parse_netconf
+from cni.errors import CniError
+from ipam.host_local import conf
+from ipam.host_local.conf import HostLocalConf
+from tests.support.errors import failure_of
+from tests.unit.test_cni_gojson import JSON_VALUES
+
+A = {"subnet": "10.1.2.0/24"}
+B = {"subnet": "10.1.3.0/24"}
+V6 = {"subnet": "2001:db8::/64"}
+
+
+def netconf(ipam=None, version="1.1.0", **keys) -> NetConf:
+    whole = {"name": "net", "cniVersion": version, "ipam": ipam, **keys}
+    return parse_netconf(json.dumps(whole).encode())
+
+
+def args(text="") -> CmdArgs:
+    return CmdArgs("ADD", "cid", "/dev/null", "eth0", text, ("/bin",), {})
+
+
+def parse(ipam=None, env="", **keys) -> HostLocalConf:
+    return conf.parse(netconf(ipam, **keys), args(env))
+
+
+def shown(parsed):
+    return [str(item) for item in parsed.range_sets]
+
+
+def of_range(**keys):
+    return {"ranges": [[{**A, **keys}]]}
+
+
+@pytest.mark.parametrize(
+    ("subnet", "text", "gateway"),
+    [
+        ("10.1.2.0/24", "10.1.2.1-10.1.2.254", "10.1.2.1"),
+        ("10.1.2.128/25", "10.1.2.129-10.1.2.254", "10.1.2.129"),
+        ("10.1.2.0/30", "10.1.2.1-10.1.2.2", "10.1.2.1"),
+        ("10.0.0.0/8", "10.0.0.1-10.255.255.254", "10.0.0.1"),
+        ("2001:DB8::/64", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff", "2001:db8::1"),
+        ("2001:db8::/126", "2001:db8::1-2001:db8::3", "2001:db8::1"),
+    ],
+)
+def test_a_subnet_gives_the_defaults_of_a_range(subnet, text, gateway):
+    """A range begins after the network address, ends before an IPv4 broadcast, and its gateway is the first address."""
+    parsed = parse({"ranges": [[{"subnet": subnet}]]})
+    assert shown(parsed) == [text]
+    assert str(parsed.range_sets[0].ranges[0].gateway) == gateway
+
+
+@pytest.mark.parametrize("key", ["ranges", "Ranges", "RANGES"])
+def test_ranges_keep_what_they_are_given(key):
+    """Start, end and gateway of a range are taken as given, and keys match in any case."""
+    given_range = {"Subnet": "10.1.2.0/24", "rangestart": "10.1.2.0", "RangeEnd": "10.1.2.255", "GATEWAY": "10.9.9.9"}
+    only = parse({key: [[given_range]]}).range_sets[0].ranges[0]
+    assert (str(only), str(only.gateway)) == ("10.1.2.0-10.1.2.255", "10.9.9.9")
+
+
+def test_sets_are_numbered_runtime_first_then_old_form_then_ranges():
+    """The runtime's ranges come first, then the old single range, then `ranges`."""
+    parsed = parse({**B, "ranges": [[V6]]}, runtimeConfig={"ipRanges": [[A]]})
+    assert shown(parsed) == ["10.1.2.1-10.1.2.254", "10.1.3.1-10.1.3.254", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff"]
+
+
+@pytest.mark.parametrize(
+    ("ipam", "msg"),
+    [
+        (None, "IPAM config missing 'ipam' key"),
+        ({}, "no IP ranges specified"),
+        ({"ranges": []}, "no IP ranges specified"),
+        ({"ranges": [[]]}, "invalid range set 0: empty range set"),
+        ({"ranges": [[A], None]}, "invalid range set 1: empty range set"),
+        ({"ranges": [[{}]]}, "invalid range set 0: IP <nil> not v4 nor v6"),
+        ({"subnet": "10.0.0.0/31"}, "invalid range set 0: Network 10.0.0.0/31 too small to allocate from"),
+        ({"subnet": "10.0.0.1/32"}, "invalid range set 0: Network 10.0.0.1/32 too small to allocate from"),
+        ({"subnet": "2001:db8::/127"}, "invalid range set 0: Network 2001:db8::/127 too small to allocate from"),
+        ({"subnet": "::ffff:10.1.2.0/120"}, "invalid range set 0: IPNet IP and Mask version mismatch"),
+        (
+            {"subnet": "10.1.2.5/24"},
+            "invalid range set 0: Network has host bits set. "
+            "For a subnet mask of length 24 the network address is 10.1.2.0",
+        ),
+        (of_range(rangeStart="10.1.3.1"), "invalid range set 0: RangeStart 10.1.3.1 not in network 10.1.2.0/24"),
+        (of_range(rangeStart="fd00::1"), "invalid range set 0: RangeStart fd00::1 not in network 10.1.2.0/24"),
+        (of_range(rangeEnd="10.1.3.1"), "invalid range set 0: RangeEnd 10.1.3.1 not in network 10.1.2.0/24"),
+        (of_range(rangeStart="10.1.2.9", rangeEnd="10.1.2.8"), "invalid range set 0: RangeStart 10.1.2.9 not in"),
+        (of_range(rangeStart="10.1.2.255"), "invalid range set 0: RangeStart 10.1.2.255 not in network"),
+        ({"ranges": [[A, V6]]}, "invalid range set 0: mixed address families"),
+        (
+            {"ranges": [[A, {"subnet": "10.1.2.128/25"}]]},
+            "invalid range set 0: subnets 10.1.2.1-10.1.2.254 and 10.1.2.129-10.1.2.254 overlap",
+        ),
+        ({"ranges": [[A], [B], [A]]}, "range set 0 overlaps with 2"),
+        ({**A, "ranges": [[A]]}, "range set 0 overlaps with 1"),
+        (
+            {"ranges": [[{"subnet": "10.1.2"}]]},
+            'invalid range set 0: failed to load netconf: "ipam.ranges[0][0].subnet"',
+        ),
+        (
+            of_range(gateway="x"),
+            'invalid range set 0: failed to load netconf: "ipam.ranges[0][0].gateway" is not an IP',
+        ),
+        ({"ranges": [A]}, 'failed to load netconf: "ipam.ranges[0]" must be a list, not an object'),
+        ({"ranges": "x"}, 'failed to load netconf: "ipam.ranges" must be a list, not a string'),
+        ({**A, "dataDir": 5}, 'failed to load netconf: "ipam.dataDir" must be a string, not a number'),
+        ({**A, "dataDir": "a\0b"}, 'failed to load netconf: "ipam.dataDir" must not contain a NUL character'),
+        ({**A, "routes": [{"dst": "x"}]}, 'failed to load netconf: "ipam.routes[0].dst" is not an address with prefix'),
+    ],
+)
+def test_a_bad_configuration_is_refused_as_by_the_reference(ipam, msg):
+    """A bad configuration has code 7 and the reference's text."""
+    with pytest.raises(CniError) as caught:
+        parse(ipam)
+    assert caught.value.code == 7
+    assert caught.value.msg.startswith(msg)
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_old_versions_have_one_address_per_family(version):
+    """Before 0.3.0 a second address of a family is refused; one of each is allowed."""
+    with pytest.raises(CniError, match=f"CNI version {version} does not support more than 1 address per family"):
+        parse({"ranges": [[A], [B]]}, version=version)
+    assert len(parse({"ranges": [[A], [V6]]}, version=version).range_sets) == 2
+    assert len(parse({"ranges": [[A, B]]}, version=version).range_sets) == 1
+
+
+@pytest.mark.parametrize("suffix", ["", "/24"])
+def test_an_address_can_be_requested_in_three_ways(suffix):
+    """CNI_ARGS, args and the capability request addresses, with or without a prefix, each counted once."""
+    wanted = f"10.1.2.50{suffix}"
+    assert parse(A, env=f"IP={wanted}").requested == (ip_address("10.1.2.50"),)
+    keys = {"args": {"cni": {"ips": [wanted]}}, "runtimeConfig": {"ips": ["2001:DB8::5", wanted]}}
+    assert parse(A, **keys).requested == (ip_address("10.1.2.50"), ip_address("2001:db8::5"))
+
+
+def test_args_take_precedence_over_the_environment():
+    """The address in CNI_ARGS does not count when args.cni.ips is there, and counts beside the capability."""
+    assert parse(A, env="IP=10.1.2.3", args={"cni": {"ips": ["10.1.2.4"]}}).requested == (ip_address("10.1.2.4"),)
+    both = parse(A, env="IP=10.1.2.3", runtimeConfig={"ips": ["10.1.2.4"]}).requested
+    assert both == (ip_address("10.1.2.3"), ip_address("10.1.2.4"))
+
+
+@pytest.mark.parametrize(
+    ("env", "keys", "code", "msg"),
+    [
+        ("IP=zz", {}, 4, 'ARGS: error parsing value of pair "IP=zz": invalid IP address zz'),
+        ("ip=10.1.2.3", {}, 4, "ARGS: unknown args"),
+        ("", {"args": {"cni": {"ips": ["zz"]}}}, 7, 'invalid IP address zz in "args.cni.ips[0]"'),
+        ("", {"runtimeConfig": {"ips": ["10.1.2.3", ""]}}, 7, 'invalid IP address  in "runtimeConfig.ips[1]"'),
+        ("", {"runtimeConfig": {"ips": "10.1.2.3"}}, 7, 'failed to load netconf: "runtimeConfig.ips" must be a list'),
+    ],
+)
+def test_a_bad_request_names_its_place(env, keys, code, msg):
+    """A requested address that is none is refused with the place where it stands."""
+    with pytest.raises(CniError) as caught:
+        parse(A, env=env, **keys)
+    assert (caught.value.code, caught.value.msg[: len(msg)]) == (code, msg)
+
+
+@pytest.mark.parametrize("ipam", [None, {}, {"ranges": 5}, {"ranges": [[{"subnet": "x"}]], "dataDir": ""}])
+def test_the_store_is_found_although_ranges_are_broken(ipam):
+    """The directory of the stores is known whatever else is wrong."""
+    assert conf.data_dir(netconf(ipam)) == "/var/lib/cni/networks"
+    assert conf.data_dir(netconf({**(ipam or {}), "dataDir": "/x"})) == "/x"
+
+
+RANGE_KEYS = st.sampled_from(["subnet", "rangeStart", "rangeEnd", "gateway", "SUBNET"])
+ADDRESSES = st.sampled_from(["10.1.2.0/24", "10.1.2.7", "10.1.2.0/25", "fd00::/64", "fd00::9", "::/0", "0.0.0.0/0", ""])
+RANGES = st.dictionaries(RANGE_KEYS, ADDRESSES | JSON_VALUES, max_size=4)
+IPAM = st.fixed_dictionaries(
+    {},
+    optional={
+        "ranges": st.lists(st.lists(RANGES, max_size=3) | JSON_VALUES, max_size=3) | JSON_VALUES,
+        "subnet": ADDRESSES | JSON_VALUES,
+        "routes": JSON_VALUES,
+        "dataDir": JSON_VALUES,
+        "resolvConf": JSON_VALUES,
+    },
+)
+
+
+@given(ipam=IPAM | JSON_VALUES, runtime=JSON_VALUES, ips=st.lists(ADDRESSES | JSON_VALUES) | JSON_VALUES)
+def test_any_configuration_gives_a_value_or_an_error(ipam, runtime, ips):
+    """Whatever is in the configuration, it is read or refused with a CNI error."""
+    for keys in ({"runtimeConfig": runtime}, {"args": {"cni": {"ips": ips}}}):
+        error = failure_of(lambda keys=keys: parse(ipam, **keys), CniError)
+        assert error is None or error.code == 7

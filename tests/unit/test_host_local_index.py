@@ -1,0 +1,311 @@
+"""host-local's index: it never knows better than the files, whatever happens to them or to it."""
+
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from cni.errors import CniError
+from ipam.host_local import index as index_module
+from ipam.host_local import store as store_module
+from ipam.host_local.store import Reservations, Store
+from tests.support.errors import failure_of
+
+NAMES = [f"10.1.0.{n}" for n in range(2, 30)] + [f"fd00::{n:x}" for n in range(2, 12)]
+OWNERS = [b"%s\r\neth%d" % (name, n) for name in (b"a", b"b", b"c") for n in range(3)] + [b"a", b"b"]
+
+
+@pytest.fixture
+def net(tmp_path):
+    return Store(str(tmp_path / "leases"), "net")
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """Counts the scans of a store."""
+    counted = []
+    real = Reservations.owners
+    monkeypatch.setattr(Reservations, "owners", lambda self: counted.append(1) or real(self))
+    return counted
+
+
+def find(net, owner):
+    with net.locked() as held:
+        return sorted(held.find(owner))
+
+
+def reserve(net, name, owner):
+    with net.locked() as held:
+        return held.reserve(name, owner)
+
+
+def release(net, owner):
+    with net.locked() as held:
+        for name in held.find(owner):
+            held.release(name, owner)
+
+
+def written_by_reference(net, name, owner):
+    """Writes a reservation as the reference does: create, then write."""
+    with open(f"{net.directory}/{name}", "xb") as file:
+        file.write(owner)
+
+
+def test_our_own_changes_need_no_scan(net, scans):
+    """A store that only we change is scanned once, however many reservations come and go."""
+    for number, name in enumerate(NAMES):
+        assert find(net, b"c%d\r\neth0" % number) == []
+        reserve(net, name, b"c%d\r\neth0" % number)
+    for number, name in enumerate(NAMES):
+        assert find(net, b"c%d\r\neth0" % number) == [name]
+        release(net, b"c%d\r\neth0" % number)
+    assert len(scans) == 1
+
+
+@pytest.mark.parametrize("harm", ["create", "remove", "rename", "touch", "replace", "recreate"])
+def test_a_change_of_others_is_noticed(net, harm):
+    """Whatever another program does to the directory, answers are those of the files."""
+    owner, other = b"a\r\neth0", b"b\r\neth0"
+    for n in range(2, 6):
+        reserve(net, f"10.1.0.{n}", b"x%d\r\neth0" % n)
+    reserve(net, "10.1.0.9", owner)
+    path = f"{net.directory}/10.1.0.9"
+    expected = {owner: ["10.1.0.9"], other: []}
+    if harm == "create":
+        written_by_reference(net, "10.1.0.10", other)
+        expected[other] = ["10.1.0.10"]
+    elif harm == "remove":
+        os.unlink(path)
+        expected[owner] = []
+    elif harm == "rename":
+        os.rename(path, f"{net.directory}/10.1.0.11")
+        expected[owner] = ["10.1.0.11"]
+    elif harm == "touch":
+        os.utime(net.directory)
+    elif harm == "replace":
+        os.unlink(path)
+        written_by_reference(net, "10.1.0.9", other)
+        expected = {owner: [], other: ["10.1.0.9"]}
+    else:
+        shutil.rmtree(net.directory)
+        os.mkdir(net.directory)
+        expected[owner] = []
+    assert {key: find(net, key) for key in expected} == expected
+
+
+def test_an_answer_is_checked_against_the_file(net):
+    """An owner written over another in place is not taken for the old one, and is found from then on."""
+    reserve(net, "10.1.0.9", b"a\r\neth0")
+    assert find(net, b"a\r\neth0") == ["10.1.0.9"]
+    with open(f"{net.directory}/10.1.0.9", "r+b") as file:
+        file.write(b"b\r\neth0")
+    assert find(net, b"a\r\neth0") == []
+    assert find(net, b"b\r\neth0") == ["10.1.0.9"]
+
+
+def test_an_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
+    """After a reboot the store is scanned, since the index may have been lost on the way to the disk."""
+    reserve(net, "10.1.0.9", b"a\r\neth0")
+    find(net, b"a\r\neth0")
+    before = len(scans)
+    monkeypatch.setattr(index_module, "_boot_id", lambda: b"another boot")
+    assert find(net, b"a\r\neth0") == ["10.1.0.9"]
+    assert len(scans) == before + 1
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "garbage", "directory", "file in the way"])
+def test_a_broken_index_costs_nothing_but_time(net, harm):
+    """An index that is removed or spoiled, or cannot be made, changes no answer."""
+    reserve(net, "10.1.0.9", b"a\r\neth0")
+    find(net, b"a\r\neth0")
+    side = f"{os.path.dirname(net.directory)}/.podwire"
+    path = f"{side}/net"
+    if harm == "empty":
+        os.truncate(path, 0)
+    elif harm == "garbage":
+        with open(path, "wb") as file:
+            file.write(os.urandom(5000))
+    else:
+        shutil.rmtree(side)
+        if harm == "directory":
+            os.makedirs(path)
+        elif harm == "file in the way":
+            with open(side, "w"):
+                pass
+    for name, owner in (("10.1.0.10", b"b\r\neth0"), ("10.1.0.11", b"c\r\neth0")):
+        assert find(net, b"a\r\neth0") == ["10.1.0.9"]
+        assert find(net, owner) == []
+        reserve(net, name, owner)
+        assert find(net, owner) == [name]
+    release(net, b"b\r\neth0")
+    assert find(net, b"b\r\neth0") == []
+
+
+def test_times_alone_do_not_make_an_index_true(net):
+    """Two equal times that the kernel set itself, as a kill may leave them, are no proof."""
+    reserve(net, "10.1.0.9", b"a\r\neth0")
+    find(net, b"a\r\neth0")
+    written_by_reference(net, "10.1.0.10", b"b\r\neth0")
+    now = os.stat(net.directory).st_mtime_ns
+    os.utime(f"{os.path.dirname(net.directory)}/.podwire/net", ns=(now, now))
+    assert find(net, b"b\r\neth0") == ["10.1.0.10"]
+
+
+def test_an_old_copy_of_an_index_is_not_used(net):
+    """An index that was restored from a copy does not hide what was reserved since."""
+    path = f"{os.path.dirname(net.directory)}/.podwire/net"
+    assert find(net, b"a\r\neth0") == []
+    shutil.copy2(path, f"{path}.copy")
+    reserve(net, "10.1.0.9", b"a\r\neth0")
+    os.replace(f"{path}.copy", path)
+    assert find(net, b"a\r\neth0") == ["10.1.0.9"]
+
+
+def test_a_change_that_fails_half_way_is_looked_up(net, monkeypatch):
+    """After an error in the middle of a change the files are asked, not the index."""
+    assert find(net, b"a\r\neth0") == []
+
+    def create_and_fail(directory, path, content):
+        written_by_reference(net, os.path.basename(path), content)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "_create", create_and_fail)
+        assert failure_of(lambda: change(net), CniError)
+    assert find(net, b"new\r\neth0") == ["10.1.0.99"]
+
+
+@pytest.mark.parametrize("load", [4, 1000])
+def test_a_growing_store_gets_a_larger_index(net, scans, monkeypatch, load):
+    """Thousands of reservations are found, after a handful of scans on the way, however full the table is at first."""
+    monkeypatch.setattr(index_module, "_LOAD", load)
+    for number in range(3000):
+        reserve(net, f"10.1.{number >> 8}.{number & 255}", b"c%d\r\neth0" % number)
+        if number % 20 == 0:
+            assert find(net, b"c%d\r\neth0" % number) == [f"10.1.{number >> 8}.{number & 255}"]
+    assert all(find(net, b"c%d\r\neth0" % n) == [f"10.1.{n >> 8}.{n & 255}"] for n in range(0, 3000, 37))
+    assert find(net, b"nobody\r\neth0") == []
+    assert len(scans) < 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_answers_are_those_of_the_files(net, seed):
+    """After any mixture of our changes and the reference's, each owner has what the files say."""
+    chance = random.Random(seed)
+    find(net, b"x")
+    for _ in range(150):
+        name, owner = chance.choice(NAMES), chance.choice(OWNERS)
+        action = chance.choices(("reserve", "release", "find", "foreign add", "foreign remove"), (8, 4, 4, 1, 1))[0]
+        if action == "reserve":
+            reserve(net, name, owner)
+        elif action == "release":
+            release(net, owner)
+        elif action == "foreign add" and not os.path.exists(f"{net.directory}/{name}"):
+            written_by_reference(net, name, owner)
+        elif action == "foreign remove" and os.path.exists(f"{net.directory}/{name}"):
+            os.unlink(f"{net.directory}/{name}")
+        assert find(net, owner) == sorted(net.owners().get(owner, []))
+    assert {key: find(net, key) for key in OWNERS} == {key: sorted(net.owners().get(key, [])) for key in OWNERS}
+
+
+CALLS = ("open", "close", "stat", "fstat", "read", "pread", "pwrite", "write", "link", "unlink", "utime", "ftruncate")
+
+
+def interrupt(step, action, calls=CALLS):
+    """Makes `action` happen before the `step`-th of the system calls a store makes, counted from 0."""
+    count = 0
+
+    def wrap(real):
+        def wrapped(*args, **keys):
+            nonlocal count
+            count += 1
+            if count == step + 1:
+                action()
+            return real(*args, **keys)
+
+        return wrapped
+
+    return {name: wrap(getattr(os, name)) for name in calls}
+
+
+def in_child(step, work):
+    """Runs `work` in a child that dies before its `step`-th system call; tells whether it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        for name, function in interrupt(step, lambda: os.kill(os.getpid(), signal.SIGKILL)).items():
+            setattr(os, name, function)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.WIFEXITED(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_killed_at_any_step_the_store_stays_true(net, known):
+    """A kill before any system call leaves each file whole or absent, and an index that is right or not used."""
+    owner = b"new\r\neth0"
+
+    def work():
+        with net.locked() as held:
+            held.find(owner)
+            held.reserve("10.1.0.99", owner)
+            held.note_last_reserved(0, "10.1.0.99")
+            held.reserve("10.1.0.98", owner)
+            held.note_last_reserved(0, "10.1.0.9")
+        release(net, b"old\r\neth0")
+
+    step, done = 0, False
+    while not done:
+        shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
+        reserve(net, "10.1.0.5", b"old\r\neth0")
+        reserve(net, "10.1.0.6", b"else\r\neth0")
+        with net.locked() as held:
+            held.note_last_reserved(0, "10.1.0.5")
+        if known:
+            find(net, owner)
+        done = in_child(step, work)
+        files = {path.name: path.read_bytes() for path in Path(net.directory).iterdir()}
+        assert files.pop("lock") == b""
+        assert files.pop("last_reserved_ip.0", b"") in (b"10.1.0.5", b"10.1.0.99", b"10.1.0.9", b"")
+        assert all(files.values()), f"an empty reservation after step {step}"
+        assert sorted(find(net, owner)) == sorted(n for n in ("10.1.0.98", "10.1.0.99") if n in files)
+        assert find(net, b"old\r\neth0") == [n for n in ("10.1.0.5",) if n in files]
+        assert find(net, b"else\r\neth0") == ["10.1.0.6"]
+        step += 1
+    assert step > 40
+
+
+def change(net):
+    with net.locked() as held:
+        held.find(b"new\r\neth0")
+        held.reserve("10.1.0.99", b"new\r\neth0")
+        held.note_last_reserved(0, "10.1.0.99")
+        held.release("10.1.0.5", b"old\r\neth0")
+
+
+def test_an_error_at_any_step_is_told_and_leaves_the_index_true(net, monkeypatch):
+    """When any system call fails, the answers afterwards are those of the files."""
+    owner = b"new\r\neth0"
+    failing = [name for name in CALLS if name != "close"]  # which closes even when it fails
+    failed = 0
+    for step in range(60):
+        shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
+        reserve(net, "10.1.0.5", b"old\r\neth0")
+        find(net, owner)
+
+        def fail():
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            for name, function in interrupt(step, fail, failing).items():
+                patch.setattr(os, name, function)
+            error = failure_of(lambda: change(net), CniError)
+        assert error is None or error.code == 5
+        failed += error is not None
+        assert find(net, owner) == sorted(net.owners().get(owner, []))
+        assert find(net, b"old\r\neth0") == sorted(net.owners().get(b"old\r\neth0", []))
+    assert failed >= 8

@@ -1,0 +1,248 @@
+"""host-local's verbs in this process, on a store in a temporary directory."""
+
+import io
+import json
+import os
+import signal
+
+import pytest
+
+from cni import skel
+from cni.skel import Terminated
+from ipam.host_local import resolv
+from ipam.host_local.main import PLUGIN
+from tests.unit.test_host_local_index import CALLS, interrupt
+
+
+class Runtime:
+    """Invokes the plugin for one network as a runtime does, without a process."""
+
+    def __init__(self, data_dir):
+        self.directory = f"{data_dir}/net"
+        self.ipam = {"type": "host-local", "dataDir": str(data_dir), "ranges": [[{"subnet": "10.1.2.0/24"}]]}
+
+    def __call__(self, command, container_id="cid", *, args="", ifname="eth0", version="1.1.0", ipam=None, **keys):
+        env = {
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container_id,
+            "CNI_IFNAME": ifname,
+            "CNI_NETNS": "/dev/null",
+            "CNI_PATH": "/bin",
+            "CNI_ARGS": args,
+        }
+        config = {"name": "net", "cniVersion": version, "ipam": {**self.ipam, **(ipam or {})}, **keys}
+        stdin = json.dumps({key: value for key, value in config.items() if value is not None}).encode()
+        stdout = io.BytesIO()
+        status = skel.run(PLUGIN, env, io.BytesIO(stdin), stdout, about="")
+        answer = json.loads(stdout.getvalue()) if stdout.getvalue() else None
+        assert (status == 0) is (answer is None or "code" not in answer)
+        return answer
+
+    def files(self):
+        names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
+        return sorted(name for name in names if name[0].isdigit() or ":" in name)
+
+    def write(self, name, content):
+        os.makedirs(self.directory, exist_ok=True)
+        with open(f"{self.directory}/{name}", "w", newline="") as file:
+            file.write(content)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Runtime(tmp_path / "leases")
+
+
+def test_the_result_is_addresses_routes_and_dns(run, tmp_path):
+    """ADD answers with addresses and gateways, the configured routes whole, and the settings of resolvConf."""
+    (tmp_path / "resolv.conf").write_text("nameserver 10.0.0.1\n")
+    route = {"dst": "0.0.0.0/0", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 7, "scope": 0}
+    routes = [route, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]
+    answer = run("ADD", ipam={"routes": routes, "resolvConf": str(tmp_path / "resolv.conf")})
+    assert answer == {
+        "cniVersion": "1.1.0",
+        "ips": [{"address": "10.1.2.2/24", "gateway": "10.1.2.1"}],
+        "routes": routes,
+        "dns": {"nameservers": ["10.0.0.1"]},
+    }
+
+
+def test_a_missing_resolv_conf_fails_add_only(run):
+    """ADD names the file that it cannot read and reserves nothing; DEL and CHECK do not look at it."""
+    assert run("ADD") is not None
+    missing = {"resolvConf": "/no/such/file"}
+    answer = run("ADD", "other", ipam=missing)
+    assert (answer["code"], answer["msg"]) == (5, "open /no/such/file: No such file or directory")
+    assert run("CHECK", ipam=missing) is None
+    assert run("DEL", ipam=missing) is None
+    assert run.files() == []
+
+
+def test_resolv_conf_is_read_as_resolvers_do():
+    """Comments, blank and odd lines are skipped, the last domain counts, and lists add up."""
+    text = "# c\n; c\n\n nameserver 1.1.1.1 rest\nnameserver 2.2.2.2\r\nnameserver\ndomain a\ndomain b x\n"
+    dns = resolv.parse(text + "search s1 s2\nsearch s3\noptions ndots:2 rotate\nsortlist x y\n")
+    assert dns.to_json() == {
+        "domain": "b",
+        "nameservers": ["1.1.1.1", "2.2.2.2"],
+        "options": ["ndots:2", "rotate"],
+        "search": ["s1", "s2", "s3"],
+    }
+
+
+def test_check_wants_any_address_of_the_attachment(run):
+    """CHECK succeeds with an address of the attachment or a legacy one, and fails with the reference's text."""
+    answer = run("CHECK")
+    assert (answer["code"], answer["msg"]) == (999, "host-local: Failed to find address added by container cid")
+    run.write("10.7.7.7", "cid")
+    assert run("CHECK") is None
+    run("ADD", "other")
+    assert run("CHECK", "other") is None
+    assert run("CHECK", "other", ifname="eth1")["code"] == 999
+
+
+def test_del_releases_its_own_only(run):
+    """DEL frees what the attachment has, leaves the rest, and succeeds again."""
+    run("ADD", "a")
+    run("ADD", "b")
+    run("ADD", "a", ifname="eth1")
+    for _ in range(2):
+        assert run("DEL", "a") is None
+        assert run.files() == ["10.1.2.3", "10.1.2.4"]
+
+
+def test_del_releases_a_legacy_entry_when_there_is_no_other(run):
+    """An entry with the container ID alone is released by a DEL that finds no entry of its interface."""
+    run.write("10.1.2.9", "cid")
+    run.write("10.1.2.8", "cid\r\neth0")
+    assert run("DEL") is None
+    assert run.files() == ["10.1.2.9"]
+    assert run("DEL") is None
+    assert run.files() == []
+
+
+@pytest.mark.parametrize(
+    "ranges", [None, [], "x", [[]], [[{}]], [[{"subnet": "10.9.9.9/8"}]], [[{"subnet": "10.0.0.0/8"}]] * 2]
+)
+def test_del_works_with_broken_ranges(run, ranges):
+    """DEL releases whatever has become of the ranges since ADD."""
+    run("ADD")
+    assert run("DEL", ipam={"ranges": ranges}) is None
+    assert run.files() == []
+
+
+def test_del_reports_what_else_is_wrong_after_it_has_released(run):
+    """Two addresses of a family under 0.2.0, and bad CNI_ARGS, are reported as by the reference, nothing being held."""
+    run("ADD")
+    answer = run("DEL", version="0.2.0", ipam={"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24"}]]})
+    assert answer["msg"] == "CNI version 0.2.0 does not support more than 1 address per family"
+    assert run.files() == []
+    run("ADD")
+    assert run("DEL", args="X=1")["code"] == 4
+    assert run.files() == []
+
+
+def valid(*pairs):
+    return [{"containerID": container_id, "ifname": ifname} for container_id, ifname in pairs]
+
+
+@pytest.mark.parametrize("key", ["cni.dev/valid-attachments", "cni.dev/attachments"])
+def test_gc_keeps_what_is_listed(run, key):
+    """GC frees every other address of this network, keeps legacy entries of listed containers, and the bookkeeping."""
+    for name in "abc":
+        run("ADD", name)
+    run("ADD", "a", ifname="eth1")
+    run.write("10.1.2.100", "a")
+    run.write("10.1.2.101", "gone")
+    run.write("10.1.2.102", "kept for the printer")
+    run.write("10.1.2.103", "")
+    run.write("other-file", "gone")
+    assert run("GC", **{key: valid(("a", "eth0"), ("c", "eth0"))}) is None
+    assert run.files() == ["10.1.2.100", "10.1.2.102", "10.1.2.2", "10.1.2.4"]
+    assert {"lock", "last_reserved_ip.0", "other-file"} <= set(os.listdir(run.directory))
+    assert run("CHECK", "a") is None
+    assert run("CHECK", "b")["code"] == 999
+
+
+@pytest.mark.parametrize("empty", [[], None])
+def test_gc_with_an_empty_list_frees_all(run, empty, capsys):
+    """An empty list, and the null that CRI-O sends, leave nothing reserved."""
+    run("ADD")
+    env = {"CNI_COMMAND": "GC", "CNI_PATH": "/bin"}
+    config = {"name": "net", "cniVersion": "1.1.0", "ipam": run.ipam, "cni.dev/valid-attachments": empty}
+    assert skel.run(PLUGIN, env, io.BytesIO(json.dumps(config).encode()), io.BytesIO(), about="") == 0
+    assert run.files() == []
+
+
+def test_gc_without_a_list_frees_nothing_and_says_so(run, capsys):
+    """Without the key nobody knows what is valid: nothing is freed, and one line on stderr tells."""
+    run("ADD")
+    assert run("GC") is None
+    assert run.files() == ["10.1.2.2"]
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_gc_of_a_network_without_a_store_makes_none(run):
+    """GC has nothing to do, and makes nothing, where no address was ever given."""
+    assert run("GC", **{"cni.dev/valid-attachments": []}) is None
+    assert not os.path.exists(run.directory)
+
+
+def test_gc_goes_on_after_a_failure(run, monkeypatch):
+    """An address that cannot be released is reported at the end, and the others are released."""
+    for name in "abc":
+        run("ADD", name)
+    real = os.unlink
+
+    def unlink(path):
+        if path.endswith("/10.1.2.3"):
+            raise PermissionError(13, "Permission denied")
+        real(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    answer = run("GC", **{"cni.dev/valid-attachments": []})
+    assert answer["msg"] == f"cannot release {run.directory}/10.1.2.3: Permission denied"
+    assert run.files() == ["10.1.2.3"]
+
+
+def test_status_tells_exhaustion_of_any_set(run):
+    """STATUS has code 50 with the numbers of each exhausted set, and is content otherwise."""
+    small = [[{"subnet": "10.1.2.0/30"}], [{"subnet": "10.1.3.0/24"}], [{"subnet": "10.1.4.0/30"}]]
+    assert run("STATUS", ipam={"ranges": small}) is None
+    assert not os.path.exists(run.directory)
+    run("ADD", ipam={"ranges": small})
+    answer = run("STATUS", ipam={"ranges": small})
+    assert answer["code"] == 50
+    assert answer["msg"].count("1 of 1 in use, 0 of them by containers that are gone") == 2
+    assert run("STATUS", ipam={"ranges": None}) is None
+
+
+def test_status_tells_a_store_that_cannot_be_used(run, tmp_path):
+    """STATUS has code 50 when ADD could not use the directory."""
+    (tmp_path / "leases").write_text("")
+    assert run("STATUS")["code"] == 50
+
+
+def test_terminated_at_any_step_nothing_stays(run, monkeypatch):
+    """Wherever SIGTERM arrives, ADD either succeeds or leaves no address, and the next ADD works."""
+
+    def handler(signum, frame):
+        raise Terminated
+
+    pools = [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24"}]]
+    before = signal.signal(signal.SIGTERM, handler)
+    outcomes = []
+    try:
+        for step in range(70):
+            steps = interrupt(step, lambda: os.kill(os.getpid(), signal.SIGTERM), CALLS)
+            with monkeypatch.context() as patch:
+                for name, function in steps.items():
+                    patch.setattr(os, name, function)
+                answer = run("ADD", ipam={"ranges": pools})
+            outcomes.append(answer.get("code"))
+            assert run.files() == ([] if "code" in answer else [ip["address"][:-3] for ip in answer["ips"]])
+            assert run("DEL") is None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert set(outcomes) == {11, None}
+    assert outcomes.count(11) > 30

@@ -1,0 +1,122 @@
+"""host-local's ranges: what they hold, and the order in which they give it."""
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipam.host_local.ranges import Range, RangeSet, address, overlap
+
+SUBNETS = ("10.1.0.0/29", "10.2.0.0/29", "10.3.0.0/29")
+
+
+def of(subnet, first, last, gateway="192.0.2.1"):
+    network = ip_network(subnet)
+    base = int(network.network_address)
+    return Range(network, base + first, base + last, ip_address(gateway))
+
+
+def given_by(range_set, last=None, limit=None):
+    order = []
+    for value, _ in range_set.candidates(last and ip_address(last)):
+        order.append(str(address(range_set.version, value)))
+        if len(order) == limit:
+            break
+    return order
+
+
+def reference_order(range_set, last):
+    """Walks as the reference's RangeIter: one step at a time, until the address where it started comes again."""
+    at = next((i for i, item in enumerate(range_set.ranges) if last and item.first <= int(last) <= item.last), None)
+    number, current, start = (at, int(last), None) if at is not None else (0, None, None)
+    order = []
+    while True:
+        item = range_set.ranges[number]
+        if current is None:
+            current = item.first
+        elif current == item.last:
+            number = (number + 1) % len(range_set.ranges)
+            item = range_set.ranges[number]
+            current = item.first
+        else:
+            current += 1
+        if current == start:
+            return order
+        start = current if start is None else start
+        if current != int(item.gateway):
+            order.append(current)
+
+
+def test_the_first_address_comes_first_when_none_was_given():
+    """Without a last address the walk begins at the start of the first range and skips the gateway."""
+    pool = RangeSet((of("10.1.0.0/29", 1, 6, "10.1.0.1"), of("10.2.0.0/29", 2, 3)))
+    assert given_by(pool) == [*(f"10.1.0.{n}" for n in range(2, 7)), "10.2.0.2", "10.2.0.3"]
+
+
+def test_the_walk_goes_round_from_the_last_address():
+    """The walk begins after the last address given, wraps into the next range, and ends with that address."""
+    pool = RangeSet((of("10.1.0.0/29", 1, 3), of("10.2.0.0/29", 1, 2)))
+    assert given_by(pool, "10.1.0.2") == ["10.1.0.3", "10.2.0.1", "10.2.0.2", "10.1.0.1", "10.1.0.2"]
+    assert given_by(pool, "10.2.0.2")[0] == "10.1.0.1"
+
+
+@pytest.mark.parametrize("last", ["10.9.9.9", "fd00::1"])
+def test_a_last_address_of_elsewhere_starts_anew(last):
+    """A last address outside the set, or of another family, is not counted."""
+    assert given_by(RangeSet((of("10.1.0.0/29", 1, 3),)), last)[0] == "10.1.0.1"
+
+
+def test_a_large_range_is_walked_without_being_listed():
+    """The first candidates of an IPv6 range come at once, and its names are compressed."""
+    pool = RangeSet((of("2001:db8::/64", 1, 2**64 - 1, "2001:db8::1"),))
+    assert given_by(pool, limit=2) == ["2001:db8::2", "2001:db8::3"]
+    assert given_by(pool, "2001:db8::ff", limit=1) == ["2001:db8::100"]
+    assert pool.size == 2**64 - 2
+
+
+BOUNDS = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted)
+POOLS = st.lists(st.tuples(BOUNDS, st.integers(0, 7)), min_size=1, max_size=3).map(
+    lambda items: RangeSet(
+        tuple(
+            of(subnet, *bounds, str(ip_network(subnet)[gateway]))
+            for subnet, (bounds, gateway) in zip(SUBNETS, items, strict=False)
+        )
+    )
+)
+
+
+@given(pool=POOLS, number=st.integers(0, 2), host=st.integers(0, 7))
+def test_the_order_is_the_references(pool, number, host):
+    """For any pool and last address, the order is that of the reference's iterator, and each address comes once."""
+    last = ip_network(SUBNETS[number])[host]
+    order = [value for value, _ in pool.candidates(last)]
+    assert len(order) == len(set(order)) == pool.size
+    assert order == reference_order(pool, last)
+    assert all(pool.holds(value) for value in order)
+
+
+def test_membership_counts_bounds_and_gateway():
+    """A set finds the range of an address, gateway included, and can give it unless it is the gateway."""
+    pool = RangeSet((of("10.1.0.0/29", 1, 3, "10.1.0.1"), of("10.2.0.0/29", 2, 3)))
+    assert pool.range_of(ip_address("10.1.0.1")) == pool.ranges[0]
+    assert pool.range_of(ip_address("10.2.0.3")) == pool.ranges[1]
+    assert pool.range_of(ip_address("10.2.0.1")) is None
+    assert pool.range_of(ip_address("::1")) is None
+    assert [pool.holds(int(ip_address(f"10.1.0.{n}"))) for n in range(5)] == [False, False, True, True, False]
+    assert (pool.size, str(pool)) == (4, "10.1.0.1-10.1.0.3,10.2.0.2-10.2.0.3")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        (of("10.1.0.0/29", 1, 3), of("10.1.0.0/29", 3, 6), True),
+        (of("10.1.0.0/29", 1, 3), of("10.1.0.0/29", 4, 6), False),
+        (of("10.1.0.0/29", 1, 6), of("10.1.0.0/29", 3, 4), True),
+        (of("10.1.0.0/29", 1, 6), of("::a01:0/125", 1, 6), False),
+    ],
+)
+def test_overlap_is_an_address_in_common(one, two, expected):
+    """Two ranges overlap when they have an address in common, and families never do."""
+    assert overlap(one, two) is overlap(two, one) is expected
+    assert RangeSet((one,)).overlaps(RangeSet((two,))) is expected

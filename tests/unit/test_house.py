@@ -1,0 +1,93 @@
+"""The rules of the house that no other tool checks: who imports whom, a sentence for each test, readable files."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+from tests.support.binaries import ROOT
+
+ROOMS = ("bench", "cni", "conf", "ipam", "kernel", "pack", "plugins", "podwire", "tests")
+MAX_LINES = 400
+LONG_FILES: dict[str, str] = {}  # path: why it may be longer
+
+
+def sources(*rooms: str, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
+    """Yields the files of the rooms, generated ones left out."""
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix in suffixes and "__pycache__" not in path.parts:
+                yield path
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_rooms_import_only_what_they_may(monkeypatch, capsys):
+    """The import contracts in pyproject.toml hold."""
+    monkeypatch.chdir(ROOT)
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+def test_every_plugin_stands_in_the_contract_of_independence():
+    """A new plugin is added to the import contract that keeps plugins apart."""
+    contract = (ROOT / "pyproject.toml").read_text().partition('type = "independence"')[2].partition("]")[0]
+    plugins = {f"plugins.{path.parent.name}" for path in sources("plugins") if path.parent.name != "plugins"}
+    assert set(re.findall(r'"(plugins\.\w+)"', contract)) == plugins
+
+
+def test_every_module_opens_with_what_it_is_for():
+    """Each module has a docstring."""
+    assert [name(path) for path in sources(*ROOMS) if not ast.get_docstring(ast.parse(path.read_bytes()))] == []
+
+
+def test_every_test_has_one_sentence():
+    """Each test's docstring is one sentence or a list joined by semicolons, fit for a manual."""
+    bad = [
+        f"{name(path)}: {node.name}"
+        for path in sources("tests")
+        for node in functions(path)
+        if node.name.startswith("test_") and not is_a_sentence(ast.get_docstring(node))
+    ]
+    assert bad == []
+
+
+def is_a_sentence(text: str | None) -> bool:
+    """Tells whether `text` is one paragraph that starts with a capital or a name and ends with one full stop."""
+    if not text or "\n\n" in text or not text.endswith(".") or text.endswith(".."):
+        return False
+    return not text[0].islower() and not re.search(r"[.!?] [A-Z]", text)
+
+
+@pytest.mark.parametrize("text", [None, "", "no capital.", "No stop", "One. Two.", "Para\n\ngraph.", "Etc.."])
+def test_the_rule_for_sentences_refuses(text):
+    """The check above can fail."""
+    assert not is_a_sentence(text)
+
+
+def test_no_file_is_too_long_to_read():
+    """Files have at most 400 lines, except with a reason."""
+    found = {name(path) for path in sources(*ROOMS, suffixes=(".py", ".c", ".h", ".sh")) if lines(path) > MAX_LINES}
+    assert found == set(LONG_FILES)
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def test_nothing_is_left_to_do_in_comments():
+    """Unfinished work stands in an issue, not in the code."""
+    mark = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    suffixes = (".py", ".c", ".h", ".sh", ".md", ".toml")
+    assert [name(path) for path in sources(*ROOMS, suffixes=suffixes) if mark.search(path.read_text())] == []
