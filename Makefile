@@ -9,7 +9,7 @@ PY     := $(VENV)/bin/python
 PACKER ?= image
 
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3.11-dev libexpat1-dev zlib1g-dev python3-venv python3-dev
-TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux
+TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
@@ -46,7 +46,7 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy --strict -p pack
+	$(VENV)/bin/mypy --strict -p pack -p bench
 	$(VENV)/bin/lint-imports
 	$(PY) -m pytest tests/unit
 

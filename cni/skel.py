@@ -8,8 +8,10 @@ plugin's own namespace comes before the work, not after it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -23,6 +25,7 @@ from cni.result import Result
 
 Verb = Callable[[CmdArgs, NetConf], None]
 
+TERMINATION = (signal.SIGTERM, signal.SIGINT)
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 
 
@@ -72,11 +75,12 @@ def run(
         if args.command == "VERSION":
             _write(stdout, gojson.dumps(_version_info(plugin)) + "\n")
             return 0
-        args = replace(args, stdin=_read(stdin), delegates=delegates or {})
-        conf = cni_conf.parse(args.stdin)
-        if conf.version in versions.SUPPORTED:
-            version = conf.version
-        result = call(plugin, args, conf)
+        with _interruptible():
+            args = replace(args, stdin=_read(stdin), delegates=delegates or {})
+            conf = cni_conf.parse(args.stdin)
+            if conf.version in versions.SUPPORTED:
+                version = conf.version
+            result = call(plugin, args, conf)
         if result is not None:
             _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
     except (Exception, Terminated) as error:
@@ -87,6 +91,19 @@ def run(
             print(f"podwire: {failure}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets SIGTERM and SIGINT arrive while a verb works; before and after, they would spoil what is told of it.
+
+    The caller has them blocked; one that came early arrives at once, one that comes late finds the work done.
+    """
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def call(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:

@@ -40,8 +40,9 @@ def entry() -> int:
     plugin = PLUGINS.get(name)
     if plugin is None:
         return _operator(name, sys.argv[1:])
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGINT, _terminate)
+    signal.pthread_sigmask(signal.SIG_BLOCK, skel.TERMINATION)  # skel lets them arrive where they can be answered
+    for number in skel.TERMINATION:
+        signal.signal(number, _terminate)
     return skel.run(
         plugin,
         os.environ,
@@ -68,8 +69,8 @@ def _binary(stream: TextIO | None) -> BinaryIO:
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
     """Makes the first signal unwind the undo steps; further ones wait for the end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in skel.TERMINATION:
+        signal.signal(number, signal.SIG_IGN)
     raise skel.Terminated
 
 

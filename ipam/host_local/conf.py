@@ -7,7 +7,7 @@ configuration never keeps an address from being released.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv4Interface, ip_network
+from ipaddress import IPv4Interface
 from itertools import combinations
 
 from cni.address import Address, parse_cidr, parse_ip
@@ -89,11 +89,16 @@ def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
 def check_families(sets: tuple[RangeSet, ...], conf: NetConf) -> None:
     """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
     families = [item.version for item in sets]
-    if (families.count(4) > 1 or families.count(6) > 1) and not at_least(conf.version, "0.3.0"):
+    if (families.count(4) > 1 or families.count(6) > 1) and not holds_many(conf):
         raise _invalid(
             f"CNI version {conf.cni_version} does not support more than 1 address per family",
             "use cniVersion 0.3.0 or later, or put the ranges into one set",
         )
+
+
+def holds_many(conf: NetConf) -> bool:
+    """Tells whether a result of the configuration's version can hold several addresses of a family."""
+    return at_least(conf.version, "0.3.0")
 
 
 def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
@@ -148,7 +153,7 @@ def _range(fields: Fields) -> Range:
         raise _invalid(f"Network {given} too small to allocate from", where)
     if isinstance(given, IPv4Interface) and ":" in fields.string("subnet"):
         raise _invalid("IPNet IP and Mask version mismatch", f"{where}: write an IPv4 subnet with dots")
-    subnet = ip_network(given, strict=False)
+    subnet = given.network
     if subnet.network_address != given.ip:
         raise _invalid(
             "Network has host bits set. "

@@ -38,6 +38,7 @@ _KEY_AT = 1 + _NAME_BYTES
 _BUCKET_BYTES = 16 * _RECORD_BYTES
 _LOAD = 4  # records per bucket at first: the chance that one of them gets 17 is about 1 in a million
 _LEAST_BUCKETS = 32
+_SPARSE = 16  # how many times as many may be tried when one of them overflows
 _NS = 1_000_000_000
 # How far in the past the common time lies: more than the coarsest timestamps of a file system (2 s).
 _BACK_NS = 10 * _NS
@@ -108,8 +109,11 @@ class Index:
         self._buckets = _LEAST_BUCKETS
         while self._buckets * _LOAD < len(records):
             self._buckets *= 2
+        most = self._buckets * _SPARSE
         while (table := self._table(records)) is None:
             self._buckets *= 2
+            if self._buckets > most:  # more reservations of one owner than a bucket holds: then without an index
+                return
         try:
             if self._fd < 0:
                 self._create()

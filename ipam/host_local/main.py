@@ -49,6 +49,8 @@ def cmd_del(args: CmdArgs, netconf: NetConf) -> None:
             if names:
                 break  # a legacy entry, without ifname, counts only when there is no other
     args.cni_args("IP")
+    if conf.holds_many(netconf):
+        return  # ranges need not be read: that would be a tenth of the whole time
     try:
         sets = conf.range_sets(netconf)
     except CniError:
@@ -76,9 +78,11 @@ def cmd_gc(args: CmdArgs, netconf: NetConf) -> None:
         print("host-local: GC without cni.dev/valid-attachments releases nothing", file=sys.stderr)
         return
     store = Store(conf.data_dir(netconf), netconf.name)
-    with store.told():
+    try:
         if not store.exists():
             return
+    except OSError as error:
+        raise store.unusable(error) from error
     containers = {attachment.container_id for attachment in valid}
     errors = []
     with store.locked() as held:
@@ -100,10 +104,10 @@ def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
     store = Store(conf.data_dir(netconf), netconf.name)
     cache = partial(ResultCache.read, netconf.name)
     try:
-        with store.told():
-            full = store.exists() and [allocator.exhausted(store, i, item, cache) for i, item in enumerate(sets)]
-    except CniError as error:
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
+        full = store.exists() and [allocator.exhausted(store, i, item, cache) for i, item in enumerate(sets)]
+    except OSError as error:
+        reason = store.unusable(error)
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, reason.msg, reason.details) from error
     failure = collected([error for error in full or () if error])
     if failure:
         raise failure

@@ -130,7 +130,7 @@ def test_addresses_have_their_prefix_and_broadcast(scripted_network, sandbox, ci
 
 
 def test_routes_go_by_their_own_or_their_familys_gateway(scripted_network, sandbox):
-    """A route without gateway goes by the gateway of its family; priority, table, scope, mtu and advmss are honoured."""
+    """A route without gateway goes by its family's; priority, table, scope, mtu and advmss are honoured."""
     ips = [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}, {"address": "fd00:22::9/64", "gateway": "fd00:22::1"}]
     routes = [
         {"dst": "192.0.2.0/24"},

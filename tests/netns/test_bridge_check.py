@@ -57,7 +57,11 @@ DAMAGE = {
     "another MAC": ("pod", "link set eth0 address 02:00:00:00:00:99", "Interface eth0 Mac doesn't match"),
     "the interface gone": ("pod", "link del eth0", "eth0 not found"),
     "the interface renamed": ("pod", "link set eth0 down; link set eth0 name eth1", "eth0 not found"),
-    "another kind of interface": ("pod", "link del eth0; link add eth0 type bridge; link set eth0 up", "not of type veth"),
+    "another kind of interface": (
+        "pod",
+        "link del eth0; link add eth0 type bridge; link set eth0 up",
+        "not of type veth",
+    ),
     "the port detached": ("host", "link set {port} nomaster", "CNI veth created for bridge cni0 was not found"),
     "the port's MAC": ("host", "link set {port} address 02:00:00:00:00:99", "Mac doesn't match"),
     "the port down": ("host", "link set {port} down", " is down"),

@@ -108,7 +108,9 @@ def test_only_its_own_interface_goes(network, sandbox):
     assert network.having(name="other").leases() == {second["ips"][0]["address"][:-3]: sandbox.name}
 
 
-@pytest.mark.parametrize("prev_result", [7, "text", [], {}, {"cniVersion": "9"}, {"ips": 3}, {"interfaces": [{"name": 7}]}])
+@pytest.mark.parametrize(
+    "prev_result", [7, "text", [], {}, {"cniVersion": "9"}, {"ips": 3}, {"interfaces": [{"name": 7}]}]
+)
 def test_prev_result_may_be_garbage(network, sandbox, prev_result):
     """DEL needs no prevResult: rubbish there neither stops it nor leads it to another link."""
     network.add(sandbox)

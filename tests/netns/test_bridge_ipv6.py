@@ -8,8 +8,6 @@ from tests.support.attaching import address, host_end, reaches
 from tests.support.netstate import state
 
 
-
-
 def flags_of(namespace, name="eth0"):
     """Returns the IPv6 addresses of a link, each with the flags that say it cannot be used yet or any more."""
     (link,) = json.loads(namespace.ip("-j", "-6", "addr", "show", "dev", name))
@@ -58,7 +56,7 @@ def test_the_host_takes_no_router_advertisements(dual_network, sandbox):
 
 @pytest.mark.parametrize(("dad", "accept"), [(None, "0"), (True, "1")])
 def test_settings_inside_are_the_references(dual_network, sandbox, dad, accept):
-    """In the container detection is off unless enabledad, changes are announced, addresses survive a link that goes down."""
+    """Inside, detection is off unless enabledad, changes are announced, addresses survive a link that goes down."""
     sandbox.set_sysctl("net/ipv6/conf/default/enhanced_dad", "0")
     dual_network.having(enabledad=dad).add(sandbox)
     assert sandbox.sysctl("net/ipv6/conf/eth0/accept_dad") == accept

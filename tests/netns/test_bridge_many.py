@@ -7,7 +7,7 @@ from tests.support.netstate import links, state
 from tests.support.running import finish
 
 AT_ONCE = 50
-CYCLES = 50
+CYCLES = 100
 
 
 def test_fifty_pods_at_once(dual_network, new_sandbox):

@@ -95,7 +95,11 @@ ENVIRONMENT, ARGS, RUNTIME = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00
     [
         ({}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", ENVIRONMENT),
         ({"args": {"cni": {"mac": ARGS}}}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", ARGS),
-        ({"args": {"cni": {"mac": ARGS}}, "runtimeConfig": {"mac": RUNTIME}}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", RUNTIME),
+        (
+            {"args": {"cni": {"mac": ARGS}}, "runtimeConfig": {"mac": RUNTIME}},
+            f"IgnoreUnknown=1;MAC={ENVIRONMENT}",
+            RUNTIME,
+        ),
         ({"runtimeConfig": {"mac": "0200.0000.0003"}}, None, RUNTIME),
     ],
 )

@@ -1,7 +1,9 @@
 """ADD that fails half way leaves the host and the sandbox as they were: each step, by failing the one after it."""
 
+import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +13,8 @@ from tests.support.running import finish
 
 IP = {"address": "10.22.0.9/16"}
 FAIL = """[ "$CNI_COMMAND" != ADD ] || { echo '{"code": 11, "msg": "no luck today"}'; exit 1; }"""
-HOLD = """[ "$CNI_COMMAND" != ADD ] || { : > "$here/reached"; exec sleep 60; }"""
+ROUTE = "failed to add route '192.0.2.0/24 via {} dev eth0 metric 0 (Scope: 0, Table: 254)': "
+HOLD = """[ "$CNI_COMMAND" != ADD ] || { echo $$ > "$here/reached"; exec sleep 60 2>&-; }"""
 
 
 @pytest.fixture
@@ -31,15 +34,18 @@ def fails(network, sandbox):
 
 @pytest.fixture
 def reached(tmp_path):
-    """A function that waits until the holding IPAM plugin was reached."""
+    """A function that waits until the holding IPAM plugin was reached; it is ended after the test."""
+    file = tmp_path / "ipam" / "reached"
 
     def wait():
         deadline = time.monotonic() + 20
-        while not (tmp_path / "ipam" / "reached").exists():
-            assert time.monotonic() < deadline
+        while not file.exists() or not file.read_text():
+            assert time.monotonic() < deadline, "IPAM was not reached"
             time.sleep(0.01)
 
-    return wait
+    yield wait
+    with suppress(ProcessLookupError):
+        os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 CASES = {
@@ -51,18 +57,18 @@ CASES = {
     "IPAM prints no address": ([{"address": "10.22.0"}], "", {}, (7, "failed to decode result")),
     "IPAM's DNS is unusable": ([IP], "", {"dns": {"nameservers": "10.0.0.53"}}, (7, "failed to decode result")),
     "IPAM's version is unknown": ([IP], "", {"cniVersion": "7.0.0"}, (7, "")),
-    "an address twice": ([IP, IP], "", {}, (999, 'add IP address 10.22.0.9/16 to "eth0": file exists')),
+    "an address twice": ([IP, IP], "", {}, (999, 'failed to add IP address 10.22.0.9/16 to "eth0": file exists')),
     "a gateway out of reach": (
         [IP],
         "",
         {"routes": [{"dst": "192.0.2.0/24", "gw": "172.31.0.1"}]},
-        (999, "add route '192.0.2.0/24 via 172.31.0.1 dev eth0 metric 0 (Scope: 0, Table: 254)': network is unreach"),
+        (999, ROUTE.format("172.31.0.1") + "network is unreachable"),
     ),
     "a route twice": (
         [IP],
         "",
         {"routes": [{"dst": "192.0.2.0/24"}, {"dst": "192.0.2.0/24"}]},
-        (999, "add route '192.0.2.0/24 via 10.22.0.1 dev eth0 metric 0 (Scope: 0, Table: 254)': file exists"),
+        (999, ROUTE.format("10.22.0.1") + "file exists"),
     ),
 }
 
@@ -70,10 +76,7 @@ CASES = {
 @pytest.mark.parametrize("with_bridge", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_left(scripted_network, fails, ipam_calls, network, new_sandbox, case, with_bridge):
-    """Whatever fails in or after IPAM, links, addresses and routes are as before and IPAM was told to release.
-
-    A bridge that ADD made goes too; one with another pod stays, with its address, and still serves it.
-    """
+    """Whatever fails in or after IPAM, all is as before and the lease released; a bridge with pods still works."""
     ips, body, answer, (code, text) = CASES[case]
     if with_bridge:
         other = new_sandbox()
@@ -87,7 +90,7 @@ def test_nothing_is_left(scripted_network, fails, ipam_calls, network, new_sandb
 
 def test_an_mtu_too_small_for_ipv6(scripted_network, fails, ipam_calls):
     """An IPv6 address on an interface whose MTU is below 1280 fails ADD after IPAM, and all is taken back."""
-    error = fails(scripted_network([{"address": "fd00:22::9/64"}], keys={"mtu": 1000}))
+    error = fails(scripted_network([{"address": "fd00:22::9/64"}], keys={"mtu": 1000, "isDefaultGateway": False}))
     assert error["msg"].startswith("failed to enable IPv6 on interface eth0")
     assert ipam_calls() == ["ADD", "DEL"]
 
@@ -114,7 +117,7 @@ def test_the_lease_is_released(network, fails, new_sandbox):
 
 def test_a_failed_release_is_told_and_the_rest_taken_back(scripted_network, network, sandbox):
     """When IPAM cannot release either, the first error is the answer, stderr has the second, and the link goes."""
-    body = """echo "{\\\\"code\\\\": 5, \\\\"msg\\\\": \\\\"$CNI_COMMAND failed\\\\"}"; exit 1"""
+    body = """printf '{"code": 5, "msg": "%s failed"}' "$CNI_COMMAND"; exit 1"""
     before = state(network.host), state(sandbox)
     outcome = scripted_network(body=body).run("ADD", sandbox)
     assert outcome.error()["msg"] == "ADD failed"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -245,7 +245,8 @@ def test_time_does_not_grow_with_the_store(leases):
                 times.setdefault((command, size), []).append(time.perf_counter() - began)
                 assert outcome.status == 0
     for command in ("ADD", "CHECK", "DEL"):
-        assert median(times[command, 1]) < 1.3 * median(times[command, 0]), command
+        few, many = (quantiles(times[command, size])[0] for size in (0, 1))  # lower quarter: other work disturbs less
+        assert many < 1.3 * few, command
 
 
 def test_gc_and_status_of_the_built_plugin(leases):

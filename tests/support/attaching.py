@@ -21,7 +21,7 @@ BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # host-local
 
 @dataclass(frozen=True)
 class Network:
-    """One network configuration on one host; `path` is CNI_PATH and `bin_dir` the plugins' directory, ours unless given."""
+    """A network configuration on one host; `path` is CNI_PATH, `bin_dir` the plugin's directory, ours unless given."""
 
     host: Namespace
     config: Mapping[str, Any]

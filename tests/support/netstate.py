@@ -53,7 +53,7 @@ def links(namespace: Namespace) -> dict[str, Any]:
 
 
 def shown(namespace: Namespace, name: str) -> dict[str, Any]:
-    """Returns all that `ip -d link` shows of one link, nothing left out: ifindex, operstate, port state and the rest."""
+    """Returns all that `ip -d link` shows of one link, nothing left out: ifindex, operstate, port state too."""
     (found,) = json.loads(namespace.ip("-j", "-d", "link", "show", "dev", name))
     assert isinstance(found, dict)
     return found

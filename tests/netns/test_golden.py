@@ -1,0 +1,93 @@
+"""The state that bridge and host-local leave behind, compared with what the reference plugins left behind.
+
+tests/data/golden/README.md tells where the files come from.
+"""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.support import golden
+from tests.support.attaching import Network
+from tests.support.binaries import ROOT
+
+SCENARIOS = sorted(path.stem for path in (ROOT / "tests" / "data" / "golden").glob("*.json"))
+CONTAINER_ID = "0123abcdef"
+
+# Attributes that must be in both, whatever the kernel and the version of ip: a comparison of nothing proves nothing.
+SEEN = {
+    "lo": {"mtu"},
+    "cni0": {
+        "flags",
+        "mtu",
+        "qlen",
+        "qdisc",
+        "state",
+        "bridge",
+        "stp_state",
+        "vlan_filtering",
+        "ageing_time",
+        "promiscuity",
+    },
+    "PORT@if": {"flags", "mtu", "master", "state", "port state", "hairpin", "isolated", "learning", "flood"},
+    "eth0@if": {"flags", "mtu", "qlen", "qdisc", "state", "veth", "link-netns"},
+}
+
+
+@pytest.fixture(params=SCENARIOS)
+def expected(request):
+    """One scenario: configuration and what the reference made of it."""
+    return json.loads((ROOT / "tests" / "data" / "golden" / f"{request.param}.json").read_text())
+
+
+@pytest.fixture
+def network(bin_dir, host, store, expected):
+    """The scenario's network on our host, served by our plugins."""
+    config = dict(expected["config"])
+    if "ipam" in config:
+        config["ipam"] = {**config["ipam"], "dataDir": str(store)}
+    return Network(host, config)
+
+
+def assert_links_equal(found, wanted):
+    """Compares links attribute by attribute, as far as both kernels and both versions of ip know an attribute."""
+    assert found.keys() == wanted.keys()
+    for name, attributes in wanted.items():
+        common = attributes.keys() & found[name].keys()
+        assert SEEN[name] <= common, f"{name}: {sorted(SEEN[name] - common)} missing"
+        assert {key: found[name][key] for key in common} == {key: attributes[key] for key in common}, name
+        assert ("qlen" in found[name]) == ("qlen" in attributes), name  # a queue length of 0 is not shown
+
+
+def files(directory: Path):
+    """Returns host-local's files: mode and content by name."""
+    if not directory.is_dir():
+        return {}
+    return {
+        file.name: [f"{stat.S_IMODE(file.stat().st_mode):o}", file.read_bytes().decode()]
+        for file in directory.iterdir()
+    }
+
+
+def test_add_leaves_what_the_reference_left(network, sandbox, expected, store):
+    """Result, links with all their attributes, addresses, routes, sysctls and lease files equal the reference's."""
+    result = network.add(sandbox, container_id=CONTAINER_ID)
+    assert golden.result(result) == expected["result"]
+    for namespace, wanted in ((network.host, expected["host"]), (sandbox, expected["pod"])):
+        found = golden.of(namespace)
+        assert_links_equal(found["links"], wanted["links"])
+        assert found["addresses"] == wanted["addresses"]
+        assert found["routes"] == wanted["routes"]
+    assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
+    assert files(store / "goldnet") == expected["store"]
+
+
+def test_del_leaves_what_the_reference_left(network, sandbox, expected, store):
+    """After DEL host-local's directory holds what the reference's held, and the sandbox only lo."""
+    network.add(sandbox, container_id=CONTAINER_ID)
+    network.delete(sandbox, container_id=CONTAINER_ID)
+    assert files(store / "goldnet") == expected["store after DEL"]
+    assert golden.of(sandbox)["links"].keys() == {"lo"}
+    assert golden.of(network.host)["links"].keys() == {"lo", "cni0"}

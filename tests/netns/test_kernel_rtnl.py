@@ -1,0 +1,106 @@
+"""The netlink conversation on the real kernel (kernel.rtnl, kernel.netns): many requests, many answers, news."""
+
+import errno
+import os
+
+import pytest
+
+from cni.errors import CniError
+from kernel import link
+from kernel.codec import LinkMessage
+from kernel.errors import KernelError
+from kernel.link import VethEnd
+from kernel.netns import Netns, NetnsMissingError, entered
+from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
+from tests.support.netstate import links
+
+MAC = bytes.fromhex("0200000000aa")
+
+
+@pytest.fixture
+def opened(host):
+    """The host's namespace, opened."""
+    with Netns(host.path) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def socket(opened):
+    """A netlink socket in the host's namespace."""
+    with entered(opened):
+        inner = Socket()
+    with inner:
+        yield inner
+
+
+def test_a_namespace_is_left_again(opened, host):
+    """What runs inside `entered` is in the namespace, what follows is not, also after a failure inside."""
+    home = os.stat("/proc/self/ns/net").st_ino
+    with entered(opened):
+        assert os.stat("/proc/self/ns/net").st_ino == os.stat(host.path).st_ino
+    assert os.stat("/proc/self/ns/net").st_ino == home
+    with pytest.raises(FileNotFoundError), entered(opened):
+        os.stat("/absent")
+    assert os.stat("/proc/self/ns/net").st_ino == home
+
+
+def test_what_is_no_namespace_cannot_be_opened(tmp_path):
+    """An absent path and an ordinary file are told apart from other failures; a directory on the way is no file."""
+    file = tmp_path / "file"
+    file.touch()
+    for path in (tmp_path / "absent", file, file / "below"):
+        with pytest.raises(NetnsMissingError):
+            Netns(str(path))
+    with pytest.raises(CniError) as caught:
+        Netns("\0")
+    assert caught.value.code == 8
+
+
+def test_each_request_of_a_send_is_tried(socket, host, sandbox):
+    """When one of several requests is refused the others are still tried, and the refused one is the error."""
+    with Netns(sandbox.path) as inside:
+        pair = link.veth(VethEnd("a0", MAC), VethEnd("a1", MAC), inside, master=0, mtu=0)
+        socket.change(link.bridge("br0", MAC, 0))
+        with pytest.raises(KernelError) as caught:
+            socket.change(link.bridge("br0", MAC, 0), pair, pair, link.bridge("br1", MAC, 1400))
+    assert caught.value.errno == errno.EEXIST
+    assert caught.value.msg == 'failed to make veth pair "a0" - "a1": file exists'
+    assert set(links(host)) == {"lo", "br0", "br1", "a0"}
+    assert links(host)["br1"]["mtu"] == 1400
+    assert set(links(sandbox)) == {"lo", "a1"}
+
+
+def test_the_kernels_explanation_is_told(socket):
+    """What the kernel says beyond the errno becomes the error's details: here, why a bridge cannot join another."""
+    socket.change(link.bridge("br0", MAC, 0), link.bridge("br1", MAC, 0))
+    bridge, other = link.get(socket, link.by_name("br0"), link.by_name("br1"))
+    joining = Request(
+        "join", LinkMessage, link.RTM_NEWLINK, NLM_F_ACK, {"index": other.index}, [("IFLA_MASTER", bridge.index)]
+    )
+    with pytest.raises(KernelError) as caught:
+        socket.change(joining)
+    assert caught.value.errno == errno.ELOOP
+    assert "bridge" in caught.value.details
+    assert caught.value.details in str(caught.value)
+
+
+def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
+    """A list that does not fit in one answer is complete, and filtered to what was asked for."""
+    socket.change(link.bridge("br0", MAC, 0), *(link.bridge(f"x{number}", MAC, 0) for number in range(120)))
+    (bridge,) = link.get(socket, link.by_name("br0"))
+    assert list(link.ports(socket, bridge.index)) == []
+    request = Request("list", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP)
+    assert len(socket.dump(request)) == len(links(host)) == 122
+
+
+def test_news_of_our_own_changes_arrive(socket, opened):
+    """A subscribed socket is told of changes made through another one of the same process, and waits no longer."""
+    with entered(opened):
+        news = Socket()
+    with news:
+        news.subscribe(link.RTNLGRP_LINK)
+        assert news.notifications(LinkMessage, 0) is None
+        socket.change(link.bridge("br0", MAC, 0))
+        told = news.notifications(LinkMessage, 1.0)
+    assert told
+    assert [link.from_message(message).name for kind, message in told if kind == link.RTM_NEWLINK] == ["br0"]

@@ -1,0 +1,191 @@
+"""Our message classes against pyroute2's full ones (kernel.codec): what we lean on when pyroute2 changes.
+
+Its full classes know every attribute and take addresses as text; ours know those we use and take bytes.
+"""
+
+import errno
+import importlib
+import ipaddress
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cni.result import Route
+from kernel import address, link, route
+from kernel.codec import AddressMessage, LinkMessage, RouteMessage, decode
+from kernel.errors import KernelError
+from kernel.link import Link, VethEnd
+from kernel.rtnl import NLM_F_DUMP, Request, Socket
+from tests.support.binaries import ROOT
+
+# Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
+ifinfmsg = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg").ifinfmsg
+ifaddrmsg = importlib.import_module("pyroute2.netlink.rtnl.ifaddrmsg").ifaddrmsg
+rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
+FULL = {LinkMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
+
+MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
+ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, 6)
+IPV4, IPV6 = ipaddress.ip_interface("10.22.0.9/16"), ipaddress.ip_interface("fd00:22::9/64")
+GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd00:22::1")
+
+
+class FakeNetns:
+    """What link.veth needs of a namespace."""
+
+    def fileno(self) -> int:
+        return 42
+
+
+REQUESTS = {
+    "get by name": link.by_name("eth0"),
+    "get by index": link.by_index(7),
+    "list ports": Request(
+        "", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
+    ),
+    "bridge": link.bridge("cni0", MAC, 1400),
+    "veth": link.veth(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=9000),
+    "veth without mtu": link.veth(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=0),
+    "up": link.settings(ETH0, up=True, promisc=True),
+    "down": link.settings(ETH0, up=False, promisc=False),
+    "mac": link.settings(ETH0, mac=OTHER),
+    "hairpin": link.port_settings(ETH0, hairpin=True, isolated=False),
+    "isolated": link.port_settings(ETH0, hairpin=True, isolated=True),
+    "delete": link.deletion(ETH0),
+    "add IPv4": address.addition(ETH0, IPV4),
+    "add IPv4 /31": address.addition(ETH0, ipaddress.ip_interface("10.22.0.8/31"), exists_ok=True),
+    "add IPv6": address.addition(ETH0, IPV6),
+    "remove IPv4": address.removal(ETH0, IPV4),
+    "remove IPv6": address.removal(ETH0, IPV6),
+    "default route": route.addition(ETH0, Route(ipaddress.ip_interface("0.0.0.0/0")), GATEWAY),
+    "IPv6 default route": route.addition(ETH0, Route(ipaddress.ip_interface("::/0")), GATEWAY6),
+    "route": route.addition(
+        ETH0, Route(ipaddress.ip_interface("192.0.2.0/24"), mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY
+    ),
+    "link route": route.addition(ETH0, Route(ipaddress.ip_interface("2001:db8::/32"), scope=253, table=100), None),
+}
+
+
+def textual(name: str, value: Any) -> Any:
+    """Returns an attribute's value as pyroute2's full classes have it: addresses and states as text."""
+    if isinstance(value, dict):
+        return {"attrs": [(inner, textual(inner, item)) for inner, item in value["attrs"]]}
+    if name == "IFLA_OPERSTATE":
+        return link.OPERSTATES[value].upper()
+    if isinstance(value, bytes):
+        return value.hex(":") if name == "IFLA_ADDRESS" else str(ipaddress.ip_address(value))
+    return value
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests_are_encoded_as_by_the_full_classes(name):
+    """Each request we build has the same bytes when pyroute2's own class encodes it."""
+    request = REQUESTS[name]
+    full = FULL[request.kind]()
+    full["header"].update({"type": request.type, "flags": request.flags | 1, "sequence_number": 3})
+    full.update(request.values)
+    full["attrs"] = [(key, textual(key, value)) for key, value in request.attributes]
+    full.encode()
+    assert request.encoded(3).hex() == bytes(full.data).hex()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_can_be_sent_twice(name):
+    """Encoding a request does not change what it encodes to."""
+    request = REQUESTS[name]
+    assert request.encoded(3) == request.encoded(3)
+
+
+def test_per_interface_ipv4_settings():
+    """IFLA_AF_SPEC is nested as the kernel reads it (net/ipv4/devinet.c), which the full class cannot write."""
+    data = link.settings(ETH0, arp_notify=True).encoded(1)
+    arp_notify = bytes.fromhex("0800 1600 01000000")  # IPV4_DEVCONF_ARP_NOTIFY is 22 (linux/ip.h)
+    inet_conf = bytes.fromhex("0c00 0100") + arp_notify
+    af_inet = bytes.fromhex("1000 0200") + inet_conf
+    assert data[32:] == bytes.fromhex("1400 1a00") + af_inet
+
+
+def compared(kind: type, data: bytes) -> int:
+    """Compares what ours and the full class read from one message; returns the number of attributes compared."""
+    ours, full = decode(kind, data), FULL[kind](data)
+    full.decode()
+    for field, *_ in kind.fields:
+        if field != "__align":
+            assert ours[field] == full[field]
+    known = {name for _, name, _ in kind.nla_map}
+    count = 0
+    for name, value in ours["attrs"]:
+        if name in known and name not in ("IFLA_AF_SPEC", "RTA_METRICS"):
+            assert same(name, value, full.get_attr(name)), name
+            count += 1
+    return count
+
+
+def same(name: str, ours: Any, full: Any) -> bool:
+    """Tells whether two readings of an attribute agree."""
+    if name == "IFLA_LINKINFO":
+        return all(
+            same(inner, ours.get_attr(inner), full.get_attr(inner))
+            for inner in ("IFLA_INFO_KIND", "IFLA_INFO_SLAVE_KIND", "IFLA_INFO_SLAVE_DATA")
+        )
+    if name == "IFLA_INFO_SLAVE_DATA" and ours is not None:
+        return all(
+            ours.get_attr(inner) == full.get_attr(inner) for inner in ("IFLA_BRPORT_MODE", "IFLA_BRPORT_ISOLATED")
+        )
+    return bool(textual(name, bytes(ours) if isinstance(ours, (bytes, bytearray)) else ours) == full)
+
+
+@pytest.mark.parametrize("name", [name for name, request in REQUESTS.items() if request.attributes])
+def test_messages_are_decoded_as_by_the_full_classes(name):
+    """What our classes read from a message is what the full ones read."""
+    request = REQUESTS[name]
+    assert compared(request.kind, request.encoded(3)) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(LinkMessage, link.RTM_GETLINK), (AddressMessage, address.RTM_GETADDR), (RouteMessage, route.RTM_GETROUTE)],
+)
+def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, monkeypatch):
+    """What our classes read from this machine's links, addresses and routes is what the full ones read."""
+    raw: list[bytes] = []
+    monkeypatch.setattr("kernel.rtnl.decode", lambda kind, data: raw.append(bytes(data)))
+    with Socket() as socket:
+        socket.dump(Request("", kind, number, NLM_F_DUMP))
+    assert sum(compared(kind, data) for data in raw) >= len(raw)
+    assert raw or kind is RouteMessage
+
+
+def test_a_links_description():
+    """A link is found by name and by ifindex with its names and numbers; what is not there is None."""
+    with Socket() as socket:
+        absent, lo, same_lo = link.get(socket, link.by_name("no-such-link"), link.by_name("lo"), link.by_index(1))
+    assert absent is None
+    assert lo == same_lo
+    assert lo is not None
+    assert (lo.index, lo.name, lo.mac, lo.master, lo.kind) == (1, "lo", "00:00:00:00:00:00", 0, "")
+
+
+def test_a_refusal_names_the_request():
+    """A refused request says what was being done, with errno and text as Go prints it."""
+    with Socket() as socket, pytest.raises(KernelError) as caught:
+        socket.get(Request('look up "x"', LinkMessage, link.RTM_GETLINK, 0, {"index": 1 << 30}))
+    assert caught.value.errno == errno.ENODEV
+    assert str(caught.value) == 'look up "x": no such device'
+    assert caught.value.msg == 'failed to look up "x": no such device'
+
+
+def test_only_the_codec_of_pyroute2_is_loaded():
+    """Importing our codec loads neither pyroute2's package nor asyncio, which would cost each start of a plugin."""
+    code = (
+        "import sys, kernel.codec as codec; package = sys.modules['pyroute2'];"
+        "assert not hasattr(package, 'IPRoute'), package;"
+        "print(sorted(name for name in sys.modules if name == 'asyncio' or name.startswith('pyroute2')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "asyncio" not in done.stdout
+    assert len(done.stdout.split()) < 20, done.stdout
