@@ -12,6 +12,7 @@ One rule: this is the only module that imports pyroute2. Two decisions, both mea
 from __future__ import annotations
 
 import importlib.util
+import struct
 import sys
 import types
 from typing import Any
@@ -164,14 +165,39 @@ def encode(kind: type[Any], header: tuple[int, int, int], values: dict[str, int]
 
 
 def decode(kind: type[Any], data: bytes) -> Any:
-    """Returns the message in `data`, a mapping of its fixed fields with `get_attr(name)` for attributes."""
-    message = kind(data)
+    """Returns the message in `data`, a mapping of its fixed fields with `get_attr(name)` for the attributes we know."""
+    message = kind(_reduced(kind, data))
     message.decode()
     return message
 
 
+def _reduced(kind: type[Any], data: bytes) -> bytes:
+    """Returns the message without the attributes `kind` does not know.
+
+    The kernel describes a link by some forty attributes; pyroute2 would make an object of each, we look at eight.
+    """
+    known = _KNOWN[kind]
+    offset = _FIXED[kind]
+    parts = [data[4:offset]]
+    while offset + 4 <= len(data):
+        length, attribute = _ATTRIBUTE.unpack_from(data, offset)
+        following = offset + ((max(length, 4) + 3) & ~3)
+        if attribute & _TYPE_MASK in known:
+            parts.append(data[offset:following])
+        offset = following
+    body = b"".join(parts)
+    return _LENGTH.pack(len(body) + 4) + body
+
+
+_ATTRIBUTE = struct.Struct("=HH")
+_LENGTH = struct.Struct("=I")
+_TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK (linux/netlink.h): the two upper bits are flags
+_MESSAGES = (LinkMessage, AddressMessage, RouteMessage)
+_KNOWN = {kind: frozenset(item[0] for item in kind.nla_map) for kind in _MESSAGES}
+_FIXED = {kind: 16 + struct.calcsize("=" + "".join(item[1] for item in kind.fields)) for kind in _MESSAGES}
+
 # pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
-for _kind in (LinkMessage, AddressMessage, RouteMessage, *(_LinkInfo, _VethData, _Peer, _PortData, _AfSpec, _AfInet)):
+for _kind in (*_MESSAGES, *(_LinkInfo, _VethData, _Peer, _PortData, _AfSpec, _AfInet)):
     _kind()
 _Ipv4Conf()
 _Metrics()

@@ -64,12 +64,16 @@ def application() -> list[Module]:
         for module in freeze.modules_under(ROOT / package, package=package, shown=package)
         if not module.name.endswith(".__main__")
     ]
-    return [*modules, *boot_modules("podwire.main", [module.name for module in modules])]
+    rehearsal = Module(
+        "_rehearsal", (ROOT / "pack" / "rehearsal.py").read_bytes(), "pack/rehearsal.py", is_package=False
+    )
+    boot = boot_modules("podwire.main", [module.name for module in modules], rehearsal.name)
+    return [*modules, rehearsal, *boot]
 
 
-def boot_modules(entry: str, names: list[str]) -> list[Module]:
-    """Returns `_boot`, and `_modules`: the name of the module with entry(), and of all others to import."""
-    contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\n".encode()
+def boot_modules(entry: str, names: list[str], rehearsal: str = "") -> list[Module]:
+    """Returns `_boot`, and `_modules`: the names of the entry, of all other modules to import, of the rehearsal."""
+    contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\nREHEARSAL = {rehearsal!r}\n".encode()
     return [
         Module("_boot", (ROOT / "pack" / "boot.py").read_bytes(), "pack/boot.py", is_package=False),
         Module("_modules", contents, "_modules", is_package=False),

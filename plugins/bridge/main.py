@@ -29,6 +29,7 @@ from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
+_BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
 _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
 
@@ -42,9 +43,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     bridge_conf.refuse_unsupported(conf)
     bridge_conf.refuse_addressless_version(own, conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        bridge = switch.ensure(host, own, undo)
-        outside, joined = port.attach(host, namespace, args.ifname, bridge, own, undo)
-        bridge = switch.settled(host, bridge, joined)
+        bridge, outside = _join(host, namespace, args.ifname, own, undo)
         addresses = Result()
         if own.ipam_type:
             addresses = _with_gateways(delegate.add(own.ipam_type, args, conf, undo), own)
@@ -137,6 +136,24 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
 
 
 PLUGIN = Plugin("bridge", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+
+
+def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> tuple[Link, Link]:
+    """Makes or adopts the bridge, joins it, and returns bridge and port.
+
+    Another ADD that fails takes away the bridge it made, perhaps between our look and our joining; the bridge is then
+    made again. Once joined, it stays: it has a port.
+    """
+    for tries_left in reversed(range(_BRIDGE_TRIES)):
+        bridge = switch.ensure(host, own, undo)
+        try:
+            outside, joined = port.attach(host, namespace, ifname, bridge, own, undo)
+        except port.BridgeVanishedError:
+            if not tries_left:
+                raise
+        else:
+            return switch.settled(host, bridge, joined), outside
+    raise AssertionError("unreachable")
 
 
 def _with_gateways(ipam: Result, own: BridgeConf) -> Result:

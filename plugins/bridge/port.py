@@ -23,18 +23,30 @@ _NAME_TRIES = 10  # a random name is taken once in millions of times
 _CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in between
 
 
+class BridgeVanishedError(CniError):
+    """The bridge that was there a moment ago is gone: a failing ADD takes away a bridge it made."""
+
+    def __init__(self, bridge: Link) -> None:
+        super().__init__(Code.TRY_AGAIN_LATER, f'bridge "{bridge.name}" vanished again', "something else deleted it")
+
+
 def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> tuple[Link, Link]:
     """Makes the pair and returns its host end, an up port of the bridge, and the bridge as it is now.
 
-    Raises CniError(999) when the sandbox has an interface of the name already, CniError(11) when the bridge or the
-    new port vanished again, KernelError.
+    Raises CniError(999) when the sandbox has an interface of the name already, BridgeVanishedError, KernelError.
     """
-    name = _make(host, sandbox, ifname, bridge, conf)
+    try:
+        name = _make(host, sandbox, ifname, bridge, conf)
+    except CniError as error:
+        if link.get(host, link.by_index(bridge.index)) == [None]:
+            raise BridgeVanishedError(bridge) from error
+        raise
     undo.push(f'delete "{name}"', lambda: _delete(host, name))
     sysctl.attempt(f"ipv6/conf/{name}/accept_ra", "0")
     port, joined = link.get(host, link.by_name(name), link.by_index(bridge.index))
     if port is None or joined is None or port.master != joined.index:
-        raise CniError(Code.TRY_AGAIN_LATER, f'bridge "{bridge.name}" or its port "{name}" vanished again')
+        _delete(host, name)
+        raise BridgeVanishedError(bridge)
     if conf.hairpin or conf.isolated:
         host.change(link.port_settings(port, hairpin=conf.hairpin, isolated=conf.isolated))
     return port, joined

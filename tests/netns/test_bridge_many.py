@@ -1,8 +1,18 @@
 """Many attachments: at the same time, and one after the other."""
 
+import json
 import os
 
+import pytest
+
+from cni.args import from_env
+from cni.conf import parse
+from cni.errors import CniError
+from kernel.netns import Netns, entered
+from plugins.bridge import switch
+from plugins.bridge.main import cmd_add
 from tests.support.attaching import address, host_end, reaches
+from tests.support.errors import failure_of
 from tests.support.netstate import links, state
 from tests.support.running import finish
 
@@ -42,6 +52,33 @@ def test_a_failing_add_among_others(scripted_network, network, new_sandbox):
         failed.error()
     ends = [host_end(succeeded.result()) for succeeded, _ in outcomes]
     assert set(links(network.host)) == {"lo", "cni0", *ends}
+
+
+@pytest.mark.parametrize("losses", [1, 4, 5])
+def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, losses):
+    """A bridge that another, failing ADD takes away before this one has joined is made again, up to four times."""
+    ensure, lost = switch.ensure, []
+
+    def ensure_and_lose(socket, conf, undo):
+        found = ensure(socket, conf, undo)
+        if len(lost) < losses:
+            lost.append(found)
+            network.host.ip("link", "del", "cni0")
+        return found
+
+    monkeypatch.setattr(switch, "ensure", ensure_and_lose)
+    keys = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "cid", "CNI_NETNS": sandbox.path, "CNI_IFNAME": "eth0"}
+    args = from_env({**keys, "CNI_PATH": "/nowhere"})
+    conf = parse(json.dumps({"cniVersion": "1.0.0", "name": "net", "isGateway": True}).encode())
+    with Netns(network.host.path) as namespace, entered(namespace):
+        failure = failure_of(lambda: cmd_add(args, conf), CniError)
+    if losses < 5:
+        assert failure is None
+        assert len(links(network.host)) == 3
+    else:
+        assert failure is not None
+        assert (failure.code, failure.msg) == (11, 'bridge "cni0" vanished again')
+        assert (set(links(network.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
 
 
 def test_cycles_leave_no_trace(network, sandbox, store):

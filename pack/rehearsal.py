@@ -1,0 +1,181 @@
+"""A pod's life on a stage: every verb run at build time against a kernel made of cardboard.
+
+One rule: nothing outside a temporary directory is touched, and nothing of the play is remembered but practice.
+
+CPython rewrites a function's bytecode after a few calls and caches attribute look-ups; a process that starts with that
+done neither spends the time nor copies the pages of the start-up image on which it would be noted. So the image is
+dumped after ADD, CHECK and DEL have run some times, with the namespace, netlink and sysctl calls answered from here.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import kernel.address
+import kernel.link
+import kernel.netns
+import kernel.route
+import kernel.rtnl
+import kernel.sysctl
+import kernel.teardown
+from cni import delegate, gojson, skel
+from cni.address import Interface, parse_cidr
+from kernel.codec import AddressMessage, Attributes, LinkMessage, RouteMessage, encode
+
+_TIMES = 20
+_NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
+_HEADER = struct.Struct("=IHHII")
+_LO, _BRIDGE, _VETH = 1, 2, 3  # the ifindexes on the stage; both ends of the pair are one
+_NAMES = {_LO: "lo", _BRIDGE: "cni0", _VETH: "eth0"}
+_ADDRESSES = {
+    _LO: ("127.0.0.1/8", "::1/128"),
+    _BRIDGE: ("10.1.2.1/24", "fd00:1:2::1/64"),
+    _VETH: ("10.1.2.2/24", "fd00:1:2::2/64"),
+}
+_NETWORK = {
+    "cniVersion": "1.1.0",
+    "name": "rehearsal",
+    "type": "bridge",
+    "bridge": "cni0",
+    "isDefaultGateway": True,
+}
+_IPAM = {
+    "type": "host-local",
+    "ranges": [
+        [{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.2", "rangeEnd": "10.1.2.2"}],
+        [{"subnet": "fd00:1:2::/64", "rangeStart": "fd00:1:2::2", "rangeEnd": "fd00:1:2::2"}],
+    ],
+}
+
+
+def rehearse(plugins: Mapping[str, Any]) -> None:
+    """Plays the life of a pod with `plugins`; raises RuntimeError when a verb fails that should not."""
+    with _stage() as leases:
+        network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": leases}}
+        for _ in range(_TIMES):
+            for name in ("loopback", "bridge"):
+                result = _play(plugins, name, "ADD", network)
+                _play(plugins, name, "CHECK", {**network, "prevResult": result})
+                _play(plugins, name, "DEL", {**network, "prevResult": result})
+
+
+def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any]) -> Any:
+    env = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": "rehearsal",
+        "CNI_IFNAME": "eth0",
+        "CNI_NETNS": "/proc/self/ns/net",
+        "CNI_NETNS_OVERRIDE": "1",
+        "CNI_PATH": "/",
+    }
+    stdout = io.BytesIO()
+    stdin = io.BytesIO(gojson.dumps(network).encode())
+    failed = skel.run(plugins[name], env, stdin, stdout, about="", delegates=plugins)
+    if failed:
+        raise RuntimeError(f"rehearsal of {command} of {name}: {stdout.getvalue().decode()}")
+    return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
+
+
+class _Socket:
+    """Answers netlink requests as a kernel with one bridge, one port and the addresses of `_NETWORK` would."""
+
+    def __init__(self, *unused: int) -> None:
+        self._answers = b""
+
+    def setsockopt(self, *unused: int) -> None:
+        """Takes any option."""
+
+    def bind(self, address: object) -> None:
+        """Takes any address."""
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is never read from."""
+        return 0
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+    def send(self, data: bytes) -> None:
+        """Prepares the answers to a batch of requests."""
+        offset = 0
+        answers: list[bytes] = []
+        while offset < len(data):
+            length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
+            answers += _answers(kind, flags, sequence, data[offset : offset + length])
+            offset += (length + 3) & ~3
+        self._answers = b"".join(answer + bytes(-len(answer) % 4) for answer in answers)
+
+    def recv(self, size: int) -> bytes:
+        """Returns all answers at once."""
+        return self._answers
+
+
+def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[bytes]:
+    dump = flags & kernel.rtnl.NLM_F_DUMP == kernel.rtnl.NLM_F_DUMP
+    multi = _NLM_F_MULTI if dump else 0
+    if kind == kernel.link.RTM_GETLINK:
+        yield _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
+    elif kind == kernel.address.RTM_GETADDR:
+        (index,) = struct.unpack_from("=I", request, 20)
+        for text in _ADDRESSES[index]:
+            own = parse_cidr(text)
+            values = {"family": _family(own), "prefixlen": own.network.prefixlen, "index": index}
+            attributes: Attributes = [("IFA_LOCAL", own.ip.packed), ("IFA_ADDRESS", own.ip.packed)]
+            yield encode(AddressMessage, (kernel.address.RTM_NEWADDR, multi, sequence), values, attributes)
+    elif kind == kernel.route.RTM_GETROUTE:
+        values = {"family": request[16], "table": 254, "type": 1}
+        yield encode(RouteMessage, (kernel.route.RTM_NEWROUTE, multi, sequence), values, [("RTA_OIF", _VETH)])
+    if dump or flags & kernel.rtnl.NLM_F_ACK:
+        yield _HEADER.pack(20, _NLMSG_DONE if dump else _NLMSG_ERROR, multi, sequence, 0) + bytes(4)
+
+
+def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
+    (index,) = struct.unpack_from("=i", request, 20)
+    if not index:
+        index = next((number for number, name in _NAMES.items() if name.encode() in request), _VETH)
+    kind = {_LO: "", _BRIDGE: "bridge", _VETH: "veth"}[index]
+    attributes: Attributes = [
+        ("IFLA_ADDRESS", bytes(6) if index == _LO else b"\x02\0\0\0\0\x01"),
+        ("IFLA_IFNAME", _NAMES[index]),
+        ("IFLA_MTU", 1500),
+        ("IFLA_LINK", _VETH),
+        ("IFLA_MASTER", _BRIDGE),
+        ("IFLA_OPERSTATE", kernel.link.OPERSTATE_UP),
+        ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]}),
+    ]
+    return encode(LinkMessage, header, {"index": index, "flags": kernel.link.IFF_UP}, attributes)
+
+
+def _family(own: Interface) -> int:
+    return socket.AF_INET if own.version == 4 else socket.AF_INET6
+
+
+@contextmanager
+def _stage() -> Iterator[str]:
+    """Puts the cardboard in the place of the kernel, and takes it away again; yields a directory for leases."""
+    props: list[tuple[Any, str, Any]] = [
+        (socket, "socket", _Socket),
+        (kernel.netns, "setns", lambda descriptor, kind: None),
+        (kernel.sysctl, "get", lambda name: "1"),
+        (kernel.sysctl, "_put", lambda name, value: None),
+        (kernel.teardown, "_host_end", lambda own, host: None),
+        (delegate, "find", lambda kind, path: "/proc/self/exe"),
+    ]
+    real = [(place, name, getattr(place, name)) for place, name, _ in props]
+    directory = f"/tmp/podwire-{os.urandom(8).hex()}"  # of one length always, so that every build does the same
+    os.mkdir(directory, 0o700)
+    for place, name, prop in props:
+        setattr(place, name, prop)
+    try:
+        yield directory
+    finally:
+        for place, name, thing in real:
+            setattr(place, name, thing)
+        shutil.rmtree(directory)
