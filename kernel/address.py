@@ -43,7 +43,7 @@ def on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC
 
 def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Request:
     """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference)."""
-    doing = f'add IP address {address} to "{link.name}"'
+    doing = f'add IP addr {address} to "{link.name}"'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     ignore = (errno.EEXIST,) if exists_ok else ()
     return Request(doing, AddressMessage, RTM_NEWADDR, flags, _values(link, address), _attributes(address), ignore)

@@ -94,7 +94,7 @@ def ports(socket: Socket, bridge: int) -> Iterator[Link]:
 
 
 def bridge(name: str, mac: bytes, mtu: int) -> Request:
-    """Makes a bridge, up; an existing link of the name is no error. `mtu` 0 is the kernel's default.
+    """Makes a bridge, up; refused with EEXIST when there is a link of the name. `mtu` 0 is the kernel's default.
 
     The address is given so that the bridge keeps it: otherwise it takes the lowest of its ports' addresses.
     """
@@ -102,7 +102,7 @@ def bridge(name: str, mac: bytes, mtu: int) -> Request:
     attributes.append(("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", "bridge")]}))
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     values = {"flags": IFF_UP, "change": IFF_UP}
-    return Request(f'create bridge "{name}"', LinkMessage, RTM_NEWLINK, flags, values, attributes, (errno.EEXIST,))
+    return Request(f'create bridge "{name}"', LinkMessage, RTM_NEWLINK, flags, values, attributes)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ One rule: a value that is already right is not written, so that a read-only /pro
 
 from __future__ import annotations
 
+import os
+
 _ROOT = "/proc/sys/net/"
 
 
 def get(name: str) -> str:
     """Returns the value of `name` ("ipv4/ip_forward"); raises OSError."""
-    with open(_ROOT + name, "rb", buffering=0) as file:
-        return (file.read(256) or b"").decode("ascii", "replace").strip()
+    descriptor = os.open(_ROOT + name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 256).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
 
 
 def ensure(name: str, value: str) -> None:
@@ -29,5 +34,8 @@ def attempt(name: str, value: str) -> None:
 
 
 def _put(name: str, value: str) -> None:
-    with open(_ROOT + name, "wb", buffering=0) as file:
-        file.write(value.encode())
+    descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)

@@ -5,6 +5,7 @@ One rule: what other attachments share is only ever made right, never taken away
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
@@ -26,11 +27,7 @@ def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     """
     (found,) = link.get(host, link.by_name(conf.bridge))
     if found is None:
-        host.change(link.bridge(conf.bridge, link.random_mac(), conf.mtu))
-        (found,) = link.get(host, link.by_name(conf.bridge))
-        if found is None:
-            raise CniError(Code.TRY_AGAIN_LATER, f'failed to create bridge "{conf.bridge}": it vanished again')
-        undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, found))
+        found = _create(host, conf, undo)
     if found.kind != "bridge":
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
@@ -41,6 +38,23 @@ def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     if not found.is_up or conf.promisc > promisc:
         host.change(link.settings(found, up=True, promisc=True if conf.promisc else None))
     sysctl.attempt(f"ipv6/conf/{conf.bridge}/accept_ra", "0")
+    return found
+
+
+def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
+    """Makes the bridge, unless another ADD has just done so: only the one that made it takes it away again."""
+    made = True
+    try:
+        host.change(link.bridge(conf.bridge, link.random_mac(), conf.mtu))
+    except KernelError as error:
+        if error.errno != errno.EEXIST:
+            raise
+        made = False
+    (found,) = link.get(host, link.by_name(conf.bridge))
+    if found is None:
+        raise CniError(Code.TRY_AGAIN_LATER, f'failed to create bridge "{conf.bridge}": it vanished again')
+    if made:
+        undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, found))
     return found
 
 
