@@ -57,7 +57,7 @@ CASES = {
     "IPAM prints no address": ([{"address": "10.22.0"}], "", {}, (7, "failed to decode result")),
     "IPAM's DNS is unusable": ([IP], "", {"dns": {"nameservers": "10.0.0.53"}}, (7, "failed to decode result")),
     "IPAM's version is unknown": ([IP], "", {"cniVersion": "7.0.0"}, (7, "")),
-    "an address twice": ([IP, IP], "", {}, (999, 'failed to add IP address 10.22.0.9/16 to "eth0": file exists')),
+    "an address twice": ([IP, IP], "", {}, (999, 'failed to add IP addr 10.22.0.9/16 to "eth0": file exists')),
     "a gateway out of reach": (
         [IP],
         "",

@@ -62,7 +62,7 @@ def test_each_request_of_a_send_is_tried(socket, host, sandbox):
         pair = link.veth(VethEnd("a0", MAC), VethEnd("a1", MAC), inside, master=0, mtu=0)
         socket.change(link.bridge("br0", MAC, 0))
         with pytest.raises(KernelError) as caught:
-            socket.change(link.bridge("br0", MAC, 0), pair, pair, link.bridge("br1", MAC, 1400))
+            socket.change(pair, pair, link.bridge("br1", MAC, 1400))
     assert caught.value.errno == errno.EEXIST
     assert caught.value.msg == 'failed to make veth pair "a0" - "a1": file exists'
     assert set(links(host)) == {"lo", "br0", "br1", "a0"}
