@@ -15,7 +15,7 @@ SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test demo bench image-tests reproducible clean needs-build needs-test
+.PHONY: help venv binaries check test test-portable demo bench image-tests reproducible clean needs-build needs-test
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -51,7 +51,13 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(PY) -m pytest tests/unit
 
 test: needs-test binaries check ## every test (as root: against the real kernel)
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec tests/netns
+	$(MAKE) --no-print-directory reproducible
+	$(MAKE) --no-print-directory test-portable
+
+test-portable: needs-test ## the specification suite on the portable variant (three minutes: it starts slowly)
+	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
+	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
 
 demo: binaries needs-test ## a short tour of what the plugins do (root)
 	$(PY) -m tests.demo
