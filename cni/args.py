@@ -114,14 +114,27 @@ def _check_container_id(value: str) -> None:
         raise CniError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID", value)
 
 
+def is_interface_name(value: str) -> bool:
+    """Tells whether the kernel takes `value` as the name of an interface as it stands."""
+    try:
+        _check_ifname(value)
+    except CniError:
+        return False
+    return True
+
+
 def _check_ifname(value: str) -> None:
     problem, details = "", value
-    if len(value.encode("utf-8", "surrogateescape")) > _IFNAME_BYTES:
+    if not value:
+        problem = "interface name is empty"
+    elif len(value.encode("utf-8", "replace")) > _IFNAME_BYTES:
         problem, details = "interface name is too long", "interface name should be less than 16 characters"
     elif value in (".", ".."):
         problem, details = "interface name is . or ..", ""
     elif any(char in "/:" or char.isspace() for char in value):
         problem = "interface name contains / or : or whitespace characters"
+    elif "%" in value or not value.isprintable():  # to the kernel "%d" is a request to choose a number
+        problem = "interface name contains % or unprintable characters"
     if problem:
         raise CniError(Code.INVALID_ENVIRONMENT, problem, details)
 

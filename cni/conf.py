@@ -105,4 +105,10 @@ def parse(stdin: bytes) -> NetConf:
         )
     if not VALID_NAME.fullmatch(name):
         raise CniError(Code.INVALID_NETWORK_CONFIG, "invalid characters found in network name", name)
+    if fields.has("plugins") and not fields.has("type"):
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            "this is a network list, not the configuration of one plugin",
+            'pass one element of "plugins", with the list\'s "name" and "cniVersion" added',
+        )
     return NetConf(name, version, fields, items)

@@ -20,6 +20,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Result, from_json
+from cni.signals import TERMINATION, Terminated, held, waiting
 from cni.undo import Undo
 
 # A plugin being replaced in place cannot be started for a moment; libcni tries as often.
@@ -34,7 +35,7 @@ def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     A failed ADD is followed by a DEL as the specification asks, except where that would harm: our own host-local
     leaves nothing, and after "duplicate allocation" DEL would free the address of a living attachment.
     """
-    program = find(kind, args.path)
+    program = _find_other(kind, args, conf)
     release = partial(_run, program, kind, replace(args, command="DEL"), conf)
     with Undo() as failed:
         if not _is_ourselves(program):
@@ -51,7 +52,7 @@ def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
 
 def run(kind: str, args: CmdArgs, conf: NetConf) -> None:
     """Runs the verb in `args` (DEL, CHECK, GC or STATUS) of the plugin named `kind`; raises its error unchanged."""
-    _run(find(kind, args.path), kind, args, conf)
+    _run(_find_other(kind, args, conf), kind, args, conf)
 
 
 def find(kind: str, path: tuple[str, ...]) -> str:
@@ -74,6 +75,14 @@ def find(kind: str, path: tuple[str, ...]) -> str:
         f'failed to find plugin "{kind}" in path [{" ".join(path)}]',
         "install it there or correct the type",
     )
+
+
+def _find_other(kind: str, args: CmdArgs, conf: NetConf) -> str:
+    if kind and kind == conf.fields.string("type"):
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG, f'"ipam.type" is the plugin\'s own: {kind}', 'use "host-local", for example'
+        )
+    return find(kind, args.path)
 
 
 def _is_ourselves(program: str) -> bool:
@@ -123,42 +132,40 @@ def _spawn(program: str, env: dict[str, str], stdin: int) -> tuple[bytes, int]:
     readable, writable = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, writable, 1)]
     chunks: list[bytes] = []
-    # No signal may come between the delegate's start and the place that ends it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        try:
-            pid = _spawn_when_free(program, env, actions)
-        except OSError as error:
-            raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
-        finally:
-            os.close(writable)
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            while chunk := os.read(readable, 65536):
-                chunks.append(chunk)
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except skel.Terminated:
-            with suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
-                os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
-                os.waitpid(pid, 0)
-            raise
+        with held():  # no signal may come between the delegate's start and the place that ends it
+            try:
+                pid = _spawn_when_free(program, env, actions)
+            except OSError as error:
+                raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
+            finally:
+                os.close(writable)
+            try:
+                with waiting():
+                    while chunk := os.read(readable, 65536):
+                        chunks.append(chunk)
+                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            except Terminated:
+                with suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
+                    os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
+                    os.waitpid(pid, 0)
+                raise
     finally:
         os.close(readable)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return b"".join(chunks), status
 
 
 def _spawn_when_free(program: str, env: dict[str, str], actions: list[tuple[int, int, int]]) -> int:
     for attempt in range(_BUSY_TRIES):
         try:
-            # Python ignores SIGPIPE and undo blocks SIGTERM; a delegate starts with the defaults, as from a shell.
-            return os.posix_spawn(
-                program, [program], env, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,)
-            )
+            # We ignore SIGPIPE and hold SIGTERM back; a delegate starts with the defaults, as from a shell.
+            defaults = (signal.SIGPIPE, *TERMINATION)
+            return os.posix_spawn(program, [program], env, file_actions=actions, setsigmask=(), setsigdef=defaults)
         except OSError as error:
             if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
                 raise
-            select.select([], [], [], _BUSY_WAIT_S)
+            with waiting():
+                select.select([], [], [], _BUSY_WAIT_S)
     raise AssertionError("unreachable")
 
 
@@ -168,9 +175,9 @@ def _failure(program: str, output: bytes, status: int) -> CniError:
         body = gojson.loads(output)
     except ValueError:
         body = None
-    if isinstance(body, dict) and isinstance(body.get("code", 0), int) and isinstance(body.get("msg", ""), str):
+    if isinstance(body, dict) and _is_code(body.get("code")) and isinstance(msg := body.get("msg"), str) and msg:
         details = body.get("details")
-        return CniError(body.get("code", 0), body.get("msg", ""), details if isinstance(details, str) else "")
+        return CniError(body["code"], msg, details if isinstance(details, str) else "")
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     if not output:
         return CniError(Code.INTERNAL, f"netplugin failed with no error message: {how}", program)
@@ -178,3 +185,7 @@ def _failure(program: str, output: bytes, status: int) -> CniError:
     return CniError(
         Code.INTERNAL, f"netplugin failed but error parsing its diagnostic message {shown!r}: {how}", program
     )
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, int) and 0 < value < 1 << 31

@@ -7,12 +7,12 @@ plugin's own namespace comes before the work, not after it.
 
 from __future__ import annotations
 
+import errno
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import BinaryIO
 
 from cni import args as cni_args
@@ -22,15 +22,12 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Result
+from cni.signals import Terminated, waiting
+from cni.undo import Undo
 
 Verb = Callable[[CmdArgs, NetConf], None]
 
-TERMINATION = (signal.SIGTERM, signal.SIGINT)
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGINT arrived; raised in the middle of the verb so that its undo steps run."""
 
 
 @dataclass(frozen=True)
@@ -75,35 +72,37 @@ def run(
         if args.command == "VERSION":
             _write(stdout, gojson.dumps(_version_info(plugin)) + "\n")
             return 0
-        with _interruptible():
-            args = replace(args, stdin=_read(stdin), delegates=delegates or {})
-            conf = cni_conf.parse(args.stdin)
-            if conf.version in versions.SUPPORTED:
-                version = conf.version
-            result = call(plugin, args, conf)
+        args = replace(args, stdin=_read(stdin), delegates=delegates or {})
+        conf = cni_conf.parse(args.stdin)
+        if conf.version in versions.SUPPORTED:
+            version = conf.version
+        result = call(plugin, args, conf)
         if result is not None:
-            _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
+            _tell(result, plugin, args, conf, stdout)
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
         try:
+            if isinstance(error, _UnwritableError):
+                raise
             _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
-        except (OSError, ValueError):  # nobody reads stdout: the exit status and stderr must tell
+        except _UnwritableError:  # nobody reads stdout: the exit status and stderr must tell
             print(f"podwire: {failure}", file=sys.stderr)
         return 1
     return 0
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lets SIGTERM and SIGINT arrive while a verb works; before and after, they would spoil what is told of it.
+class _UnwritableError(CniError):
+    """Nothing more can be told on stdout."""
 
-    The caller has them blocked; one that came early arrives at once, one that comes late finds the work done.
-    """
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
+
+def _tell(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: BinaryIO) -> None:
+    """Writes ADD's result; an attachment that cannot be told of is taken away, as the runtime believes it failed."""
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
+    except CniError:
+        with Undo() as undo:
+            undo.push("take the attachment away", partial(plugin.cmd_del, replace(args, command="DEL"), conf))
+            raise
 
 
 def call(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
@@ -135,7 +134,9 @@ def as_cni_error(error: BaseException) -> CniError:
         return error
     if isinstance(error, Terminated):
         return CniError(
-            Code.TRY_AGAIN_LATER, "interrupted by a signal", "what had been done was undone; DEL cleans the rest"
+            Code.TRY_AGAIN_LATER,
+            "interrupted by a signal",
+            "an interrupted ADD has been undone; an interrupted DEL is to be repeated",
         )
     if isinstance(error, OSError) and error.strerror:
         return CniError(Code.INTERNAL, str(error))
@@ -148,15 +149,24 @@ def _version_info(plugin: Plugin) -> dict[str, object]:
 
 def _read(stdin: BinaryIO) -> bytes:
     try:
-        return stdin.read()
+        with waiting():
+            return stdin.read()
     except (OSError, ValueError) as error:
         raise CniError(Code.IO_FAILURE, f"error reading from stdin: {error}") from error
 
 
 def _write(stdout: BinaryIO, text: str) -> None:
     """Writes the one document; lone surrogates (from the environment) cannot be encoded and become "?"."""
-    stdout.write(text.encode("utf-8", "replace"))
-    stdout.flush()
+    data = text.encode("utf-8", "replace")
+    try:
+        while data:
+            written = stdout.write(data)  # an unbuffered stream may take a part
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            data = data[written:]
+        stdout.flush()
+    except (OSError, ValueError) as error:
+        raise _UnwritableError(Code.IO_FAILURE, f"error writing to stdout: {error}") from error
 
 
 def _check_versions(plugin: Plugin, command: str, version: str) -> None:

@@ -5,10 +5,11 @@ One rule: each change is followed on the next line by its undo; steps run in rev
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from types import TracebackType
+
+from cni import signals
 
 
 class Undo:
@@ -36,12 +37,10 @@ class Undo:
     ) -> None:
         if error is None:
             return
-        # Undo is never cut short: a signal that would raise waits until the steps are done.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        while self._steps:
-            what, step = self._steps.pop()
-            try:
-                step()
-            except Exception as failure:
-                print(f"podwire: could not {what}: {failure}", file=sys.stderr)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with signals.ignored():
+            while self._steps:
+                what, step = self._steps.pop()
+                try:
+                    step()
+                except Exception as failure:
+                    print(f"podwire: could not {what}: {failure}", file=sys.stderr)

@@ -44,6 +44,7 @@ _LINK_ATTRIBUTES = (
     (26, "IFLA_AF_SPEC", "af_spec"),
     (28, "IFLA_NET_NS_FD", "uint32"),
     (29, "IFLA_EXT_MASK", "uint32"),
+    (37, "IFLA_LINK_NETNSID", "int32"),
 )
 _LINK_FIELDS = (
     ("family", "B"),
@@ -109,6 +110,14 @@ class LinkMessage(nlmsg):  # type: ignore[misc]
     nla_map = _LINK_ATTRIBUTES
     linkinfo = _LinkInfo
     af_spec = _AfSpec
+
+
+class NamespaceMessage(nlmsg):  # type: ignore[misc]
+    """RTM_GETNSID: struct rtgenmsg, padded, and NETNSA_* attributes (linux/net_namespace.h)."""
+
+    prefix = "NETNSA_"
+    fields = (("family", "B"), ("__pad1", "B"), ("__pad2", "H"))
+    nla_map = ((1, "NETNSA_NSID", "int32"), (3, "NETNSA_FD", "uint32"))
 
 
 class AddressMessage(nlmsg):  # type: ignore[misc]
@@ -192,7 +201,7 @@ def _reduced(kind: type[Any], data: bytes) -> bytes:
 _ATTRIBUTE = struct.Struct("=HH")
 _LENGTH = struct.Struct("=I")
 _TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK (linux/netlink.h): the two upper bits are flags
-_MESSAGES = (LinkMessage, AddressMessage, RouteMessage)
+_MESSAGES = (LinkMessage, NamespaceMessage, AddressMessage, RouteMessage)
 _KNOWN = {kind: frozenset(item[0] for item in kind.nla_map) for kind in _MESSAGES}
 _FIXED = {kind: 16 + struct.calcsize("=" + "".join(item[1] for item in kind.fields)) for kind in _MESSAGES}
 

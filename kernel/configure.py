@@ -31,7 +31,7 @@ class Sandbox:
     def __init__(self, namespace: Netns, ifname: str) -> None:
         self.path = namespace.path
         self.ifname = ifname
-        self._namespace = namespace
+        self.namespace = namespace
         self._open = ExitStack()
         with entered(namespace):
             self.socket = self._open.enter_context(Socket())
@@ -46,7 +46,7 @@ class Sandbox:
 
     def listening(self, group: int) -> Socket:
         """Returns a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); close it."""
-        with entered(self._namespace):
+        with entered(self.namespace):
             socket = Socket()
         socket.subscribe(group)
         return socket
@@ -71,7 +71,7 @@ class Sandbox:
         ips = _own(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
         with ExitStack() as listening:
-            with entered(self._namespace):
+            with entered(self.namespace):
                 _prepare(self.ifname, ipv6=ipv6, dad=dad)
                 if ipv6:
                     news = listening.enter_context(Socket())
@@ -182,10 +182,10 @@ def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
     sysctl.attempt(conf + "accept_dad", "1" if dad else "0")
     if not ipv6:
         return
+    sysctl.attempt(conf + "keep_addr_on_down", "1")
     try:
         for name in ("lo", ifname):
             sysctl.ensure(f"ipv6/conf/{name}/disable_ipv6", "0")
-        sysctl.ensure(conf + "keep_addr_on_down", "1")
         sysctl.attempt(conf + "ndisc_notify", "1")  # what arp_notify is to IPv4: announce() needs it
     except FileNotFoundError as error:
         raise CniError(

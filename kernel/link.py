@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cni.address import format_mac
-from kernel.codec import Attributes, LinkMessage
+from kernel.codec import Attributes, LinkMessage, NamespaceMessage
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
+RTM_NEWNSID, RTM_GETNSID = 88, 90
 RTNLGRP_LINK = 1
 IFF_UP, IFF_PROMISC = 0x1, 0x100  # linux/if.h
 OPERSTATE_UP = 6
@@ -27,7 +28,10 @@ _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignor
 
 @dataclass(frozen=True)
 class Link:
-    """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's other end."""
+    """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's other end.
+
+    `lower_nsid` is this namespace's number for the one in which the other end is, None for this namespace itself.
+    """
 
     index: int
     name: str
@@ -37,6 +41,7 @@ class Link:
     kind: str
     master: int
     lower: int
+    lower_nsid: int | None
     operstate: int
 
     @property
@@ -58,6 +63,7 @@ def from_message(message: Any) -> Link:
         kind=(info and info.get_attr("IFLA_INFO_KIND")) or "",
         master=get("IFLA_MASTER") or 0,
         lower=get("IFLA_LINK") or 0,
+        lower_nsid=get("IFLA_LINK_NETNSID"),
         operstate=get("IFLA_OPERSTATE") or 0,
     )
 
@@ -81,6 +87,23 @@ def get(socket: Socket, *requests: Request) -> list[Link | None]:
     Raises KernelError.
     """
     return [message and from_message(message) for message in socket.get(*requests)]
+
+
+def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
+    """Returns the end on `socket`'s side of the veth `own`, which is in `namespace`; None when it is not there.
+
+    The indexes alone prove nothing, as each namespace counts its own: the end found must lead into `namespace`.
+    Raises KernelError.
+    """
+    if own.kind != "veth" or not own.lower:
+        return None
+    values = [("NETNSA_FD", namespace.fileno())]
+    number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, list(values))
+    message, answer = socket.get(by_index(own.lower), number)
+    found = message and from_message(message)
+    if not found or found.kind != "veth" or found.lower != own.index:
+        return None
+    return found if found.lower_nsid is not None and found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
 
 
 def ports(socket: Socket, bridge: int) -> Iterator[Link]:
@@ -143,6 +166,7 @@ def settings(
     words = ["up" if up else "down"] if up is not None else []
     words += ["promiscuous" if promisc else "not promiscuous"] if promisc is not None else []
     words += [f"to address {format_mac(mac)}"] if mac else []
+    words += ["to announce its addresses"] if arp_notify else []
     doing = f'set "{link.name}" {" and ".join(words)}'
     values = {"index": link.index, "flags": flags, "change": change}
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)

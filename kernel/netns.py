@@ -76,9 +76,8 @@ def entered(namespace: Netns) -> Iterator[None]:
         try:
             setns(namespace.fileno(), _CLONE_NEWNET)
         except OSError as error:
-            raise CniError(
-                Code.INVALID_NETNS, f'cannot enter netns "{namespace.path}": {reason(error.errno or 0)}'
-            ) from error
+            doing = f'cannot enter netns "{namespace.path}"'
+            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}") from error
         try:
             yield
         finally:

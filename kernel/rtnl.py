@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from cni.signals import waiting
 from kernel.codec import Attributes, decode, encode
 from kernel.errors import KernelError
 
@@ -158,7 +159,11 @@ def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
+    ready = poll.poll(0)
+    if not ready and timeout_s:
+        with waiting():
+            ready = poll.poll(timeout_s * 1000)
+    return [descriptor for descriptor, _ in ready]
 
 
 class Deadline:

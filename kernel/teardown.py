@@ -11,81 +11,67 @@ outlives the verb it outlives it by that wait only.
 
 from __future__ import annotations
 
-import errno
 import os
-import struct
+import sys
 
 from cni.errors import CniError, Code
 from kernel import link
 from kernel.codec import LinkMessage
 from kernel.configure import Sandbox
-from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Deadline, Socket, wait_readable
 
 _GONE_TIMEOUT_S = 60.0  # the kernel's lock for network configuration can be held for seconds on a loaded node
 _DESCRIPTORS = 1024  # more than a verb ever has open
-_ERRNO = struct.Struct("=i")
+_DONE = b"1"
 
 
 def delete_interface(sandbox: Sandbox, own: Link, host: Socket) -> None:
     """Deletes the sandbox's interface, the other end with it, and returns when it is gone.
 
-    A veth whose other end is on the host is deleted as the module says, any other link with the plain request.
+    A veth whose other end is on the host is deleted as the module says. Any other link is deleted from inside, which
+    takes the whole wait, and so is one for which there is no process or descriptor left, or whose child was killed.
     Raises KernelError, and CniError(11) when the deletion is not announced in time.
     """
-    peer = _host_end(own, host)
-    if peer is None:
-        sandbox.socket.change(link.deletion(own))
-        return
-    with sandbox.listening(link.RTNLGRP_LINK) as news:
-        _delete_watched(peer, own, news)
+    peer = link.other_end(host, own, sandbox.namespace)
+    if peer is not None:
+        try:
+            with sandbox.listening(link.RTNLGRP_LINK) as news:
+                if _delete_watched(peer, own, news):
+                    return
+        except OSError as error:
+            print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {error}", file=sys.stderr)
+    sandbox.socket.change(link.deletion(own))
 
 
-def _host_end(own: Link, host: Socket) -> Link | None:
-    """Returns the end on the host of the veth `own`, None for another kind of link or when it is elsewhere."""
-    if own.kind != "veth" or not own.lower:
-        return None
-    (peer,) = link.get(host, link.by_index(own.lower))
-    return peer if peer and peer.kind == "veth" and peer.lower == own.index else None
-
-
-def _delete_watched(peer: Link, own: Link, news: Socket) -> None:
+def _delete_watched(peer: Link, own: Link, news: Socket) -> bool:
+    """Has a child delete the pair and tells whether it is gone; False when the child ended without success."""
     readable, writable = os.pipe()
     try:
-        if os.fork() == 0:
-            _child(peer, writable)
-        os.close(writable)
+        try:
+            if os.fork() == 0:
+                _child(peer, writable)
+        finally:
+            os.close(writable)
         deadline = Deadline(_GONE_TIMEOUT_S)
         while ready := wait_readable([readable, news.fileno()], deadline.left_s()):
             if readable in ready:
-                _raise_child_error(peer, os.read(readable, _ERRNO.size))
-                return  # acknowledged already
+                return os.read(readable, len(_DONE)) == _DONE
             for kind, message in news.notifications(LinkMessage, 0) or []:
                 if kind == link.RTM_DELLINK and message["index"] == own.index:
-                    return
+                    return True
     finally:
         os.close(readable)
     raise CniError(Code.TRY_AGAIN_LATER, f'delete "{peer.name}": not gone after {_GONE_TIMEOUT_S:.0f} s')
 
 
 def _child(peer: Link, report: int) -> None:
-    """Runs in the child: asks for the deletion, waits for the acknowledgement, reports an errno, never returns."""
-    number = errno.EIO
+    """Runs in the child: asks for the deletion, waits for the acknowledgement, reports success, never returns."""
     try:
         os.dup2(report, 0)
         os.closerange(1, _DESCRIPTORS)
-        Socket().change(link.deletion(peer))
-        number = 0
-    except KernelError as error:
-        number = error.errno
+        with Socket() as host:
+            host.change(link.deletion(peer))
+        os.write(0, _DONE)
     finally:
-        if number:
-            os.write(0, _ERRNO.pack(number))
         os._exit(0)
-
-
-def _raise_child_error(peer: Link, report: bytes) -> None:
-    if report:
-        (number,) = _ERRNO.unpack(report)
-        raise KernelError(f'delete "{peer.name}"', number)

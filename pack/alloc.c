@@ -15,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include "alloc.h"
+#include "layout.h"
 #include "pages.h"
 
 #include <errno.h>
@@ -44,7 +45,9 @@ typedef struct {
     size_t size;
 } Mapping;
 
-static Slot *free_slots[STEPS + 1 + sizeof wide_slots / sizeof *wide_slots];
+#define CLASSES (STEPS + 1 + sizeof wide_slots / sizeof *wide_slots)
+
+static Slot *free_slots[GROUPS][CLASSES];
 
 /* Few programs here have threads, so a lock that yields is enough; fork() must not copy it held (launch.c). */
 static int locked;
@@ -79,7 +82,7 @@ static unsigned slot_class(size_t n)
     return STEPS + 1 + wide;
 }
 
-static size_t slot_size(unsigned class)
+size_t slot_size(unsigned class)
 {
     return class <= STEPS ? class * 16ul : wide_slots[class - STEPS - 1];
 }
@@ -88,11 +91,12 @@ static size_t slot_size(unsigned class)
 
 static void *slot_allocate(unsigned class)
 {
-    Slot *slot = free_slots[class];
+    unsigned group = heap_sealed ? 0 : layout_group(class);
+    Slot **list = &free_slots[group][class], *slot = *list;
     size_t size = slot_size(class);
 
     if (!slot) {
-        char *page = run_allocate(1, (unsigned char)class);
+        char *page = run_allocate(1, (unsigned char)(group << GROUP_SHIFT | class));
 
         if (!page)
             return NULL;
@@ -101,8 +105,10 @@ static void *slot_allocate(unsigned class)
             slot = (Slot *)p;
         }
     }
-    free_slots[class] = slot->next;
+    *list = slot->next;
     slot->next = NULL;
+    if (!heap_sealed)
+        layout_placed(slot);
     return slot;
 }
 
@@ -174,7 +180,7 @@ size_t malloc_usable_size(void *p)
         return run_length[page_of(p)] * PAGE;
     if (kind == PAGE_FREE || kind == RUN_FREE)
         heap_broken("free() or realloc() of what is not allocated\n");
-    return slot_size(kind);
+    return slot_size(kind & CLASS_MASK);
 }
 
 void free(void *p)
@@ -197,7 +203,8 @@ void free(void *p)
     if (page_kind[page_of(p)] == RUN_USED) {
         run_release(page_of(p), run_length[page_of(p)]);
     } else {
-        Slot **list = &free_slots[page_kind[page_of(p)]];
+        unsigned char kind = page_kind[page_of(p)];
+        Slot **list = &free_slots[heap_sealed ? 0 : kind >> GROUP_SHIFT][kind & CLASS_MASK];
 
         ((Slot *)p)->next = *list;
         *list = p;
@@ -305,11 +312,11 @@ void *pvalloc(size_t n)
 /* Forgets, and wipes, the links of all free slots. */
 static void forget_free_slots(void)
 {
-    for (size_t class = 0; class < sizeof free_slots / sizeof *free_slots; class++)
-        while (free_slots[class]) {
-            Slot *slot = free_slots[class];
+    for (Slot **list = &free_slots[0][0]; list < &free_slots[GROUPS][0]; list++)
+        while (*list) {
+            Slot *slot = *list;
 
-            free_slots[class] = slot->next;
+            *list = slot->next;
             slot->next = NULL;
         }
 }

@@ -7,13 +7,12 @@ Frozen into the image as the module `_boot`, beside `_modules`, in which freeze.
 
 from __future__ import annotations
 
-import _imp
 import codecs
 import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import _modules  # type: ignore[import-not-found]  # freeze.py writes it
@@ -27,21 +26,6 @@ LATE_IMPORTS = {
     "warnings": ("linecache", "traceback"),
 }
 ENCODINGS = ("ascii", "latin-1", "utf-8", "idna")
-
-# Of the standard library and pyroute2, what every verb uses.
-HOT_MODULES = (
-    "pyroute2.netlink",
-    "json",
-    "json.decoder",
-    "json.scanner",
-    "json.encoder",
-    "ipaddress",
-    "contextlib",
-    "dataclasses",
-    "socket",
-    "signal",
-    "functools",
-)
 
 # The first collection comes after this many objects: never in a plugin's few milliseconds, yet memory stays bounded.
 GC_THRESHOLD = 50_000
@@ -94,13 +78,11 @@ RENEWALS = {
 }
 
 _entries: list[Callable[[], int]] = []
-_after: list[Callable[[], None]] = []
 _renewals: list[tuple[Renewal, Any]] = []
 
 
 def prepare() -> None:
-    """Imports everything there is to import and leaves no trace of the building process; seed.c calls it once."""
-    _gather((*_modules.NAMES, *HOT_MODULES))
+    """Imports everything there is to import; seed.c calls it first."""
     application = importlib.import_module(_modules.ENTRY)
     _entries.append(application.entry)
     for name in _modules.NAMES:
@@ -112,6 +94,13 @@ def prepare() -> None:
     for encoding in ENCODINGS:
         codecs.lookup(encoding)
     _renewals[:] = [(renewal, sys.modules[name]) for name, renewal in RENEWALS.items() if name in sys.modules]
+
+
+def complete() -> None:
+    """Runs every verb some times and leaves no trace of the building process; seed.c calls it after prepare()."""
+    # A look-up that finds its place in this cache taken writes to what it throws out: leave it to what the verbs use.
+    sys._clear_type_cache()
+    application = sys.modules[_modules.ENTRY]
     for name in getattr(application, "PLUGINS", ()):
         _rehearse(name)
     if _modules.REHEARSAL:
@@ -120,20 +109,18 @@ def prepare() -> None:
     _settle()
 
 
-def _gather(names: tuple[str, ...]) -> None:
-    """Creates the code of these modules now, before anything else is imported, so that it lies together.
-
-    Python counts references inside the objects, so that using one copies its page: the strings and code used by every
-    plugin should share pages with each other and not with what is hardly ever used.
-    """
-    kept = {name: _imp.get_frozen_object(name) for name in names}
-    real = _imp.get_frozen_object
-
-    def get_frozen_object(name: str, *rest: Any) -> Any:
-        return kept.pop(name, None) or real(name, *rest)
-
-    _imp.get_frozen_object = get_frozen_object
-    _after.append(lambda: setattr(_imp, "get_frozen_object", real))
+def practice() -> Iterator[None]:
+    """Runs every verb once, each when asked for the next; layout.c watches what it uses."""
+    application = sys.modules[_modules.ENTRY]
+    scenes = importlib.import_module(_modules.REHEARSAL).scenes(application.PLUGINS)
+    os.environ["CNI_COMMAND"] = "VERSION"
+    sys.argv = list(application.PLUGINS)[:1]
+    next(scenes)  # the stage is set
+    yield
+    start()
+    yield
+    for _ in scenes:
+        yield
 
 
 def start() -> int:
@@ -176,9 +163,6 @@ def _rehearse(name: str) -> None:
 
 
 def _settle() -> None:
-    for step in _after:
-        step()
-    _after.clear()
     for renewal, module in _renewals:
         renewal.settle(module)
     del sys.modules["_modules"]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pack import check, freeze, image, libpython
+from pack import check, freeze, image, layout, libpython
 from pack.freeze import Module
 from pack.install import install, names_of
 
@@ -25,14 +26,19 @@ INCLUDE = Path("/usr/include/python3.11")
 LIBRARIES = [Path("/usr/lib/x86_64-linux-gnu") / name for name in ("libpython3.11.a", "libexpat.a", "libz.a")]
 
 PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
-C_SOURCES = ("pack/pages.c", "pack/alloc.c", "pack/seed.c", "pack/launch.c", "pack/contextvars.c", "kernel/_podwire.c")
-C_HEADERS = ("pack/alloc.h", "pack/pages.h", "pack/seed.h")
+C_SOURCES = (
+    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "intern", "seed", "launch", "contextvars")),
+    "kernel/_podwire.c",
+)
+C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-DNDEBUG", "-Wall", "-Wextra", "-Wno-unused-parameter")
-# Static, and without a build id or symbols, which would make equal programs different files. --wrap: see seed.c.
-LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-Wl,--wrap=pthread_self", "-s")
+# Static, and without a build id or symbols, which would make equal programs different files.
+WRAPPED = ("pthread_self", "_PyStaticCode_InternStrings")  # by seed.c and intern.c
+LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
 # What is made anew when it was made by older code.
 MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__))
+REHEARSAL = "_rehearsal"  # the name in the image of pack/rehearsal.py
 # libc's lookups by name (users, hosts) load shared libraries at run time. No plugin looks anything up.
 LINKER_NOISE = ("statically linked applications requires at runtime", ": in function `")
 
@@ -64,9 +70,7 @@ def application() -> list[Module]:
         for module in freeze.modules_under(ROOT / package, package=package, shown=package)
         if not module.name.endswith(".__main__")
     ]
-    rehearsal = Module(
-        "_rehearsal", (ROOT / "pack" / "rehearsal.py").read_bytes(), "pack/rehearsal.py", is_package=False
-    )
+    rehearsal = Module(REHEARSAL, (ROOT / "pack" / "rehearsal.py").read_bytes(), "pack/rehearsal.py", is_package=False)
     boot = boot_modules("podwire.main", [module.name for module in modules], rehearsal.name)
     return [*modules, rehearsal, *boot]
 
@@ -95,9 +99,11 @@ def build(work: Path, modules: list[Module], *defines: str) -> Path:
     bundles = [build_stdlib_bundle(work), build_pyroute2_bundle(work), work / "application.bundle"]
     step("bundle: application")
     freeze.write_bundle(bundles[-1], modules)
+    dump, program, groups = work / "dump", work / "program", work / "groups"
+    rehearsed = any(module.name == REHEARSAL for module in modules)
+    groups.write_bytes(learned_groups(seed, work / "learned", bundles) if rehearsed else b"")
     step("seed: import and dump")
-    dump, program = work / "dump", work / "program"
-    run_seed(seed, dump, bundles)
+    run_seed(seed, "dump", dump, groups, bundles)
     image.write_image(seed, dump, program)
     return program
 
@@ -165,14 +171,21 @@ def build_pyroute2_bundle(work: Path) -> Path:
     return bundle
 
 
-def run_seed(seed: Path, dump: Path, bundles: list[Path]) -> None:
-    """Lets the seed import the modules and dump its memory.
+def learned_groups(seed: Path, learned: Path, bundles: list[Path]) -> bytes:
+    """Lets the seed import the modules and play the verbs; returns which of its blocks should lie together."""
+    step("seed: import and learn the layout")
+    run_seed(seed, "learn", learned, Path(os.devnull), bundles)
+    return layout.groups(learned.read_bytes())
+
+
+def run_seed(seed: Path, what: str, out: Path, groups: Path, bundles: list[Path]) -> None:
+    """Lets the seed import the modules and "dump" its memory or "learn" what is used of it.
 
     Its standard streams are pipes whoever builds: the image keeps what Python found out about them.
     """
-    done = subprocess.run(
-        [seed, dump, *bundles], env={"PATH": "/usr/bin:/bin", "TZ": "UTC"}, input=b"", capture_output=True, check=False
-    )
+    command: list[str | Path] = [seed, what, out, groups, *bundles]
+    env = {"PATH": "/usr/bin:/bin", "TZ": "UTC"}
+    done = subprocess.run(command, env=env, input=b"", capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr.decode(errors="replace") + f"the seed failed with status {done.returncode}")
 

@@ -68,14 +68,14 @@ void forget_process(void)
     PyThread_tss_delete(&_PyRuntime.gilstate.autoTSSkey);
 }
 
-/* As Python itself does: an entry without '=' is left out, and the first of two with the same name counts. */
+/* As Python itself does: an entry without '=' or without a name is left out, and the first of two with the same name counts. */
 static int fill_environ(void)
 {
     for (char **entry = environ; *entry; entry++) {
         const char *equals = strchr(*entry, '=');
         PyObject *name, *value;
 
-        if (!equals)
+        if (!equals || equals == *entry)
             continue;
         name = PyBytes_FromStringAndSize(*entry, equals - *entry);
         value = PyBytes_FromString(equals + 1);

@@ -9,8 +9,8 @@
 #define PAGE HEAP_PAGE
 #define PAGES (HEAP_SIZE / PAGE)
 
-/* page_kind: PAGE_FREE, the slot class of a page of slots (1 and up), or what begins or ends there. */
-enum { PAGE_FREE = 0, RUN_USED = 254, RUN_FREE = 255 };
+/* page_kind: PAGE_FREE, class and group (layout.h) of a page of slots, or what begins or ends there. */
+enum { PAGE_FREE = 0, CLASS_MASK = 63, GROUP_SHIFT = 6, RUN_USED = 254, RUN_FREE = 255 };
 extern unsigned char page_kind[PAGES];
 extern uint32_t run_length[PAGES]; /* pages, at the first page of a run and at the last page of a free one */
 
@@ -27,6 +27,9 @@ void run_release(size_t first, size_t pages);
 
 void pages_begin_image(void);
 void pages_seal(void);
+
+/* The size of the slots of a class, 1 and up. */
+size_t slot_size(unsigned class);
 
 /* Says what is wrong, and aborts. */
 _Noreturn void heap_broken(const char *what);

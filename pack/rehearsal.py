@@ -24,10 +24,9 @@ import kernel.netns
 import kernel.route
 import kernel.rtnl
 import kernel.sysctl
-import kernel.teardown
-from cni import delegate, gojson, skel
+from cni import gojson, skel
 from cni.address import Interface, parse_cidr
-from kernel.codec import AddressMessage, Attributes, LinkMessage, RouteMessage, encode
+from kernel.codec import AddressMessage, Attributes, LinkMessage, NamespaceMessage, RouteMessage, encode
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
@@ -57,23 +56,31 @@ _IPAM = {
 
 def rehearse(plugins: Mapping[str, Any]) -> None:
     """Plays the life of a pod with `plugins`; raises RuntimeError when a verb fails that should not."""
+    for _ in range(_TIMES):
+        for _verb in scenes(plugins):
+            pass
+
+
+def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
+    """Plays the life of a pod once and yields before each verb; raises RuntimeError when one fails."""
     with _stage() as leases:
         network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": leases}}
-        for _ in range(_TIMES):
-            for name in ("loopback", "bridge"):
-                result = _play(plugins, name, "ADD", network)
-                _play(plugins, name, "CHECK", {**network, "prevResult": result})
-                _play(plugins, name, "DEL", {**network, "prevResult": result})
+        for name in ("loopback", "bridge"):
+            yield f"{name} ADD"
+            result = _play(plugins, name, "ADD", network, leases)
+            for verb in ("CHECK", "DEL"):
+                yield f"{name} {verb}"
+                _play(plugins, name, verb, {**network, "prevResult": result}, leases)
 
 
-def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any]) -> Any:
+def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
     env = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": "rehearsal",
         "CNI_IFNAME": "eth0",
         "CNI_NETNS": "/proc/self/ns/net",
         "CNI_NETNS_OVERRIDE": "1",
-        "CNI_PATH": "/",
+        "CNI_PATH": path,
     }
     stdout = io.BytesIO()
     stdin = io.BytesIO(gojson.dumps(network).encode())
@@ -83,26 +90,20 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
-class _Socket:
+class _Socket(socket.socket):
     """Answers netlink requests as a kernel with one bridge, one port and the addresses of `_NETWORK` would."""
 
     def __init__(self, *unused: int) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._answers = b""
 
-    def setsockopt(self, *unused: int) -> None:
+    def setsockopt(self, *unused: int) -> None:  # type: ignore[override]
         """Takes any option."""
 
     def bind(self, address: object) -> None:
         """Takes any address."""
 
-    def fileno(self) -> int:
-        """Returns a descriptor that is never read from."""
-        return 0
-
-    def close(self) -> None:
-        """Has nothing to close."""
-
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:  # type: ignore[override]
         """Prepares the answers to a batch of requests."""
         offset = 0
         answers: list[bytes] = []
@@ -112,7 +113,7 @@ class _Socket:
             offset += (length + 3) & ~3
         self._answers = b"".join(answer + bytes(-len(answer) % 4) for answer in answers)
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int) -> bytes:  # type: ignore[override]
         """Returns all answers at once."""
         return self._answers
 
@@ -132,6 +133,8 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     elif kind == kernel.route.RTM_GETROUTE:
         values = {"family": request[16], "table": 254, "type": 1}
         yield encode(RouteMessage, (kernel.route.RTM_NEWROUTE, multi, sequence), values, [("RTA_OIF", _VETH)])
+    elif kind == kernel.link.RTM_GETNSID:
+        yield encode(NamespaceMessage, (kernel.link.RTM_NEWNSID, 0, sequence), {}, [("NETNSA_NSID", 0)])
     if dump or flags & kernel.rtnl.NLM_F_ACK:
         yield _HEADER.pack(20, _NLMSG_DONE if dump else _NLMSG_ERROR, multi, sequence, 0) + bytes(4)
 
@@ -149,8 +152,18 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
         ("IFLA_MASTER", _BRIDGE),
         ("IFLA_OPERSTATE", kernel.link.OPERSTATE_UP),
         ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]}),
+        ("IFLA_LINK_NETNSID", 0),
     ]
     return encode(LinkMessage, header, {"index": index, "flags": kernel.link.IFF_UP}, attributes)
+
+
+class _Parameter(str):
+    """A directory in which every name is the same file: one stands for all kernel parameters."""
+
+    __slots__ = ()
+
+    def __add__(self, name: str) -> str:
+        return str(self)
 
 
 def _family(own: Interface) -> int:
@@ -160,17 +173,17 @@ def _family(own: Interface) -> int:
 @contextmanager
 def _stage() -> Iterator[str]:
     """Puts the cardboard in the place of the kernel, and takes it away again; yields a directory for leases."""
+    directory = f"/tmp/podwire-{os.urandom(8).hex()}"  # of one length always, so that every build does the same
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", _Socket),
         (kernel.netns, "setns", lambda descriptor, kind: None),
-        (kernel.sysctl, "get", lambda name: "1"),
-        (kernel.sysctl, "_put", lambda name, value: None),
-        (kernel.teardown, "_host_end", lambda own, host: None),
-        (delegate, "find", lambda kind, path: "/proc/self/exe"),
+        (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]
-    directory = f"/tmp/podwire-{os.urandom(8).hex()}"  # of one length always, so that every build does the same
     os.mkdir(directory, 0o700)
+    with open(f"{directory}/parameter", "w") as parameter:
+        parameter.write("1")
+    os.symlink("/proc/self/exe", f"{directory}/host-local")
     for place, name, prop in props:
         setattr(place, name, prop)
     try:

@@ -1,4 +1,5 @@
-/* seed.c: the build-time half. Initialises Python, imports the application, writes Python's memory to a file.
+/* seed.c: the build-time half. Initialises Python, imports the application, writes Python's memory to a file, or what
+ * of it is used (layout.c).
  *
  * One rule: nothing read from the building machine stays in that memory (no path, time, directory order, process id,
  * random number), so that the same sources give the same bytes. Hence modules come out of bundles (freeze.py), which
@@ -7,6 +8,7 @@
 #include "seed.h"
 
 #include "alloc.h"
+#include "layout.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -168,20 +170,45 @@ static PyObject *attribute_of(const char *module_name, const char *name)
     return value;
 }
 
-static void import_application(void)
+static void call_boot(const char *name)
 {
-    PyObject *prepare, *result;
+    PyObject *function = attribute_of("_boot", name), *result = PyObject_CallNoArgs(function);
 
-    image_start = attribute_of("_boot", "start");
-    image_environ = attribute_of("posix", "environ");
-    prepare = attribute_of("_boot", "prepare");
-    result = PyObject_CallNoArgs(prepare);
     check_python(!result);
     Py_DECREF(result);
-    Py_DECREF(prepare);
+    Py_DECREF(function);
+}
+
+static void import_application(void)
+{
+    image_start = attribute_of("_boot", "start");
+    image_environ = attribute_of("posix", "environ");
+    call_boot("prepare");
+    layout_end(); /* the verbs use files and process ids, and so do not allocate the same in every run */
+    call_boot("complete");
     PyDict_Clear(image_environ);
-    PyImport_FrozenModules = NULL; /* the bundles stay behind */
-    modules = NULL;
+}
+
+/* Lets the application play its verbs, and writes down which blocks of the image each of them writes to. */
+static _Noreturn void learn_layout(int fd)
+{
+    PyObject *steps, *step;
+    size_t image_pages = heap_pages_used;
+
+    heap_seal();
+    steps = PyObject_CallNoArgs(attribute_of("_boot", "practice"));
+    check_python(!steps || !(step = PyIter_Next(steps))); /* the preparations, before anything is watched */
+    if (!layout_watch(image_pages))
+        die("cannot watch the heap");
+    for (unsigned number = 0; step; number++) {
+        layout_step(number);
+        Py_DECREF(step);
+        step = PyIter_Next(steps);
+    }
+    check_python(!!PyErr_Occurred());
+    if (!layout_write(fd))
+        die("cannot write what was learned");
+    _exit(0);
 }
 
 static void write_part(int fd, const char *start, size_t size)
@@ -214,20 +241,29 @@ int seed_main(int argc, char **argv)
 {
     int fd;
 
-    if (argc < 3)
-        die("usage: seed DUMP BUNDLE...");
+    int learning = argc > 1 && strcmp(argv[1], "learn") == 0;
+
+    if (argc < 5)
+        die("usage: seed learn|dump FILE GROUPS BUNDLE...");
     heap_begin_image();
     /* As a start will find them; the signal module remembers what it sees when it is imported. */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    fd = open(argv[1], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    fd = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0)
-        die("cannot create the dump");
-    load_bundles(argc - 2, argv + 2);
+        die("cannot create the file");
+    if (!layout_load(argv[3]) || (learning && !layout_learn()))
+        die("cannot use the layout");
+    load_bundles(argc - 4, argv + 4);
     if (chdir("/") < 0) /* Python notes the working directory, which would show in the order of allocations */
         die("cannot enter /");
     initialise_python();
     import_application();
+    if (learning)
+        learn_layout(fd);
+    PyImport_FrozenModules = NULL; /* the bundles stay behind */
+    modules = NULL;
+    layout_forget();
     forget_process();
     heap_seal();
     image_ready = 1;

@@ -10,7 +10,7 @@ extern int image_ready;         /* false only in the seed, which thereby knows t
 extern PyObject *image_start;   /* boot.start: runs the application, returns the exit status */
 extern PyObject *image_environ; /* the dictionary behind os.environ */
 
-/* Builds the image: seed DUMP BUNDLE... */
+/* Builds the image, or learns its layout: seed dump|learn FILE GROUPS BUNDLE... */
 int seed_main(int argc, char **argv);
 
 /* Undoes, before the dump, what launch.c does again at every start. */

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
-from types import FrameType
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, TextIO, cast
 
-from cni import skel
+from cni import gojson, signals, skel, versions
+from cni.errors import CniError, Code
 from cni.skel import Plugin
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from plugins.bridge.main import PLUGIN as BRIDGE
@@ -40,9 +39,7 @@ def entry() -> int:
     plugin = PLUGINS.get(name)
     if plugin is None:
         return _operator(name, sys.argv[1:])
-    signal.pthread_sigmask(signal.SIG_BLOCK, skel.TERMINATION)  # skel lets them arrive where they can be answered
-    for number in skel.TERMINATION:
-        signal.signal(number, _terminate)
+    signals.hold()
     return skel.run(
         plugin,
         os.environ,
@@ -59,19 +56,12 @@ def console() -> None:
 
 
 def _binary(stream: TextIO | None) -> BinaryIO:
-    """Returns the bytes of a standard stream; one that fails at every use when our caller has closed it."""
+    """Returns the bytes of a standard stream, unbuffered for writing; one that always fails when it is closed."""
     if stream is not None:
-        return stream.buffer
+        return cast(BinaryIO, stream.buffer.raw) if isinstance(stream.buffer, io.BufferedWriter) else stream.buffer
     closed = io.BytesIO()
     closed.close()
     return closed
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Makes the first signal unwind the undo steps; further ones wait for the end."""
-    for number in skel.TERMINATION:
-        signal.signal(number, signal.SIG_IGN)
-    raise skel.Terminated
 
 
 def _operator(name: str, arguments: list[str]) -> int:
@@ -83,11 +73,12 @@ def _operator(name: str, arguments: list[str]) -> int:
             print(f"podwire {__version__}")
         case ["--help"]:
             print(_USAGE, end="")
+        case _ if os.environ.get("CNI_COMMAND"):  # a runtime, which understands an error object and nothing else
+            known = f"this file is podwire; its plugins are {', '.join(sorted(PLUGINS))}"
+            failure = CniError(Code.INVALID_NETWORK_CONFIG, f"there is no plugin named {name!r} in this file", known)
+            print(gojson.dumps(failure.to_json(versions.CURRENT), indent=4))
+            return 1
         case _:
             print(_USAGE, end="", file=sys.stderr)
-            if name != "podwire":
-                print(
-                    f"\nThere is no plugin named {name!r} in this file: {', '.join(sorted(PLUGINS))}", file=sys.stderr
-                )
             return 2
     return 0

@@ -37,6 +37,8 @@ _NAME_BYTES = _RECORD_BYTES - _KEY_BYTES - 1  # an address takes at most 39
 _KEY_AT = 1 + _NAME_BYTES
 _BUCKET_BYTES = 16 * _RECORD_BYTES
 _LOAD = 4  # records per bucket at first: the chance that one of them gets 17 is about 1 in a million
+# The index is a file of ours; what somebody put in its place, a link to his own file say, is not written to.
+_OURS = os.O_NOFOLLOW | os.O_NONBLOCK
 _LEAST_BUCKETS = 32
 _SPARSE = 16  # how many times as many may be tried when one of them overflows
 _NS = 1_000_000_000
@@ -59,7 +61,7 @@ class Index:
         self._changed = False
         self.complete = False
         try:
-            self._fd = os.open(self._path, os.O_RDWR)
+            self._fd = os.open(self._path, os.O_RDWR | _OURS)
             self.complete = self._is_true()
         except OSError:
             pass
@@ -127,7 +129,7 @@ class Index:
         self.complete = True
 
     def _create(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT
+        flags = os.O_RDWR | os.O_CREAT | _OURS
         try:
             self._fd = os.open(self._path, flags, 0o600)
         except FileNotFoundError:

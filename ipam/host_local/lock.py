@@ -11,6 +11,7 @@ import signal
 from types import FrameType
 
 from cni.errors import CniError, Code
+from cni.signals import waiting
 
 # A verb holds the lock for less than a millisecond, a scan of 10,000 reservations for a tenth of a second: ten seconds
 # are a queue of thousands, and still well below the minutes after which a runtime gives up.
@@ -36,7 +37,8 @@ def acquire(fd: int, path: str, wait_s: float) -> None:
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, wait_s)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            with waiting():
+                fcntl.flock(fd, fcntl.LOCK_EX)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)

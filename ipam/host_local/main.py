@@ -100,6 +100,10 @@ def cmd_gc(args: CmdArgs, netconf: NetConf) -> None:
 
 def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
     """Tells whether ADD would find a free address in each range set; looks only, and takes no lock."""
+    if netconf.fields.nested("ipam") is None:
+        raise CniError(
+            Code.PLUGIN_NOT_AVAILABLE, "IPAM config missing 'ipam' key", 'host-local is configured in "ipam"'
+        )
     sets = conf.range_sets(netconf)  # may be none: the runtime's own are not sent with STATUS
     store = Store(conf.data_dir(netconf), netconf.name)
     cache = partial(ResultCache.read, netconf.name)

@@ -37,6 +37,8 @@ from cni.errors import CniError, Code
 from ipam.host_local import lock
 from ipam.host_local.index import Index
 
+# What reading a name in the store may answer without being a failure of ours: not there, or no file of ours.
+_FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, errno.EAGAIN)
 _TERMINATION = (signal.SIGTERM, signal.SIGINT)
 
 Owners = dict[bytes, list[str]]
@@ -185,10 +187,14 @@ class Reservations:
             os.unlink(path)  # the rest of a longer text would have to be cut off in a second step
         self._last.pop(number, None)
         try:
-            fd = os.open(path, os.O_WRONLY)
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             _create(self.directory, path, text)
             return
+        except OSError as error:
+            if error.errno not in _FOREIGN:
+                raise
+            return  # somebody's directory, link or FIFO: the search begins at the range's start then
         try:
             os.pwrite(fd, text, 0)
         finally:
@@ -202,7 +208,7 @@ class Reservations:
 
 
 def _open_lock(path: str) -> int:
-    flags = os.O_RDONLY | os.O_CREAT
+    flags = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o750)
     except FileNotFoundError:
@@ -263,7 +269,7 @@ def _write(fd: int, content: bytes) -> None:
 
 
 def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO in the store is no reason to hang
     try:
         return os.read(fd, 4096)  # an owner is far shorter; more of a foreign file is of no use
     finally:
@@ -271,17 +277,21 @@ def _read(path: str) -> bytes:
 
 
 def _content(path: str) -> bytes:
-    try:
-        return _read(path).strip()
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        return b""
+    return _read_ours(path).strip()
 
 
 def _last_reserved(directory: str, number: int) -> str:
+    return _read_ours(f"{directory}/last_reserved_ip.{number}").decode("ascii", "replace")
+
+
+def _read_ours(path: str) -> bytes:
+    """Returns what a file of ours holds, b"" when there is none or the name is somebody else's."""
     try:
-        return _read(f"{directory}/last_reserved_ip.{number}").decode("ascii", "replace")
-    except FileNotFoundError:
-        return ""
+        return _read(path)
+    except OSError as error:
+        if error.errno not in _FOREIGN:
+            raise
+        return b""
 
 
 def _names(directory: str) -> list[str]:

@@ -15,6 +15,7 @@ from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.bridge.conf import BridgeConf
+from plugins.bridge.switch import gateway_on_bridge
 
 
 def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket) -> None:
@@ -23,7 +24,7 @@ def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, names
     bridge = _check_bridge(conf, prev_result, host)
     with Sandbox(namespace, args.ifname) as sandbox:
         inside = _check_inside(listed, conf, sandbox)
-        outside = _check_outside(inside, bridge, prev_result, host)
+        outside = _check_outside(inside, bridge, prev_result, host, namespace)
         _check_port(conf, outside, host)
         check(sandbox, inside, prev_result)
     if conf.is_gateway:
@@ -71,10 +72,10 @@ def _check_inside(listed: Interface, conf: BridgeConf, sandbox: Sandbox) -> Link
     return inside
 
 
-def _check_outside(inside: Link, bridge: Link, prev_result: Result, host: Socket) -> Link:
+def _check_outside(inside: Link, bridge: Link, prev_result: Result, host: Socket, namespace: Netns) -> Link:
     """Finds the other end on the host; it must be a port of the bridge and be listed with its address."""
-    (outside,) = link.get(host, link.by_index(inside.lower))
-    if outside is None or outside.kind != "veth" or outside.lower != inside.index:
+    outside = link.other_end(host, inside, namespace)
+    if outside is None:
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found")
     if outside.master != bridge.index:
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", f'"{outside.name}" is not its port')
@@ -103,7 +104,7 @@ def _check_port(conf: BridgeConf, outside: Link, host: Socket) -> None:
 def _check_gateways(prev_result: Result, bridge: Link, host: Socket) -> None:
     present = {assigned.address for assigned in address.on_link(host, bridge)}
     for ip in prev_result.ips:
-        if ip.gateway and type(ip.address)((ip.gateway, ip.address.network.prefixlen)) not in present:
+        if ip.gateway and gateway_on_bridge(ip) not in present:
             raise _wrong(f"Bridge interface {bridge.name} has lost the gateway address {ip.gateway}")
 
 

@@ -5,10 +5,12 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
+from cni import gojson
 from cni.address import parse_mac
-from cni.args import CmdArgs
+from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
@@ -87,9 +89,16 @@ def refuse_unsupported(conf: NetConf) -> None:
         if value or value == []:  # an empty vlanTrunk still asks for VLAN filtering
             raise CniError(
                 Code.UNSUPPORTED_FIELD,
-                f'"{key}": {_shown(value)} is not supported by this version of podwire\'s bridge',
-                "use the reference plugin for this network for now",
+                f'"{key}": {gojson.dumps(value)} is not supported by this version of podwire\'s bridge',
+                f'keep the reference plugin under another name, say "bridge-reference", as the "type" of {conf.name}',
             )
+
+
+def warn_of_leftovers(conf: NetConf) -> None:
+    """Tells on stderr what DEL does not remove of an attachment that the reference plugin made."""
+    for key in ("ipMasq", "macspoofchk"):
+        if conf.fields.raw(key) is True:
+            print(f'bridge: "{key}": rules that the reference plugin made for this attachment stay', file=sys.stderr)
 
 
 def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:
@@ -104,10 +113,9 @@ def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:
 
 def _bridge_name(fields: Fields) -> str:
     name = fields.string("bridge", "cni0")
-    if not name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
-        raise fields.error("bridge", f'must be 1 to {_NAME_BYTES} bytes long, not "{name}"')
-    if name in (".", "..") or any(char in "/:" or char.isspace() for char in name):
-        raise fields.error("bridge", f'is no interface name: "{name}"')
+    if not is_interface_name(name):
+        details = f"1 to {_NAME_BYTES} bytes, no blanks, slashes, colons and percent signs"
+        raise fields.error("bridge", f'is no name for an interface: "{name}"', details)
     return name
 
 
@@ -135,8 +143,3 @@ def _mac(args: CmdArgs, conf: NetConf) -> bytes:
             "an Ethernet interface needs six bytes, not a multicast address and not zero",
         )
     return mac
-
-
-def _shown(value: object) -> str:
-    text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
-    return text or str(value)

@@ -11,7 +11,7 @@ from ipaddress import IPv4Interface, IPv6Interface
 from cni import delegate
 from cni.address import Address
 from cni.address import Interface as Cidr
-from cni.args import CmdArgs
+from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code, collected
 from cni.result import Interface, IPConfig, Result, Route
@@ -50,14 +50,14 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.link()
             result = _result(args, conf, addresses, (bridge, outside, inside))
-            if own.is_gateway:
-                switch.add_gateways(host, bridge, own, result)
             if own.ipam_type:
                 sandbox.configure(inside, result, dad=own.dad)
             elif not own.container_interface_down:
                 sandbox.socket.change(link.settings(inside, up=True))
             if not own.container_interface_down:
                 port.wait_forwarding(host, outside)
+            if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
+                switch.add_gateways(host, bridge, own, result)
             if own.ipam_type:
                 sandbox.announce(inside)
         return replace(result, dns=own.dns or result.dns)
@@ -78,6 +78,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
                     delete_interface(sandbox, inside, host)
         except NetnsMissingError:
             _delete_host_end(args, conf, host)
+    bridge_conf.warn_of_leftovers(conf)
     kind = bridge_conf.ipam_type(conf)
     if kind:
         delegate.run(kind, args, conf)
@@ -172,7 +173,14 @@ def _with_gateways(ipam: Result, own: BridgeConf) -> Result:
 
 def _first(ip: IPConfig, own: BridgeConf) -> Address | None:
     """Returns the first address of the subnet, the gateway when IPAM names none and there is to be one."""
-    return ip.address.network.network_address + 1 if own.is_gateway else None
+    if not own.is_gateway:
+        return None
+    try:
+        return ip.address.network.network_address + 1
+    except ValueError:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG, f"{ip.address} has no gateway and there is no next address to be it"
+        ) from None
 
 
 def _with_default(routes: tuple[Route, ...], default: Route) -> tuple[Route, ...]:
@@ -203,7 +211,7 @@ def _delete_host_end(args: CmdArgs, conf: NetConf, host: Socket) -> None:
     except CniError:
         return  # DEL does what it can without
     for item in prev_result.interfaces if prev_result else ():
-        if not item.sandbox and item.name.startswith("veth"):
+        if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
             (found,) = link.get(host, link.by_name(item.name))
             if found and found.kind == "veth" and found.mac == item.mac:
                 host.change(link.deletion(found))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 
+from cni.address import format_mac
 from cni.errors import CniError, Code
 from cni.undo import Undo
 from kernel import link, sysctl
@@ -36,16 +38,15 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     Raises CniError(999) when the sandbox has an interface of the name already, BridgeVanishedError, KernelError.
     """
     try:
-        name = _make(host, sandbox, ifname, bridge, conf)
+        outside = _make(host, sandbox, ifname, bridge, conf, undo)
     except CniError as error:
         if link.get(host, link.by_index(bridge.index)) == [None]:
             raise BridgeVanishedError(bridge) from error
         raise
-    undo.push(f'delete "{name}"', lambda: _delete(host, name))
-    sysctl.attempt(f"ipv6/conf/{name}/accept_ra", "0")
-    port, joined = link.get(host, link.by_name(name), link.by_index(bridge.index))
+    sysctl.attempt(f"ipv6/conf/{outside.name}/accept_ra", "0")
+    port, joined = link.get(host, link.by_name(outside.name), link.by_index(bridge.index))
     if port is None or joined is None or port.master != joined.index:
-        _delete(host, name)
+        _delete(host, outside)
         raise BridgeVanishedError(bridge)
     if conf.hairpin or conf.isolated:
         host.change(link.port_settings(port, hairpin=conf.hairpin, isolated=conf.isolated))
@@ -77,10 +78,12 @@ def wait_forwarding(host: Socket, port: Link) -> None:
                 raise CniError(Code.INTERNAL, f"bridge port in error state: {state}", f'host interface "{port.name}"')
 
 
-def _make(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf) -> str:
+def _make(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> VethEnd:
     inside = VethEnd(ifname, conf.mac or link.random_mac())
     for attempt in range(_NAME_TRIES):
         outside = VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
+        # Whatever becomes of the answer: the address tells our pair from another's of the same name.
+        undo.push(f'delete "{outside.name}"', partial(_delete, host, outside))
         try:
             host.change(link.veth(outside, inside, sandbox, master=bridge.index, mtu=conf.mtu))
         except KernelError as error:
@@ -96,11 +99,11 @@ def _make(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeC
                         f"{sandbox.path} has an interface of this name: the container is attached already",
                     ) from error
         else:
-            return outside.name
+            return outside
     raise AssertionError("unreachable")
 
 
-def _delete(host: Socket, name: str) -> None:
-    (port,) = link.get(host, link.by_name(name))
-    if port is not None:
+def _delete(host: Socket, outside: VethEnd) -> None:
+    (port,) = link.get(host, link.by_name(outside.name))
+    if port is not None and port.mac == format_mac(outside.mac):
         host.change(link.deletion(port))

@@ -9,14 +9,14 @@ import errno
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
-from cni.address import Interface, parse_mac
+from cni.address import Interface, format_mac, parse_mac
 from cni.errors import CniError, Code
-from cni.result import Result
+from cni.result import IPConfig, Result
 from cni.undo import Undo
 from kernel import address, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
-from kernel.rtnl import Socket
+from kernel.rtnl import Request, Socket
 from plugins.bridge.conf import BridgeConf
 
 
@@ -43,18 +43,16 @@ def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
 
 def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     """Makes the bridge, unless another ADD has just done so: only the one that made it takes it away again."""
-    made = True
+    mac = link.random_mac()
+    undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
-        host.change(link.bridge(conf.bridge, link.random_mac(), conf.mtu))
+        host.change(link.bridge(conf.bridge, mac, conf.mtu))
     except KernelError as error:
         if error.errno != errno.EEXIST:
             raise
-        made = False
     (found,) = link.get(host, link.by_name(conf.bridge))
     if found is None:
         raise CniError(Code.TRY_AGAIN_LATER, f'failed to create bridge "{conf.bridge}": it vanished again')
-    if made:
-        undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, found))
     return found
 
 
@@ -75,42 +73,64 @@ def settled(host: Socket, before: Link, after: Link) -> Link:
 def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:
     """Puts the gateway address of every address of `result` on the bridge and switches forwarding on.
 
-    Raises CniError(7) for an address in the way, KernelError.
+    Nothing is changed when one of them cannot be had. Raises CniError(7) for an address in the way, KernelError.
     """
-    for ip in result.ips:
-        if ip.gateway is not None:
-            prefix = ip.address.network.prefixlen
-            own: Interface = type(ip.address)((ip.gateway, prefix))
-            _ensure_address(host, bridge, own, force=conf.force_address)
-            _enable_forwarding(own)
+    gateways = [own for ip in result.ips if (own := gateway_on_bridge(ip)) is not None]
+    requests = _plan(host, bridge, gateways, force=conf.force_address)
+    for own in gateways:
+        _enable_forwarding(own)
+    if requests:
+        # The bridge keeps its MAC from now on, as with the reference: otherwise it follows its ports.
+        requests.append(link.settings(bridge, mac=parse_mac(bridge.mac)))
+        try:
+            host.change(*requests)
+        except KernelError as error:
+            raise error.prefixed("failed to set bridge addr: ") from error
 
 
-def _delete_unused(host: Socket, bridge: Link) -> None:
-    """Deletes the bridge we made unless another attachment has joined it meanwhile."""
-    if not any(True for _ in link.ports(host, bridge.index)):
+def gateway_on_bridge(ip: IPConfig) -> Interface | None:
+    """Returns the address that the bridge must have for `ip`, None when it has no gateway.
+
+    Raises CniError(7) for a gateway of the other address family.
+    """
+    if ip.gateway is None:
+        return None
+    if ip.gateway.version != ip.address.version:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            f"gateway {ip.gateway} of address {ip.address} is of the other address family",
+            "correct the gateway in the IPAM configuration",
+        )
+    return type(ip.address)((ip.gateway, ip.address.network.prefixlen))
+
+
+def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
+    """Deletes the bridge we made, known by the address we gave it, unless others have joined it meanwhile."""
+    (bridge,) = link.get(host, link.by_name(name))
+    if bridge and bridge.mac == format_mac(mac) and not any(True for _ in link.ports(host, bridge.index)):
         host.change(link.deletion(bridge))
 
 
-def _ensure_address(host: Socket, bridge: Link, own: Interface, *, force: bool) -> None:
-    present = [assigned.address for assigned in address.on_link(host, bridge)]
-    if own in present:
-        return
-    for other in present:
-        if not _conflict(own, other):
+def _plan(host: Socket, bridge: Link, gateways: list[Interface], *, force: bool) -> list[Request]:
+    """Returns what must be changed for the bridge to have all `gateways`, in order."""
+    present = [assigned.address for assigned in address.on_link(host, bridge)] if gateways else []
+    requests = []
+    for own in gateways:
+        if own in present:
             continue
-        if not force:
-            ports = sum(1 for _ in link.ports(host, bridge.index))
-            raise CniError(
-                Code.INVALID_NETWORK_CONFIG,
-                f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
-                f"it has {other} and {ports} port(s); use another bridge, or forceAddress, or remove that address",
-            )
-        host.change(address.removal(bridge, other))
-    try:
-        # The bridge keeps its MAC from now on, as with the reference: otherwise it follows its ports.
-        host.change(address.addition(bridge, own, exists_ok=True), link.settings(bridge, mac=parse_mac(bridge.mac)))
-    except KernelError as error:
-        raise CniError(Code.INTERNAL, f"failed to set bridge addr: could not {error}") from error
+        for other in [item for item in present if _conflict(own, item)]:
+            if not force:
+                ports = sum(1 for _ in link.ports(host, bridge.index))
+                raise CniError(
+                    Code.INVALID_NETWORK_CONFIG,
+                    f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
+                    f"it has {other} and {ports} port(s); use another bridge, or forceAddress, or remove that address",
+                )
+            present.remove(other)
+            requests.append(address.removal(bridge, other))
+        present.append(own)
+        requests.append(address.addition(bridge, own, exists_ok=True))
+    return requests
 
 
 def _conflict(own: Interface, other: Interface) -> bool:

@@ -191,7 +191,10 @@ def test_unwritable_stdout_is_a_failure_and_no_traceback():
         ),
         (ZeroDivisionError("boom"), (999, "ZeroDivisionError: boom", "this is a defect of podwire; please report it")),
         (RecursionError("deep"), (999, "RecursionError: deep", "this is a defect of podwire; please report it")),
-        (skel.Terminated(), (11, "interrupted by a signal", "what had been done was undone; DEL cleans the rest")),
+        (
+            skel.Terminated(),
+            (11, "interrupted by a signal", "an interrupted ADD has been undone; an interrupted DEL is to be repeated"),
+        ),
     ],
 )
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "GC", "STATUS"])

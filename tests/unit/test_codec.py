@@ -27,7 +27,7 @@ rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
 FULL = {LinkMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
-ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, 6)
+ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
 IPV4, IPV6 = ipaddress.ip_interface("10.22.0.9/16"), ipaddress.ip_interface("fd00:22::9/64")
 GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd00:22::1")
 

@@ -1,0 +1,64 @@
+"""Signals: SIGTERM and SIGINT reach a verb where it waits, and nowhere else.
+
+One rule: they are held back from the first instruction to the last, except inside `waiting()`. A change and its undo,
+a fork, another namespace entered for a moment, the answer on stdout: none of it can be cut in half, and since all but
+waiting takes a few milliseconds, a verb still ends at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+TERMINATION = (signal.SIGTERM, signal.SIGINT)
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGINT arrived; raised where the verb waits, so that its undo steps run."""
+
+
+def hold() -> None:
+    """Holds the signals back in this process and makes them raise Terminated inside `waiting()`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
+    for number in TERMINATION:
+        signal.signal(number, _raise)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Lets the signals arrive inside the block; one that came before arrives at its beginning."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Holds the signals back inside the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """Ignores the signals inside the block, also where it waits: what is being undone is undone to the end."""
+    before = [signal.signal(number, signal.SIG_IGN) for number in TERMINATION]
+    try:
+        yield
+    finally:
+        for number, handler in zip(TERMINATION, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _raise(signum: int, frame: FrameType | None) -> None:
+    """Makes the first signal unwind the undo steps; further ones are ignored."""
+    for number in TERMINATION:
+        signal.signal(number, signal.SIG_IGN)
+    raise Terminated

@@ -1,0 +1,139 @@
+"""Faults from outside: signals at any system call, a child that dies, no process left, nobody reading the answer.
+
+System calls are made to fail, and signals to arrive at them, with strace's injection.
+"""
+
+import json
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+from tests.support.attaching import address, host_end, reaches
+from tests.support.netstate import links, state
+from tests.support.running import Outcome, environment
+
+CALLS = ("sendto", "recvfrom", "setns", "openat", "flock", "linkat", "close", "socket", "pwrite64")
+
+
+def injected(network, command, pod, injection, *, stdout=None, follow=False):
+    """Runs one verb of bridge on the network's host with one of strace's injections."""
+    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    strace = [
+        "strace",
+        *(["-f"] if follow else []),
+        "-o",
+        "/dev/null",
+        *(["-e", f"inject={injection}"] if injection else []),
+    ]
+    done = subprocess.run(
+        ["nsenter", f"--net={network.host.path}", "--", *strace, str(binaries.directory() / "bridge")],
+        input=json.dumps(network.config).encode(),
+        env=environment(command, CNI_PATH=str(binaries.directory()), **names),
+        stdout=stdout or subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout or b"", done.stderr.decode())
+
+
+@pytest.fixture
+def attached(network, sandbox):
+    """An attached pod: its network, namespace and result."""
+    return network, sandbox, network.add(sandbox)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_sigterm_at_any_call_of_add_is_told_truly(network, sandbox, new_sandbox, call):
+    """Whenever SIGTERM comes, ADD either succeeds and all is there, or fails and nothing is."""
+    network.add(new_sandbox())  # the bridge stays
+    before = state(network.host), state(sandbox), network.leases()
+    for occurrence in range(1, 12, 2):
+        outcome = injected(network, "ADD", sandbox, f"{call}:signal=SIGTERM:when={occurrence}")
+        if outcome.status == 0:
+            assert address(outcome.result()) in network.leases()
+            assert reaches(sandbox, "10.22.0.1")
+            network.delete(sandbox)
+        else:
+            assert outcome.error()["code"] == 11
+        assert (state(network.host), state(sandbox), network.leases()) == before
+
+
+def test_a_deletion_whose_child_is_killed_is_carried_out_all_the_same(attached):
+    """When the child that waits for the kernel dies before it has asked, DEL deletes the pair itself."""
+    network, pod, result = attached
+    injected(network, "DEL", pod, "dup2:signal=SIGKILL", follow=True).silence()
+    assert host_end(result) not in links(network.host)
+    assert network.leases() == {}
+
+
+def test_a_deletion_without_a_process_for_the_child_is_carried_out_all_the_same(attached):
+    """Where no process can be made DEL waits for the kernel itself, and says so on stderr."""
+    network, pod, result = attached
+    outcome = injected(network, "DEL", pod, "clone:error=EAGAIN")
+    outcome.silence()
+    assert "Resource temporarily unavailable" in outcome.stderr
+    assert host_end(result) not in links(network.host)
+    assert network.leases() == {}
+
+
+def test_sigterm_during_del_lets_it_finish(attached):
+    """SIGTERM does not stop a deletion half way: what is begun in milliseconds is ended in milliseconds."""
+    network, pod, result = attached
+    outcome = injected(network, "DEL", pod, "sendto:signal=SIGTERM:when=2")
+    assert outcome.status == 0 or outcome.error()["code"] == 11
+    network.delete(pod)
+    assert host_end(result) not in links(network.host)
+    assert network.leases() == {}
+
+
+def test_an_attachment_nobody_can_be_told_of_is_taken_away(network, sandbox, new_sandbox):
+    """When the result cannot be written, the runtime takes ADD as failed: nothing of it stays."""
+    network.add(new_sandbox())
+    before = state(network.host), state(sandbox), network.leases()
+    with open("/dev/full", "wb") as full:
+        outcome = injected(network, "ADD", sandbox, "", stdout=full)
+    assert outcome.status == 1
+    assert re.search(r"podwire: error writing to stdout: .*No space left", outcome.stderr)
+    assert (state(network.host), state(sandbox), network.leases()) == before
+
+
+def test_a_result_told_in_part_is_not_followed_by_an_error(network, sandbox):
+    """A write that fails in the middle leaves what was written; no second document is added."""
+    outcome = injected(network, "ADD", sandbox, "write:error=ENOSPC:when=5+")
+    assert outcome.status == 1
+    assert outcome.stdout.count(b"{\n") <= 1
+    assert network.leases() == {}
+
+
+def test_equal_indexes_do_not_make_a_strangers_pair_ours(attached, host, new_sandbox):
+    """DEL takes the pair of the namespace it was given, though another pod's has the same interface indexes."""
+    network, pod, result = attached
+    pod_index, host_index = (network_index(pod, "eth0"), network_index(host, host_end(result)))
+    stranger, elsewhere = new_sandbox(), new_sandbox()
+    veth = ["link", "add", "eth0", "index", str(pod_index), "type", "veth"]
+    stranger.ip(*veth, "peer", "name", "p0", "index", str(host_index), "netns", elsewhere.name)
+    assert (network_index(stranger, "eth0"), network_index(elsewhere, "p0")) == (pod_index, host_index)
+    network.delete(stranger)
+    assert host_index == network_index(host, host_end(result))
+    assert reaches(pod, "10.22.0.1")
+    assert "eth0" not in links(stranger)
+
+
+def network_index(namespace, name):
+    """Returns the ifindex of a link."""
+    return int(namespace.ip("-o", "link", "show", name).split(":")[0])
+
+
+def test_signals_held_back_are_not_inherited_by_delegates(scripted_network, sandbox):
+    """An IPAM plugin starts with SIGTERM at its default, neither blocked nor ignored."""
+    note = '[ "$CNI_COMMAND" != ADD ] || grep -E "Sig(Blk|Ign)" /proc/self/status > "$here/signals"'
+    network = scripted_network([{"address": "10.22.0.9/16"}], body=note)
+    network.run("ADD", sandbox).result()
+    directory = network.path.partition(":")[0]
+    with open(f"{directory}/signals") as file:
+        for line in file:
+            assert not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1, line
