@@ -247,6 +247,8 @@ int seed_main(int argc, char **argv)
         die("usage: seed learn|dump FILE GROUPS BUNDLE...");
     heap_begin_image();
     /* As a start will find them; the signal module remembers what it sees when it is imported. */
+    for (int number = 1; number < 32; number++)
+        signal(number, SIG_DFL); /* whatever the builder ignores, nohup's SIGHUP say */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     fd = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

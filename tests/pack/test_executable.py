@@ -161,9 +161,10 @@ def test_arguments_are_passed_on(bin_dir):
     assert exec_raw(bin_dir / "podwire", [b"podwire", b"--version"], []).startswith(b"podwire ")
     done = run(bin_dir / "podwire", "no-such-command")
     assert (done.returncode, done.stdout) == (2, b"")
-    odd = subprocess.run([b"\xff\xfe"], executable=bin_dir / "podwire", capture_output=True, check=False, env={})
-    assert odd.returncode == 2
-    assert rb"\udcff\udcfe" in odd.stderr
+    env = {"CNI_COMMAND": "ADD"}
+    odd = subprocess.run([b"\xff\xfe"], executable=bin_dir / "podwire", capture_output=True, check=False, env=env)
+    assert odd.returncode == 1
+    assert r"'\udcff\udcfe'" in json.loads(odd.stdout)["msg"]
 
 
 def test_a_large_environment(program):
