@@ -30,6 +30,7 @@ from plugins.bridge.conf import BridgeConf
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
 _BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
+_IPV6_MTU_MIN = 1280
 _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
 
@@ -161,7 +162,16 @@ def _with_gateways(ipam: Result, own: BridgeConf) -> Result:
     """Binds IPAM's addresses to the sandbox's interface and adds the gateways and default routes asked for."""
     if not ipam.ips:
         raise CniError(Code.INTERNAL, "IPAM plugin returned missing IP config", f"the plugin {own.ipam_type} gave none")
+    if 0 < own.mtu < _IPV6_MTU_MIN and any(isinstance(ip.address, IPv6Interface) for ip in ipam.ips):
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            f'"mtu" {own.mtu} is too small for the IPv6 addresses that IPAM gives',
+            f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200)",
+        )
     ips = tuple(replace(ip, interface=_CONTAINER, gateway=ip.gateway or _first(ip, own)) for ip in ipam.ips)
+    if own.is_gateway:
+        for ip in ips:
+            switch.gateway_on_bridge(ip)  # one that cannot be is refused before it is used for routes
     routes = ipam.routes
     if own.is_default_gateway:
         for default in _DEFAULTS:

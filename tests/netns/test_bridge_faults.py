@@ -137,3 +137,32 @@ def test_signals_held_back_are_not_inherited_by_delegates(scripted_network, sand
     with open(f"{directory}/signals") as file:
         for line in file:
             assert not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1, line
+
+
+OPERATORS_MISTAKES = {
+    "a gateway of the other family": ([{"address": "10.22.0.9/16", "gateway": "fd00::1"}], {}, "other address family"),
+    "no address left for a gateway": ([{"address": "255.255.255.255/32"}], {}, "no next address"),
+    "an MTU too small for IPv6": ([{"address": "fd00:22::9/64"}], {"mtu": 1000}, '"mtu" 1000 is too small'),
+    "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge"),
+    "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is no name for an interface"),
+    "a name that no interface can have": ([], {"bridge": "br\0"}, "is no name for an interface"),
+    "a list instead of a plugin": ([], {"type": None, "plugins": []}, "this is a network list"),
+}
+
+
+@pytest.mark.parametrize("case", OPERATORS_MISTAKES)
+def test_an_operators_mistake_is_told_as_such(scripted_network, sandbox, case):
+    """What a person can mend is a configuration error, code 7, that names it; nothing is changed."""
+    ips, keys, text = OPERATORS_MISTAKES[case]
+    network = scripted_network(ips)
+    before = state(network.host), state(sandbox)
+    error = network.having(**keys).run("ADD", sandbox).error()
+    assert (error["code"], text in error["msg"]) == (7, True), error
+    assert (state(network.host), state(sandbox)) == before
+
+
+def test_a_name_no_interface_can_have_in_prevresult_is_passed_over(network):
+    """DEL without a namespace does what it can with any prevResult."""
+    names = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
+    interfaces = [{"name": name, "mac": "02:00:00:00:00:01"} for name in names]
+    network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).silence()

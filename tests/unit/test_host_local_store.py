@@ -251,3 +251,37 @@ def test_a_signal_ends_the_wait_for_the_lock(net, holder, termination):
         add(net, "10.1.2.3")
     os.waitpid(pid, 0)
     assert net.owners() == {OWNER: ["10.1.2.2"]}
+
+
+FOREIGN = {
+    "a FIFO": os.mkfifo,
+    "a link to itself": lambda path: os.symlink(path, path),
+    "a directory": os.mkdir,
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("name", ["10.1.2.77", "last_reserved_ip.0"])
+def test_what_is_no_file_of_ours_does_no_harm(tmp_path, make, name):
+    """A FIFO, a looping link or a directory of one of our names neither hangs nor stops anybody."""
+    store = Store(str(tmp_path), "net")
+    with store.locked() as held:
+        make(f"{store.directory}/{name}")
+        assert held.find(b"a\r\neth0") == []
+        assert not name.startswith("10") or not held.reserve(name, b"a\r\neth0")
+        assert held.reserve("10.1.2.3", b"a\r\neth0")
+        held.note_last_reserved(0, "10.1.2.3")
+    with store.locked() as held:
+        assert held.find(b"a\r\neth0") == ["10.1.2.3"]
+
+
+def test_a_link_in_the_place_of_the_index_is_not_followed(tmp_path):
+    """Somebody's file behind a link named like the index keeps its content."""
+    (tmp_path / ".podwire").mkdir()
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / ".podwire" / "net").symlink_to(precious)
+    with Store(str(tmp_path), "net").locked() as held:
+        assert held.reserve("10.1.2.3", b"a\r\neth0")
+        assert held.find(b"a\r\neth0") == ["10.1.2.3"]
+    assert precious.read_text() == "precious"
