@@ -97,8 +97,8 @@ def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     """
     if own.kind != "veth" or not own.lower:
         return None
-    values = [("NETNSA_FD", namespace.fileno())]
-    number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, list(values))
+    descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
+    number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
     message, answer = socket.get(by_index(own.lower), number)
     found = message and from_message(message)
     if not found or found.kind != "veth" or found.lower != own.index:
