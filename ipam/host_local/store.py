@@ -227,7 +227,8 @@ def _make(directory: str) -> None:
         if above in ("", directory):
             raise
         _make(above)
-        os.mkdir(directory, 0o755)
+        with suppress(FileExistsError):  # another first pod was quicker
+            os.mkdir(directory, 0o755)
 
 
 def _create(directory: str, path: str, content: bytes) -> None:

@@ -285,3 +285,17 @@ def test_a_link_in_the_place_of_the_index_is_not_followed(tmp_path):
         assert held.reserve("10.1.2.3", b"a\r\neth0")
         assert held.find(b"a\r\neth0") == ["10.1.2.3"]
     assert precious.read_text() == "precious"
+
+
+def test_two_first_pods_make_the_directory_at_once(tmp_path, monkeypatch):
+    """Another process that makes the missing directories between two steps of ours is no failure."""
+    mkdir = os.mkdir
+
+    def mkdir_and_be_overtaken(path, mode):
+        mkdir(path, mode)
+        if path == f"{tmp_path}/leases":
+            mkdir(f"{path}/net", mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir_and_be_overtaken)
+    with Store(f"{tmp_path}/leases", "net").locked() as held:
+        assert held.reserve("10.1.2.3", b"a\r\neth0")
