@@ -18,7 +18,6 @@ from cni.result import DNS
 from cni.versions import at_least
 
 _MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
-_NAME_BYTES = 15
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:
 def _bridge_name(fields: Fields) -> str:
     name = fields.string("bridge", "cni0")
     if not is_interface_name(name):
-        details = f"1 to {_NAME_BYTES} bytes, no blanks, slashes, colons and percent signs"
+        details = "1 to 15 bytes, no blanks, slashes, colons and percent signs"
         raise fields.error("bridge", f'is no name for an interface: "{name}"', details)
     return name
 

@@ -80,9 +80,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
         except NetnsMissingError:
             _delete_host_end(args, conf, host)
     bridge_conf.warn_of_leftovers(conf)
-    kind = bridge_conf.ipam_type(conf)
-    if kind:
-        delegate.run(kind, args, conf)
+    _forward(args, conf)
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -92,16 +90,13 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     if prev_result is None:
         raise CniError(Code.INVALID_NETWORK_CONFIG, "Required prevResult missing", "CHECK needs the result of ADD")
     with Netns(args.netns) as namespace, Socket() as host:
-        if own.ipam_type:
-            delegate.run(own.ipam_type, args, conf)
+        _forward(args, conf)
         check_attachment(args, own, prev_result, namespace, host)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
     """Has IPAM release what belongs to no listed attachment; the links of the others died with their sandboxes."""
-    kind = bridge_conf.ipam_type(conf)
-    if kind:
-        delegate.run(kind, args, conf)
+    _forward(args, conf)
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -116,15 +111,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         bridge_conf.refuse_unsupported(conf)
         kind = own.ipam_type
         with Socket() as host:
-            (found,) = link.get(host, link.by_name(own.bridge))
-        if found is not None and found.kind != "bridge":
-            problems.append(
-                CniError(
-                    Code.PLUGIN_NOT_AVAILABLE,
-                    f'"{own.bridge}" already exists but is not a bridge',
-                    f'it is {found.kind or "another kind of interface"}; set "bridge" to another name',
-                )
-            )
+            switch.find(host, own.bridge)
     except CniError as error:
         problems.append(CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details))
     if kind:
@@ -138,6 +125,13 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
 
 
 PLUGIN = Plugin("bridge", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+
+
+def _forward(args: CmdArgs, conf: NetConf) -> None:
+    """Runs the same verb of the IPAM plugin, if there is one; raises its error unchanged."""
+    kind = bridge_conf.ipam_type(conf)
+    if kind:
+        delegate.run(kind, args, conf)
 
 
 def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> tuple[Link, Link]:

@@ -20,20 +20,34 @@ from kernel.rtnl import Request, Socket
 from plugins.bridge.conf import BridgeConf
 
 
+class NotABridgeError(CniError):
+    """The bridge's name belongs to another kind of link."""
+
+    def __init__(self, found: Link) -> None:
+        super().__init__(
+            Code.INVALID_NETWORK_CONFIG,
+            f'"{found.name}" already exists but is not a bridge',
+            f'it is {found.kind or "another kind of interface"}; set "bridge" to another name',
+        )
+
+
+def find(host: Socket, name: str) -> Link | None:
+    """Returns the bridge called `name`, None when there is no such link; raises NotABridgeError, KernelError."""
+    (found,) = link.get(host, link.by_name(name))
+    if found is not None and found.kind != "bridge":
+        raise NotABridgeError(found)
+    return found
+
+
 def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     """Returns the bridge, made if it is not there, up and as promiscuous as asked for.
 
     Raises CniError(7) when the name belongs to another kind of link, KernelError.
     """
-    (found,) = link.get(host, link.by_name(conf.bridge))
-    if found is None:
-        found = _create(host, conf, undo)
-    if found.kind != "bridge":
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            f'failed to create bridge "{conf.bridge}": "{conf.bridge}" already exists but is not a bridge',
-            f'it is {found.kind or "another kind of interface"}; set "bridge" to another name',
-        )
+    try:
+        found = find(host, conf.bridge) or _create(host, conf, undo)
+    except NotABridgeError as error:
+        raise error.prefixed(f'failed to create bridge "{conf.bridge}": ') from error
     promisc = bool(found.flags & link.IFF_PROMISC)
     if not found.is_up or conf.promisc > promisc:
         host.change(link.settings(found, up=True, promisc=True if conf.promisc else None))
@@ -50,7 +64,7 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     except KernelError as error:
         if error.errno != errno.EEXIST:
             raise
-    (found,) = link.get(host, link.by_name(conf.bridge))
+    found = find(host, conf.bridge)
     if found is None:
         raise CniError(Code.TRY_AGAIN_LATER, f'failed to create bridge "{conf.bridge}": it vanished again')
     return found

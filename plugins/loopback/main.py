@@ -13,9 +13,11 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
-from kernel import address, link, netns, rtnl
+from kernel import address, link
 from kernel.address import Assigned
+from kernel.configure import Sandbox
 from kernel.link import Link
+from kernel.netns import Netns, NetnsMissingError
 
 _NAME = "lo"
 
@@ -27,8 +29,8 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     address that is no loopback address means that somebody uses `lo` for something else, and is refused.
     """
     prev_result = conf.prev_result()
-    with netns.Netns(args.netns) as sandbox, _socket_in(sandbox) as socket:
-        lo = _lo(socket)
+    with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
+        socket, lo = sandbox.socket, sandbox.link()
         addresses = address.on_link(socket, lo) if lo.is_up else []
         _refuse_foreign(addresses)
         if not lo.is_up:
@@ -44,8 +46,8 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     """Checks that `lo` is up; prevResult is not needed."""
-    with netns.Netns(args.netns) as sandbox, _socket_in(sandbox) as socket:
-        if not _lo(socket).is_up:
+    with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
+        if not sandbox.link().is_up:
             raise CniError(Code.INTERNAL, "loopback interface is down", f"in {args.netns}")
 
 
@@ -54,26 +56,14 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     if not args.netns:
         return
     try:
-        sandbox = netns.Netns(args.netns)
-    except netns.NetnsMissingError:
+        namespace = Netns(args.netns)
+    except NetnsMissingError:
         return
-    with sandbox, _socket_in(sandbox) as socket:
-        socket.change(link.settings(_lo(socket), up=False))
+    with namespace, Sandbox(namespace, _NAME) as sandbox:
+        sandbox.socket.change(link.settings(sandbox.link(), up=False))
 
 
 PLUGIN = Plugin("loopback", cmd_add=cmd_add, cmd_check=cmd_check, cmd_del=cmd_del)
-
-
-def _socket_in(sandbox: netns.Netns) -> rtnl.Socket:
-    with netns.entered(sandbox):
-        return rtnl.Socket()
-
-
-def _lo(socket: rtnl.Socket) -> Link:
-    (found,) = link.get(socket, link.by_name(_NAME))
-    if found is None:
-        raise CniError(Code.INTERNAL, f'failed to lookup "{_NAME}": Link not found')
-    return found
 
 
 def _refuse_foreign(addresses: list[Assigned]) -> None:
