@@ -9,18 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
 import stat
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from cni import gojson, skel
+from cni import child, gojson, skel
 from cni.args import CmdArgs
+from cni.child import Command, Outcome
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Result, from_json
-from cni.signals import TERMINATION, Terminated, held, waiting
+from cni.signals import waiting
 from cni.undo import Undo
 
 # A plugin being replaced in place cannot be started for a moment; libcni tries as often.
@@ -115,75 +114,44 @@ def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None
 
 def _execute(program: str, args: CmdArgs) -> bytes:
     """Runs another executable to its end and returns its stdout; its stderr is ours. Raises its error object."""
-    env = {**args.env, "CNI_COMMAND": args.command}
-    stdin = os.memfd_create("stdin")  # a file, so that no size of input can block us
+    command = Command((program,), {**args.env, "CNI_COMMAND": args.command}, args.stdin)
     try:
-        os.write(stdin, args.stdin)
-        os.lseek(stdin, 0, os.SEEK_SET)
-        output, status = _spawn(program, env, stdin)
-    finally:
-        os.close(stdin)
-    if status != 0:
-        raise _failure(program, output, status)
-    return output
+        outcome = _run_when_free(command)
+    except OSError as error:
+        raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
+    if outcome.status != 0:
+        raise _failure(program, outcome)
+    return outcome.stdout
 
 
-def _spawn(program: str, env: dict[str, str], stdin: int) -> tuple[bytes, int]:
-    readable, writable = os.pipe()
-    actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, writable, 1)]
-    chunks: list[bytes] = []
-    try:
-        with held():  # no signal may come between the delegate's start and the place that ends it
-            try:
-                pid = _spawn_when_free(program, env, actions)
-            except OSError as error:
-                raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
-            finally:
-                os.close(writable)
-            try:
-                with waiting():
-                    while chunk := os.read(readable, 65536):
-                        chunks.append(chunk)
-                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            except Terminated:
-                with suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
-                    os.kill(pid, signal.SIGTERM)  # it takes back what it has done; then it is our turn
-                    os.waitpid(pid, 0)
-                raise
-    finally:
-        os.close(readable)
-    return b"".join(chunks), status
-
-
-def _spawn_when_free(program: str, env: dict[str, str], actions: list[tuple[int, int, int]]) -> int:
+def _run_when_free(command: Command) -> Outcome:
     for attempt in range(_BUSY_TRIES):
         try:
-            # We ignore SIGPIPE and hold SIGTERM back; a delegate starts with the defaults, as from a shell.
-            defaults = (signal.SIGPIPE, *TERMINATION)
-            return os.posix_spawn(program, [program], env, file_actions=actions, setsigmask=(), setsigdef=defaults)
+            (outcome,) = child.run(command)
         except OSError as error:
             if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
                 raise
             with waiting():
                 select.select([], [], [], _BUSY_WAIT_S)
+        else:
+            return outcome
     raise AssertionError("unreachable")
 
 
-def _failure(program: str, output: bytes, status: int) -> CniError:
+def _failure(program: str, outcome: Outcome) -> CniError:
     """Returns the error object a failed delegate printed, or says what it printed instead (texts of libcni)."""
     try:
-        body = gojson.loads(output)
+        body = gojson.loads(outcome.stdout)
     except ValueError:
         body = None
     if isinstance(body, dict) and _is_code(body.get("code")) and isinstance(msg := body.get("msg"), str) and msg:
         details = body.get("details")
         return CniError(body["code"], msg, details if isinstance(details, str) else "")
-    how = f"signal {-status}" if status < 0 else f"exit status {status}"
-    if not output:
-        return CniError(Code.INTERNAL, f"netplugin failed with no error message: {how}", program)
-    shown = output[:200].decode("utf-8", "replace")
+    if not outcome.stdout:
+        return CniError(Code.INTERNAL, f"netplugin failed with no error message: {outcome.how}", program)
+    shown = outcome.stdout[:200].decode("utf-8", "replace")
     return CniError(
-        Code.INTERNAL, f"netplugin failed but error parsing its diagnostic message {shown!r}: {how}", program
+        Code.INTERNAL, f"netplugin failed but error parsing its diagnostic message {shown!r}: {outcome.how}", program
     )
 
 

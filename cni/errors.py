@@ -5,6 +5,7 @@ One rule: a CniError is for what an operator can act on; anything else passes th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -64,3 +65,18 @@ def collected(errors: list[CniError]) -> CniError | None:
         return errors[0]
     details = "; ".join(e.details for e in errors if e.details)
     return CniError(errors[0].code, "; ".join(e.msg for e in errors), details)
+
+
+def all_of(*steps: Callable[[], object]) -> None:
+    """Runs every step whatever became of the others, then raises what failed as one CniError (see `collected`)."""
+    problems = []
+    for step in steps:
+        try:
+            step()
+        except CniError as error:
+            problems.append(error)
+        except OSError as error:
+            problems.append(CniError(Code.INTERNAL, str(error)))
+    failure = collected(problems)
+    if failure:
+        raise failure
