@@ -85,20 +85,25 @@ class _Peer(nla):  # type: ignore[misc]
     nla_map = (*_LINK_ATTRIBUTES[:3], (28, "IFLA_NET_NS_FD", "uint32"))
 
 
-class _VethData(nla):  # type: ignore[misc]
-    nla_map = ((1, "VETH_INFO_PEER", "peer"),)
+class _LinkData(nla):  # type: ignore[misc]
+    """IFLA_INFO_DATA, whose numbers mean something else for each kind of link: who reads it knows the kind."""
+
+    nla_map = (
+        (1, "VETH_INFO_PEER", "peer"),
+        (7, "IFLA_BR_VLAN_FILTERING", "uint8"),
+        (39, "IFLA_BR_VLAN_DEFAULT_PVID", "uint16"),
+    )
     peer = _Peer
 
 
 class _LinkInfo(nla):  # type: ignore[misc]
-    # IFLA_INFO_DATA is only ever written, and only for veth.
     nla_map = (
         (1, "IFLA_INFO_KIND", "asciiz"),
-        (2, "IFLA_INFO_DATA", "veth_data"),
+        (2, "IFLA_INFO_DATA", "link_data"),
         (4, "IFLA_INFO_SLAVE_KIND", "asciiz"),
         (5, "IFLA_INFO_SLAVE_DATA", "port_data"),
     )
-    veth_data = _VethData
+    link_data = _LinkData
     port_data = _PortData
 
 
@@ -110,6 +115,30 @@ class LinkMessage(nlmsg):  # type: ignore[misc]
     nla_map = _LINK_ATTRIBUTES
     linkinfo = _LinkInfo
     af_spec = _AfSpec
+
+
+class _VlanInfo(nla):  # type: ignore[misc]
+    """IFLA_BRIDGE_VLAN_INFO: struct bridge_vlan_info (linux/if_bridge.h)."""
+
+    fields = (("flags", "H"), ("vid", "H"))
+
+
+class _BridgeSpec(nla):  # type: ignore[misc]
+    nla_map = ((2, "IFLA_BRIDGE_VLAN_INFO", "vlan_info"),)
+    vlan_info = _VlanInfo
+
+
+class VlanMessage(nlmsg):  # type: ignore[misc]
+    """RTM_SETLINK and its kin of family AF_BRIDGE: struct ifinfomsg and the VLANs of a bridge port."""
+
+    prefix = "IFLA_"
+    fields = _LINK_FIELDS
+    nla_map = (
+        (10, "IFLA_MASTER", "uint32"),
+        (26, "IFLA_AF_SPEC", "bridge_spec"),
+        (29, "IFLA_EXT_MASK", "uint32"),
+    )
+    bridge_spec = _BridgeSpec
 
 
 class NamespaceMessage(nlmsg):  # type: ignore[misc]
@@ -163,6 +192,59 @@ class RouteMessage(nlmsg):  # type: ignore[misc]
     metrics = _Metrics
 
 
+_NETFILTER_FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfgenmsg (nfnetlink.h)
+
+
+class BatchMessage(nlmsg):  # type: ignore[misc]
+    """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg alone."""
+
+    fields = _NETFILTER_FIELDS
+
+
+class TableMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWTABLE and its kin: struct nfgenmsg and NFTA_TABLE_* attributes (linux/netfilter/nf_tables.h)."""
+
+    prefix = "NFTA_TABLE_"
+    fields = _NETFILTER_FIELDS
+    nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
+
+
+class _Hook(nla):  # type: ignore[misc]
+    nla_map = ((1, "NFTA_HOOK_HOOKNUM", "be32"), (2, "NFTA_HOOK_PRIORITY", "sbe32"))
+
+
+class ChainMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWCHAIN and its kin: struct nfgenmsg and NFTA_CHAIN_* attributes."""
+
+    prefix = "NFTA_CHAIN_"
+    fields = _NETFILTER_FIELDS
+    nla_map = (
+        (1, "NFTA_CHAIN_TABLE", "asciiz"),
+        (3, "NFTA_CHAIN_NAME", "asciiz"),
+        (4, "NFTA_CHAIN_HOOK", "hook|nested"),
+        (7, "NFTA_CHAIN_TYPE", "asciiz"),
+        (12, "NFTA_CHAIN_USERDATA", "cdata"),
+    )
+    hook = _Hook
+
+
+class RuleMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
+
+    Expressions are bytes here (kernel.nft_rule makes them): as pyroute2 objects they would be thirty a rule.
+    """
+
+    prefix = "NFTA_RULE_"
+    fields = _NETFILTER_FIELDS
+    nla_map = (
+        (1, "NFTA_RULE_TABLE", "asciiz"),
+        (2, "NFTA_RULE_CHAIN", "asciiz"),
+        (3, "NFTA_RULE_HANDLE", "be64"),
+        (4, "NFTA_RULE_EXPRESSIONS", "cdata|nested"),
+        (7, "NFTA_RULE_USERDATA", "cdata"),
+    )
+
+
 def encode(kind: type[Any], header: tuple[int, int, int], values: dict[str, int], attributes: Attributes) -> bytes:
     """Returns one netlink message: `header` is (type, flags, sequence number), `values` the fixed struct's fields."""
     message = kind()
@@ -201,12 +283,13 @@ def _reduced(kind: type[Any], data: bytes) -> bytes:
 _ATTRIBUTE = struct.Struct("=HH")
 _LENGTH = struct.Struct("=I")
 _TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK (linux/netlink.h): the two upper bits are flags
-_MESSAGES = (LinkMessage, NamespaceMessage, AddressMessage, RouteMessage)
+_ROUTING = (LinkMessage, VlanMessage, NamespaceMessage, AddressMessage, RouteMessage)
+_MESSAGES = (*_ROUTING, BatchMessage, TableMessage, ChainMessage, RuleMessage)
 _KNOWN = {kind: frozenset(item[0] for item in kind.nla_map) for kind in _MESSAGES}
-_FIXED = {kind: 16 + struct.calcsize("=" + "".join(item[1] for item in kind.fields)) for kind in _MESSAGES}
+_FIXED = {kind: 16 + struct.calcsize("=" + "".join(item[1].lstrip(">") for item in kind.fields)) for kind in _MESSAGES}
 
 # pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
-for _kind in (*_MESSAGES, *(_LinkInfo, _VethData, _Peer, _PortData, _AfSpec, _AfInet)):
+for _kind in (*_MESSAGES, *(_LinkInfo, _LinkData, _Peer, _PortData, _AfSpec, _AfInet, _BridgeSpec, _Hook)):
     _kind()
 _Ipv4Conf()
 _Metrics()

@@ -20,7 +20,7 @@ from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90
 RTNLGRP_LINK = 1
-IFF_UP, IFF_PROMISC = 0x1, 0x100  # linux/if.h
+IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC = 0x1, 0x8, 0x10, 0x100  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignore it
@@ -106,6 +106,13 @@ def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     return found if found.lower_nsid is not None and found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
 
 
+def every(socket: Socket) -> list[Link]:
+    """Returns all links of the namespace; raises KernelError."""
+    attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    request = Request("list the interfaces", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
+    return [from_message(message) for message in socket.dump(request)]
+
+
 def ports(socket: Socket, bridge: int) -> Iterator[Link]:
     """Yields the ports of the bridge with ifindex `bridge`; raises KernelError."""
     attributes: Attributes = [("IFLA_MASTER", bridge), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
@@ -116,13 +123,17 @@ def ports(socket: Socket, bridge: int) -> Iterator[Link]:
             yield link
 
 
-def bridge(name: str, mac: bytes, mtu: int) -> Request:
+def bridge(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:
     """Makes a bridge, up; refused with EEXIST when there is a link of the name. `mtu` 0 is the kernel's default.
 
-    The address is given so that the bridge keeps it: otherwise it takes the lowest of its ports' addresses.
+    The address is given so that the bridge keeps it: otherwise it takes the lowest of its ports' addresses. A kernel
+    without VLAN filtering refuses it with EOPNOTSUPP.
     """
+    info: Attributes = [("IFLA_INFO_KIND", "bridge")]
+    if vlan_filtering:
+        info.append(("IFLA_INFO_DATA", {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]}))
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu)]
-    attributes.append(("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", "bridge")]}))
+    attributes.append(("IFLA_LINKINFO", {"attrs": info}))
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     values = {"flags": IFF_UP, "change": IFF_UP}
     return Request(f'create bridge "{name}"', LinkMessage, RTM_NEWLINK, flags, values, attributes)
@@ -136,13 +147,15 @@ class VethEnd:
     mac: bytes
 
 
-def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns, *, master: int, mtu: int) -> Request:
+def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: int, mtu: int) -> Request:
     """Makes a veth pair, each end where it belongs: `host` here, up, a port of `master`; `sandbox` in `namespace`.
 
+    Without a namespace both ends are here.
     Moving an end between namespaces afterwards would cost some 17 ms of RCU waiting. `mtu` 0 is the kernel's default.
     """
-    peer = [("IFLA_IFNAME", sandbox.name), ("IFLA_ADDRESS", sandbox.mac), *_mtu(mtu)]
-    peer.append(("IFLA_NET_NS_FD", namespace.fileno()))
+    peer: Attributes = [("IFLA_IFNAME", sandbox.name), ("IFLA_ADDRESS", sandbox.mac), *_mtu(mtu)]
+    if namespace is not None:
+        peer.append(("IFLA_NET_NS_FD", namespace.fileno()))
     data = {"attrs": [("VETH_INFO_PEER", {"attrs": peer})]}
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
     attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac), ("IFLA_MASTER", master)]
@@ -154,19 +167,32 @@ def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns, *, master: int, mtu:
 
 
 def settings(
-    link: Link, *, up: bool | None = None, promisc: bool | None = None, mac: bytes = b"", arp_notify: bool = False
+    link: Link,
+    *,
+    up: bool | None = None,
+    promisc: bool | None = None,
+    mac: bytes = b"",
+    mtu: int = 0,
+    arp_notify: bool = False,
+    name: str = "",
 ) -> Request:
-    """Changes what is given of a link, in one message: up or down, promiscuity, address, gratuitous ARP."""
+    """Changes what is given of a link, in one message: up or down, promiscuity, address, MTU, gratuitous ARP, name.
+
+    A new name is given before the link comes up; refused with EEXIST when another has it.
+    """
     flags = (IFF_UP if up else 0) | (IFF_PROMISC if promisc else 0)
     change = (IFF_UP if up is not None else 0) | (IFF_PROMISC if promisc is not None else 0)
-    attributes: Attributes = [("IFLA_ADDRESS", mac)] if mac else []
+    attributes: Attributes = [*([("IFLA_ADDRESS", mac)] if mac else []), *_mtu(mtu)]
+    attributes += [("IFLA_IFNAME", name)] if name else []
     if arp_notify:
         inet = {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]}
         attributes.append(("IFLA_AF_SPEC", {"attrs": [("AF_INET", inet)]}))
     words = ["up" if up else "down"] if up is not None else []
     words += ["promiscuous" if promisc else "not promiscuous"] if promisc is not None else []
     words += [f"to address {format_mac(mac)}"] if mac else []
+    words += [f"to MTU {mtu}"] if mtu else []
     words += ["to announce its addresses"] if arp_notify else []
+    words += [f'to name "{name}"'] if name else []
     doing = f'set "{link.name}" {" and ".join(words)}'
     values = {"index": link.index, "flags": flags, "change": change}
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)

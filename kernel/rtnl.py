@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from cni.signals import waiting
 from kernel.codec import Attributes, decode, encode
@@ -24,7 +24,7 @@ from kernel.errors import KernelError
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x100, 0x200
 NLM_F_EXCL, NLM_F_CREATE = 0x200, 0x400
 NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
-_NLM_F_MULTI, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x100, 0x200
+_NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
@@ -33,6 +33,7 @@ _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
+_DUMP_TRIES = 10  # each is spoilt by a change within the millisecond that it takes
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Request:
     """One netlink request as a value: built, compared in a test, sent once.
 
     `doing` names it in errors, `flags` are NLM_F_* beyond REQUEST, `values` the fixed struct, `ignore` the errnos that
-    mean it was already so.
+    mean it was already so. A `silent` one is answered only when it is refused. Of the answers only those are decoded
+    that have the bytes `containing` anywhere.
     """
 
     doing: str
@@ -50,6 +52,8 @@ class Request:
     values: dict[str, int] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
     ignore: tuple[int, ...] = ()
+    silent: bool = False
+    containing: bytes = b""
 
     def encoded(self, sequence: int) -> bytes:
         """Returns the message's bytes."""
@@ -61,13 +65,17 @@ class _Answer:
     messages: list[Any]
     error: KernelError | None = None
     complete: bool = False
+    interrupted: bool = False
 
 
 class Socket:
-    """A NETLINK_ROUTE socket in the namespace that was current when it was made. A context manager."""
+    """A netlink socket in the namespace that was current when it was made. A context manager.
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    `protocol` is a NETLINK_* number (linux/netlink.h), NETLINK_ROUTE unless given.
+    """
+
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         self._sequence = 0
         for option in (_CAP_ACK, _EXT_ACK, _GET_STRICT_CHK):
             try:
@@ -75,7 +83,7 @@ class Socket:
             except OSError:  # kernels before 4.3, 4.12, 4.20: longer answers, less told, unfiltered dumps
                 continue
 
-    def __enter__(self) -> Socket:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -117,12 +125,19 @@ class Socket:
             found.append(answer.messages[0] if answer.messages else None)
         return found
 
-    def dump(self, request: Request) -> list[Any]:
-        """Sends one dump request and returns all messages; raises KernelError."""
-        (answer,) = self._talk([request])
-        if answer.error and answer.error.errno not in request.ignore:
-            raise answer.error
-        return answer.messages
+    def dump(self, request: Request, *, consistent: bool = False) -> list[Any]:
+        """Sends one dump request and returns all messages; raises KernelError.
+
+        A `consistent` one is repeated while something changed in the midst of it, since entries may be missing then;
+        KernelError (EINTR) when that goes on.
+        """
+        for _ in range(_DUMP_TRIES):
+            (answer,) = self._talk([request])
+            if answer.error and answer.error.errno not in request.ignore:
+                raise answer.error
+            if not (consistent and answer.interrupted):
+                return answer.messages
+        raise KernelError(request.doing, errno.EINTR, "it changes too often to be read")
 
     def notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
         """Waits for news of the subscribed groups; returns (type, message) pairs, None when time ran out.
@@ -140,13 +155,18 @@ class Socket:
         return [(header[1], decode(kind, body)) for header, body in _messages(data)]
 
     def _talk(self, requests: Sequence[Request]) -> list[_Answer]:
-        """Sends all requests at once and reads until each has its answer."""
+        """Sends all requests at once and reads until each has its answer.
+
+        A transaction that is refused as a whole is answered at its first request only, which is silent otherwise.
+        """
+        if not requests:
+            return []
         first = self._sequence + 1
         self._sequence += len(requests)
         data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
         self._socket.send(data)
-        answers = [_Answer([]) for _ in requests]
-        while not all(answer.complete for answer in answers):
+        answers = [_Answer([], complete=request.silent) for request in requests]
+        while not (all(answer.complete for answer in answers) or (requests[0].silent and answers[0].error)):
             for header, body in _messages(self._socket.recv(_RECEIVE_BYTES)):
                 number = header[3] - first
                 if 0 <= number < len(requests):
@@ -190,13 +210,15 @@ def _messages(data: bytes) -> list[tuple[tuple[int, int, int, int, int], bytes]]
 
 def _take(answer: _Answer, request: Request, header: tuple[int, int, int, int, int], body: bytes) -> None:
     kind, flags = header[1], header[2]
+    answer.interrupted |= bool(flags & _NLM_F_DUMP_INTR)
     if kind in (_NLMSG_ERROR, _NLMSG_DONE):
         (code,) = struct.unpack_from("=i", body, _HEADER.size) if len(body) >= _HEADER.size + 4 else (0,)
         if code:
             answer.error = KernelError(request.doing, -code, _explanation(flags, body))
         answer.complete = True
         return
-    answer.messages.append(decode(request.kind, body))
+    if request.containing in body:
+        answer.messages.append(decode(request.kind, body))
     if not flags & _NLM_F_MULTI and not request.flags & NLM_F_ACK:
         answer.complete = True
 

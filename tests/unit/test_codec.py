@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cni.result import Route
-from kernel import address, link, route
-from kernel.codec import AddressMessage, LinkMessage, RouteMessage, decode
+from kernel import address, link, route, vlan
+from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage, decode
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
@@ -24,7 +24,7 @@ from tests.support.binaries import ROOT
 ifinfmsg = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg").ifinfmsg
 ifaddrmsg = importlib.import_module("pyroute2.netlink.rtnl.ifaddrmsg").ifaddrmsg
 rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
-FULL = {LinkMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
+FULL = {LinkMessage: ifinfmsg, VlanMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
 ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
@@ -46,6 +46,13 @@ REQUESTS = {
         "", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
     ),
     "bridge": link.bridge("cni0", MAC, 1400),
+    "bridge with VLAN filtering": link.bridge("cni0", MAC, 0, vlan_filtering=True),
+    "VLAN filtering": vlan.filtering_on(ETH0),
+    "list VLANs": Request("", VlanMessage, link.RTM_GETLINK, NLM_F_DUMP, {"family": 7}, [("IFLA_EXT_MASK", 4)]),
+    "veth on the host": link.veth(VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400),
+    "rename": link.settings(ETH0, up=True, name="cni0.100"),
+    "add VLANs": vlan.addition(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
+    "remove a VLAN": vlan.removal(ETH0, [1]),
     "veth": link.veth(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=9000),
     "veth without mtu": link.veth(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=0),
     "up": link.settings(ETH0, up=True, promisc=True),
@@ -70,6 +77,8 @@ REQUESTS = {
 
 def textual(name: str, value: Any) -> Any:
     """Returns an attribute's value as pyroute2's full classes have it: addresses and states as text."""
+    if name == "IFLA_BRIDGE_VLAN_INFO":
+        return value
     if isinstance(value, dict):
         return {"attrs": [(inner, textual(inner, item)) for inner, item in value["attrs"]]}
     if name == "IFLA_OPERSTATE":
@@ -117,7 +126,12 @@ def compared(kind: type, data: bytes) -> int:
     known = {name for _, name, _ in kind.nla_map}
     count = 0
     for name, value in ours["attrs"]:
-        if name in known and name not in ("IFLA_AF_SPEC", "RTA_METRICS"):
+        if kind is VlanMessage and name == "IFLA_AF_SPEC":
+            entries = [attribute.get_attrs("IFLA_BRIDGE_VLAN_INFO") for attribute in (value, full.get_attr(name))]
+            ours_read, full_read = ([(item["flags"], item["vid"]) for item in entry] for entry in entries)
+            assert ours_read == full_read != []
+            count += 1
+        elif name in known and name not in ("IFLA_AF_SPEC", "RTA_METRICS"):
             assert same(name, value, full.get_attr(name)), name
             count += 1
     return count

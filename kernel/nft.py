@@ -1,0 +1,286 @@
+"""nftables without the `nft` tool: tables, chains and rules over netlink, all changes of a verb in one transaction.
+
+One rule: functions named after an object return a Request; nothing is changed unless `change` sends it, and then all
+of it or nothing.
+
+What it costs on Linux 6.18: a transaction takes well under a millisecond, one that deletes too. But then the kernel has
+memory to free, and whoever closes a netfilter socket meanwhile waits for that (RCU, 10 to 15 ms). So ADD asks only for
+what is not so yet, and a socket by which something was deleted is closed by a child process, which holds nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from kernel.codec import Attributes, BatchMessage, ChainMessage, RuleMessage, TableMessage
+from kernel.errors import KernelError
+from kernel.nft_rule import comment, comment_of
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
+
+INET, BRIDGE = 1, 7  # families: NFPROTO_* (linux/netfilter.h)
+# linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
+_NETLINK_NETFILTER = 12  # linux/netlink.h; Python has no name for it
+_SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
+    _SUBSYSTEM << 8 | number for number in (0, 3, 4, 5, 6, 7, 8)
+)
+_NLM_F_APPEND = 0x800
+_FREED_AFTER_S = 0.05  # three times what it takes on an idle machine; coming too early costs time, nothing else
+_DESCRIPTORS = 1024  # more than a verb ever has open
+_TRIES = 5  # each is lost to another plugin that takes a rule away between our look and our change
+_NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
+
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: `family` is INET or BRIDGE; the comment is given to a new one only."""
+
+    family: int
+    name: str
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Where a base chain is called: `kind` "nat" or "filter", `number` NF_INET_* or NF_BR_*, `priority` as nft's."""
+
+    kind: str
+    number: int
+    priority: int
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain of a table; with a hook it is a base chain, a new one of policy accept."""
+
+    table: Table
+    name: str
+    hook: Hook | None = None
+    comment: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.table.name} {self.name}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule as it stands: its handle, which names it in the table, its expressions and userdata, as bytes."""
+
+    handle: int
+    expressions: bytes
+    userdata: bytes
+
+    @property
+    def comment(self) -> str:
+        """The comment that `nft list` shows."""
+        return comment_of(self.userdata)
+
+
+class UnavailableError(KernelError):
+    """The kernel has no netfilter, so there is nothing to list or to delete either."""
+
+
+def opened() -> NftSocket:
+    """Returns a socket for the functions here, in the current namespace; raises UnavailableError."""
+    try:
+        return NftSocket()
+    except OSError as error:
+        hint = "the kernel needs CONFIG_NETFILTER_NETLINK"
+        raise UnavailableError("open a netfilter socket", error.errno or 0, hint) from error
+
+
+class NftSocket(Socket):
+    """A netfilter socket; `garbage` tells whether the kernel has memory to free since something was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(_NETLINK_NETFILTER)
+        self.garbage = False
+
+    def close(self) -> None:
+        """Closes the socket, or leaves it to a child when that takes long and there is a process for it."""
+        garbage, self.garbage = self.garbage, False
+        if not garbage:
+            super().close()
+            return
+        try:
+            readable, writable = os.pipe()
+        except OSError:
+            super().close()
+            return
+        try:
+            with suppress(OSError):
+                if os.fork() == 0:
+                    _close_last(self.fileno(), readable)
+        finally:
+            os.close(readable)
+            super().close()
+            os.close(writable)
+
+
+def _close_last(socket: int, readable: int) -> None:
+    """Runs in the child: closes everything but the socket, and that last of all; never returns.
+
+    It comes after the parent's closing, and after the kernel has freed its memory in its own time: closing earlier
+    would hold up every change of nftables in this namespace until then.
+    """
+    try:
+        os.dup2(readable, 0)
+        os.dup2(socket, 1)
+        os.closerange(2, _DESCRIPTORS)
+        os.read(0, 1)
+        time.sleep(_FREED_AFTER_S)
+    finally:
+        os._exit(0)
+
+
+def change(socket: NftSocket, *requests: Request) -> None:
+    """Sends requests as one transaction: when one is refused, nothing is changed. Raises KernelError for that one."""
+    _send(socket, requests, commit=True)
+
+
+def rehearse(socket: NftSocket, *requests: Request) -> None:
+    """Has the kernel try requests and take them back; raises KernelError for the first that it would refuse."""
+    _send(socket, requests, commit=False)
+
+
+def retried(attempt: Callable[[], Done]) -> Done:
+    """Returns what `attempt` returns, which looks and then changes; once more while something vanished in between.
+
+    Raises KernelError.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return attempt()
+        except KernelError as error:
+            if error.errno not in (errno.ENOENT, errno.EBUSY):
+                raise
+    return attempt()
+
+
+def table(own: Table) -> Request:
+    """Makes a table; one that is there stays as it is."""
+    attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
+    if own.comment:
+        attributes.append(("NFTA_TABLE_USERDATA", comment(own.comment)))
+    return _request(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
+
+
+def chain(own: Chain) -> Request:
+    """Makes a chain; one that is there stays as it is, but one with another hook is an error (EEXIST)."""
+    attributes = _named(own)
+    if own.hook:
+        hook: Attributes = [("NFTA_HOOK_HOOKNUM", own.hook.number), ("NFTA_HOOK_PRIORITY", own.hook.priority)]
+        attributes.append(("NFTA_CHAIN_TYPE", own.hook.kind))
+        attributes.append(("NFTA_CHAIN_HOOK", {"attrs": hook}))
+    if own.comment:
+        attributes.append(("NFTA_CHAIN_USERDATA", comment(own.comment)))
+    return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, NLM_F_CREATE)
+
+
+def chain_deletion(own: Chain) -> Request:
+    """Deletes a chain and its rules; nothing may jump to it any more (EBUSY), and it must be there (ENOENT)."""
+    return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
+
+
+def rule(own: Chain, expressions: bytes, userdata: bytes = b"") -> Request:
+    """Adds a rule at the end of a chain; `expressions` and `userdata` come from kernel.nft_rule."""
+    attributes = [*_of(own), ("NFTA_RULE_EXPRESSIONS", expressions)]
+    if userdata:
+        attributes.append(("NFTA_RULE_USERDATA", userdata))
+    doing = f"add a rule to chain {own}"
+    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, NLM_F_CREATE | _NLM_F_APPEND)
+
+
+def rule_deletion(own: Chain, handle: int) -> Request:
+    """Deletes a rule, which must be there (ENOENT)."""
+    attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
+    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes)
+
+
+def flush(own: Chain) -> Request:
+    """Deletes all rules of a chain, which must be there (ENOENT)."""
+    return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
+
+
+def rules(socket: NftSocket, own: Chain, containing: str = "") -> list[Rule]:
+    """Returns the rules of a chain in order, of those with `containing` anywhere; none when there is no such chain.
+
+    The others are not even decoded, since there may be hundreds. Raises KernelError.
+    """
+    request = replace(
+        _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
+        ignore=_NOTHING_THERE,
+        silent=False,
+        containing=containing.encode(),
+    )
+    return [
+        Rule(
+            message.get_attr("NFTA_RULE_HANDLE"),
+            message.get_attr("NFTA_RULE_EXPRESSIONS") or b"",
+            message.get_attr("NFTA_RULE_USERDATA") or b"",
+        )
+        for message in socket.dump(request, consistent=True)
+        # Kernels before 4.12 send the rules of all chains.
+        if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (own.table.name, own.name)
+    ]
+
+
+def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
+    """Looks chains up by their names and returns them with the hooks they have, None for what is not there.
+
+    Raises KernelError.
+    """
+    requests = [
+        replace(
+            _request(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own)),
+            ignore=_NOTHING_THERE,
+            silent=False,
+        )
+        for own in chains
+    ]
+    found = socket.get(*requests)
+    return [message and replace(own, hook=_hook(message)) for own, message in zip(chains, found, strict=True)]
+
+
+def _hook(message: ChainMessage) -> Hook | None:
+    hook = message.get_attr("NFTA_CHAIN_HOOK")
+    if hook is None:
+        return None
+    number, priority = hook.get_attr("NFTA_HOOK_HOOKNUM"), hook.get_attr("NFTA_HOOK_PRIORITY")
+    return Hook(message.get_attr("NFTA_CHAIN_TYPE"), number, priority)
+
+
+def _named(own: Chain) -> Attributes:
+    return [("NFTA_CHAIN_TABLE", own.table.name), ("NFTA_CHAIN_NAME", own.name)]
+
+
+def _of(own: Chain) -> Attributes:
+    return [("NFTA_RULE_TABLE", own.table.name), ("NFTA_RULE_CHAIN", own.name)]
+
+
+def _request(
+    doing: str, kind: type[object], number: int, table: Table, attributes: Attributes, flags: int = 0
+) -> Request:
+    return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True)
+
+
+def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool) -> None:
+    """Sends a batch. Only its last change asks for an answer: as many answers as changes could be more than fit."""
+    if not requests:
+        return
+    begin = Request("change nftables", BatchMessage, _BATCH_BEGIN, 0, {"subsystem": _SUBSYSTEM}, silent=True)
+    *others, last = requests
+    socket.garbage |= any(request.type not in (_NEWTABLE, _NEWRULE) for request in requests)
+    last = replace(last, flags=last.flags | NLM_F_ACK, silent=False)
+    # Without its end a batch is tried and taken back.
+    end = [replace(begin, type=_BATCH_END)] if commit else []
+    socket.change(begin, *others, last, *end)

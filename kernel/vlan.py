@@ -1,0 +1,130 @@
+"""VLANs of bridge ports: whether a bridge filters by them, which ones a port has, changing them.
+
+One rule: functions named after an object or an action on it return a Request; those that take a socket talk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from socket import AF_BRIDGE
+from typing import Any
+
+from cni.errors import CniError, Code
+from kernel.codec import Attributes, LinkMessage, VlanMessage
+from kernel.link import RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
+from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
+
+RTM_SETLINK = 19
+PVID, UNTAGGED = 0x2, 0x4  # BRIDGE_VLAN_INFO_* (linux/if_bridge.h)
+_RANGE_BEGIN, _RANGE_END = 0x8, 0x10
+_VLANS_COMPRESSED = 4  # RTEXT_FILTER_BRVLAN_COMPRESSED: ranges instead of one entry for each VLAN
+
+Vlans = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged VLAN
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """Whether a bridge filters by VLAN, and the VLAN that it gives its new ports, PVID and untagged; 0 for none."""
+
+    on: bool
+    default: int
+
+
+class NoFilteringError(CniError):
+    """The kernel was built without VLAN filtering: "vlan" would separate nothing."""
+
+    def __init__(self, bridge: str) -> None:
+        super().__init__(
+            Code.PLUGIN_NOT_AVAILABLE,
+            f'VLANs cannot be served on "{bridge}": the kernel\'s bridge has no VLAN filtering',
+            "it needs a kernel with CONFIG_BRIDGE_VLAN_FILTERING",
+        )
+
+
+def filtering(socket: Socket, bridge: Link) -> Filtering:
+    """Returns how a bridge treats VLANs; raises NoFilteringError, KernelError also when the bridge is gone.
+
+    A kernel without VLAN filtering says of all its bridges that they do not filter; that it does not know of their
+    default VLAN gives it away (net/bridge/br_netlink.c, br_fill_info).
+    """
+    (message,) = socket.get(replace(by_index(bridge.index), ignore=()))
+    info = message.get_attr("IFLA_LINKINFO")
+    data = info and info.get_attr("IFLA_INFO_DATA")
+    default = data and data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID")
+    if default is None:
+        raise NoFilteringError(bridge.name)
+    return Filtering(bool(data.get_attr("IFLA_BR_VLAN_FILTERING")), default)
+
+
+def filtering_on(bridge: Link) -> Request:
+    """Has a bridge filter by VLAN from now on."""
+    data = {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]}
+    info = {"attrs": [("IFLA_INFO_KIND", "bridge"), ("IFLA_INFO_DATA", data)]}
+    doing = f'switch VLAN filtering of "{bridge.name}" on'
+    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": bridge.index}, [("IFLA_LINKINFO", info)])
+
+
+def addition(port: Link, vlans: Vlans) -> Request:
+    """Adds VLANs to a bridge port, in range form; one that the port has gets these flags."""
+    return _change(f'add VLANs to "{port.name}"', RTM_SETLINK, port, vlans)
+
+
+def removal(port: Link, ids: Iterable[int]) -> Request:
+    """Removes VLANs from a bridge port; absent is success."""
+    return _change(f'remove VLANs from "{port.name}"', RTM_DELLINK, port, dict.fromkeys(ids, 0))
+
+
+def of_ports(socket: Socket, bridge: Link) -> dict[int, Vlans]:
+    """Returns the VLANs of each port of a bridge by the port's ifindex; raises KernelError.
+
+    The kernel has no request for one port or one bridge before Linux 5.6: it tells of all, and this one's are decoded.
+    """
+    values: dict[str, int] = {"family": AF_BRIDGE}
+    attributes: Attributes = [("IFLA_EXT_MASK", _VLANS_COMPRESSED)]
+    doing = f'list the VLANs of "{bridge.name}"'
+    mine = struct.pack("=I", bridge.index)
+    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, containing=mine)
+    return {
+        message["index"]: _vlans(message)
+        for message in socket.dump(request)
+        if message.get_attr("IFLA_MASTER") == bridge.index != message["index"]
+    }
+
+
+def _change(doing: str, number: int, port: Link, vlans: Vlans) -> Request:
+    spec = [("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vid}) for flags, vid in _ranges(vlans)]
+    values: dict[str, int] = {"family": AF_BRIDGE, "index": port.index}
+    return Request(doing, VlanMessage, number, NLM_F_ACK, values, [("IFLA_AF_SPEC", {"attrs": spec})])
+
+
+def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
+    """Yields (flags, ID) as the kernel takes them: neighbours of equal flags as the two ends of a range."""
+    ids = sorted(vlans)
+    first = 0
+    for number, vid in enumerate(ids):
+        following = ids[number + 1] if number + 1 < len(ids) else 0
+        flags = vlans[vid]
+        if following == vid + 1 and vlans[following] == flags and not flags & PVID:  # there is but one PVID
+            continue
+        if number == first:
+            yield flags, vid
+        else:
+            yield flags | _RANGE_BEGIN, ids[first]
+            yield flags | _RANGE_END, vid
+        first = number + 1
+
+
+def _vlans(message: Any) -> Vlans:
+    spec = message.get_attr("IFLA_AF_SPEC")
+    found: dict[int, int] = {}
+    first = 0
+    for item in spec.get_attrs("IFLA_BRIDGE_VLAN_INFO") if spec else ():
+        flags, vid = item["flags"], item["vid"]
+        if flags & _RANGE_BEGIN:
+            first = vid
+            continue
+        begin = first if flags & _RANGE_END else vid
+        found.update(dict.fromkeys(range(begin, vid + 1), flags & (PVID | UNTAGGED)))
+    return found

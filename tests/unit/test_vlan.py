@@ -1,0 +1,90 @@
+"""VLANs as values: ranges on the wire (kernel.vlan), and which ones a port is put in (plugins.bridge.vlan)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel import vlan
+from kernel.codec import VlanMessage, decode
+from kernel.link import RTM_DELLINK, Link
+from kernel.vlan import PVID, UNTAGGED, Filtering
+from plugins.bridge.conf import Vlans
+from plugins.bridge.vlan import settings
+
+PORT = Link(9, "veth0", "02:00:00:00:00:01", 1500, 1, "veth", 3, 0, None, 6)
+BRIDGE = Link(3, "cni0", "02:00:00:00:00:02", 1500, 1, "bridge", 0, 0, None, 6)
+OWN = PVID | UNTAGGED
+
+
+class Told:
+    """A socket whose dump tells of ports what requests have asked for them."""
+
+    def __init__(self, *requests):
+        self._requests = requests
+
+    def dump(self, request):
+        """Returns the requests as the kernel's messages about the ports of the bridge."""
+        master = ("IFLA_MASTER", BRIDGE.index)
+        asked = [replace(item, attributes=[*item.attributes, master]).encoded(1) for item in self._requests]
+        assert all(request.containing in message for message in asked)
+        return [decode(VlanMessage, message) for message in asked]
+
+
+@given(
+    st.dictionaries(st.integers(1, 4094), st.sampled_from([0, UNTAGGED])),
+    st.sets(st.integers(0, 500)).map(
+        lambda starts: {vid: 0 for start in starts for vid in range(8 * start + 1, 8 * start + 6)}
+    ),
+    st.integers(1, 4094),
+)
+def test_vlans_come_back_from_their_ranges(some, runs, native):
+    """Any VLANs, runs of neighbours among them, are the same after a way in the kernel's range form."""
+    asked = {**runs, **some, native: OWN}
+    assert vlan.of_ports(Told(vlan.addition(PORT, asked)), BRIDGE) == {PORT.index: asked}
+
+
+def test_neighbours_are_one_range():
+    """A whole trunk takes two entries of the message, however many VLANs it has; the PVID is never in a range."""
+    request = vlan.addition(PORT, {100: OWN, **dict.fromkeys(range(101, 4095), 0)})
+    entries = [(info["vid"], info["flags"]) for _, info in dict(request.attributes)["IFLA_AF_SPEC"]["attrs"]]
+    assert entries == [(100, OWN), (101, 0x8), (4094, 0x10)]
+
+
+def test_the_bridge_itself_is_no_port():
+    """What the kernel tells of the bridge's own VLANs, and of other bridges' ports, is left out."""
+    told = Told(vlan.addition(BRIDGE, {1: OWN}), vlan.addition(PORT, {2: OWN}))
+    assert vlan.of_ports(told, BRIDGE) == {PORT.index: {2: OWN}}
+    assert vlan.of_ports(Told(vlan.addition(PORT, {2: OWN})), replace(BRIDGE, index=9)) == {}
+
+
+CASES = {
+    "nothing": (Vlans(), 1, [], {}),
+    "an empty trunk": (Vlans(0, ()), 1, [], {}),
+    "an access VLAN": (Vlans(100), 1, [1], {100: OWN}),
+    "another default": (Vlans(100), 7, [7], {100: OWN}),
+    "no default": (Vlans(100), 0, [], {100: OWN}),
+    "no default to keep": (Vlans(100, None, True), 0, [], {100: OWN}),
+    "the default itself": (Vlans(1), 1, [], {1: OWN}),
+    "the default kept": (Vlans(100, None, True), 1, [], {1: UNTAGGED, 100: OWN}),
+    "a trunk": (Vlans(0, (5, 6)), 1, [], {1: OWN, 5: 0, 6: 0}),
+    "a trunk where another is the default": (Vlans(0, (5, 6)), 7, [7], {1: OWN, 5: 0, 6: 0}),
+    "both": (Vlans(100, (5,)), 1, [1], {5: 0, 100: OWN}),
+    "both the same": (Vlans(5, (5,)), 1, [1], {5: OWN}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_port_is_put_in_its_vlans(case):
+    """The default VLAN is taken away unless it is wanted, the others are added, in at most two requests."""
+    asked, default, removed, added = CASES[case]
+    requests = settings(PORT, asked, Filtering(True, default))
+    expected = [vlan.removal(PORT, removed)] if removed else []
+    assert requests == expected + ([vlan.addition(PORT, added)] if added else [])
+    assert [request.type == RTM_DELLINK for request in requests] == [True] * len(removed) + [False] * bool(added)
+
+
+def test_without_vlans_nothing_is_sent():
+    """A network that asks for no VLANs sends no request."""
+    assert settings(PORT, Vlans(), None) == []
