@@ -1,0 +1,183 @@
+"""iptables: reading and changing rules with its restore programs, one process for each address family and step.
+
+One rule: only exit statuses decide, never texts, which differ between versions and between the two variants.
+
+`iptables-restore --noflush` takes "-S CHAIN" beside the lines that change something, so that a process reads any
+number of chains, and another applies any number of changes, all of them or none. Whether it is iptables-legacy or
+iptables-nft behind the name is the host's choice; both are served.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from cni import child
+from cni.child import Command, Outcome
+from cni.errors import CniError, Code
+from kernel import nft
+from kernel.errors import KernelError
+from kernel.nft import Chain, Table
+
+FAMILIES = (4, 6)
+LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
+
+_PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
+_NFPROTO = {4: 2, 6: 10}  # linux/netfilter.h
+_LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
+_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+_LOCK = "/run/xtables.lock"
+_TRIES = 10  # iptables-nft: a conflict takes another program that commits within the same milliseconds
+
+# Exit statuses (iptables: enum xtables_exittype in xtables.h).
+_REFUSED, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 3, 4
+
+
+class UnusableError(CniError):
+    """A family has no iptables here: no program, no support in the kernel, no permission."""
+
+
+class RefusedError(CniError):
+    """A line was refused: a rule to delete, a chain to make is not as it was read, or the kernel has no such match."""
+
+
+def read(
+    families: Iterable[int], table: str, chains: Sequence[str], *, skip_unusable: bool = False
+) -> dict[int, list[str]]:
+    """Returns what `-S` prints of the `chains`, for each of the `families` (4, 6): -P or -N lines, then -A lines.
+
+    The first chain must be a built-in one; of the others, those behind one that is missing are not listed.
+    Raises CniError(11) when the lock is not had, UnusableError; `skip_unusable` leaves such families out, for those
+    who look for what may have to be taken away.
+    """
+    text = _document(table, [f"-S {chain}" for chain in chains])
+    texts = {family: text for family in families if not skip_unusable or _find(family)}
+    listings = {}
+    for family, outcome in _run(texts).items():
+        if outcome.stdout:  # a built-in chain can be listed wherever there is an iptables that works
+            listings[family] = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
+        elif not skip_unusable:
+            raise _unusable(family, outcome)
+        elif outcome.status != _VERSION_PROBLEM:
+            print(f"podwire: iptables rules were not looked for: {_unusable(family, outcome)}", file=sys.stderr)
+    return listings
+
+
+def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
+    """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `doing` is for the errors.
+
+    Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
+    another may have been changed.
+    """
+    texts = {family: _document(table, lines) for family, lines in changes.items() if lines}
+    for family, outcome in _run(texts).items():
+        if outcome.status:
+            raise _failure(doing, family, outcome)
+
+
+def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
+    """Returns those of `families` whose `table` may hold `chain`, by asking the kernel and no program.
+
+    iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
+    """
+    asked = list(families)
+    legacy = {family for family in asked if table in _legacy_tables(family)}
+    try:
+        with nft.opened() as socket:
+            found = nft.get(socket, *(Chain(Table(_NFPROTO[family], table), chain) for family in asked))
+    except (OSError, KernelError):  # a kernel without nftables, or one that does not tell us: the programs will
+        return set(asked)
+    return legacy | {family for family, present in zip(asked, found, strict=True) if present}
+
+
+def problem(families: Iterable[int]) -> str:
+    """Returns "" when table nat can be used for all `families`, else what is missing; one process for each."""
+    try:
+        read(families, "nat", ["POSTROUTING"])
+    except UnusableError as error:
+        return str(error)
+    return ""
+
+
+def _legacy_tables(family: int) -> list[str]:
+    try:
+        with open(_LEGACY_TABLES[family], encoding="ascii") as file:
+            return file.read().split()
+    except FileNotFoundError:
+        return []
+
+
+def _document(table: str, lines: Sequence[str]) -> bytes:
+    return "\n".join((f"*{table}", *lines, "COMMIT", "")).encode("utf-8", "surrogateescape")
+
+
+def _run(texts: Mapping[int, bytes]) -> dict[int, Outcome]:
+    """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock."""
+    if not texts:
+        return {}
+    start = time.monotonic()
+    commands = {family: _command(family, text) for family, text in texts.items()}
+    outcomes: dict[int, Outcome] = {}
+    for _ in range(_TRIES):
+        busy = [family for family in texts if family not in outcomes or outcomes[family].status == _RESOURCE_PROBLEM]
+        try:
+            outcomes.update(zip(busy, child.run(*(commands[family] for family in busy)), strict=True))
+        except OSError as error:
+            raise UnusableError(Code.INTERNAL, f"cannot run {_names(busy)}: {error.strerror}", "") from error
+        conflict = any(outcome.status == _RESOURCE_PROBLEM for outcome in outcomes.values())
+        if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions count in whole seconds
+            raise CniError(
+                Code.TRY_AGAIN_LATER,
+                f"iptables is held by another program for {LOCK_WAIT_S} s, try again later",
+                f"see who holds it: fuser -v {os.environ.get('XTABLES_LOCKFILE') or _LOCK}",
+            )
+        if not conflict:
+            break
+    return outcomes
+
+
+def _command(family: int, text: bytes) -> Command:
+    program = _find(family)
+    if not program:
+        raise UnusableError(
+            Code.INTERNAL,
+            f"{_PROGRAMS[family]} is not installed",
+            f"it is neither on PATH nor in {', '.join(_DIRECTORIES)}; install iptables",
+        )
+    argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S))
+    return Command(argv, {**os.environ, "LC_ALL": "C"}, text, capture_stderr=True)
+
+
+def _find(family: int) -> str:
+    """Returns the path of a family's program or ""; runtimes start plugins with a PATH without sbin, or with none."""
+    for directory in (*os.environ.get("PATH", "").split(":"), *_DIRECTORIES):
+        path = f"{directory}/{_PROGRAMS[family]}"
+        if directory.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+def _names(families: Iterable[int]) -> str:
+    return ", ".join(_PROGRAMS[family] for family in families)
+
+
+def _unusable(family: int, outcome: Outcome) -> UnusableError:
+    return UnusableError(
+        Code.INTERNAL,
+        f"{_PROGRAMS[family]} cannot be used: {outcome.how}",
+        _said(outcome) or "does the kernel have the tables that iptables needs?",
+    )
+
+
+def _failure(doing: str, family: int, outcome: Outcome) -> CniError:
+    if outcome.status == _VERSION_PROBLEM:
+        return _unusable(family, outcome)
+    kind = RefusedError if outcome.status == _REFUSED else CniError
+    return kind(Code.INTERNAL, f"failed to {doing}: {_PROGRAMS[family]} ended with {outcome.how}", _said(outcome))
+
+
+def _said(outcome: Outcome) -> str:
+    """Returns what the program wrote on stderr, in one line."""
+    return " ".join(outcome.stderr.decode("utf-8", "replace").split())

@@ -1,0 +1,197 @@
+"""Reading and changing rules with the restore programs (kernel.iptables), on programs that do as told."""
+
+import pytest
+
+from cni.errors import CniError
+from kernel import iptables
+from kernel.iptables import RefusedError, UnusableError
+from tests.support.errors import failure_of
+
+PROGRAM = """#!/bin/sh
+here=${0%/*}
+echo "$LC_ALL $*" >> "$0.calls"
+cat > "$0.stdin"
+[ -e "$here/listing" ] && cat "$here/listing"
+echo "  it
+said" >&2
+set -- $(cat "$0.exits")
+echo "$2 $3 $4 $5" > "$0.exits"
+exit ${1:-0}
+"""
+
+
+class Programs:
+    """iptables-restore and ip6tables-restore in one directory; they end with the statuses given, then with 0."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir()
+
+    def install(self, family=4, *exits):
+        program = self.directory / ("iptables-restore" if family == 4 else "ip6tables-restore")
+        program.write_text(PROGRAM)
+        program.chmod(0o755)
+        program.with_suffix(".exits").write_text(" ".join(map(str, exits)))
+        return program
+
+    def lists(self, text):
+        (self.directory / "listing").write_text(text)
+
+    def calls(self, family=4):
+        file = self.directory / ("iptables-restore.calls" if family == 4 else "ip6tables-restore.calls")
+        return file.read_text().splitlines() if file.exists() else []
+
+    def stdin(self, family=4):
+        return (self.directory / ("iptables-restore.stdin" if family == 4 else "ip6tables-restore.stdin")).read_text()
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """The programs' directory, on PATH; the host's own programs are out of reach."""
+    monkeypatch.setenv("PATH", f"relative::{tmp_path}/absent:{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(iptables, "_DIRECTORIES", (f"{tmp_path}/bin",))
+    return Programs(tmp_path / "bin")
+
+
+def apply(lines=("-A INPUT -j ACCEPT",)):
+    iptables.apply({4: lines}, "nat", "do it")
+
+
+def test_chains_are_read_by_one_process(programs):
+    """All chains are asked for in one document, in the C locale, with a bounded wait for the lock."""
+    programs.install()
+    programs.lists("-P POSTROUTING ACCEPT\n-N CNI-x\n")
+    found = iptables.read([4], "nat", ["POSTROUTING", "CNI-x"])
+    assert programs.calls() == ["C --noflush --wait 10"]
+    assert programs.stdin() == "*nat\n-S POSTROUTING\n-S CNI-x\nCOMMIT\n"
+    assert found == {4: ["-P POSTROUTING ACCEPT", "-N CNI-x", ""]}
+
+
+def test_bytes_that_are_no_text_survive(programs):
+    """A rule whose comment is not UTF-8 is given back to the program byte by byte."""
+    program = programs.install()
+    (programs.directory / "listing").write_bytes(b'-A POSTROUTING -m comment --comment "\xff\xc3" -j x\n')
+    (line, _) = iptables.read([4], "nat", ["POSTROUTING"])[4]
+    apply([line])
+    assert b'--comment "\xff\xc3" -j x\n' in program.with_suffix(".stdin").read_bytes()
+
+
+def test_a_chain_that_is_missing_is_not_listed(programs):
+    """Exit status 1 behind a built-in chain's listing means that the next chain is not there."""
+    programs.install(4, 1)
+    programs.lists("-P POSTROUTING ACCEPT\n")
+    assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: ["-P POSTROUTING ACCEPT", ""]}
+
+
+def test_changes_are_one_document_for_each_family(programs):
+    """Each family's lines go to its own program, and a family without lines needs none."""
+    programs.install(4)
+    programs.install(6)
+    iptables.apply({4: ["-N a", "-N b"], 6: ["-X c"]}, "nat", "do it")
+    assert (programs.stdin(4), programs.stdin(6)) == ("*nat\n-N a\n-N b\nCOMMIT\n", "*nat\n-X c\nCOMMIT\n")
+    iptables.apply({4: [], 6: ["-X c"]}, "nat", "do it")
+    assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, RefusedError), (2, CniError), (3, UnusableError)])
+def test_a_failure_tells_what_the_program_said(programs, status, kind):
+    """The message names program, deed and exit status, the details what stood on stderr, in one line."""
+    programs.install(4, status)
+    error = failure_of(apply, CniError)
+    assert type(error) is kind
+    assert str(status) in error.msg
+    assert "iptables-restore" in error.msg
+    assert (error.code, error.details) == (999, "it said")
+
+
+def test_what_a_signal_ended_has_failed(programs):
+    """A program that is killed is no success."""
+    programs.install().write_text("#!/bin/sh\nkill -9 $$\n")
+    assert "signal 9" in failure_of(apply, CniError).msg
+
+
+def test_a_conflict_is_tried_again(programs):
+    """Exit status 4 at once is iptables-nft losing against another commit: the same lines are tried again."""
+    programs.install(4, 4, 4)
+    apply()
+    assert len(programs.calls()) == 3
+
+
+def test_only_the_family_in_conflict_is_tried_again(programs):
+    """A family that is done is not done twice: its lines would be refused."""
+    programs.install(4)
+    programs.install(6, 4)
+    iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it")
+    assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
+
+
+def test_a_conflict_without_end_is_an_error(programs):
+    """After ten tries the program's own words are told."""
+    programs.install().write_text("#!/bin/sh\necho >> $0.calls\necho busy >&2\nexit 4\n")
+    error = failure_of(apply, CniError)
+    assert (error.code, error.details, len(programs.calls())) == (999, "busy", 10)
+    assert "exit status 4" in error.msg
+
+
+@pytest.mark.parametrize(("variable", "named"), [(None, "/run/xtables.lock"), ("/x/lock", "/x/lock")])
+def test_a_lock_not_had_is_try_again_later(programs, monkeypatch, variable, named):
+    """When the program waited as long as it may, the code is 11, and the lock's file is named."""
+    if variable:
+        monkeypatch.setenv("XTABLES_LOCKFILE", variable)
+    else:
+        monkeypatch.delenv("XTABLES_LOCKFILE", raising=False)
+    monkeypatch.setattr(iptables, "LOCK_WAIT_S", 1)
+    programs.install(4, 4, 4)
+    error = failure_of(apply, CniError)
+    assert (error.code, len(programs.calls())) == (11, 1)
+    assert "try again later" in error.msg
+    assert error.details.endswith(f" {named}")
+
+
+def test_a_missing_program_makes_a_family_unusable(programs):
+    """The error names the program and where it was looked for, and nothing is run for the other family."""
+    programs.install(4)
+    error = failure_of(lambda: iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it"), UnusableError)
+    assert error.msg == "ip6tables-restore is not installed"
+    assert str(programs.directory) in error.details
+    assert programs.calls(4) == []
+
+
+def test_a_program_that_cannot_be_run_makes_a_family_unusable(programs):
+    """A file that is no program is told with the kernel's reason."""
+    programs.install().write_bytes(b"\x7fELF")
+    assert "cannot run iptables-restore: Exec format error" in failure_of(apply, UnusableError).msg
+
+
+@pytest.mark.parametrize("path", [None, "", "relative:."])
+def test_without_a_path_the_usual_directories_are_searched(programs, monkeypatch, path, tmp_path):
+    """Runtimes start plugins with hardly any environment, and where they happen to be no program is looked for."""
+    program = programs.install()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / program.name).write_text("#!/bin/sh\nexit 2\n")
+    (tmp_path / program.name).chmod(0o755)
+    program.write_text("#!/bin/sh\n: > ${0%/*}/ran\n")
+    monkeypatch.delenv("PATH") if path is None else monkeypatch.setenv("PATH", path)
+    apply()
+    assert (programs.directory / "ran").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
+def test_a_family_that_cannot_even_list_is_unusable(programs, status, capfd):
+    """A built-in chain can be listed wherever iptables works; those who only look for leftovers are told and go on.
+
+    Missing support in the kernel, exit status 3, is not worth a word to them.
+    """
+    programs.install().write_text(f"#!/bin/sh\necho no >&2\nexit {status}\n")
+    error = failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
+    assert error.details == "no"
+    assert iptables.read([4, 6], "nat", ["POSTROUTING"], skip_unusable=True) == {}
+    assert bool(capfd.readouterr().err) == (status != 3)
+
+
+def test_a_problem_is_told_in_words(programs):
+    """No text when table nat can be listed, else what is missing."""
+    assert "not installed" in iptables.problem([4])
+    programs.install()
+    programs.lists("-P POSTROUTING ACCEPT\n")
+    assert iptables.problem([4]) == ""
