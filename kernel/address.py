@@ -1,6 +1,6 @@
 """IP addresses on links: listing, adding, removing.
 
-One rule: functions named after an object return a Request; only `on_link` talks.
+One rule: functions named after an object return a Request; only `on_link` and `elsewhere` talk.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC
     """Returns the addresses of a link, of one family (AF_INET, AF_INET6) or both; raises KernelError."""
     values = {"family": family, "index": link.index}
     request = Request(f'list the addresses of "{link.name}"', AddressMessage, RTM_GETADDR, NLM_F_DUMP, values)
-    found = []
-    for message in socket.dump(request):
-        if message["index"] == link.index:  # kernels before 4.20 do not filter
-            packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-            flags = message.get_attr("IFA_FLAGS") or message["flags"]
-            found.append(Assigned(_interface(packed, message["prefixlen"]), flags))
-    return found
+    # Kernels before 4.20 do not filter.
+    return [_assigned(message) for message in socket.dump(request) if message["index"] == link.index]
+
+
+def elsewhere(socket: Socket, link: Link | None) -> list[Assigned]:
+    """Returns the addresses of all links but `link`; raises KernelError."""
+    request = Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)
+    return [_assigned(message) for message in socket.dump(request) if not link or message["index"] != link.index]
 
 
 def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Request:
@@ -55,6 +56,11 @@ def removal(link: Link, address: Interface) -> Request:
     packed: Attributes = [("IFA_LOCAL", address.ip.packed)]
     values = _values(link, address)
     return Request(doing, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
+
+
+def _assigned(message: AddressMessage) -> Assigned:
+    packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+    return Assigned(_interface(packed, message["prefixlen"]), message.get_attr("IFA_FLAGS") or message["flags"])
 
 
 def _interface(packed: bytes, prefix: int) -> Interface:

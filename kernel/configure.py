@@ -59,7 +59,11 @@ class Sandbox:
         """Returns the interface; raises CniError(999) when there is none, KernelError."""
         found = self.find()
         if found is None:
-            raise CniError(Code.INTERNAL, f'failed to lookup "{self.ifname}": Link not found', f"in {self.path}")
+            raise CniError(
+                Code.INTERNAL,
+                f'failed to lookup "{self.ifname}": Link not found',
+                f"in {self.path}; something else deleted it",
+            )
         return found
 
     def configure(self, own: Link, result: Result, *, dad: bool) -> None:
@@ -68,7 +72,7 @@ class Sandbox:
         `dad` runs IPv6 duplicate address detection. Addresses without an interface index are somebody else's.
         Raises CniError for a wrong index and for a duplicate address, KernelError.
         """
-        ips = _own(result, self.ifname)
+        ips = own_ips(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
         with ExitStack() as listening:
             with entered(self.namespace):
@@ -104,7 +108,7 @@ class Sandbox:
                     raise CniError(
                         Code.INTERNAL,
                         f"link {own.name} has address {assigned.address.ip} in DADFAILED state",
-                        "another host on this network uses the address",
+                        "another host on this network uses the address: take it off there, or out of the IPAM's range",
                     )
                 tentative = tentative or bool(assigned.flags & IFA_F_TENTATIVE)
             if not tentative:
@@ -114,7 +118,7 @@ class Sandbox:
                     raise CniError(
                         Code.INTERNAL,
                         f"link {own.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
-                        "IPv6 duplicate address detection did not finish",
+                        "IPv6 duplicate address detection did not finish; does the other end forward?",
                     )
                 return  # without carrier it cannot finish; that is no failure (reference since 1.9.0)
 
@@ -126,7 +130,7 @@ def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
     of the sandbox cannot be told from ours and counts when it is anywhere.
     """
     present = {assigned.address for assigned in address.on_link(sandbox.socket, own)}
-    for ip in _own(prev_result, sandbox.ifname, strict=False):
+    for ip in own_ips(prev_result, sandbox.ifname, strict=False):
         if ip.address not in present:
             raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
     installed: dict[type, list[Installed]] = {}
@@ -149,7 +153,7 @@ def _lost(what: str, sandbox: Sandbox) -> CniError:
     return CniError(Code.INTERNAL, f"Expected {what}", f"in {sandbox.path}; remove the container and create it again")
 
 
-def _own(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
+def own_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
     """Returns the addresses meant for the interface; `strict` refuses an index that points elsewhere (reference)."""
     own = []
     for ip in result.ips:
@@ -161,7 +165,11 @@ def _own(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
         if known and result.interfaces[ip.interface].name == ifname:
             own.append(ip)
         elif strict:
-            raise CniError(Code.INTERNAL, f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index')
+            raise CniError(
+                Code.INTERNAL,
+                f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index',
+                f"interface {ip.interface} of the result is not that one; correct what the IPAM plugin answers",
+            )
     return own
 
 
@@ -195,5 +203,7 @@ def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
         ) from error
     except OSError as error:
         raise CniError(
-            Code.INTERNAL, f"failed to enable IPv6 on interface {ifname}: {error.filename}: {error.strerror}"
+            Code.INTERNAL,
+            f"failed to enable IPv6 on interface {ifname}: {error.filename}: {error.strerror}",
+            "IPv6 is switched off in the container, and to switch it on /proc/sys must be writable",
         ) from error

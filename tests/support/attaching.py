@@ -21,12 +21,16 @@ BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # host-local
 
 @dataclass(frozen=True)
 class Network:
-    """A network configuration on one host; `path` is CNI_PATH, `bin_dir` the plugin's directory, ours unless given."""
+    """A network configuration on one host; `path` is CNI_PATH, `bin_dir` the plugin's directory, ours unless given.
+
+    `env` are further variables for each verb.
+    """
 
     host: Namespace
     config: Mapping[str, Any]
     path: str | None = None
     bin_dir: Path | None = None
+    env: Mapping[str, str] | None = None
 
     def having(self, **keys: Any) -> Network:
         """Returns the same network with other top-level keys; None leaves a key out."""
@@ -66,7 +70,7 @@ class Network:
         return {file.name: file.read_text().split()[0] for file in files if file.name not in BOOKKEEPING}
 
     def _how(self, pod: Namespace | str | None, how: dict[str, Any]) -> dict[str, Any]:
-        own = {"netns": pod, "host": self.host, "path": self.path, "bin_dir": self.bin_dir}
+        own = {"netns": pod, "host": self.host, "path": self.path, "bin_dir": self.bin_dir, "env": self.env}
         return {**own, **({"container_id": pod.name} if isinstance(pod, Namespace) else {}), **how}
 
 

@@ -52,6 +52,11 @@ def routes(text: str) -> list[str]:
     return sorted(line.strip() for line in _plain(text).splitlines())
 
 
+def rules(text: str) -> list[str]:
+    """Returns the lines of `nft list ruleset`, indented as they are."""
+    return [line for line in _plain(text).splitlines() if line.strip()]
+
+
 def result(body: Mapping[str, Any]) -> State:
     """Returns an ADD's result with its MACs, the host end's name and the sandbox's path replaced."""
     interfaces = []

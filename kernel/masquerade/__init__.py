@@ -1,0 +1,1 @@
+"""IP masquerade of an attachment: traffic that leaves its subnet gets the node's address."""
