@@ -5,9 +5,21 @@ One rule: an error says what was being done to what; its number decides, never i
 
 from __future__ import annotations
 
+import errno as numbers
 import os
 
 from cni.errors import CniError, Code
+
+# The cure, where an errno means one thing in all that is asked of the kernel here.
+_CURES = {
+    numbers.EPERM: "this needs root with CAP_NET_ADMIN in the network namespace",
+    numbers.EXFULL: "a bridge has room for 1023 ports: use a second bridge",
+    numbers.ENETUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
+    numbers.EHOSTUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
+    numbers.EOPNOTSUPP: "the kernel lacks this, perhaps a module is not loaded",
+    numbers.ENOMEM: "the kernel is out of memory",
+    numbers.ENOBUFS: "the kernel is out of memory",
+}
 
 
 def reason(number: int) -> str:
@@ -18,11 +30,13 @@ def reason(number: int) -> str:
 class KernelError(CniError):
     """A refused request: `doing` ('set "veth3f2a" up'), `errno`, and the kernel's own explanation if it gave one.
 
-    Where nobody has more to say it is the answer as it stands, code 999 with the reference's "failed to ..." text.
+    Where nobody has more to say it is the answer as it stands, code 999 with the reference's "failed to ..." text;
+    `details` are the explanation and the cure, as far as they are known.
     """
 
     def __init__(self, doing: str, errno: int, explanation: str = "") -> None:
-        super().__init__(Code.INTERNAL, f"failed to {doing}: {reason(errno)}", explanation)
+        details = "; ".join(filter(None, (explanation, _CURES.get(errno, ""))))
+        super().__init__(Code.INTERNAL, f"failed to {doing}: {reason(errno)}", details)
         self.doing = doing
         self.errno = errno
         self.explanation = explanation

@@ -17,6 +17,7 @@ from cni.errors import CniError, Code
 from kernel.errors import reason
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
+_NEEDS = "entering another network namespace needs root with CAP_SYS_ADMIN"
 _NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (linux/magic.h)
 
 
@@ -39,7 +40,7 @@ class Netns:
             raise failure(
                 Code.INVALID_NETNS,
                 f'{doing}: failed to Statfs "{path}": {reason(number)}',
-                "CNI_NETNS must be the path of a network namespace",
+                "CNI_NETNS must be the path of a network namespace; is the container still there?",
             ) from error
         if magic not in _NAMESPACE_FILE_SYSTEMS:
             raise NetnsMissingError(
@@ -50,7 +51,7 @@ class Netns:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", "") from error
+            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", _NEEDS) from error
 
     def __enter__(self) -> Netns:
         return self
@@ -77,7 +78,7 @@ def entered(namespace: Netns) -> Iterator[None]:
             setns(namespace.fileno(), _CLONE_NEWNET)
         except OSError as error:
             doing = f'cannot enter netns "{namespace.path}"'
-            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}") from error
+            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", _NEEDS) from error
         try:
             yield
         finally:

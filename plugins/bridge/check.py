@@ -6,6 +6,7 @@ change nothing.
 
 from __future__ import annotations
 
+from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.errors import CniError, Code
 from cni.result import Interface, Result
@@ -14,8 +15,12 @@ from kernel.configure import Sandbox, check
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
+from plugins.bridge import mtu, netfilter, spoof, vlan
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.switch import gateway_on_bridge
+
+_AGAIN = "remove the container and create it again"
+_OTHER_RESULT = "the runtime gave the result of another attachment, or the configuration was changed since"
 
 
 def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket) -> None:
@@ -26,49 +31,63 @@ def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, names
         inside = _check_inside(listed, conf, sandbox)
         outside = _check_outside(inside, bridge, prev_result, host, namespace)
         _check_port(conf, outside, host)
+        gateway = vlan.check(host, conf, prev_result, bridge, outside)
+        mtu.check(conf, prev_result, bridge, outside, inside)
         check(sandbox, inside, prev_result)
+    if conf.mac_spoof_check:
+        spoof.check(args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
     if conf.is_gateway:
-        _check_gateways(prev_result, bridge, host)
+        _check_gateways(prev_result, gateway, host)
+    netfilter.check(conf)
 
 
 def _container(args: CmdArgs, prev_result: Result) -> Interface:
     for item in prev_result.interfaces:
         if item.name == args.ifname and item.sandbox:
             if item.sandbox != args.netns:
-                raise _wrong(f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}")
+                raise _wrong(
+                    f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}", _AGAIN
+                )
             return item
-    raise _wrong(f"Interface name {args.ifname} not found in prevResult")
+    raise _wrong(f"Interface name {args.ifname} not found in prevResult", _OTHER_RESULT)
 
 
 def _check_bridge(conf: BridgeConf, prev_result: Result, host: Socket) -> Link:
     listed = next((item for item in prev_result.interfaces if item.name == conf.bridge and not item.sandbox), None)
     if listed is None:
-        raise _wrong(f'prevResult has no bridge "{conf.bridge}" on the host')
+        raise _wrong(f'prevResult has no bridge "{conf.bridge}" on the host', _OTHER_RESULT)
     (found,) = link.get(host, link.by_name(conf.bridge))
     if found is None:
-        raise _wrong(f"Interface name {conf.bridge} not found")
+        raise _wrong(f"Interface name {conf.bridge} not found", _AGAIN)
     if found.kind != "bridge":
-        raise _wrong(f"Interface {conf.bridge} in prevResult is not a bridge")
+        raise _wrong(
+            f"Interface {conf.bridge} in prevResult is not a bridge", f"it is {found.kind or 'unknown'}; {_AGAIN}"
+        )
     # Without a gateway address the reference lets the bridge's address follow its ports.
     if conf.is_gateway and listed.mac and found.mac != listed.mac:
-        raise _wrong(f"Bridge interface {conf.bridge} Mac doesn't match: {listed.mac}", f"it is {found.mac}")
+        details = f'it is {found.mac}; set it back: ip link set "{conf.bridge}" address {listed.mac}'
+        raise _wrong(f"Bridge interface {conf.bridge} Mac doesn't match: {listed.mac}", details)
     if not found.is_up:
-        raise _wrong(f"Bridge interface {conf.bridge} is down")
+        raise _wrong(f"Bridge interface {conf.bridge} is down", f'set it up: ip link set "{conf.bridge}" up')
     if bool(found.flags & link.IFF_PROMISC) != conf.promisc:
-        raise _wrong(f"Bridge interface {conf.bridge} configured Promisc Mode {conf.promisc} doesn't match its state")
+        details = f'set it: ip link set "{conf.bridge}" promisc {"on" if conf.promisc else "off"}'
+        msg = f"Bridge interface {conf.bridge} configured Promisc Mode {conf.promisc} doesn't match its state"
+        raise _wrong(msg, details)
     return found
 
 
 def _check_inside(listed: Interface, conf: BridgeConf, sandbox: Sandbox) -> Link:
     inside = sandbox.find()
     if inside is None:
-        raise _wrong(f"Container interface {sandbox.ifname} not found", f"in {sandbox.path}")
+        raise _wrong(f"Container interface {sandbox.ifname} not found", f"in {sandbox.path}; {_AGAIN}")
     if inside.kind != "veth":
-        raise _wrong(f"Container interface {sandbox.ifname} is not of type veth", f"it is {inside.kind or 'unknown'}")
+        details = f"it is {inside.kind or 'unknown'}; {_AGAIN}"
+        raise _wrong(f"Container interface {sandbox.ifname} is not of type veth", details)
     if listed.mac and inside.mac != listed.mac:
-        raise _wrong(f"Interface {sandbox.ifname} Mac doesn't match: {listed.mac}", f"it is {inside.mac}")
+        raise _wrong(f"Interface {sandbox.ifname} Mac doesn't match: {listed.mac}", f"it is {inside.mac}; {_AGAIN}")
     if inside.is_up == conf.container_interface_down:
-        raise _wrong(f"Container interface {sandbox.ifname} is {'up' if inside.is_up else 'down'}")
+        details = f'in the container: ip link set "{sandbox.ifname}" {"down" if inside.is_up else "up"}'
+        raise _wrong(f"Container interface {sandbox.ifname} is {'up' if inside.is_up else 'down'}", details)
     return inside
 
 
@@ -76,18 +95,19 @@ def _check_outside(inside: Link, bridge: Link, prev_result: Result, host: Socket
     """Finds the other end on the host; it must be a port of the bridge and be listed with its address."""
     outside = link.other_end(host, inside, namespace)
     if outside is None:
-        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found")
+        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", f"it is not on this host; {_AGAIN}")
     if outside.master != bridge.index:
-        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", f'"{outside.name}" is not its port')
+        details = f'"{outside.name}" is not its port: ip link set "{outside.name}" master "{bridge.name}"'
+        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", details)
     listed = next((item for item in prev_result.interfaces if item.name == outside.name and not item.sandbox), None)
     if listed is None:
-        raise _wrong(
-            f"CNI veth created for bridge {bridge.name} was not found", f'"{outside.name}" is not in prevResult'
-        )
+        details = f'"{outside.name}" is not in prevResult: {_OTHER_RESULT}'
+        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", details)
     if listed.mac and outside.mac != listed.mac:
-        raise _wrong(f"Interface {outside.name} Mac doesn't match: {listed.mac} not found", f"it is {outside.mac}")
+        details = f'it is {outside.mac}; set it back: ip link set "{outside.name}" address {listed.mac}'
+        raise _wrong(f"Interface {outside.name} Mac doesn't match: {listed.mac} not found", details)
     if not outside.is_up:
-        raise _wrong(f"Interface {outside.name} is down")
+        raise _wrong(f"Interface {outside.name} is down", f'set it up: ip link set "{outside.name}" up')
     return outside
 
 
@@ -96,17 +116,25 @@ def _check_port(conf: BridgeConf, outside: Link, host: Socket) -> None:
         return
     port = link.port(host, outside)
     if conf.hairpin and not port.hairpin:
-        raise _wrong(f"Interface {outside.name} has lost hairpin mode")
+        raise _wrong(
+            f"Interface {outside.name} has lost hairpin mode",
+            f'set it: bridge link set dev "{outside.name}" hairpin on',
+        )
     if conf.isolated and not port.isolated:
-        raise _wrong(f"Interface {outside.name} has lost port isolation")
+        raise _wrong(
+            f"Interface {outside.name} has lost port isolation",
+            f'set it: bridge link set dev "{outside.name}" isolated on',
+        )
 
 
 def _check_gateways(prev_result: Result, bridge: Link, host: Socket) -> None:
     present = {assigned.address for assigned in address.on_link(host, bridge)}
     for ip in prev_result.ips:
-        if ip.gateway and gateway_on_bridge(ip) not in present:
-            raise _wrong(f"Bridge interface {bridge.name} has lost the gateway address {ip.gateway}")
+        own = gateway_on_bridge(ip)
+        if own is not None and own not in present:
+            details = f'put it back: ip address add {own} dev "{bridge.name}"'
+            raise _wrong(f"Bridge interface {bridge.name} has lost the gateway address {ip.gateway}", details)
 
 
-def _wrong(msg: str, details: str = "") -> CniError:
+def _wrong(msg: str, details: str) -> CniError:
     return CniError(Code.INTERNAL, msg, details)

@@ -5,11 +5,9 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
-from cni import gojson
-from cni.address import parse_mac
+from cni.address import Network, parse_cidr, parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
@@ -18,13 +16,35 @@ from cni.result import DNS
 from cni.versions import at_least
 
 _MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
+_MTU_AUTO = "auto"
+_VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
+
+
+@dataclass(frozen=True)
+class Vlans:
+    """The VLANs of a port: `access` is its untagged one, 0 for none asked for; `trunk` are its tagged ones, in order.
+
+    `trunk` is None when no trunk is asked for; an empty one still asks for VLAN filtering (reference).
+    `keep_default` leaves the port in VLAN 1.
+    """
+
+    access: int = 0
+    trunk: tuple[int, ...] | None = None
+    keep_default: bool = False
+
+    @property
+    def filtering(self) -> bool:
+        """Tells whether the bridge must filter by VLAN."""
+        return bool(self.access) or self.trunk is not None
 
 
 @dataclass(frozen=True)
 class BridgeConf:
     """One bridge network and the attachment asked for; `mtu` in bytes, 0 leaves it to the kernel; `mac` b"" for any.
 
-    `ipam_type` is "" for a layer 2 network. `dns`, when there is one, replaces what IPAM says.
+    `ipam_type` is "" for a layer 2 network. `dns`, when there is one, replaces what IPAM says. With `mtu_auto` the MTU
+    follows from the host's interfaces. `masquerade_backend` is "" for the one that works. `bridge_netfilter` is None
+    to leave that setting of the host alone.
     """
 
     bridge: str
@@ -32,10 +52,17 @@ class BridgeConf:
     is_gateway: bool
     is_default_gateway: bool
     force_address: bool
+    masquerade: bool
+    masquerade_backend: str
+    not_masqueraded: tuple[Network, ...]
     mtu: int
+    mtu_auto: bool
     hairpin: bool
     promisc: bool
     isolated: bool
+    vlans: Vlans
+    mac_spoof_check: bool
+    bridge_netfilter: bool | None
     dad: bool
     container_interface_down: bool
     mac: bytes
@@ -51,10 +78,17 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
         is_gateway=fields.boolean("isGateway") or fields.boolean("isDefaultGateway"),
         is_default_gateway=fields.boolean("isDefaultGateway"),
         force_address=fields.boolean("forceAddress"),
+        masquerade=fields.boolean("ipMasq") and bool(ipam_type(conf)),  # without IPAM there is nothing to masquerade
+        masquerade_backend=fields.string("ipMasqBackend"),
+        not_masqueraded=_networks(fields, "nonMasqueradeCIDRs"),
         mtu=_mtu(fields),
+        mtu_auto=fields.raw("mtu") == _MTU_AUTO,
         hairpin=fields.boolean("hairpinMode"),
         promisc=fields.boolean("promiscMode"),
         isolated=fields.boolean("portIsolation"),
+        vlans=_vlans(fields),
+        mac_spoof_check=fields.boolean("macspoofchk"),
+        bridge_netfilter=fields.boolean("bridgeNetfilter") if fields.has("bridgeNetfilter") else None,
         dad=fields.boolean("enabledad"),
         container_interface_down=fields.boolean("disableContainerInterface"),
         mac=_mac(args, conf),
@@ -72,6 +106,12 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
             "cannot set hairpin mode and promiscuous mode at the same time",
             'remove "hairpinMode" or "promiscMode"',
         )
+    if parsed.masquerade and parsed.masquerade_backend not in ("", "iptables", "nftables"):
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            f'unknown ipmasq backend "{parsed.masquerade_backend}"',
+            'set "ipMasqBackend" to "iptables" or "nftables", or leave it out for the one that works',
+        )
     return parsed
 
 
@@ -80,24 +120,12 @@ def ipam_type(conf: NetConf) -> str:
     return conf.fields.section("ipam").string("type")
 
 
-def refuse_unsupported(conf: NetConf) -> None:
-    """Refuses keys that this version does not serve: CniError(2), naming key and value. DEL never asks."""
-    fields = conf.fields
-    asked = [(key, fields.raw(key)) for key in ("ipMasq", "vlan", "vlanTrunk", "macspoofchk")]
-    for key, value in asked:
-        if value or value == []:  # an empty vlanTrunk still asks for VLAN filtering
-            raise CniError(
-                Code.UNSUPPORTED_FIELD,
-                f'"{key}": {gojson.dumps(value)} is not supported by this version of podwire\'s bridge',
-                f'keep the reference plugin under another name, say "bridge-reference", as the "type" of {conf.name}',
-            )
+def may_have_rules(conf: NetConf, key: str) -> bool:
+    """Tells whether ADD may have made the rules that `key` asks for (ipMasq, macspoofchk): what DEL wants to know.
 
-
-def warn_of_leftovers(conf: NetConf) -> None:
-    """Tells on stderr what DEL does not remove of an attachment that the reference plugin made."""
-    for key in ("ipMasq", "macspoofchk"):
-        if conf.fields.raw(key) is True:
-            print(f'bridge: "{key}": rules that the reference plugin made for this attachment stay', file=sys.stderr)
+    A value of a wrong type counts: it may have been right when ADD ran.
+    """
+    return bool(conf.fields.raw(key))
 
 
 def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:
@@ -118,11 +146,61 @@ def _bridge_name(fields: Fields) -> str:
     return name
 
 
+def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
+    texts = fields.strings(key)
+    try:
+        return tuple(parse_cidr(text).network for text in texts)
+    except ValueError as error:
+        raise fields.error(key, f"has an element that is no network: {error}", 'write it like ["10.0.0.0/8"]') from None
+
+
 def _mtu(fields: Fields) -> int:
-    mtu = fields.integer("mtu") or 0
+    raw = fields.raw("mtu")
+    if isinstance(raw, str) and raw != _MTU_AUTO:
+        raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not a string', "JSON types are not converted")
+    mtu = 0 if raw == _MTU_AUTO else fields.integer("mtu") or 0
     if mtu and not _MTU_MIN <= mtu <= _MTU_MAX:
         raise fields.error("mtu", f"must be 0 or between {_MTU_MIN} and {_MTU_MAX}, not {mtu}")
     return mtu
+
+
+def _vlans(fields: Fields) -> Vlans:
+    access = fields.integer("vlan") or 0
+    if not 0 <= access <= _VLAN_MAX:
+        raise _wrong_vlan(f"invalid VLAN ID {access} (must be between 0 and {_VLAN_MAX})", '"vlan"')
+    trunk = _trunk(fields.objects("vlanTrunk")) if fields.has("vlanTrunk") else None
+    return Vlans(access, trunk, fields.boolean("preserveDefaultVlan"))
+
+
+def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
+    """Returns the IDs of all elements, each once and in order; an element is an ID, a range, or both (reference)."""
+    found: set[int] = set()
+    for item in items:
+        least, most, single = item.integer("minID"), item.integer("maxID"), item.integer("id")
+        if least is not None and most is not None:
+            _check_trunk_id(item, "minID", least)
+            _check_trunk_id(item, "maxID", most)
+            if most < least:
+                raise _wrong_vlan("minID is greater than maxID in trunk parameter", f'"{item.at("minID")}" is {least}')
+            found.update(range(least, most + 1))
+        elif least is not None or most is not None:
+            missing = "maxID" if most is None else "minID"
+            text = f"minID and maxID should be configured simultaneously, {missing} is missing"
+            raise _wrong_vlan(text, f'set "{item.at(missing)}"')
+        if single is not None:
+            _check_trunk_id(item, "id", single)
+            found.add(single)
+    return tuple(sorted(found))
+
+
+def _check_trunk_id(item: Fields, key: str, number: int) -> None:
+    if not 1 <= number <= _VLAN_MAX:
+        raise _wrong_vlan(f"incorrect trunk {key} parameter", f'"{item.at(key)}" is {number}')
+
+
+def _wrong_vlan(msg: str, details: str) -> CniError:
+    """Returns the error in the reference's words, which have no prefix; `details` tell the key."""
+    return CniError(Code.INVALID_NETWORK_CONFIG, msg, f"{details}; VLAN IDs are 1 to {_VLAN_MAX}")
 
 
 def _mac(args: CmdArgs, conf: NetConf) -> bytes:

@@ -6,32 +6,32 @@ One rule: each change is followed by its undo, and DEL takes away everything wha
 from __future__ import annotations
 
 from dataclasses import replace
-from ipaddress import IPv4Interface, IPv6Interface
+from functools import partial
 
 from cni import delegate
-from cni.address import Address
 from cni.address import Interface as Cidr
+from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
-from cni.errors import CniError, Code, collected
-from cni.result import Interface, IPConfig, Result, Route
+from cni.errors import CniError, Code, all_of
+from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
-from kernel import link
+from kernel import address, link
 from kernel.configure import Sandbox
 from kernel.link import Link
+from kernel.masquerade import backend
+from kernel.masquerade.wanted import Masquerade
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from kernel.teardown import delete_interface
+from plugins.bridge import addresses, mtu, netfilter, port, spoof, switch, vlan
 from plugins.bridge import conf as bridge_conf
-from plugins.bridge import port, switch
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
 _BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
-_IPV6_MTU_MIN = 1280
-_DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
@@ -41,46 +41,59 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     gateway address, forwarding.
     """
     own = bridge_conf.parse(args, conf)
-    bridge_conf.refuse_unsupported(conf)
     bridge_conf.refuse_addressless_version(own, conf)
+    vlan.refuse_long_name(own)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        bridge, outside = _join(host, namespace, args.ifname, own, undo)
-        addresses = Result()
+        own = mtu.resolved(host, own)
+        joined = _join(host, namespace, args.ifname, own, undo)
+        bridge, outside = joined.bridge, joined.outside
+        fitted = mtu.fitted(host, bridge, own)
+        given = Result()
         if own.ipam_type:
-            addresses = _with_gateways(delegate.add(own.ipam_type, args, conf, undo), own)
+            given = addresses.completed(delegate.add(own.ipam_type, args, conf, undo), own, _CONTAINER)
+        vlan.enforce(host, bridge, joined.filtering)  # the pod's end is down until now: no frame has passed
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.link()
-            result = _result(args, conf, addresses, (bridge, outside, inside))
+            result = _result(args, conf, given, (fitted, outside, inside))
+            if own.mac_spoof_check:
+                undo.push("remove the MAC spoof check", partial(spoof.unprotect, args.container_id, args.ifname))
+                spoof.protect(conf.name, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
             if own.ipam_type:
                 sandbox.configure(inside, result, dad=own.dad)
             elif not own.container_interface_down:
                 sandbox.socket.change(link.settings(inside, up=True))
             if not own.container_interface_down:
                 port.wait_forwarding(host, outside)
+            if own.masquerade:
+                wanted = addresses.masquerade(args, conf, own, result)
+                undo.push("remove the masquerade rules", partial(_remove_masquerade, wanted, namespace))
+                backend.add(wanted, own.masquerade_backend)
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
-                switch.add_gateways(host, bridge, own, result)
+                gateway = vlan.add_gateways(host, bridge, outside, own, result, undo)
+                if gateway is not bridge:
+                    result = replace(result, interfaces=(*result.interfaces, _interface(conf, gateway)))
+            netfilter.ensure(own)
+            mtu.fit(host, bridge, fitted)
             if own.ipam_type:
                 sandbox.announce(inside)
         return replace(result, dns=own.dns or result.dns)
 
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Deletes the sandbox's interface, then releases its addresses; whatever is gone already is success.
+    """Deletes the sandbox's interface and the attachment's rules, then releases its addresses; gone is success.
 
-    The addresses are kept while the interface cannot be deleted: they are still in use.
+    The addresses are kept while the interface cannot be deleted: they are still in use. Otherwise all is tried, and
+    what failed is told at the end.
     """
     with Socket() as host:
-        try:
-            if not args.netns:
-                raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
-            with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
-                inside = sandbox.find()
-                if inside is not None:
-                    delete_interface(sandbox, inside, host)
-        except NetnsMissingError:
-            _delete_host_end(args, conf, host)
-    bridge_conf.warn_of_leftovers(conf)
-    _forward(args, conf)
+        others = _detach(args, conf, host)
+    wanted = Masquerade(conf.name, args.container_id, args.ifname)
+    steps = [
+        ("ipMasq", partial(backend.delete, wanted, others)),
+        ("macspoofchk", partial(spoof.unprotect, args.container_id, args.ifname)),
+    ]
+    asked = [step for key, step in steps if bridge_conf.may_have_rules(conf, key)]
+    all_of(*asked, partial(_forward, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -92,36 +105,26 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     with Netns(args.netns) as namespace, Socket() as host:
         _forward(args, conf)
         check_attachment(args, own, prev_result, namespace, host)
+    if own.masquerade:
+        backend.check(addresses.masquerade(args, conf, own, prev_result), own.masquerade_backend)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
-    """Has IPAM release what belongs to no listed attachment; the links of the others died with their sandboxes."""
-    _forward(args, conf)
+    """Removes the rules of what is no listed attachment and has IPAM release its addresses.
+
+    The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
+    """
+    valid = conf.valid_attachments()
+    rules = [] if valid is None else [partial(backend.gc, conf.name, valid), partial(spoof.gc, conf.name, valid)]
+    all_of(*rules, partial(_forward, args, conf))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served: configuration, the bridge's name, IPAM.
+    """Tells whether ADD could be served: configuration, the bridge's name, what the kernel must have, IPAM.
 
     Raises CniError(50).
     """
-    problems: list[CniError] = []
-    kind = ""
-    try:
-        own = bridge_conf.parse(replace(args, args=""), conf)
-        bridge_conf.refuse_unsupported(conf)
-        kind = own.ipam_type
-        with Socket() as host:
-            switch.find(host, own.bridge)
-    except CniError as error:
-        problems.append(CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details))
-    if kind:
-        try:
-            delegate.run(kind, args, conf)
-        except CniError as error:
-            problems.append(error)
-    failure = collected(problems)
-    if failure:
-        raise failure
+    all_of(partial(_refuse_unavailable, args, conf), partial(_forward, args, conf))
 
 
 PLUGIN = Plugin("bridge", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
@@ -134,8 +137,27 @@ def _forward(args: CmdArgs, conf: NetConf) -> None:
         delegate.run(kind, args, conf)
 
 
-def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> tuple[Link, Link]:
-    """Makes or adopts the bridge, joins it, and returns bridge and port.
+def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
+    """Raises CniError(50) when ADD would fail for a reason that has nothing to do with the container."""
+    try:
+        own = bridge_conf.parse(replace(args, args=""), conf)
+        vlan.refuse_long_name(own)
+        with Socket() as host:
+            bridge = switch.find(host, own.bridge)
+            if bridge is not None:
+                vlan.filtering(host, bridge, own.vlans)
+        netfilter.refuse_unavailable(own)
+    except CniError as error:
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
+    lacking = [("ipMasq", own.masquerade and backend.problem(own.masquerade_backend))]
+    lacking.append(("macspoofchk", own.mac_spoof_check and spoof.problem()))
+    for key, problem in lacking:
+        if problem:
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"{key}" cannot be served: {problem}', "see the plugin's README")
+
+
+def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> port.Joined:
+    """Makes or adopts the bridge and joins it.
 
     Another ADD that fails takes away the bridge it made, perhaps between our look and our joining; the bridge is then
     made again. Once joined, it stays: it has a port.
@@ -143,66 +165,51 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
     for tries_left in reversed(range(_BRIDGE_TRIES)):
         bridge = switch.ensure(host, own, undo)
         try:
-            outside, joined = port.attach(host, namespace, ifname, bridge, own, undo)
+            joined = port.attach(host, namespace, ifname, bridge, own, undo)
         except port.BridgeVanishedError:
             if not tries_left:
                 raise
         else:
-            return switch.settled(host, bridge, joined), outside
+            return replace(joined, bridge=switch.settled(host, bridge, joined.bridge))
     raise AssertionError("unreachable")
 
 
-def _with_gateways(ipam: Result, own: BridgeConf) -> Result:
-    """Binds IPAM's addresses to the sandbox's interface and adds the gateways and default routes asked for."""
-    if not ipam.ips:
-        raise CniError(Code.INTERNAL, "IPAM plugin returned missing IP config", f"the plugin {own.ipam_type} gave none")
-    if 0 < own.mtu < _IPV6_MTU_MIN and any(isinstance(ip.address, IPv6Interface) for ip in ipam.ips):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            f'"mtu" {own.mtu} is too small for the IPv6 addresses that IPAM gives',
-            f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200)",
-        )
-    ips = tuple(replace(ip, interface=_CONTAINER, gateway=ip.gateway or _first(ip, own)) for ip in ipam.ips)
-    if own.is_gateway:
-        for ip in ips:
-            switch.gateway_on_bridge(ip)  # one that cannot be is refused before it is used for routes
-    routes = ipam.routes
-    if own.is_default_gateway:
-        for default in _DEFAULTS:
-            gateway = next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, type(default))), None)
-            if gateway:
-                routes = _with_default(routes, Route(default, gw=gateway))
-    return replace(ipam, ips=ips, routes=routes)
+def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link, Link]) -> Result:
+    bridge, outside, inside = (_interface(conf, item) for item in links)
+    return replace(given, interfaces=(bridge, outside, replace(inside, sandbox=args.netns)))
 
 
-def _first(ip: IPConfig, own: BridgeConf) -> Address | None:
-    """Returns the first address of the subnet, the gateway when IPAM names none and there is to be one."""
-    if not own.is_gateway:
-        return None
+def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
+    """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
+
+    Without a namespace there are no others.
+    """
     try:
-        return ip.address.network.network_address + 1
-    except ValueError:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG, f"{ip.address} has no gateway and there is no next address to be it"
-        ) from None
+        if not args.netns:
+            raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
+        with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+            inside = sandbox.find()
+            others = _others(sandbox) if bridge_conf.may_have_rules(conf, "ipMasq") else ()
+            if inside is not None:
+                delete_interface(sandbox, inside, host)
+            return others
+    except NetnsMissingError:
+        _delete_host_end(args, conf, host)
+        return ()
 
 
-def _with_default(routes: tuple[Route, ...], default: Route) -> tuple[Route, ...]:
-    """Adds a default route unless there is one with a gateway; one without would become the same route twice."""
-    same = [route for route in routes if route.dst == default.dst]
-    if any(route.gw for route in same):
-        return routes
-    plain = replace(default, gw=None)
-    if plain in routes:
-        return tuple(default if route == plain else route for route in routes)
-    return (*routes, default)
+def _remove_masquerade(wanted: Masquerade, namespace: Netns) -> None:
+    with Sandbox(namespace, wanted.ifname) as sandbox:
+        others = _others(sandbox)
+    backend.delete(wanted, others)
 
 
-def _result(args: CmdArgs, conf: NetConf, addresses: Result, links: tuple[Link, Link, Link]) -> Result:
-    bridge, outside, inside = (
-        Interface(item.name, item.mac, item.mtu if conf.version == "1.1.0" else 0) for item in links
-    )
-    return replace(addresses, interfaces=(bridge, outside, replace(inside, sandbox=args.netns)))
+def _others(sandbox: Sandbox) -> tuple[Cidr, ...]:
+    return tuple(item.address for item in address.elsewhere(sandbox.socket, sandbox.find()))
+
+
+def _interface(conf: NetConf, found: Link) -> Interface:
+    return Interface(found.name, found.mac, found.mtu if conf.version == "1.1.0" else 0)
 
 
 def _delete_host_end(args: CmdArgs, conf: NetConf, host: Socket) -> None:

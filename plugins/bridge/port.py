@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from functools import partial
 
 from cni.address import format_mac
@@ -19,6 +20,8 @@ from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns
 from kernel.rtnl import Deadline, Socket
+from kernel.vlan import Filtering
+from plugins.bridge import vlan
 from plugins.bridge.conf import BridgeConf
 
 _NAME_TRIES = 10  # a random name is taken once in millions of times
@@ -32,12 +35,22 @@ class BridgeVanishedError(CniError):
         super().__init__(Code.TRY_AGAIN_LATER, f'bridge "{bridge.name}" vanished again', "something else deleted it")
 
 
-def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> tuple[Link, Link]:
-    """Makes the pair and returns its host end, an up port of the bridge, and the bridge as it is now.
+@dataclass(frozen=True)
+class Joined:
+    """A host end `outside`, an up port of the `bridge` as it is now; `filtering` is None unless VLANs are asked for."""
+
+    bridge: Link
+    outside: Link
+    filtering: Filtering | None
+
+
+def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> Joined:
+    """Makes the pair, its host end a port of the bridge with all its settings.
 
     Raises CniError(999) when the sandbox has an interface of the name already, BridgeVanishedError, KernelError.
     """
     try:
+        filtering = vlan.filtering(host, bridge, conf.vlans)
         outside = _make(host, sandbox, ifname, bridge, conf, undo)
     except CniError as error:
         if link.get(host, link.by_index(bridge.index)) == [None]:
@@ -48,9 +61,12 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     if port is None or joined is None or port.master != joined.index:
         _delete(host, outside)
         raise BridgeVanishedError(bridge)
+    requests = vlan.settings(port, conf.vlans, filtering)
     if conf.hairpin or conf.isolated:
-        host.change(link.port_settings(port, hairpin=conf.hairpin, isolated=conf.isolated))
-    return port, joined
+        requests.append(link.port_settings(port, hairpin=conf.hairpin, isolated=conf.isolated))
+    if requests:
+        host.change(*requests)
+    return Joined(joined, port, filtering)
 
 
 def find(host: Socket, name: str) -> Link:
@@ -89,14 +105,15 @@ def _make(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeC
         except KernelError as error:
             if error.errno != errno.EEXIST:
                 raise CniError(
-                    Code.INTERNAL, f"failed to make veth pair: {error}", f'for bridge "{bridge.name}"'
+                    Code.INTERNAL, f"failed to make veth pair: {error}", error.details or f'for bridge "{bridge.name}"'
                 ) from error
             with Sandbox(sandbox, ifname) as inner:
                 if inner.find() or attempt == _NAME_TRIES - 1:
                     raise CniError(
                         Code.INTERNAL,
                         f'container veth name ("{ifname}") peer provided ("{outside.name}") already exists',
-                        f"{sandbox.path} has an interface of this name: the container is attached already",
+                        f"{sandbox.path} has an interface of this name: the container is attached already; "
+                        "run DEL first, or set CNI_IFNAME to another name",
                     ) from error
         else:
             return outside

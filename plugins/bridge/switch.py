@@ -17,6 +17,7 @@ from kernel import address, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
+from kernel.vlan import NoFilteringError
 from plugins.bridge.conf import BridgeConf
 
 
@@ -60,13 +61,19 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     mac = link.random_mac()
     undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
-        host.change(link.bridge(conf.bridge, mac, conf.mtu))
+        host.change(link.bridge(conf.bridge, mac, conf.mtu, vlan_filtering=conf.vlans.filtering))
     except KernelError as error:
+        if error.errno == errno.EOPNOTSUPP and conf.vlans.filtering:
+            raise NoFilteringError(conf.bridge) from error
         if error.errno != errno.EEXIST:
             raise
     found = find(host, conf.bridge)
     if found is None:
-        raise CniError(Code.TRY_AGAIN_LATER, f'failed to create bridge "{conf.bridge}": it vanished again')
+        raise CniError(
+            Code.TRY_AGAIN_LATER,
+            f'failed to create bridge "{conf.bridge}": it vanished again',
+            "something else deleted it",
+        )
     return found
 
 
@@ -99,7 +106,11 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
         try:
             host.change(*requests)
         except KernelError as error:
-            raise error.prefixed("failed to set bridge addr: ") from error
+            told = error.prefixed("failed to set bridge addr: ")
+            if error.errno == errno.EACCES:
+                off = f"ipv6/conf/{bridge.name}/disable_ipv6"
+                told = CniError(told.code, told.msg, f"IPv6 is switched off there: {sysctl.command(off, '0')}")
+            raise told from error
 
 
 def gateway_on_bridge(ip: IPConfig) -> Interface | None:
@@ -138,7 +149,8 @@ def _plan(host: Socket, bridge: Link, gateways: list[Interface], *, force: bool)
                 raise CniError(
                     Code.INVALID_NETWORK_CONFIG,
                     f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
-                    f"it has {other} and {ports} port(s); use another bridge, or forceAddress, or remove that address",
+                    f"bridge {bridge.name} has {other}, the network wants {own}; {ports} ports in use; "
+                    'set "forceAddress" to true, or "bridge" to another name',
                 )
             present.remove(other)
             requests.append(address.removal(bridge, other))
@@ -156,9 +168,4 @@ def _conflict(own: Interface, other: Interface) -> bool:
 
 def _enable_forwarding(own: Interface) -> None:
     name = "ipv4/ip_forward" if isinstance(own, IPv4Interface) else "ipv6/conf/all/forwarding"
-    try:
-        sysctl.ensure(name, "1")
-    except OSError as error:
-        raise CniError(
-            Code.INTERNAL, f"failed to enable forwarding: {error.filename}: {error.strerror}", "set it on the node"
-        ) from error
+    sysctl.require(name, "1", "enable forwarding")

@@ -39,6 +39,13 @@ def dual_network(network: Network) -> Network:
 
 
 @pytest.fixture
+def bridged(host: Namespace) -> Namespace:
+    """The host with a bridge that an administrator made, `cni0`, as the kernel makes one: without VLAN filtering."""
+    host.ip("link", "add", "cni0", "type", "bridge")
+    return host
+
+
+@pytest.fixture
 def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]:
     """A function that makes the network with an IPAM plugin that answers what it is told, or runs what it is told.
 

@@ -154,7 +154,7 @@ def test_status_is_silent_when_all_is_well(network, sandbox):
 def test_status_tells_what_would_fail(network, scripted_network):
     """STATUS fails with code 50 for a configuration that ADD would refuse and for a name taken by another link."""
     net = network.having(cniVersion="1.1.0", ipam=None)
-    assert net.having(vlan=100).run("STATUS").error()["code"] == 50
+    assert net.having(vlan=5000).run("STATUS").error()["code"] == 50
     assert net.having(mtu="1500").run("STATUS").error()["code"] == 50
     net.host.ip("link", "add", "cni0", "type", "veth", "peer", "name", "other")
     error = net.run("STATUS").error()

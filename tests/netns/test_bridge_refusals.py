@@ -20,23 +20,6 @@ def untouched(network, sandbox):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("ipMasq", True), ("vlan", 100), ("vlanTrunk", [{"id": 101}]), ("vlanTrunk", []), ("macspoofchk", True)],
-)
-def test_what_is_not_served_is_said(network, untouched, key, value):
-    """A key that this version does not serve is refused with code 2, and the message names it."""
-    error = untouched(network.having(**{key: value}))
-    assert error["code"] == 2
-    assert f'"{key}"' in error["msg"]
-
-
-@pytest.mark.parametrize(("key", "value"), [("ipMasq", False), ("vlan", 0), ("macspoofchk", False)])
-def test_what_is_switched_off_needs_no_service(network, sandbox, key, value):
-    """A key that is not served yet may be there with the value that asks for nothing."""
-    assert network.having(**{key: value}).add(sandbox)["ips"]
-
-
-@pytest.mark.parametrize(
     ("keys", "text"),
     [
         ({"hairpinMode": True, "promiscMode": True}, "cannot set hairpin mode and promiscuous mode at the same time"),
@@ -46,6 +29,8 @@ def test_what_is_switched_off_needs_no_service(network, sandbox, key, value):
         ({"mtu": 70000}, "failed to load netconf:"),
         ({"bridge": ""}, "failed to load netconf:"),
         ({"bridge": "a-name-much-too-long"}, "failed to load netconf:"),
+        ({"ipMasq": True, "ipMasqBackend": "ebtables"}, 'unknown ipmasq backend "ebtables"'),
+        ({"nonMasqueradeCIDRs": ["10.0.0.0"]}, "failed to load netconf:"),
         ({"ipam": {"type": "no-such-plugin"}}, 'failed to find plugin "no-such-plugin"'),
         ({"ipam": {"type": "../host-local"}}, "invalid plugin name: ../host-local"),
         ({"runtimeConfig": {"mac": "02:00:00:00:00"}}, "address 02:00:00:00:00: invalid MAC address"),

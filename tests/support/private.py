@@ -6,15 +6,13 @@ the process, however that ends.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import tempfile
 from pathlib import Path
 
+from tests.support import libc
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
-
-_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000  # linux/sched.h
 
 
 def enter(*hidden: str) -> Namespace:
@@ -22,10 +20,7 @@ def enter(*hidden: str) -> Namespace:
 
     Everything below /run and the `hidden` directories is empty inside and private. Raises OSError without root.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot make namespaces: {os.strerror(number)}")
+    libc.unshare(libc.NEW_MOUNTS | libc.NEW_NETWORK)
     output("mount", "--make-rprivate", "/")
     for directory in ("/run", *hidden):
         output("mount", "-t", "tmpfs", "podwire", str(_nearest(Path(directory))))

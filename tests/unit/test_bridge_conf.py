@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from ipaddress import IPv4Network, IPv6Network
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from cni.result import DNS
-from plugins.bridge.conf import BridgeConf, ipam_type, parse, refuse_addressless_version, refuse_unsupported
+from plugins.bridge.conf import BridgeConf, Vlans, ipam_type, may_have_rules, parse, refuse_addressless_version
 from tests.support.errors import failure_of
 
 DEFAULTS = BridgeConf(
@@ -20,10 +21,17 @@ DEFAULTS = BridgeConf(
     is_gateway=False,
     is_default_gateway=False,
     force_address=False,
+    masquerade=False,
+    masquerade_backend="",
+    not_masqueraded=(),
     mtu=0,
+    mtu_auto=False,
     hairpin=False,
     promisc=False,
     isolated=False,
+    vlans=Vlans(),
+    mac_spoof_check=False,
+    bridge_netfilter=None,
     dad=False,
     container_interface_down=False,
     mac=b"",
@@ -102,6 +110,10 @@ BOOLEANS = (
     "portIsolation",
     "enabledad",
     "disableContainerInterface",
+    "ipMasq",
+    "macspoofchk",
+    "bridgeNetfilter",
+    "preserveDefaultVlan",
 )
 
 
@@ -184,32 +196,106 @@ def test_cni_args_are_checked():
     assert parsed({}, CNI_ARGS="IgnoreUnknown=true;IP=10.0.0.1") == DEFAULTS
 
 
+IPAM = {"ipam": {"type": "host-local"}}
+
+
+@pytest.mark.parametrize(("keys", "wanted"), [(IPAM, True), ({}, False), ({"ipam": {"type": ""}}, False)])
+def test_only_addresses_are_masqueraded(keys, wanted):
+    """Masquerading asks for nothing on a network without IPAM, as in the reference."""
+    assert parsed({"ipMasq": True, **keys}).masquerade is wanted
+
+
+def test_unknown_masquerade_backends_are_refused():
+    """A backend that does not exist is refused with the reference's text, where there is something to masquerade."""
+    assert parsed({**IPAM, "ipMasqBackend": "nftables"}).masquerade_backend == "nftables"
+    parsed({**IPAM, "ipMasqBackend": "ebtables"})
+    failure = error({**IPAM, "ipMasq": True, "ipMasqBackend": "ebtables"})
+    assert (failure.code, failure.msg) == (7, 'unknown ipmasq backend "ebtables"')
+
+
 @pytest.mark.parametrize(
-    ("keys", "key"),
+    ("keys", "vlans", "filtering"),
     [
-        ({"ipMasq": True}, "ipMasq"),
-        ({"ipmasq": True}, "ipMasq"),
-        ({"ipMasq": "true"}, "ipMasq"),
-        ({"vlan": 100}, "vlan"),
-        ({"vlan": 5000}, "vlan"),
-        ({"vlanTrunk": []}, "vlanTrunk"),
-        ({"vlanTrunk": [{"id": 5}]}, "vlanTrunk"),
-        ({"macspoofchk": True}, "macspoofchk"),
+        ({}, Vlans(), False),
+        ({"vlan": 0}, Vlans(), False),
+        ({"vlan": 100}, Vlans(100), True),
+        ({"vlan": 4094, "preserveDefaultVlan": True}, Vlans(4094, keep_default=True), True),
+        ({"vlanTrunk": []}, Vlans(0, ()), True),
+        ({"vlanTrunk": [{}]}, Vlans(0, ()), True),
+        (
+            {"vlanTrunk": [{"id": 300}, {"id": 101}, {"minID": 200, "maxID": 203}]},
+            Vlans(0, (101, 200, 201, 202, 203, 300)),
+            True,
+        ),
+        ({"vlanTrunk": [{"minID": 4, "maxID": 4, "id": 3}, {"id": 4}]}, Vlans(0, (3, 4)), True),
+        ({"vlan": 5, "vlanTrunk": [{"id": 1}, {"id": 4094}]}, Vlans(5, (1, 4094)), True),
     ],
 )
-def test_unsupported_keys_are_refused(keys, key):
-    """What this version does not serve is refused with code 2 and the name of the key."""
-    with pytest.raises(CniError) as caught:
-        refuse_unsupported(netconf(keys))
-    assert caught.value.code == 2
-    assert caught.value.msg.startswith(f'"{key}": ')
+def test_vlans(keys, vlans, filtering):
+    """VLANs are one access VLAN and a sorted trunk, in which IDs and ranges may be mixed and repeated."""
+    found = parsed(keys).vlans
+    assert (found, found.filtering) == (vlans, filtering)
 
 
-@pytest.mark.parametrize("key", ["ipMasq", "vlan", "vlanTrunk", "macspoofchk"])
-@pytest.mark.parametrize("value", [None, False, 0])
-def test_unsupported_keys_may_ask_for_nothing(key, value):
-    """The same keys pass with null and with the value that switches them off."""
-    refuse_unsupported(netconf({key: value}))
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"vlan": 4095}, "invalid VLAN ID 4095 (must be between 0 and 4094)"),
+        ({"vlan": -1}, "invalid VLAN ID -1 (must be between 0 and 4094)"),
+        ({"vlanTrunk": [{"minID": 0, "maxID": 9}]}, "incorrect trunk minID parameter"),
+        ({"vlanTrunk": [{"minID": 4095, "maxID": 9}]}, "incorrect trunk minID parameter"),
+        ({"vlanTrunk": [{"minID": 9, "maxID": 4095}]}, "incorrect trunk maxID parameter"),
+        ({"vlanTrunk": [{"minID": 9, "maxID": 0}]}, "incorrect trunk maxID parameter"),
+        ({"vlanTrunk": [{"id": 0}]}, "incorrect trunk id parameter"),
+        ({"vlanTrunk": [{"id": 4095}]}, "incorrect trunk id parameter"),
+        ({"vlanTrunk": [{"minID": 9, "maxID": 8}]}, "minID is greater than maxID in trunk parameter"),
+        (
+            {"vlanTrunk": [{"maxID": 9}]},
+            "minID and maxID should be configured simultaneously, minID is missing",
+        ),
+        (
+            {"vlanTrunk": [{"minID": 9}]},
+            "minID and maxID should be configured simultaneously, maxID is missing",
+        ),
+    ],
+)
+def test_wrong_vlans_are_refused_in_the_references_words(keys, text):
+    """Wrong VLAN IDs are refused with code 7, the reference's text, and the key in the details."""
+    failure = error(keys)
+    assert (failure.code, failure.msg) == (7, text)
+    assert f'"{next(iter(keys))}' in failure.details
+
+
+def test_networks_that_are_not_masqueraded():
+    """What is not masqueraded is a list of networks; host bits do not count, and what is no network is told."""
+    found = parsed({"nonMasqueradeCIDRs": ["10.1.2.3/8", "fd00::/8"]}).not_masqueraded
+    assert found == (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8"))
+    failure = error({"nonMasqueradeCIDRs": ["10.0.0.0"]})
+    assert failure.code == 7
+    assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs" ')
+
+
+@pytest.mark.parametrize(
+    ("value", "mtu", "auto"), [("auto", 0, True), (0, 0, False), (None, 0, False), (1400, 1400, False)]
+)
+def test_an_mtu_may_be_left_to_the_host(value, mtu, auto):
+    """The MTU is a number, 0 for the kernel's default, or "auto" for what the host's interfaces can carry."""
+    found = parsed({"mtu": value})
+    assert (found.mtu, found.mtu_auto) == (mtu, auto)
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+def test_the_hosts_setting_may_be_left_alone(value):
+    """The setting has three values: on, off, and absent."""
+    assert parsed({"bridgeNetfilter": value}).bridge_netfilter is value
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(None, False), (False, False), (True, True), ("true", True), (1, True), ([], False)]
+)
+def test_rules_may_have_been_made_by_a_better_configuration(value, wanted):
+    """DEL looks for rules when the key asks for them in whatever type."""
+    assert may_have_rules(netconf({"ipMasq": value}), "ipMasq") is wanted
 
 
 @pytest.mark.parametrize(
@@ -233,7 +319,9 @@ MAC_HOLDER = st.dictionaries(st.sampled_from(["mac", "MAC"]), JSON) | JSON
 KEYS = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys((*BOOLEANS, "mtu", "bridge", "ipMasq", "vlan", "vlanTrunk", "macspoofchk"), JSON),
+        **dict.fromkeys((*BOOLEANS, "mtu", "bridge", "ipMasqBackend", "nonMasqueradeCIDRs"), JSON),
+        "vlan": st.integers(-1, 5000) | JSON,
+        "vlanTrunk": st.lists(st.dictionaries(st.sampled_from(["id", "minID", "maxID"]), st.integers(-1, 5000))) | JSON,
         "ipam": st.dictionaries(st.sampled_from(["type", "Type"]), JSON) | JSON,
         "dns": st.dictionaries(st.sampled_from(["nameservers", "domain", "search", "options"]), JSON) | JSON,
         "args": st.dictionaries(st.sampled_from(["cni", "CNI"]), MAC_HOLDER) | JSON,
@@ -250,5 +338,4 @@ def test_any_configuration_gives_a_value_or_an_error(keys, arguments):
     assert failure is None or failure.code in (4, 7)
     failure = failure_of(lambda: ipam_type(conf), CniError)
     assert failure is None or failure.code == 7
-    failure = failure_of(lambda: refuse_unsupported(conf), CniError)
-    assert failure is None or failure.code == 2
+    assert may_have_rules(conf, "ipMasq") in (True, False)

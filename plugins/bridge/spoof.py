@@ -1,0 +1,168 @@
+"""macspoofchk: frames of an attachment that come with another MAC than its own are dropped, by nftables.
+
+One rule: table, chains and comments are the reference's, so that either removes the other's; in a rule's userdata
+stands also which network it belongs to, where `nft` does not look, since the reference's names do not tell and GC must.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from kernel import nft, nft_rule
+from kernel.errors import KernelError
+from kernel.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.nft_rule import DROP, RETURN
+
+_TABLE = Table(nft.BRIDGE, "nat")
+_PREROUTING = Chain(_TABLE, "PREROUTING", Hook("filter", 0, -300))  # NF_BR_PRE_ROUTING, dstnat
+_COMMENT, _CHAIN = "macspoofchk-", "cni-br-iface-"
+_CHAIN_NAME_MAX = 127  # what nft can read
+_NETWORK = 0x70  # type of our item in a rule's userdata; nft's own are small numbers
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of one attachment's objects; `suffix` is what they have in common."""
+
+    suffix: str
+
+    @property
+    def comment(self) -> str:
+        return _COMMENT + self.suffix
+
+    @property
+    def chain(self) -> Chain:
+        return Chain(_TABLE, _CHAIN + self.suffix)
+
+    @property
+    def mac_chain(self) -> Chain:
+        return Chain(_TABLE, f"{_CHAIN}{self.suffix}-mac")
+
+
+def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
+    """Drops what comes from `host_ifname` with another source than `mac`; replaces what the attachment had before.
+
+    Raises KernelError.
+    """
+    names = _names(container_id, ifname)
+    userdata = nft_rule.comment(names.comment, (_NETWORK, _hash(network)))
+
+    def attempt() -> None:
+        made = nft.get(socket, _PREROUTING, names.chain, names.mac_chain)
+        requests = [nft.table(_TABLE), nft.chain(_PREROUTING)] if made[0] != _PREROUTING else []
+        for own, found in zip((names.chain, names.mac_chain), made[1:], strict=True):
+            requests.append(nft.flush(own) if found else nft.chain(own))
+        requests += [nft.rule_deletion(_PREROUTING, rule.handle) for rule in _rules(socket, names.comment)]
+        requests += [nft.rule(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)]
+        nft.change(socket, *requests)
+
+    with nft.opened() as socket:
+        nft.retried(attempt)
+
+
+def unprotect(container_id: str, ifname: str) -> None:
+    """Takes away what `protect` or the reference made for an attachment; absent is success. Raises KernelError."""
+    names = _names(container_id, ifname)
+    with suppress(nft.UnavailableError), nft.opened() as socket:
+        nft.retried(lambda: _delete(socket, names))
+
+
+def check(container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
+    """Checks that the attachment is protected; raises CniError(999) for what is missing, KernelError."""
+    names = _names(container_id, ifname)
+    with nft.opened() as socket:
+        if nft.get(socket, _PREROUTING) != [_PREROUTING]:
+            raise _missing(f"chain {_PREROUTING} is missing, or not called for what enters bridges", host_ifname)
+        present = {
+            own: iter(nft.rules(socket, own, names.comment)) for own in (_PREROUTING, names.chain, names.mac_chain)
+        }
+        for own, expressions in _wanted(names, host_ifname, mac):
+            if not any(nft_rule.same(expressions, rule.expressions) for rule in present[own]):
+                raise _missing(f"a rule is missing in chain {own}", host_ifname)
+
+
+def gc(network: str, valid: Iterable[Attachment]) -> None:
+    """Takes away what `protect` made for the network's attachments that are not `valid`.
+
+    Rules that the reference made name no network; they stay, and are counted on stderr. Raises KernelError.
+    """
+    kept = {_names(item.container_id, item.ifname).comment for item in valid}
+    unknown = 0
+    with suppress(nft.UnavailableError), nft.opened() as socket:
+        for rule in nft.rules(socket, _PREROUTING, _COMMENT):
+            if rule.comment in kept or not rule.comment.startswith(_COMMENT):
+                continue
+            if _network(rule) == _hash(network):
+                names = _Names(rule.comment.removeprefix(_COMMENT))
+                nft.retried(partial(_delete, socket, names))
+            elif not _network(rule):
+                unknown += 1
+    if unknown:
+        print(
+            f"bridge: GC leaves {unknown} rule(s) in chain {_PREROUTING} alone that name no network: "
+            "the reference plugin made them, for this network or another",
+            file=sys.stderr,
+        )
+
+
+def problem() -> str:
+    """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
+    table = Table(nft.BRIDGE, "podwire_rehearsal")
+    try:
+        with nft.opened() as socket:
+            nft.rehearse(socket, nft.table(table), nft.chain(Chain(table, "PREROUTING", _PREROUTING.hook)))
+    except KernelError as error:
+        return f"this kernel has no nftables for bridges: {error}"
+    return ""
+
+
+def _wanted(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[Chain, bytes], ...]:
+    """Returns the rules of an attachment, each with its chain, in order."""
+    return (
+        (_PREROUTING, nft_rule.from_interface(host_ifname) + nft_rule.jump(names.chain.name)),
+        (names.chain, nft_rule.jump(names.mac_chain.name)),
+        (names.mac_chain, nft_rule.ether_source(mac) + RETURN),
+        (names.mac_chain, DROP),
+    )
+
+
+def _rules(socket: NftSocket, comment: str) -> list[Rule]:
+    return [rule for rule in nft.rules(socket, _PREROUTING, comment) if rule.comment == comment]
+
+
+def _delete(socket: NftSocket, names: _Names) -> None:
+    """Deletes an attachment's chains and, before them, what jumps there."""
+    chains = nft.get(socket, names.chain, names.mac_chain)
+    nft.change(
+        socket,
+        *(nft.rule_deletion(_PREROUTING, rule.handle) for rule in _rules(socket, names.comment)),
+        *(nft.chain_deletion(own) for own in chains if own),
+    )
+
+
+def _names(container_id: str, ifname: str) -> _Names:
+    """Returns the reference's names; a hash takes the place of a container ID that makes them too long for nft."""
+    names = _Names(f"{container_id}-{ifname}")
+    if len(names.mac_chain.name.encode()) > _CHAIN_NAME_MAX:
+        names = _Names(f"{_hash(container_id).decode()}-{ifname}")
+    return names
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha512(text.encode()).hexdigest()[:32].encode()
+
+
+def _network(rule: Rule) -> bytes:
+    return nft_rule.userdata(rule.userdata).get(_NETWORK, b"")
+
+
+def _missing(what: str, host_ifname: str) -> CniError:
+    details = f'frames from "{host_ifname}" are not checked for their source; remove the container and create it again'
+    return CniError(Code.INTERNAL, what, details)

@@ -1,0 +1,198 @@
+"""What bridge's errors say beyond the reference's words: what is there, and what to do about it."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+from tests.support.attaching import host_end
+from tests.support.netstate import state
+from tests.support.processes import output
+from tests.support.running import Outcome, environment
+
+READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+NO_IPV6 = "nsenter --net={pod} mount -t tmpfs none /proc/sys/net/ipv6"
+
+
+@pytest.fixture
+def refused(network, sandbox):
+    """A function that runs a failing ADD, after a shell command that changes what it sees; nothing may be changed."""
+
+    def refuse(network, command="true", wrapper=()):
+        before = state(network.host), state(sandbox)
+        names = {"CNI_CONTAINERID": sandbox.name, "CNI_NETNS": sandbox.path, "CNI_IFNAME": "eth0"}
+        program = f"{command.format(pod=sandbox.path)} && exec {' '.join(wrapper)} {binaries.directory() / 'bridge'}"
+        done = subprocess.run(
+            ["nsenter", f"--net={network.host.path}", "--", "unshare", "--mount", "sh", "-c", program],
+            input=json.dumps(network.config).encode(),
+            env=environment("ADD", CNI_PATH=network.path or str(binaries.directory()), **names),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        error = Outcome(done.returncode, done.stdout, done.stderr.decode()).error()
+        assert (state(network.host), state(sandbox)) == before
+        return error
+
+    return refuse
+
+
+def test_a_name_that_is_taken(network, refused):
+    """The error tells what has the bridge's name."""
+    network.host.ip("link", "add", "name", "cni0", "type", "veth", "peer", "name", "other")
+    error = refused(network)
+    assert error["msg"].endswith('"cni0" already exists but is not a bridge')
+    assert error["details"] == 'it is veth; set "bridge" to another name'
+
+
+def test_an_address_in_the_way(network, refused, new_sandbox):
+    """The error tells the bridge's address, the one the network wants, and how many ports would lose it."""
+    for _ in range(2):
+        network.add(new_sandbox())
+    ipam = {**network.config["ipam"], "ranges": [[{"subnet": "10.99.0.0/24"}]]}
+    error = refused(network.having(ipam=ipam))
+    assert error["msg"].endswith('"cni0" already has an IP address different from 10.99.0.1/24')
+    assert error["details"] == (
+        "bridge cni0 has 10.22.0.1/16, the network wants 10.99.0.1/24; 3 ports in use; "
+        'set "forceAddress" to true, or "bridge" to another name'
+    )
+
+
+def test_an_interface_that_is_there(network, refused, sandbox):
+    """The error tells where the interface is and what to do."""
+    network.add(sandbox)
+    error = refused(network)
+    assert error["msg"].startswith('container veth name ("eth0") peer provided ("veth')
+    assert error["details"].startswith(f"{sandbox.path} has an interface of this name: ")
+    assert "run DEL first" in error["details"]
+
+
+IPAM = {
+    "gateway of the other family": ({"address": "10.22.0.9/16", "gateway": "fd00::1"}, "correct the gateway"),
+    "no room for a gateway": ({"address": "255.255.255.255/32"}, "larger subnet"),
+}
+
+
+@pytest.mark.parametrize("case", IPAM)
+def test_an_address_that_cannot_be_served(scripted_network, refused, case):
+    """The error tells what to change in the IPAM's configuration."""
+    ip, cure = IPAM[case]
+    assert cure in refused(scripted_network([ip]))["details"]
+
+
+@pytest.mark.parametrize("route", [{"dst": "0.0.0.0/0", "gw": "10.99.0.1"}, {"dst": "::/0", "gw": "fd00:99::1"}])
+def test_a_gateway_out_of_reach(scripted_network, refused, route):
+    """The error tells that a route's gateway must be in the subnet of an address."""
+    ips = [{"address": "10.22.0.9/16"}, {"address": "fd00:22::9/64"}]
+    error = refused(scripted_network(ips, routes=[route]))
+    assert error["msg"].startswith("failed to add route '")
+    assert "must be in the subnet" in error["details"]
+
+
+def test_a_kernel_without_ipv6(dual_network, refused):
+    """The error tells to do without IPv6 ranges."""
+    error = refused(dual_network, NO_IPV6)
+    assert error["msg"].startswith("failed to enable IPv6 on interface eth0: ")
+    assert error["details"] == "the kernel runs without IPv6; remove the IPv6 ranges from the configuration"
+
+
+def test_ipv6_switched_off_on_the_host(dual_network, refused, sandbox, new_sandbox):
+    """The error is not just "permission denied": it has the command that helps, and with that ADD succeeds."""
+    dual_network.having(isDefaultGateway=None).add(new_sandbox())
+    dual_network.host.set_sysctl("net/ipv6/conf/cni0/disable_ipv6", "1")
+    ipam = {**dual_network.config["ipam"], "ranges": dual_network.config["ipam"]["ranges"][1:]}
+    network = dual_network.having(ipam=ipam)
+    error = refused(network)
+    assert error["msg"] == 'failed to set bridge addr: failed to add IP addr fd00:22::1/64 to "cni0": permission denied'
+    network.host.run(*error["details"].partition(": ")[2].split())
+    network.add(sandbox)
+
+
+def test_ipv6_switched_off_in_the_pod_for_good(dual_network, refused, sandbox):
+    """Where the pod's IPv6 is off and cannot be switched on, the error tells both."""
+    sandbox.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1")
+    error = refused(dual_network, READ_ONLY)
+    assert error["msg"].endswith("/disable_ipv6: Read-only file system")
+    assert "IPv6 is switched off in the container" in error["details"]
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [(0, "net/ipv4/ip_forward"), (1, "net/ipv6/conf/all/forwarding")], ids=["IPv4", "IPv6"]
+)
+def test_forwarding_that_cannot_be_switched_on(dual_network, refused, sandbox, family, key):
+    """With a read-only /proc/sys the error has the command to run on the node, and with that ADD succeeds."""
+    ipam = {**dual_network.config["ipam"], "ranges": [dual_network.config["ipam"]["ranges"][family]]}
+    network = dual_network.having(ipam=ipam)
+    network.host.set_sysctl(key, "0")
+    error = refused(network, READ_ONLY)
+    assert error["msg"] == f"failed to enable forwarding: /proc/sys/{key}: Read-only file system"
+    assert error["details"].startswith("/proc/sys is mounted read-only here: ")
+    network.host.run(*error["details"].rpartition(": ")[2].split())
+    network.add(sandbox)
+
+
+@pytest.mark.parametrize(("capability", "code"), [("net_admin", 999), ("sys_admin", 8)])
+def test_no_permission(network, refused, new_sandbox, capability, code):
+    """Without a capability the error names it."""
+    network.add(new_sandbox())
+    error = refused(network, wrapper=("setpriv", f"--bounding-set=-{capability}"))
+    assert (error["code"], f"CAP_{capability.upper()}" in error["details"]) == (code, True), error
+
+
+def test_a_bridge_without_a_free_port(network, refused, host):
+    """The error tells how many ports a bridge can have."""
+    host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
+    lines = []
+    for number in range(512):  # the last end finds no port any more
+        lines.append(f"link add name a{number} type veth peer name b{number}")
+        lines += [f"link set {end}{number} master cni0" for end in "ab"]
+    output("ip", "-n", host.name, "-force", "-batch", "-", stdin="\n".join(lines), check=False)
+    error = refused(network)
+    assert error["msg"].startswith("failed to make veth pair: ")
+    assert "room for 1023 ports" in error["details"]
+
+
+def test_a_namespace_that_is_gone(network):
+    """The error says what CNI_NETNS must be."""
+    error = network.run("ADD", "/run/netns/absent", container_id="cid").error()
+    assert "is the container still there?" in error["details"]
+
+
+# What is changed on the host (PORT: the pod's host end) and what CHECK makes of it.
+BROKEN = {
+    "bridge down": ("ip link set cni0 down", "is down"),
+    "bridge's MAC": ("ip link set cni0 address 02:00:00:00:00:01", "Mac doesn't match"),
+    "bridge promiscuous": ("ip link set cni0 promisc on", "Promisc Mode"),
+    "port down": ("ip link set PORT down", "is down"),
+    "port's MAC": ("ip link set PORT address 02:00:00:00:00:01", "Mac doesn't match"),
+    "no port any more": ("ip link set PORT nomaster", "was not found"),
+    "hairpin": ("bridge link set dev PORT hairpin off", "hairpin"),
+    "isolation": ("bridge link set dev PORT isolated off", "isolation"),
+    "gateway": ("ip address flush dev cni0", "gateway address 10.22.0.1"),
+    "bridge's MTU": ("ip link set cni0 mtu 1500", "exceeds its port's"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_check_finds_can_be_mended(network, sandbox, case):
+    """The command in CHECK's error mends what CHECK found."""
+    network = network.having(hairpinMode=True, portIsolation=True, mtu=1400)
+    result = network.add(sandbox)
+    command, text = BROKEN[case]
+    network.host.run("sh", "-c", command.replace("PORT", host_end(result)))
+    error = network.run("CHECK", sandbox, prev_result=result).error()
+    assert text in error["msg"]
+    cure = error["details"].rpartition(": ")[2]
+    network.host.run("sh", "-c", cure)
+    if case == "no port any more":  # what a port was set to is gone with it
+        network.host.run("bridge", "link", "set", "dev", host_end(result), "hairpin", "on", "isolated", "on")
+    network.check(sandbox, result)
+
+
+def test_what_cannot_be_mended_is_made_anew(network, sandbox):
+    """Where no command helps, CHECK's error says to create the container again."""
+    result = network.add(sandbox)
+    network.host.ip("link", "delete", "cni0")
+    error = network.run("CHECK", sandbox, prev_result=result).error()
+    assert error["details"] == "remove the container and create it again"

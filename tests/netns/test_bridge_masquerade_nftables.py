@@ -1,0 +1,191 @@
+"""bridge with ipMasq by nftables, as a whole: real packets, every verb, pods at once, taking over and giving back."""
+
+import json
+import socket
+from ipaddress import ip_interface
+
+import pytest
+
+from kernel.masquerade import nftables
+from kernel.masquerade.wanted import Masquerade
+from kernel.netns import Netns, entered
+from tests.support.attaching import reaches
+from tests.support.netstate import nft_rules
+from tests.support.running import finish
+
+pytestmark = pytest.mark.needs("nft_nat")
+
+IPV4, IPV6 = ip_interface("10.22.0.2/32"), ip_interface("fd00:22::2/128")
+WATCH = """
+table inet watch {
+    set v4 { type ipv4_addr; size 99; flags dynamic; }
+    set v6 { type ipv6_addr; size 99; flags dynamic; }
+    chain seen {
+        type filter hook prerouting priority -300;
+        meta l4proto icmp add @v4 { ip saddr }
+        icmpv6 type echo-request add @v6 { ip6 saddr }
+        udp dport 4242 meta nfproto ipv4 add @v4 { ip saddr }
+        udp dport 4242 meta nfproto ipv6 add @v6 { ip6 saddr }
+    }
+}
+"""
+
+
+def own_rules(host, chain="masq_checks"):
+    """Returns the lines of a chain's rules."""
+    lines = host.run("nft", "list", "chain", "inet", "cni_plugins_masquerade", chain).splitlines()
+    words = ("ip ", "ip6 ", "goto ")
+    return [line.strip() for line in lines if line.strip().startswith(words)]
+
+
+def watched(namespace, tmp_path):
+    """Has a namespace note who pings it or sends datagrams to port 4242."""
+    (tmp_path / "watch").write_text(WATCH)
+    namespace.run("nft", "-f", str(tmp_path / "watch"))
+
+
+def seen(namespace, kind="v4"):
+    """Returns the source addresses that were seen since the last time."""
+    found = json.loads(namespace.run("nft", "-j", "list", "set", "inet", "watch", kind))["nftables"][1]["set"]
+    namespace.run("nft", "flush", "set", "inet", "watch", kind)
+    return {item if isinstance(item, str) else item["elem"]["val"] for item in found.get("elem", [])}
+
+
+@pytest.fixture
+def outside(host, new_sandbox, tmp_path):
+    """A machine beside the host that has no route to the pods' networks."""
+    namespace = new_sandbox()
+    watched(namespace, tmp_path)
+    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
+    for end, name, number in ((host, "uplink", 1), (namespace, "eth0", 2)):
+        end.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
+        end.ip("addr", "add", f"2001:db8::{number}/64", "dev", name, "nodad")
+        end.ip("link", "set", name, "up")
+    return namespace
+
+
+@pytest.fixture
+def masquerading(dual_network):
+    """A dual-stack network that is masqueraded by nftables."""
+    return dual_network.having(ipMasq=True, ipMasqBackend="nftables")
+
+
+def test_a_pod_reaches_the_outside_as_the_node(masquerading, outside, sandbox):
+    """Outside, a pod's packets come from the node; after DEL and for a network without ipMasq there is no answer."""
+    result = masquerading.add(sandbox)
+    assert reaches(sandbox, "192.0.2.2")
+    assert reaches(sandbox, "2001:db8::2")
+    assert (seen(outside), seen(outside, "v6")) == ({"192.0.2.1"}, {"2001:db8::1"})
+    masquerading.check(sandbox, result)
+    masquerading.delete(sandbox)
+    masquerading.having(ipMasq=None).add(sandbox)
+    assert not reaches(sandbox, "192.0.2.2", within_s=1)
+    assert seen(outside) == {"10.22.0.3"}
+
+
+def test_what_is_not_masqueraded(masquerading, outside, new_sandbox, tmp_path):
+    """Within the subnet, also where it is routed, and to exempt networks, a pod's packets keep their source."""
+    one, two = new_sandbox(), new_sandbox()
+    for net in (masquerading, masquerading.having(nonMasqueradeCIDRs=["192.0.2.0/28", "2001:db8::/64"])):
+        for pod in (one, two):
+            net.add(pod)
+        own, other = ("10.22.0.2", "10.22.0.3") if net is masquerading else ("10.22.0.4", "10.22.0.5")
+        if net is masquerading:
+            watched(two, tmp_path)
+        one.ip("route", "add", other, "via", "10.22.0.1")
+        assert reaches(one, other)
+        assert seen(two) == {own}
+        reaches(one, "192.0.2.2", within_s=1)
+        assert seen(outside) == ({"192.0.2.1"} if net is masquerading else {own})
+        for pod in (one, two):
+            net.delete(pod)
+
+
+def test_multicast_is_not_masqueraded(host, outside):
+    """Datagrams to multicast groups keep their source, in both families, while others from it get the node's."""
+    for own in (IPV4, IPV6):
+        host.ip("addr", "add", str(own), "dev", "lo", *(() if own.version == 4 else ("nodad",)))
+    with Netns(host.path) as namespace, entered(namespace):
+        nftables.add(Masquerade("net", "cid", "eth0", (IPV4, IPV6)))
+        index = socket.if_nametoindex("uplink")
+        ipv4 = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        ipv6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    ipv4.setsockopt(
+        socket.IPPROTO_IP, socket.IP_MULTICAST_IF, bytes(8) + index.to_bytes(4, "little")
+    )  # struct ip_mreqn
+    ipv6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+    kinds = (
+        ("v4", ipv4, "10.22.0.2", "224.0.1.1", "192.0.2.2", "192.0.2.1"),
+        ("v6", ipv6, "fd00:22::2", "ff0e::4242", "2001:db8::2", "2001:db8::1"),
+    )
+    for kind, sender, own, group, unicast, node in kinds:
+        with sender:
+            assert reaches(host, unicast)  # the neighbour is known then, so that datagrams go out at once
+            seen(outside, kind)
+            sender.bind((own, 0))
+            sender.sendto(b"group", (group, 4242))
+            assert seen(outside, kind) == {own}
+            sender.sendto(b"one", (unicast, 4242))
+            assert seen(outside, kind) == {node}
+
+
+def test_first_pods_at_once(masquerading, host, new_sandbox):
+    """Eight first pods attached at once have their rules, once, and the way to them stands once."""
+    pods = [new_sandbox() for _ in range(8)]
+    for outcome in [finish(process) for process in [masquerading.start("ADD", pod) for pod in pods]]:
+        outcome.result()
+    assert len(own_rules(host)) == 16
+    assert len([line for line in nft_rules(host) if "goto masq_checks" in line]) == 1
+    for outcome in [finish(process) for process in [masquerading.start("DEL", pod) for pod in pods]]:
+        outcome.silence()
+    assert own_rules(host) == []
+
+
+def test_rules_go_without_the_sandbox(masquerading, host, new_sandbox):
+    """DEL removes the rules when the sandbox is gone, and when CNI_NETNS is empty."""
+    gone, unnamed = new_sandbox(), new_sandbox()
+    masquerading.add(gone)
+    masquerading.add(unnamed)
+    gone.delete()
+    masquerading.delete(gone)
+    assert len(own_rules(host)) == 2
+    masquerading.run("DEL", unnamed, netns="").silence()
+    assert own_rules(host) == []
+
+
+def test_gc_of_the_plugin(masquerading, host, new_sandbox):
+    """GC removes the rules of pods that are not listed, on this network only."""
+    kept, lost = new_sandbox(), new_sandbox()
+    elsewhere = masquerading.having(name="elsewhere", bridge="cni1", cniVersion="1.1.0")
+    net = masquerading.having(cniVersion="1.1.0")
+    for network, pod in ((net, kept), (net, lost), (elsewhere, lost)):
+        network.add(pod, ifname="eth1" if network is elsewhere else "eth0")
+    valid = [{"containerID": kept.name, "ifname": "eth0"}]
+    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).silence()
+    listing = "\n".join(nft_rules(host))
+    assert listing.count(f"net: net, if: eth0, id: {kept.name}") == 2
+    assert listing.count(f"net: elsewhere, if: eth1, id: {lost.name}") == 2
+    assert f"net: net, if: eth0, id: {lost.name}" not in listing
+
+
+def test_rules_go_when_add_fails(masquerading, host, sandbox):
+    """An ADD that fails after the rules were made takes them back."""
+    host.ip("link", "add", "cni0", "type", "bridge")
+    host.ip("addr", "add", "10.99.0.1/16", "dev", "cni0")
+    assert "already has an IP address" in masquerading.run("ADD", sandbox).error()["msg"]
+    assert own_rules(host) == []
+    assert own_rules(host, "postrouting") != []
+
+
+def test_check_of_the_plugin(masquerading, host, sandbox):
+    """CHECK fails when the rules are gone."""
+    result = masquerading.add(sandbox)
+    masquerading.check(sandbox, result)
+    host.run("nft", "flush", "chain", "inet", "cni_plugins_masquerade", "masq_checks")
+    assert "is missing in chain" in masquerading.run("CHECK", sandbox, prev_result=result).error()["msg"]
+
+
+def test_status_of_the_plugin(masquerading):
+    """STATUS succeeds where the kernel can do it, and leaves nothing behind."""
+    masquerading.having(cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).silence()
+    assert nft_rules(masquerading.host) == []

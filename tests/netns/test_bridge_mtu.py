@@ -1,0 +1,245 @@
+"""The MTU of bridge's attachments: asked for as a number or as "auto", and a bridge that does not contradict it."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+from tests.support.attaching import address, host_end, reaches
+from tests.support.netstate import links, shown, state
+from tests.support.running import environment
+
+# The uplinks' MTU, what else there is on the host, and the MTU that follows.
+AUTO = {
+    "no interface but lo": ((), [], 1460),
+    "one uplink": ((1450,), [], 1450),
+    "jumbo frames": ((9000,), [], 9000),
+    "the least of two": ((9000, 1450), [], 1450),
+    "less than any host must take": ((1500, 575), [], 1460),
+    "the least that counts": ((576,), [], 576),
+    "point-to-point": ((1500,), ["tuntap add name x mode tun", "link set x mtu 1300 up"], 1500),
+    "another bridge": ((1500,), ["link add name x mtu 1300 type bridge", "link set x up"], 1500),
+    "a pair within the host": (
+        (1500,),
+        ["link add name x mtu 1300 type veth peer name y mtu 1300", "link set x up", "link set y up"],
+        1500,
+    ),
+}
+
+
+@pytest.fixture
+def uplink(host, new_sandbox):
+    """A function that gives the host an interface of the name and MTU that leads to another host: a veth here."""
+
+    def make(name, mtu):
+        far = new_sandbox()
+        host.ip("link", "add", "name", name, "mtu", str(mtu), "type", "veth", "peer", "name", name, "netns", far.name)
+        host.ip("link", "set", name, "up")
+
+    return make
+
+
+@pytest.mark.parametrize("case", AUTO)
+def test_auto_is_the_least_that_leads_off_the_host(network, sandbox, uplink, case):
+    """With "auto" both ends and a new bridge get the least MTU of the host's interfaces that are up and lead off it."""
+    uplinks, commands, expected = AUTO[case]
+    for number, mtu in enumerate(uplinks):
+        uplink(f"up{number}", mtu)
+    for command in commands:
+        network.host.ip(*command.split())
+    result = network.having(mtu="auto", cniVersion="1.1.0").add(sandbox)
+    assert [item["mtu"] for item in result["interfaces"]] == [expected] * 3
+    outside = links(network.host)
+    assert (outside["cni0"]["mtu"], outside[host_end(result)]["mtu"]) == (expected, expected)
+    assert links(sandbox)["eth0"]["mtu"] == expected
+
+
+def test_auto_does_not_count_what_is_down(network, sandbox, uplink):
+    """An uplink that is down has no say."""
+    uplink("up0", 1300)
+    network.host.ip("link", "set", "up0", "down")
+    assert inner_mtu(network.having(mtu="auto"), sandbox) == 1460
+
+
+def test_auto_follows_the_uplink_up_again(network, new_sandbox, uplink):
+    """A low value does not hold itself up: neither the bridge nor the pods that have it count."""
+    network = network.having(mtu="auto")
+    uplink("up0", 1400)
+    assert inner_mtu(network, new_sandbox()) == 1400
+    network.host.ip("link", "set", "up0", "mtu", "1500")
+    assert inner_mtu(network, new_sandbox()) == 1500
+    assert shown(network.host, "cni0")["mtu"] == 1400
+
+
+def test_auto_too_small_for_ipv6_is_refused(dual_network, sandbox, uplink):
+    """A value that is too small for the pod's IPv6 addresses is refused, and the error says where it comes from."""
+    uplink("up0", 1000)
+    before = state(dual_network.host), state(sandbox)
+    error = dual_network.having(mtu="auto").run("ADD", sandbox).error()
+    assert error["code"] == 7
+    assert '"mtu" 1000 is too small for the IPv6 addresses' in error["msg"]
+    assert '"auto"' in error["details"]
+    assert (state(dual_network.host), state(sandbox)) == before
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_smaller_pod_on_a_fixed_bridge_gets_all_packets(dual_network, sandbox, family):
+    """A bridge whose MTU somebody set is brought down to the pod's: what the host sends in larger packets arrives."""
+    network = fixed(dual_network, 1500)
+    result = network.having(mtu=1400).add(sandbox)
+    number = 0 if family == 4 else 1
+    assert reaches(network.host, address(result, number), options=("-s", "1440"))
+    assert shown(network.host, "cni0")["mtu"] == 1400
+
+
+def test_a_larger_pod_on_a_fixed_bridge_is_not_held_down(network, new_sandbox):
+    """A bridge whose MTU somebody set is brought up to the least of its ports' when that is larger."""
+    network = fixed(network, 1500).having(mtu=9000)
+    result = network.add(new_sandbox())
+    assert reaches(network.host, address(result), options=("-M", "do", "-s", "8000"))
+    assert shown(network.host, "cni0")["mtu"] == 9000
+
+
+def test_the_bridge_gets_the_least_of_all_ports(network, new_sandbox):
+    """Pods of other networks keep their MTU; the bridge has the least, and one line on stderr says so."""
+    network = fixed(network, 1500)
+    first = network.having(mtu=1450).add(new_sandbox())
+    outcome = network.having(mtu=9000, cniVersion="1.1.0").run("ADD", new_sandbox())
+    second = outcome.result()
+    assert [item["mtu"] for item in second["interfaces"]] == [1450, 9000, 9000]
+    outside = links(network.host)
+    assert [outside[name]["mtu"] for name in ("cni0", host_end(first), host_end(second))] == [1450, 1450, 9000]
+    assert outcome.stderr == 'podwire: bridge "cni0" has ports of MTU 1450 beside 9000: it gets 1450\n'
+
+
+def test_an_uplink_among_the_ports_counts(network, sandbox, uplink):
+    """A bridge does not get a larger MTU than the uplink that is one of its ports."""
+    network = fixed(network, 1400)
+    uplink("up0", 1500)
+    network.host.ip("link", "set", "up0", "master", "cni0")
+    network.having(mtu=9000).add(sandbox)
+    outside = links(network.host)
+    assert (outside["cni0"]["mtu"], outside["up0"]["mtu"]) == (1500, 1500)
+
+
+@pytest.mark.needs("vlan_filtering")
+def test_in_a_vlan_the_gateways_interface_counts(network, sandbox):
+    """The host reaches a VLAN by an interface of its own, which has the MTU asked for; the bridge's is left alone."""
+    network = fixed(network, 1500)
+    result = network.having(mtu=1400, vlan=100).add(sandbox)
+    outside = links(network.host)
+    assert (outside["cni0"]["mtu"], outside["cni0.100"]["mtu"]) == (1500, 1400)
+    assert reaches(network.host, address(result), options=("-s", "1440"))
+
+
+def test_without_mtu_a_bridge_keeps_what_somebody_set(network, sandbox):
+    """Where no MTU is asked for, an existing bridge's is left alone."""
+    network = fixed(network, 1300)
+    network.add(sandbox)
+    assert shown(network.host, "cni0")["mtu"] == 1300
+
+
+def test_a_bridge_is_not_brought_below_what_its_ipv6_addresses_need(dual_network, new_sandbox):
+    """A small pod without IPv6 does not take the IPv6 gateway from the others; one line on stderr says so."""
+    network = fixed(dual_network, 1400)
+    network.add(new_sandbox())
+    before = links(network.host)["cni0"]
+    ranges = [dual_network.config["ipam"]["ranges"][0]]
+    outcome = network.having(mtu=1000, ipam={**dual_network.config["ipam"], "ranges": ranges}).run("ADD", new_sandbox())
+    outcome.result()
+    assert links(network.host)["cni0"] == before
+    assert "keeps MTU 1400, since it would lose its IPv6 addresses below 1280" in outcome.stderr
+
+
+def test_a_failing_add_leaves_the_bridges_mtu(scripted_network, sandbox):
+    """An ADD that fails has not touched the MTU of a bridge that others use."""
+    network = fixed(scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1'), 1500)
+    before = state(network.host)
+    network.having(mtu=1400).run("ADD", sandbox).error()
+    assert state(network.host) == before
+
+
+def test_nothing_is_asked_that_need_not_be(network, new_sandbox, uplink):
+    """An explicit MTU that the bridge has costs no message, "auto" costs one, a bridge of another MTU two."""
+    network.having(mtu=1400).add(new_sandbox())
+    plain = messages(network, new_sandbox())
+    assert messages(network.having(mtu=1400), new_sandbox()) == plain
+    uplink("up0", 1400)
+    assert messages(network.having(mtu="auto"), new_sandbox()) == plain + 1
+    network.host.ip("link", "set", "cni0", "mtu", "1500")
+    assert messages(network.having(mtu=1400), new_sandbox()) == plain + 2
+
+
+WRONG = {
+    "inner end": ("pod", "eth0", 1300, "Interface eth0 MTU doesn't match: 1400"),
+    "outer end": ("host", "PORT", 1300, "Interface PORT MTU doesn't match: 1400"),
+    "bridge": ("host", "cni0", 1500, "Bridge interface cni0 MTU 1500 exceeds its port's: 1400"),
+}
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
+@pytest.mark.parametrize("case", WRONG)
+def test_check_tells_of_an_mtu_that_was_changed(network, sandbox, case, version):
+    """CHECK compares both ends with what was asked for, and finds a bridge that would lose packets."""
+    network = network.having(mtu=1400, cniVersion=version)
+    result = network.add(sandbox)
+    network.check(sandbox, result)
+    where, name, mtu, text = WRONG[case]
+    name = name.replace("PORT", host_end(result))
+    (sandbox if where == "pod" else network.host).ip("link", "set", name, "mtu", str(mtu))
+    error = network.run("CHECK", sandbox, prev_result=result).error()
+    assert error["msg"] == text.replace("PORT", host_end(result))
+    assert error["details"]
+
+
+def test_check_of_auto_goes_by_the_result(network, sandbox, uplink):
+    """What "auto" was is known from a 1.1.0 result; the host's interfaces may have changed since."""
+    network = network.having(mtu="auto", cniVersion="1.1.0")
+    result = network.add(sandbox)
+    uplink("up0", 1300)
+    network.check(sandbox, result)
+    sandbox.ip("link", "set", "eth0", "mtu", "1300")
+    assert "MTU doesn't match: 1460" in network.run("CHECK", sandbox, prev_result=result).error()["msg"]
+
+
+def test_check_is_content_with_what_others_do(network, new_sandbox):
+    """A smaller pod on the same bridge, and an MTU that nobody asked for, are no failure of an attachment."""
+    one, two = new_sandbox(), new_sandbox()
+    first = network.having(mtu=1500).add(one)
+    network.having(mtu=1300).add(two)
+    network.having(mtu=1500).check(one, first)
+    plain = network.add(three := new_sandbox())
+    three.ip("link", "set", "eth0", "mtu", "1200")
+    network.check(three, plain)
+
+
+def fixed(network, mtu):
+    """Returns the network on a bridge whose MTU somebody has set, so that the kernel does not adapt it any more."""
+    network.host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
+    for value in (mtu - 1, mtu):  # writing the value it has does not count as setting it
+        network.host.ip("link", "set", "cni0", "mtu", str(value))
+    return network
+
+
+def inner_mtu(network, pod):
+    """Attaches a pod and returns the MTU of its interface."""
+    network.add(pod)
+    return links(pod)["eth0"]["mtu"]
+
+
+def messages(network, pod):
+    """Attaches a pod and returns how many messages that took."""
+    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    done = subprocess.run(
+        [
+            *("nsenter", f"--net={network.host.path}", "--", "strace", "-e", "trace=sendto"),
+            str(binaries.directory() / "bridge"),
+        ],
+        input=json.dumps(network.config).encode(),
+        env=environment("ADD", CNI_PATH=str(binaries.directory()), **names),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stderr.count(b"sendto(")

@@ -1,0 +1,185 @@
+"""bridge's "bridgeNetfilter": whether what pods of one bridge exchange passes through iptables, as kube-proxy needs."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+from tests.support.attaching import address, reaches
+from tests.support.netstate import state
+from tests.support.running import Outcome, environment
+from tests.support.tcp import PORT, seen_from, serving
+
+IPV4, IPV6 = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
+SERVICES = ("10.96.0.10", "fd00:96::10")
+MISSING = "mount -t tmpfs none /proc/sys/net/bridge"
+READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+
+
+@pytest.mark.parametrize("family", [0, 1], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_sandbox, wanted, family):
+    """A connection to a service's address reaches a pod beside the caller with true; with false its answer is lost."""
+    network = dual_network.having(bridgeNetfilter=wanted)
+    caller, server = new_sandbox(), new_sandbox()
+    own = network.add(caller)
+    target = address(network.add(server), family)
+    tool = ("iptables", "ip6tables")[family]
+    rule = ("-d", SERVICES[family], "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination")
+    endpoint = f"[{target}]:{PORT}" if family else f"{target}:{PORT}"
+    network.host.run(tool, "-w", "-t", "nat", "-A", "PREROUTING", *rule, endpoint)
+    assert reaches(network.host, target)  # neighbours are looked for now, not while a connection waits
+    assert reaches(caller, target)
+    with serving(server, target):
+        assert seen_from(caller, SERVICES[family], 80) == (address(own, family) if wanted else "")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_setting_is_made_as_asked_for(network, sandbox, wanted):
+    """Both families get the value, whichever they had, and CHECK finds it."""
+    for key, value in ((IPV4, "1"), (IPV6, "0")):
+        network.host.set_sysctl(key, value)
+    network = network.having(bridgeNetfilter=wanted)
+    result = network.add(sandbox)
+    assert settings(network) == [str(int(wanted))] * 2
+    network.check(sandbox, result)
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_not_asked_for_it_is_left_alone(network, sandbox, value):
+    """Without the key neither ADD nor CHECK nor STATUS has anything to do with the setting."""
+    for key in (IPV4, IPV6):
+        network.host.set_sysctl(key, value)
+    result = network.add(sandbox)
+    network.check(sandbox, result)
+    network.having(cniVersion="1.1.0").run("STATUS").silence()
+    assert settings(network) == [value] * 2
+
+
+@pytest.mark.parametrize("key", [IPV4, IPV6])
+def test_check_tells_of_a_setting_that_was_changed(network, sandbox, key):
+    """CHECK fails when somebody has changed the setting, and says how to mend it."""
+    network = network.having(bridgeNetfilter=True)
+    result = network.add(sandbox)
+    network.host.set_sysctl(key, "0")
+    error = network.run("CHECK", sandbox, prev_result=result).error()
+    assert error["msg"] == f"{key} is not 1"
+    assert error["details"].endswith(f"sysctl -w {key}=1")
+    command = error["details"].partition(": ")[2].split()
+    network.host.run(*command)
+    network.check(sandbox, result)
+
+
+def test_the_setting_stays(network, sandbox):
+    """The last DEL does not take the setting back: it is the host's."""
+    network = network.having(bridgeNetfilter=False)
+    network.delete(sandbox, network.add(sandbox))
+    assert settings(network) == ["0", "0"]
+
+
+def test_a_failing_add_leaves_the_setting(scripted_network, sandbox):
+    """An ADD that fails has not touched a setting that others use."""
+    network = scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1')
+    before = settings(network)
+    network.having(bridgeNetfilter=before == ["0", "0"]).run("ADD", sandbox).error()
+    assert settings(network) == before
+
+
+def test_without_the_module_it_says_how_to_load_it(network, sandbox):
+    """Asked for on a kernel without br_netfilter, ADD fails with the cure and leaves nothing, and STATUS says so."""
+    network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
+    before = state(network.host), state(sandbox)
+    error = after(MISSING, network, "ADD", sandbox).error()
+    assert error["code"] == 999
+    assert "/bridge-nf-call-iptables is missing" in error["msg"]
+    assert "modprobe br_netfilter" in error["details"]
+    assert (state(network.host), state(sandbox), network.leases()) == (*before, {})
+    error = after(MISSING, network, "STATUS", sandbox).error()
+    assert error["code"] == 50
+    assert "modprobe br_netfilter" in error["details"]
+
+
+@pytest.mark.parametrize("wanted", [False, None])
+def test_without_the_module_there_is_nothing_to_switch_off(network, sandbox, wanted):
+    """Where frames do not pass through iptables anyway, false is as good as served."""
+    network = network.having(bridgeNetfilter=wanted, cniVersion="1.1.0")
+    after(MISSING, network, "STATUS", sandbox).silence()
+    assert after(MISSING, network, "ADD", sandbox).result()["ips"]
+
+
+def test_where_it_cannot_be_set_a_right_value_will_do(network, sandbox, new_sandbox):
+    """A read-only /proc/sys is no obstacle to what is right already, else ADD and STATUS say how to mend it."""
+    network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
+    network.add(new_sandbox())  # switches on what else there is to switch on
+    after(READ_ONLY, network, "STATUS", sandbox).silence()
+    after(READ_ONLY, network, "ADD", sandbox).result()
+    network.host.set_sysctl(IPV4, "0")
+    other = new_sandbox()
+    error = after(READ_ONLY, network, "ADD", other).error()
+    assert error["msg"].endswith(f"/proc/sys/{IPV4}: Read-only file system")
+    assert f"sysctl -w {IPV4}=1" in error["details"]
+    error = after(READ_ONLY, network, "STATUS", other).error()
+    assert (error["code"], f"sysctl -w {IPV4}=1" in error["details"]) == (50, True)
+
+
+def test_status_does_not_fail_for_what_add_mends(network, sandbox):
+    """A wrong value that ADD can set is no reason for a node not to be ready."""
+    network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
+    network.host.set_sysctl(IPV4, "0")
+    network.run("STATUS").silence()
+    assert network.host.sysctl(IPV4) == "0"
+
+
+WARNINGS = {
+    "kube-proxy and the setting off": (["iptables -t nat -N KUBE-SERVICES"], "0", True),
+    "kube-proxy and the setting on": (["iptables -t nat -N KUBE-SERVICES"], "1", False),
+    "kube-proxy with nftables": (["nft add table ip kube-proxy", "nft add chain ip kube-proxy services"], "0", True),
+    "no kube-proxy": (["iptables -t nat -N KUBE-OTHERS"], "0", False),
+    "kube-proxy's name elsewhere": (["iptables -t filter -N KUBE-SERVICES"], "0", False),
+    "no rules at all": ([], "0", False),
+    "iptables-legacy": (["iptables-legacy -t nat -N KUBE-SERVICES"], "0", False),
+}
+
+
+@pytest.mark.needs("iptables_nft_nat")
+@pytest.mark.parametrize("case", WARNINGS)
+def test_kube_proxy_is_not_passed_by_unnoticed(network, sandbox, case):
+    """With kube-proxy's chains in nf_tables and the setting off, one line on stderr names the key; else none."""
+    commands, value, warned = WARNINGS[case]
+    for command in commands:
+        network.host.run(*command.split())
+    network.host.set_sysctl(IPV4, value)
+    outcome = network.run("ADD", sandbox)
+    outcome.result()
+    line = f'podwire: kube-proxy needs {IPV4}=1: set "bridgeNetfilter" to true\n'
+    assert outcome.stderr == (line if warned else "")
+
+
+@pytest.mark.needs("iptables_nft_nat")
+def test_kube_proxy_without_the_module_is_not_passed_by_unnoticed(network, sandbox):
+    """With kube-proxy's chains and without br_netfilter a masquerading network is told how to load it."""
+    network.host.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
+    outcome = after(MISSING, network.having(ipMasq=True), "ADD", sandbox)
+    outcome.result()
+    assert f"podwire: kube-proxy needs {IPV4}=1: load the module on the node: modprobe br_netfilter" in outcome.stderr
+
+
+def settings(network):
+    """Returns the two values on the network's host."""
+    return [network.host.sysctl(key) for key in (IPV4, IPV6)]
+
+
+def after(command, network, verb, pod):
+    """Runs one verb in a mount namespace of its own, after a shell command that changes what it sees."""
+    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    program = f"{command} && exec {binaries.directory() / 'bridge'}"
+    done = subprocess.run(
+        ["nsenter", f"--net={network.host.path}", "--", "unshare", "--mount", "sh", "-c", program],
+        input=json.dumps(network.config).encode(),
+        env=environment(verb, CNI_PATH=str(binaries.directory()), **names),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr.decode())

@@ -1,0 +1,226 @@
+"""VLANs of bridge: which ones a port is in, which frames pass, and a bridge that begins to filter."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support import kernels
+from tests.support.attaching import Network, address, host_end, reaches
+from tests.support.frames import Frame, station
+from tests.support.netstate import links, state
+from tests.support.vlans import OWN, TAGGED, filters, vlans
+
+needs_filtering = pytest.mark.needs("vlan_filtering")
+FAIL = """[ "$CNI_COMMAND" != ADD ] || { echo '{"code": 11, "msg": "no luck today"}'; exit 1; }"""
+RANGE = [{"id": 101}, {"minID": 200, "maxID": 210}]
+IN_RANGE = dict.fromkeys((101, *range(200, 211)), TAGGED)
+
+
+@pytest.fixture
+def layer2(network) -> Network:
+    """A network without addresses."""
+    return network.having(ipam=None, isDefaultGateway=None)
+
+
+PORTS = {
+    "an access VLAN": ({"vlan": 100}, {100: OWN}),
+    "the last VLAN": ({"vlan": 4094}, {4094: OWN}),
+    "VLAN 1 by name": ({"vlan": 1}, {1: OWN}),
+    "VLAN 1 kept": ({"vlan": 100, "preserveDefaultVlan": True}, {1: ["Egress Untagged"], 100: OWN}),
+    "a trunk": ({"vlanTrunk": RANGE}, {1: OWN, **IN_RANGE}),
+    "a trunk, VLAN 1 kept": ({"vlanTrunk": RANGE, "preserveDefaultVlan": True}, {1: OWN, **IN_RANGE}),
+    "a trunk with a native VLAN": ({"vlan": 100, "vlanTrunk": RANGE}, {100: OWN, **IN_RANGE}),
+    "a trunk that lists its native VLAN": ({"vlan": 101, "vlanTrunk": RANGE}, {**IN_RANGE, 101: OWN}),
+    "a range and an ID in one": (
+        {"vlanTrunk": [{"minID": 5, "maxID": 7, "id": 9}, {"id": 6}]},
+        {1: OWN, 5: [], 6: [], 7: [], 9: []},
+    ),
+    "every VLAN": (
+        {"vlanTrunk": [{"minID": 1, "maxID": 4094}]},
+        {1: OWN, **dict.fromkeys(range(2, 4095), TAGGED)},
+    ),
+    "an empty trunk": ({"vlanTrunk": []}, {1: OWN}),
+    "a trunk of nothing": ({"vlanTrunk": [{}]}, {1: OWN}),
+    "an empty trunk and a VLAN": ({"vlan": 100, "vlanTrunk": []}, {100: OWN}),
+}
+
+
+@needs_filtering
+@pytest.mark.parametrize("case", PORTS)
+def test_a_port_is_in_the_vlans_asked_for(layer2, sandbox, case):
+    """The port is in exactly these VLANs, the new bridge filters and itself stays in VLAN 1; CHECK agrees."""
+    keys, expected = PORTS[case]
+    net = layer2.having(**keys)
+    outcome = net.run("ADD", sandbox)
+    result = outcome.result()
+    assert (filters(net.host), outcome.stderr) == (True, "")  # no word of a bridge that begins to filter
+    assert vlans(net.host, host_end(result)) == expected
+    assert vlans(net.host, "cni0") == {1: OWN}
+    assert set(links(net.host)) == {"lo", "cni0", host_end(result)}
+    net.check(sandbox, result)
+    net.delete(sandbox, result)
+    assert set(links(net.host)) == {"lo", "cni0"}
+
+
+@needs_filtering
+@pytest.mark.parametrize("keys", [{}, {"vlan": 0}, {"vlanTrunk": None}, {"preserveDefaultVlan": True}])
+def test_vlans_not_asked_for(layer2, sandbox, keys):
+    """A network without VLANs makes a bridge that does not filter."""
+    layer2.having(**keys).add(sandbox)
+    assert not filters(layer2.host)
+
+
+@needs_filtering
+def test_frames_stay_in_their_vlans(layer2, new_sandbox):
+    """Frames reach the ports of their VLAN and no other: untagged on access ports, tagged on trunks."""
+    asked = {
+        "a": {"vlan": 100},
+        "b": {"vlan": 100},
+        "c": {"vlan": 200},
+        "trunk": {"vlanTrunk": [{"minID": 100, "maxID": 150}]},
+        "native": {"vlan": 200, "vlanTrunk": [{"id": 100}]},
+        "kept": {"vlan": 100, "preserveDefaultVlan": True},
+        "plain": {},
+    }
+    pods = {name: new_sandbox() for name in asked}
+    for name, keys in asked.items():
+        net = layer2.having(**keys)
+        net.add(pods[name])
+    with ExitStack() as stack:
+        stations = {name: stack.enter_context(station(pod)) for name, pod in pods.items()}
+        for name, sender in stations.items():
+            sender.send(*(Frame(tag, f"{name} {tag}") for tag in (0, 1, 100, 150, 200)))
+        heard = {name: station.heard() for name, station in stations.items()}
+    of_100 = {"a 0", "a 100", "b 0", "b 100", "kept 0", "kept 100", "trunk 100", "native 100"}
+    of_200 = {"c 0", "c 200", "native 0", "native 200"}
+    # "kept" hears VLAN 1 but what it sends without a tag is in VLAN 100; the trunk's untagged frames are in VLAN 1.
+    of_1 = {"plain 0", "plain 1", "trunk 0", "trunk 1", "kept 1"}
+
+    def others(name, *frames):
+        return {frame for frame in set().union(*frames) if not frame.text.startswith(name + " ")}
+
+    def tagged(tag, texts):
+        return {Frame(tag, text) for text in texts}
+
+    expected = {
+        "a": [tagged(0, of_100)],
+        "b": [tagged(0, of_100)],
+        "c": [tagged(0, of_200)],
+        "trunk": [tagged(100, of_100), tagged(0, of_1)],
+        "native": [tagged(0, of_200), tagged(100, of_100)],
+        "kept": [tagged(0, of_100 | of_1)],
+        "plain": [tagged(0, of_1)],
+    }
+    assert heard == {name: others(name, *frames) for name, frames in expected.items()}
+
+
+@needs_filtering
+def test_an_existing_bridge_begins_to_filter(network, new_sandbox, bridged):
+    """A bridge without filtering is made to filter and it is told once; pods without VLANs on it go on."""
+    one, two, three = new_sandbox(), new_sandbox(), new_sandbox()
+    results = [network.add(pod) for pod in (one, two)]
+    assert not filters(bridged)
+    ranges = [[{"subnet": "10.33.0.0/16"}]]
+    net = network.having(vlan=100, name="other", ipam={**network.config["ipam"], "ranges": ranges})
+    outcome = net.run("ADD", three)
+    result = outcome.result()
+    assert outcome.stderr.startswith('podwire: bridge "cni0" did not filter by VLAN and does now: ')
+    assert outcome.stderr.count("\n") == 1
+    assert filters(bridged)
+    net.check(three, result)
+    assert reaches(one, address(results[1]))
+    assert reaches(two, "10.22.0.1")
+    two.ip("addr", "add", "10.33.0.99/16", "dev", "eth0")
+    assert not reaches(three, "10.33.0.99", within_s=1)
+    network.check(one, results[0])
+    assert net.run("ADD", new_sandbox()).stderr == ""
+
+
+@needs_filtering
+def test_a_bridge_whose_ports_would_be_cut_off(layer2, sandbox, bridged):
+    """A bridge whose ports are in no VLAN is not made to filter: refused with code 7, nothing changed."""
+    bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_default_pvid", "0")
+    before = state(bridged), state(sandbox)
+    error = layer2.having(vlan=100).run("ADD", sandbox).error()
+    assert (error["code"], "default_pvid is 0" in error["msg"]) == (7, True)
+    assert (state(bridged), state(sandbox)) == before
+
+
+@needs_filtering
+@pytest.mark.parametrize("default", [0, 7])
+def test_another_default_vlan(layer2, sandbox, bridged, default):
+    """Whatever VLAN the bridge gives its ports, ours are in it only when that is to be preserved."""
+    bridged.ip("link", "set", "cni0", "type", "bridge", "vlan_default_pvid", str(default))
+    bridged.ip("link", "set", "cni0", "type", "bridge", "vlan_filtering", "1")
+    kept = {default: ["Egress Untagged"]} if default else {}
+    for preserve, expected in ((False, {100: OWN}), (True, {**kept, 100: OWN})):
+        net = layer2.having(vlan=100, preserveDefaultVlan=preserve)
+        result = net.add(sandbox)
+        assert vlans(bridged, host_end(result)) == expected
+        net.check(sandbox, result)
+        net.delete(sandbox, result)
+
+
+@needs_filtering
+@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": RANGE}])
+def test_a_failing_ipam_leaves_nothing(scripted_network, sandbox, host, present, keys):
+    """When IPAM fails, a new bridge is gone, and an existing one does not filter."""
+    if present:
+        host.ip("link", "add", "cni0", "up", "type", "bridge")
+    before = state(host), state(sandbox)
+    outcome = scripted_network(body=FAIL, keys=keys).run("ADD", sandbox)
+    assert outcome.error()["msg"] == "no luck today"
+    assert (state(host), state(sandbox), outcome.stderr) == (before[0], before[1], "")
+
+
+TRUNKS = {
+    "incorrect trunk minID parameter": [{"minID": 0, "maxID": 10}],
+    "incorrect trunk maxID parameter": [{"minID": 1, "maxID": 4095}],
+    "incorrect trunk id parameter": [{"id": 4095}],
+    "minID is greater than maxID in trunk parameter": [{"minID": 20, "maxID": 10}],
+    "minID and maxID should be configured simultaneously, minID is missing": [{"maxID": 10}],
+    "minID and maxID should be configured simultaneously, maxID is missing": [{"minID": 10}],
+}
+WRONG = [({"vlanTrunk": trunk}, text) for text, trunk in TRUNKS.items()]
+WRONG += [({"vlan": vid}, f"invalid VLAN ID {vid} (must be between 0 and 4094)") for vid in (-1, 4095, 5000)]
+
+
+@pytest.mark.parametrize(("keys", "text"), WRONG, ids=[text for _, text in WRONG])
+def test_wrong_vlans_are_refused(network, sandbox, keys, text):
+    """Numbers that are no VLANs are refused with the reference's words, code 7, before anything is made."""
+    before = state(network.host), state(sandbox)
+    error = network.having(**keys).run("ADD", sandbox).error()
+    assert (error["code"], error["msg"]) == (7, text)
+    assert (state(network.host), state(sandbox)) == before
+
+
+@pytest.mark.parametrize(("bridge", "vlan"), [("br-twelve-xy", 100), ("br-eleven-x", 1000)])
+def test_a_name_too_long_for_the_gateway(network, sandbox, bridge, vlan):
+    """Where no interface can have the name of bridge and VLAN, ADD is refused and STATUS says so; the cure is told."""
+    net = network.having(bridge=bridge, vlan=vlan, cniVersion="1.1.0")
+    before = state(net.host), state(sandbox)
+    error = net.run("ADD", sandbox).error()
+    assert error["code"] == 7
+    assert f'"bridge" "{bridge}" with "vlan" {vlan}' in error["msg"]
+    assert error["details"] == f'set "bridge" to a name of at most {14 - len(str(vlan))} bytes'
+    assert (state(net.host), state(sandbox)) == before
+    assert net.run("STATUS", container_id=None, ifname=None).error()["code"] == 50
+
+
+@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": []}])
+def test_a_kernel_without_filtering(network, sandbox, present, keys):
+    """Where the kernel cannot keep VLANs apart, ADD is refused with code 50 and leaves nothing; STATUS tells it."""
+    if kernels.has("vlan_filtering"):
+        pytest.skip("this kernel has VLAN filtering")
+    if present:
+        network.host.ip("link", "add", "cni0", "up", "type", "bridge")
+    before = state(network.host), state(sandbox)
+    net = network.having(**keys, cniVersion="1.1.0")
+    error = net.run("ADD", sandbox).error()
+    assert (error["code"], "the kernel's bridge has no VLAN filtering" in error["msg"]) == (50, True)
+    assert "CONFIG_BRIDGE_VLAN_FILTERING" in error["details"]
+    assert (state(net.host), state(sandbox)) == before
+    if present:
+        assert net.run("STATUS", container_id=None, ifname=None).error()["msg"] == error["msg"]

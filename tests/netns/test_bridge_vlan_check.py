@@ -1,0 +1,82 @@
+"""VLANs of bridge: CHECK sees each change, and the reference plugin leaves the same."""
+
+import pytest
+
+from tests.support import binaries
+from tests.support.attaching import Network, address, host_end, reaches
+from tests.support.netstate import links
+from tests.support.vlans import filters, gateway_port, vlans
+
+pytestmark = pytest.mark.needs("vlan_filtering")
+RANGE = [{"id": 101}, {"minID": 200, "maxID": 210}]
+
+
+def complaint(net, pod, result):
+    """Returns the message of a CHECK that must fail."""
+    return net.run("CHECK", pod, prev_result=result).error()["msg"]
+
+
+DAMAGE = {
+    "another VLAN on the port": ("bridge vlan add dev {port} vid 300", "in VLAN 300, which is not asked for"),
+    "VLAN 1 on the port": ("bridge vlan add dev {port} vid 1 untagged", "in VLAN 1, which is not asked for"),
+    "no VLAN on the port": ("bridge vlan del dev {port} vid 100", "has lost VLAN 100"),
+    "a VLAN of the trunk gone": ("bridge vlan del dev {port} vid 205", "has lost VLAN 205"),
+    "untagged on a trunk": ("bridge vlan add dev {port} vid 205 untagged", "has VLAN 205 untagged, not tagged"),
+    "not the PVID": ("bridge vlan add dev {port} vid 100 untagged", "has VLAN 100 untagged, not pvid untagged"),
+    "no filtering": ("ip link set cni0 type bridge vlan_filtering 0", "cni0 does not filter by VLAN"),
+    "the gateway's address": ("ip addr del 10.22.0.1/16 dev cni0.100", "lost the gateway address 10.22.0.1"),
+    "the gateway's interface gone": ("ip link del cni0.100", "Interface name cni0.100 not found"),
+    "the gateway's interface down": ("ip link set cni0.100 down", "Interface cni0.100 is down"),
+    "the gateway's MAC": ("ip link set cni0.100 address 02:00:00:00:00:99", "Interface cni0.100 Mac doesn't match"),
+    "the gateway in no VLAN": ("bridge vlan del dev {gateway} vid 100", "Interface cni0.100 is not in VLAN 100"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(network, sandbox, damage):
+    """CHECK fails and says what is wrong with the VLANs of an attachment."""
+    command, text = DAMAGE[damage]
+    net = network.having(vlan=100, vlanTrunk=RANGE)
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    line = command.format(port=host_end(result), gateway=gateway_port(net.host))
+    net.host.run(*line.split())
+    assert text in complaint(net, sandbox, result)
+
+
+def test_a_result_without_the_gateways_interface(network, sandbox):
+    """CHECK fails when prevResult does not list the gateway's interface."""
+    net = network.having(vlan=100)
+    result = net.add(sandbox)
+    short = {**result, "interfaces": result["interfaces"][:3]}
+    assert complaint(net, sandbox, short) == 'prevResult has no interface "cni0.100" on the host'
+
+
+def test_the_state_is_the_references(network, new_sandbox, reference):
+    """The reference and ours leave the same: VLANs of the ports, links, addresses; each uses what the other made."""
+    net = network.having(vlan=100, preserveDefaultVlan=True)  # Debian's 1.1.1 keeps VLAN 1 and has no key for it
+    theirs = Network(net.host, net.config, path=str(binaries.REFERENCE), bin_dir=binaries.REFERENCE)
+    found = []
+    for made_by, used_by in ((theirs, net), (net, theirs)):
+        first, second = new_sandbox(), new_sandbox()
+        result = made_by.add(first)
+        ports = {"pod": host_end(result), "gateway": gateway_port(net.host)}
+        found.append(
+            {
+                "vlans": {role: vlans(net.host, port) for role, port in ports.items()},
+                "filters": filters(net.host),
+                "interfaces": [item["name"] for item in result["interfaces"] if not item["name"].startswith("veth")],
+                "addresses": [item["local"] for item in links(net.host)["cni0.100"]["addresses"]],
+                "links": len(links(net.host)),
+            }
+        )
+        other = used_by.add(second)
+        assert reaches(first, address(other))
+        assert reaches(second, "10.22.0.1")
+        assert other["interfaces"][3] == result["interfaces"][3]
+        net.check(first, result)
+        used_by.delete(first, result)
+        made_by.delete(second, other)
+        net.host.ip("link", "del", "cni0.100")
+        net.host.ip("link", "del", "cni0")
+    assert found[0] == found[1]

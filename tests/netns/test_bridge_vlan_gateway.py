@@ -1,0 +1,234 @@
+"""The gateway in a VLAN of bridge: the interface `<bridge>.<vlan>`, shared, made by whoever comes first."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cni.args import from_env
+from cni.conf import parse
+from cni.errors import CniError
+from kernel import link, sysctl
+from kernel.netns import Netns, entered
+from plugins.bridge import switch
+from plugins.bridge.main import cmd_add
+from tests.support import binaries
+from tests.support.attaching import address, host_end, reaches
+from tests.support.errors import failure_of
+from tests.support.netstate import links, shown, state
+from tests.support.running import finish
+from tests.support.vlans import OWN, gateway_port, vlans
+
+pytestmark = pytest.mark.needs("vlan_filtering")
+
+
+@pytest.fixture
+def failing_network(scripted_network):
+    """A network in VLAN 100 whose ADD fails late: the second of two gateways does not go with the first."""
+    ips = [{"address": f"10.{net}.9.9/16", "gateway": f"10.{net}.0.1"} for net in (22, 23)]
+    return scripted_network(ips, keys={"vlan": 100})
+
+
+def add_in_process(net, pod):
+    """Runs ADD in the test's own process, where steps can be replaced, and returns the result."""
+    keys = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    args = from_env({**keys, "CNI_PATH": net.path or str(binaries.directory())})
+    stdin = json.dumps(net.config).encode()
+    with Netns(net.host.path) as namespace, entered(namespace):
+        return cmd_add(replace(args, stdin=stdin), parse(stdin))
+
+
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
+def test_the_gateway_is_in_the_vlan(network, new_sandbox, version):
+    """With a gateway two pods of VLAN 100 share cni0.100, an interface that has the address and is in the result."""
+    net = network.having(vlan=100, cniVersion=version, mtu=1400)
+    pods = new_sandbox(), new_sandbox()
+    results = [net.add(pod) for pod in pods]
+    for pod, result in zip(pods, results, strict=True):
+        gateway = result["interfaces"][3]
+        assert gateway["name"] == "cni0.100"
+        assert gateway["mac"] == shown(net.host, "cni0.100")["address"]
+        assert gateway.get("mtu") == (1400 if version == "1.1.0" else None)
+        assert "sandbox" not in gateway
+        net.check(pod, result)
+        assert reaches(pod, "10.22.0.1")
+    assert reaches(pods[0], address(results[1]))
+    found = links(net.host)
+    port = gateway_port(net.host)
+    assert found.keys() == {"lo", "cni0", "cni0.100", port, *map(host_end, results)}
+    assert [item["local"] for item in found["cni0.100"]["addresses"]] == ["10.22.0.1"]
+    assert found["cni0"]["addresses"] == []
+    assert vlans(net.host, port) == {100: OWN}
+    assert found[port]["mtu"] == found["cni0.100"]["mtu"] == 1400
+    assert net.host.sysctl("net/ipv6/conf/cni0.100/accept_ra") == "0"
+    for pod, result in zip(pods, results, strict=True):
+        net.delete(pod, result)
+    assert set(links(net.host)) == {"lo", "cni0", "cni0.100", port}
+    net.add(pods[0])
+    assert reaches(pods[0], "10.22.0.1")
+
+
+def test_vlans_of_one_bridge_have_gateways_of_their_own(dual_network, new_sandbox):
+    """Networks in two VLANs share a bridge; each pod reaches its own gateway by both families, not the other pod."""
+    one, two = new_sandbox(), new_sandbox()
+    first = dual_network.having(vlan=100)
+    ranges = [[{"subnet": "10.33.0.0/16"}], [{"subnet": "fd00:33::/64"}]]
+    second = dual_network.having(vlan=200, name="other", ipam={**dual_network.config["ipam"], "ranges": ranges})
+    results = first.add(one), second.add(two)
+    for pod, gateways in ((one, ("10.22.0.1", "fd00:22::1")), (two, ("10.33.0.1", "fd00:33::1"))):
+        assert [reaches(pod, gateway) for gateway in gateways] == [True, True]
+    first.check(one, results[0])
+    second.check(two, results[1])
+    two.ip("addr", "add", "10.22.0.99/16", "dev", "eth0")
+    assert not reaches(one, "10.22.0.99", within_s=1)
+
+
+def test_the_bridge_keeps_its_address(network, sandbox, bridged, monkeypatch):
+    """A bridge that took its MAC from a port keeps it when the gateway's interface joins with a lower one."""
+    bridged.ip("link", "add", "p0", "address", "52:00:00:00:00:01", "master", "cni0", "type", "veth", "peer", "p1")
+    macs = iter(range(8))  # the pod's pair, then the gateway's
+    monkeypatch.setattr(link, "random_mac", lambda: bytes([0x62 - 0x10 * next(macs), 0, 0, 0, 0, 9]))
+    net = network.having(vlan=100)
+    result = add_in_process(net, sandbox)
+    assert result.interfaces[1].mac == "52:00:00:00:00:09"
+    assert shown(bridged, gateway_port(bridged))["address"] == "42:00:00:00:00:09"
+    assert shown(bridged, "cni0")["address"] == result.interfaces[0].mac == "52:00:00:00:00:01"
+
+
+def test_what_an_administrator_made_is_used(network, sandbox, bridged):
+    """An 802.1Q interface of the gateway's name is the gateway, and is set up if it is down."""
+    bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
+    bridged.run("bridge", "vlan", "add", "dev", "cni0", "vid", "100", "self")
+    bridged.ip("link", "add", "link", "cni0", "name", "cni0.100", "type", "vlan", "id", "100")
+    net = network.having(vlan=100)
+    result = net.add(sandbox)
+    assert reaches(sandbox, "10.22.0.1")
+    assert set(links(bridged)) == {"lo", "cni0", "cni0.100", host_end(result)}
+    net.check(sandbox, result)
+
+
+def test_another_networks_bridge_in_the_way(network, sandbox, host):
+    """A bridge that has the name of the gateway's interface is refused with code 7."""
+    host.ip("link", "add", "cni0.100", "type", "bridge")
+    before = state(host), state(sandbox)
+    error = network.having(vlan=100).run("ADD", sandbox).error()
+    assert error["code"] == 7
+    assert error["msg"] == '"cni0.100" already exists but is a bridge, not the interface of VLAN 100'
+    assert (state(host), state(sandbox)) == before
+
+
+def test_a_gateway_address_in_the_way(network, sandbox, new_sandbox):
+    """An address of cni0.100 is in the way as one of the bridge would be, and forceAddress replaces it."""
+    net = network.having(vlan=100)
+    net.add(new_sandbox())
+    net.host.ip("addr", "add", "10.44.0.1/16", "dev", "cni0.100")
+    net.host.ip("addr", "del", "10.22.0.1/16", "dev", "cni0.100")
+    before = state(net.host), state(sandbox)
+    error = net.run("ADD", sandbox).error()
+    assert (error["code"], '"cni0.100" already has an IP address different from 10.22.0.1/16' in error["msg"]) == (
+        7,
+        True,
+    )
+    assert (state(net.host), state(sandbox)) == before
+    net.having(forceAddress=True).add(sandbox)
+    assert [item["local"] for item in links(net.host)["cni0.100"]["addresses"]] == ["10.22.0.1"]
+    assert reaches(sandbox, "10.22.0.1")
+
+
+@pytest.mark.parametrize("neighbour", [False, True])
+def test_a_gateway_made_by_a_failing_add(network, failing_network, sandbox, new_sandbox, neighbour):
+    """What fails after the gateway's interface was made takes it away, unless another pod is in the VLAN."""
+    net = network.having(vlan=100)
+    if neighbour:  # in the VLAN, though without a gateway yet
+        other = new_sandbox()
+        layer2 = network.having(vlan=100, ipam=None, isDefaultGateway=None)
+        layer2.add(other)
+    before = set(links(net.host)), state(sandbox)
+    error = failing_network.run("ADD", sandbox).error()
+    assert '"cni0.100" already has an IP address different from 10.23.0.1/16' in error["msg"]
+    after = set(links(net.host))
+    stays = {"cni0.100", gateway_port(net.host)} if neighbour else set()
+    assert (after, state(sandbox)) == (before[0] | stays, before[1])
+    net.add(sandbox)
+    assert reaches(sandbox, "10.22.0.1")
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_many_pods_of_one_vlan_at_once(network, new_sandbox, round_):
+    """The first pods of a VLAN, all at once, make one gateway's interface between them and all reach it."""
+    net = network.having(vlan=100)
+    pods = [new_sandbox() for _ in range(8)]
+    results = [finish(process).result() for process in [net.start("ADD", pod) for pod in pods]]
+    assert len({json.dumps(result["interfaces"][3]) for result in results}) == 1
+    ports = {gateway_port(net.host), *map(host_end, results)}
+    assert set(links(net.host)) == {"lo", "cni0", "cni0.100", *ports}
+    assert {name: vlans(net.host, name) for name in ports} == {name: {100: OWN} for name in ports}
+    assert [pod for pod in pods if not reaches(pod, "10.22.0.1")] == []
+
+
+def test_failing_adds_among_others(network, failing_network, new_sandbox):
+    """ADDs that fail after they made the gateway's interface do not take it from pods that joined meanwhile."""
+    net = network.having(vlan=100)
+    good, bad = [new_sandbox() for _ in range(6)], [new_sandbox() for _ in range(6)]
+    processes = [(failing_network.start("ADD", two), net.start("ADD", one)) for one, two in zip(good, bad, strict=True)]
+    for failing, succeeding in processes:
+        finish(failing).error()
+        finish(succeeding).result()
+    assert [pod for pod in good if not reaches(pod, "10.22.0.1")] == []
+    assert [set(links(pod)) for pod in bad] == [{"lo"}] * len(bad)
+
+
+@pytest.mark.parametrize("losses", [1, 4, 5])
+def test_a_gateway_lost_on_the_way_is_made_again(scripted_network, sandbox, monkeypatch, losses):
+    """A gateway's interface that another, failing ADD takes away before it is used is made again, up to four times."""
+    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"vlan": 100})
+    add_gateways, lost = switch.add_gateways, []
+
+    def lose_and_add_gateways(*arguments):
+        if len(lost) < losses:
+            lost.append(net.host.ip("link", "del", "cni0.100"))
+        add_gateways(*arguments)
+
+    monkeypatch.setattr(switch, "add_gateways", lose_and_add_gateways)
+    failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
+    if losses < 5:
+        assert failure is None
+        assert reaches(sandbox, "10.22.0.1")
+    else:
+        assert failure is not None
+        assert (set(links(net.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
+
+
+def test_another_pod_is_quicker(network, sandbox, new_sandbox, monkeypatch):
+    """When another ADD names its interface while ours is still being made, that one is used and ours goes away."""
+    net = network.having(vlan=100)
+    attempt, others = sysctl.attempt, []
+
+    def attempt_and_let_another_pass(name, value):
+        attempt(name, value)
+        ours = [item for item in links(net.host) if item.startswith("veth")]
+        if len(ours) == 3 and not others:  # the pod's port, and both ends of what is to be the gateway's pair
+            others.append(net.add(new_sandbox()))
+
+    monkeypatch.setattr(sysctl, "attempt", attempt_and_let_another_pass)
+    result = add_in_process(net, sandbox)
+    assert result.interfaces[3].mac == others[0]["interfaces"][3]["mac"]
+    ports = {gateway_port(net.host), result.interfaces[1].name, host_end(others[0])}
+    assert set(links(net.host)) == {"lo", "cni0", "cni0.100", *ports}
+    assert reaches(sandbox, "10.22.0.1")
+
+
+def test_a_pod_that_has_just_joined_keeps_its_gateway(network, sandbox, new_sandbox, monkeypatch):
+    """An ADD that made the gateway's interface and fails leaves it to a pod that has found it meanwhile."""
+    net = network.having(vlan=100)
+    other = new_sandbox()
+
+    def let_another_pass_and_fail(*_):
+        monkeypatch.undo()
+        net.add(other)
+        raise CniError(11, "no luck today")
+
+    monkeypatch.setattr(switch, "add_gateways", let_another_pass_and_fail)
+    assert failure_of(lambda: add_in_process(net, sandbox), CniError).msg == "no luck today"
+    assert reaches(other, "10.22.0.1")
+    assert set(links(sandbox)) == {"lo"}

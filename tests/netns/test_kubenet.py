@@ -1,0 +1,230 @@
+"""conf/40-kubenet.conflist does what Kubernetes' kubenet (gone since 1.24) did on a node, rule by rule.
+
+The node's uplink leads to a router that knows the way back to the pods; what it sees tells what was masqueraded.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.attaching import Network, address, host_end, reaches
+from tests.support.binaries import ROOT
+from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList
+from tests.support.netstate import links, shown
+from tests.support.running import run_plugin
+from tests.support.tcp import PORT, seen_from, serving
+
+NODE, OTHER_NODE, WORLD = "10.250.0.1", "10.250.0.2", "203.0.113.1"
+SERVICE = "10.96.0.10"
+BRIDGE_NF = "net/bridge/bridge-nf-call-iptables"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node with the sample's network, and the router behind it, which is another node and the world in one."""
+
+    network: Network
+    router: Namespace
+
+    @property
+    def host(self):
+        """The node's own namespace."""
+        return self.network.host
+
+    def having(self, **keys):
+        """Returns the node with other keys in its configuration."""
+        return Node(self.network.having(**keys), self.router)
+
+
+@pytest.fixture
+def node(bin_dir, host, new_sandbox, store):
+    """A node as the cloud makes it: an uplink of MTU 1450, a default route, and a router that knows its pod CIDR."""
+    sample = NetworkList.load(ROOT / "conf" / "40-kubenet.conflist")
+    (plugin,) = sample.plugins
+    ipam = {**plugin["ipam"], "dataDir": str(store)}
+    router = new_sandbox()
+    end = ("name", "up0", "mtu", "1450")
+    host.ip("link", "add", *end, "type", "veth", "peer", *end, "netns", router.name)
+    for namespace, addresses in ((host, (NODE,)), (router, (OTHER_NODE, WORLD))):
+        for ip in addresses:
+            namespace.ip("address", "add", f"{ip}/24", "dev", "up0")
+        namespace.ip("link", "set", "up0", "up")
+    host.ip("route", "add", "default", "via", OTHER_NODE)
+    router.ip("route", "add", "10.24.0.0/16", "via", NODE)
+    config = {**plugin, "name": sample.name, "cniVersion": sample.cni_version, "ipam": ipam}
+    return Node(Network(host, config), router)
+
+
+def pod_on(node, pod):
+    """Attaches a pod and returns its address."""
+    return address(node.network.add(pod))
+
+
+def test_the_bridge_is_cbr0_with_the_first_address_of_the_pod_cidr(node, sandbox):
+    """Pods are on the bridge cbr0, which has the first address of the node's pod CIDR."""
+    result = node.network.add(sandbox)
+    bridge = links(node.host)["cbr0"]
+    assert [(item["local"], item["prefixlen"]) for item in bridge["addresses"]] == [("10.24.0.1", 24)]
+    assert links(node.host)[host_end(result)]["master"] == "cbr0"
+
+
+def test_pods_get_the_addresses_of_the_pod_cidr_in_turn(node, new_sandbox):
+    """The first pod has the second address of the pod CIDR, the next the next."""
+    assert [pod_on(node, new_sandbox()) for _ in range(3)] == ["10.24.0.2", "10.24.0.3", "10.24.0.4"]
+
+
+def test_every_host_end_is_in_hairpin_mode(node, new_sandbox):
+    """Each pod's port sends back what comes from it (kubelet's hairpin-veth)."""
+    for _ in range(2):
+        port = shown(node.host, host_end(node.network.add(new_sandbox())))
+        assert port["linkinfo"]["info_slave_data"]["hairpin"] is True
+
+
+def test_the_mtu_is_the_least_of_the_nodes_interfaces(node, sandbox):
+    """Bridge and both ends of the pair have the uplink's MTU."""
+    result = node.network.add(sandbox)
+    outside = links(node.host)
+    assert [outside["cbr0"]["mtu"], outside[host_end(result)]["mtu"], links(sandbox)["eth0"]["mtu"]] == [1450] * 3
+
+
+def test_the_mtu_is_1460_where_no_interface_tells(node, sandbox):
+    """Without an uplink that is up the MTU is 1460."""
+    node.host.ip("link", "set", "up0", "down")
+    node.network.add(sandbox)
+    assert links(sandbox)["eth0"]["mtu"] == 1460
+
+
+def test_the_mtu_can_be_given(node, sandbox):
+    """A number in place of "auto" is kubelet's --network-plugin-mtu."""
+    node.having(mtu=1300).network.add(sandbox)
+    assert links(sandbox)["eth0"]["mtu"] == 1300
+
+
+def test_the_pods_default_route_is_by_cbr0(node, sandbox):
+    """A pod reaches everything by the bridge's address."""
+    node.network.add(sandbox)
+    assert sandbox.ip("route", "show", "default").split() == ["default", "via", "10.24.0.1", "dev", "eth0"]
+
+
+def test_a_pods_loopback_is_up(node, sandbox):
+    """Kubenet ran the loopback plugin first; runtimes do it themselves, or by conf/99-loopback.conflist."""
+    sample = NetworkList.load(ROOT / "conf" / "99-loopback.conflist")
+    sample.add(lambda *what: run_plugin(*what, host=node.host, netns=sandbox, ifname="lo"))
+    node.network.add(sandbox)
+    assert "UP" in links(sandbox)["lo"]["flags"]
+
+
+def test_forwarding_is_on(node, sandbox):
+    """The node forwards IPv4."""
+    node.host.set_sysctl("net/ipv4/ip_forward", "0")
+    node.network.add(sandbox)
+    assert node.host.sysctl("net/ipv4/ip_forward") == "1"
+
+
+def test_bridged_frames_pass_iptables(node, sandbox):
+    """The setting bridge-nf-call-iptables is on, as kube-proxy needs it."""
+    node.host.set_sysctl(BRIDGE_NF, "0")
+    node.network.add(sandbox)
+    assert node.host.sysctl(BRIDGE_NF) == "1"
+
+
+def test_a_pods_addresses_are_used_at_once(node, sandbox):
+    """Pods do not run duplicate address detection."""
+    node.network.add(sandbox)
+    assert sandbox.sysctl("net/ipv6/conf/eth0/accept_dad") == "0"
+
+
+def test_pods_see_each_other_and_the_node_sees_them(node, new_sandbox):
+    """Two pods, and node and pod, reach each other with their own addresses."""
+    one, two = new_sandbox(), new_sandbox()
+    first, second = pod_on(node, one), pod_on(node, two)
+    with serving(two, second):
+        assert seen_from(one, second) == first
+        assert seen_from(node.host, second) == "10.24.0.1"
+    with serving(node.host, NODE):
+        assert seen_from(one, NODE) == first
+
+
+@pytest.mark.parametrize("hairpin", [True, False])
+def test_a_pod_reaches_itself_by_a_service(node, sandbox, hairpin):
+    """A pod that calls a service whose only pod it is gets an answer in hairpin mode, and none without."""
+    node = node.having(hairpinMode=hairpin)
+    own = pod_on(node, sandbox)
+    # As kube-proxy does: first of all, to the pod, and with the node's address where the pod is the caller itself.
+    nat = ("iptables", "-w", "-t", "nat", "-I")
+    service = ("-d", SERVICE, "-p", "tcp", "--dport", "80")
+    node.host.run(*nat, "PREROUTING", *service, "-j", "DNAT", "--to-destination", f"{own}:{PORT}")
+    node.host.run(*nat, "POSTROUTING", "-s", own, "-d", own, "-j", "MASQUERADE")
+    assert reaches(node.host, own)
+    with serving(sandbox, own):
+        assert seen_from(sandbox, SERVICE, 80) == ("10.24.0.1" if hairpin else "")
+
+
+@pytest.mark.parametrize("backend", ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))])
+def test_only_what_leaves_the_cluster_is_masqueraded(node, sandbox, backend):
+    """Beyond 10.0.0.0/8 a pod is seen with its node's address, by other nodes and their pods with its own."""
+    node = node.having(ipMasqBackend=backend)
+    own = pod_on(node, sandbox)
+    assert reaches(sandbox, OTHER_NODE)
+    for ip, seen in ((WORLD, NODE), (OTHER_NODE, own)):
+        with serving(node.router, ip):
+            assert seen_from(sandbox, ip) == seen
+
+
+def test_the_list_of_networks_is_the_operators(node, sandbox):
+    """Each network of nonMasqueradeCIDRs is spared, and only those (kubelet's --non-masquerade-cidr)."""
+    own = pod_on(node.having(nonMasqueradeCIDRs=["192.168.0.0/16", "203.0.113.0/24"]), sandbox)
+    assert reaches(sandbox, OTHER_NODE)
+    for ip, seen in ((WORLD, own), (OTHER_NODE, NODE)):
+        with serving(node.router, ip):
+            assert seen_from(sandbox, ip) == seen
+
+
+def test_nothing_is_masqueraded_when_everything_is_in_the_cluster(node, sandbox):
+    """With 0.0.0.0/0 as the list no address is changed."""
+    own = pod_on(node.having(nonMasqueradeCIDRs=["0.0.0.0/0"]), sandbox)
+    with serving(node.router, WORLD):
+        assert seen_from(sandbox, WORLD) == own
+
+
+def test_a_pod_that_leaves_leaves_no_rule(node, sandbox):
+    """After DEL the node's rules are as before the pod."""
+    node.network.add(sandbox)
+    node.network.delete(sandbox)
+    assert "10.24.0.2" not in node.host.run("iptables-save") + node.host.run("nft", "list", "ruleset")
+
+
+def test_another_pod_cidr_replaces_the_bridges_address(node, new_sandbox):
+    """After the node got another pod CIDR the bridge has its first address, and not the old one."""
+    node.network.add(new_sandbox())
+    ipam = {**node.network.config["ipam"], "ranges": [[{"subnet": "10.24.9.0/24"}]]}
+    pod = new_sandbox()
+    node.having(ipam=ipam).network.add(pod)
+    assert [item["local"] for item in links(node.host)["cbr0"]["addresses"]] == ["10.24.9.1"]
+    assert reaches(pod, OTHER_NODE)
+
+
+def test_the_pod_cidr_may_come_from_the_runtime(node, sandbox):
+    """A runtime that has the capability ipRanges gives the node's pod CIDR with each pod."""
+    ipam = {key: value for key, value in node.network.config["ipam"].items() if key != "ranges"}
+    ranges = {"ipRanges": [[{"subnet": "10.24.7.0/24"}]]}
+    assert pod_on(node.having(ipam=ipam, runtimeConfig=ranges), sandbox) == "10.24.7.2"
+    assert reaches(sandbox, OTHER_NODE)
+
+
+def test_a_node_with_two_pod_cidrs_gives_each_pod_two_addresses(node, sandbox):
+    """With an IPv4 and an IPv6 pod CIDR the bridge has the first address of both, and so have the pods' routes."""
+    ipam = node.network.config["ipam"]
+    ipam = {**ipam, "ranges": [*ipam["ranges"], [{"subnet": "fd00:24::/64"}]]}
+    result = node.having(ipam=ipam).network.add(sandbox)
+    assert [ip["address"] for ip in result["ips"]] == ["10.24.0.2/24", "fd00:24::2/64"]
+    assert [item["local"] for item in links(node.host)["cbr0"]["addresses"]] == ["10.24.0.1", "fd00:24::1"]
+    assert reaches(sandbox, "fd00:24::1")
+
+
+def test_the_bridge_can_be_promiscuous_instead(node, sandbox):
+    """Kubelet's promiscuous-bridge: the bridge is promiscuous, the ports are not in hairpin mode."""
+    result = node.having(hairpinMode=False, promiscMode=True).network.add(sandbox)
+    assert shown(node.host, "cbr0")["promiscuity"] > 0
+    assert shown(node.host, host_end(result))["linkinfo"]["info_slave_data"]["hairpin"] is False

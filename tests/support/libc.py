@@ -1,0 +1,35 @@
+"""System calls that Python 3.11 has no function for.
+
+One rule: a call that fails raises OSError with what was called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+NEW_MOUNTS, NEW_NETWORK = 0x00020000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET: linux/sched.h
+
+_MS_BIND, _MNT_DETACH = 4096, 2  # linux/mount.h, sys/mount.h
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    """Moves this thread into new namespaces."""
+    _call("unshare", ctypes.c_int(flags))
+
+
+def bind(source: str, target: str) -> None:
+    """Mounts a file over another."""
+    _call("mount", source.encode(), target.encode(), None, ctypes.c_ulong(_MS_BIND), None)
+
+
+def unmount(target: str) -> None:
+    """Takes a mount away, in use or not."""
+    _call("umount2", target.encode(), ctypes.c_int(_MNT_DETACH))
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_LIBC, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,0 +1,50 @@
+"""TCP between namespaces: a server that tells each caller the address it sees, and the call.
+
+One rule: real sockets and whole connections, since what is tested is whether both directions of one fit together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tests.support.namespaces import Namespace
+
+PORT = 8080
+
+_SERVER = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+server = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family)
+print("listening", flush=True)
+while True:
+    connection, caller = server.accept()
+    connection.sendall(caller[0].encode())
+    connection.close()
+"""
+_CLIENT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1) as connection:
+    print(connection.recv(64).decode(), end="")
+"""
+
+
+@contextlib.contextmanager
+def serving(namespace: Namespace, ip: str) -> Iterator[None]:
+    """Runs the server at an address of `namespace` inside the block, on PORT."""
+    line = ["nsenter", f"--net={namespace.path}", "--", sys.executable, "-c", _SERVER, ip, str(PORT)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listening\n"
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def seen_from(namespace: Namespace, ip: str, port: int = PORT) -> str:
+    """Calls a server from `namespace` and returns the address it sees, "" when there is no answer within a second."""
+    return namespace.run(sys.executable, "-c", _CLIENT, ip, str(port), check=False)
