@@ -9,6 +9,7 @@ dumped after ADD, CHECK and DEL have run some times, with the namespace, netlink
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -30,6 +31,8 @@ from kernel.codec import AddressMessage, Attributes, LinkMessage, NamespaceMessa
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
+_NEWCHAIN, _GETCHAIN, _NEWRULE, _GETRULE = 0xA03, 0xA04, 0xA06, 0xA07  # linux/netfilter/nf_tables.h
+_HANDLE = b"\x0c\0\x03\0" + bytes(7) + b"\x01"  # NFTA_RULE_HANDLE, which the kernel gives
 _HEADER = struct.Struct("=IHHII")
 _LO, _BRIDGE, _VETH = 1, 2, 3  # the ifindexes on the stage; both ends of the pair are one
 _NAMES = {_LO: "lo", _BRIDGE: "cni0", _VETH: "eth0"}
@@ -44,6 +47,8 @@ _NETWORK = {
     "type": "bridge",
     "bridge": "cni0",
     "isDefaultGateway": True,
+    "ipMasq": True,
+    "ipMasqBackend": "nftables",
 }
 _IPAM = {
     "type": "host-local",
@@ -90,6 +95,9 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
+_netfilter: list[tuple[int, bytes]] = []  # the chains and rules made in a scene: type and content of their messages
+
+
 class _Socket(socket.socket):
     """Answers netlink requests as a kernel with one bridge, one port and the addresses of `_NETWORK` would."""
 
@@ -125,7 +133,7 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
         yield _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
     elif kind == kernel.address.RTM_GETADDR:
         (index,) = struct.unpack_from("=I", request, 20)
-        for text in _ADDRESSES[index]:
+        for text in _ADDRESSES.get(index, ()):
             own = parse_cidr(text)
             values = {"family": _family(own), "prefixlen": own.network.prefixlen, "index": index}
             attributes: Attributes = [("IFA_LOCAL", own.ip.packed), ("IFA_ADDRESS", own.ip.packed)]
@@ -133,6 +141,19 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     elif kind == kernel.route.RTM_GETROUTE:
         values = {"family": request[16], "table": 254, "type": 1}
         yield encode(RouteMessage, (kernel.route.RTM_NEWROUTE, multi, sequence), values, [("RTA_OIF", _VETH)])
+    elif kind in (_NEWCHAIN, _NEWRULE):
+        _netfilter.append((kind, request[_HEADER.size :]))
+    elif kind == _GETRULE:
+        for made, content in _netfilter:
+            if made == _NEWRULE:
+                yield _HEADER.pack(_HEADER.size + len(content) + 12, made, multi, sequence, 0) + content + _HANDLE
+    elif kind == _GETCHAIN:
+        wanted = request[_HEADER.size :]
+        chains = (content for made, content in _netfilter if made == _NEWCHAIN)
+        found = next((content for content in chains if content.startswith(wanted)), None)
+        answer = struct.pack("=i", -errno.ENOENT) if found is None else found
+        header = (_NLMSG_ERROR if found is None else _NEWCHAIN, 0, sequence, 0)
+        yield _HEADER.pack(_HEADER.size + len(answer), *header) + answer
     elif kind == kernel.link.RTM_GETNSID:
         yield encode(NamespaceMessage, (kernel.link.RTM_NEWNSID, 0, sequence), {}, [("NETNSA_NSID", 0)])
     if dump or flags & kernel.rtnl.NLM_F_ACK:
@@ -191,4 +212,5 @@ def _stage() -> Iterator[str]:
     finally:
         for place, name, thing in real:
             setattr(place, name, thing)
+        _netfilter.clear()
         shutil.rmtree(directory)
