@@ -19,7 +19,7 @@ from pathlib import Path
 from bench import cases
 from bench.figures import Row, as_json, growth_table, size_table, timing_table
 from bench.process import adopt_orphans
-from bench.subject import Subject
+from bench.subject import DUAL, IPTABLES, NFTABLES, SINGLE, Subject
 from tests.support import binaries, namespaces, private
 
 _ROUNDS, _QUICK_ROUNDS = 100, 15
@@ -97,12 +97,18 @@ def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
         pods = [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
         times = cases.version(subjects, rounds) + cases.loopback(subjects, rounds, pods[0])
         crowds = cases.crowd(subjects, few)
-        with cases.networks(subjects, dual=False) as network:
-            times += cases.bridge(subjects, rounds, "bridge", network, pods)
+        with cases.networks(subjects, SINGLE) as network:
+            times += cases.bridge(subjects, rounds, "bridge", network, pods, cases.BRIDGE_WANTED)
             batches = cases.throughput(subjects, fewer, network, pods)
-        with cases.networks(subjects, dual=True) as network:
-            times += cases.bridge(subjects, rounds, "bridge, dual stack", network, pods)
+        with cases.networks(subjects, DUAL) as network:
+            times += cases.bridge(subjects, rounds, "bridge, dual stack", network, pods, cases.BRIDGE_WANTED)
             memory = cases.memory(subjects, network, pods[0])
+        for kind, title, wanted in (
+            (IPTABLES, "masquerade, iptables", cases.IPTABLES_WANTED),
+            (NFTABLES, "masquerade, nftables", cases.NFTABLES_WANTED),
+        ):
+            with cases.networks(subjects, kind) as network:
+                times += cases.bridge(subjects, rounds, title, network, pods, wanted)
     sizes = cases.size(subjects)
     _show("A call as the runtime sees it, median and minimum in ms, minor page faults", timing_table(times))
     _show("DEL until every process it left behind is gone, ms per DEL", timing_table(batches))

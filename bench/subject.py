@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.process import Invocation, Run, run, settle
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
+from tests.support.processes import output
 from tests.support.running import environment
 
 Config = Mapping[str, Any]
@@ -23,6 +25,22 @@ Config = Mapping[str, Any]
 _VERSION = "1.0.0"  # the newest that Debian's plugins know
 _CONTAINER_ID = "b" * 64
 _NO_POD = Namespace("none")  # host-local does not look at the namespace
+
+
+class Kind(NamedTuple):
+    """A kind of network: `octet` is the first implementation's second octet of its subnet, `keys` the bridge's."""
+
+    name: str
+    octet: int
+    dual: bool = False
+    keys: Mapping[str, Any] = {}
+
+
+SINGLE, DUAL = Kind("single", 100), Kind("dual", 120, dual=True)
+IPTABLES = Kind("iptables", 140, keys={"ipMasq": True, "ipMasqBackend": "iptables"})
+NFTABLES = Kind(
+    "nftables", 160, keys={"ipMasq": True, "ipMasqBackend": "nftables"}
+)  # Go's 1.1.1: iptables all the same
 
 
 @dataclass(frozen=True)
@@ -34,18 +52,19 @@ class Subject:
     bin_dir: Path
     store: Path
 
-    def network(self, *, dual: bool = False) -> Config:
-        """Returns a bridge network with gateway and host-local, IPv4 or both families."""
-        ranges = [[{"subnet": f"10.{(120 if dual else 100) + self.number}.0.0/16"}]]
-        if dual:
+    def network(self, kind: Kind) -> Config:
+        """Returns a bridge network with gateway and host-local."""
+        ranges = [[{"subnet": f"10.{kind.octet + self.number}.0.0/16"}]]
+        if kind.dual:
             ranges.append([{"subnet": f"fd00:{self.number}::/64"}])
         return {
             "cniVersion": _VERSION,
-            "name": "dual" if dual else "single",
+            "name": f"{kind.name}-{self.number}",  # netfilter chains are named after it and the container
             "type": "bridge",
-            "bridge": f"bench{self.number}{'d' if dual else 's'}",
+            "bridge": f"bench{self.number}{kind.name[0]}",
             "isDefaultGateway": True,
             "ipam": {"type": "host-local", "dataDir": str(self.store), "ranges": ranges},
+            **kind.keys,
         }
 
     def crowd(self, reserved: int) -> Config:
@@ -109,9 +128,13 @@ class Subject:
             pod.run("ping", "-c", "1", "-w", "5", "-n", ip["gateway"])
         full = {**config, "prevResult": result}
         self.run("bridge", "CHECK", full, pod)
+        assert bool(_masquerading(wanted)) == ("ipMasq" in config), (
+            f"{self.label}: {config} and {_masquerading(wanted)}"
+        )
         assert all((self.store / config["name"] / ip).is_file() for ip in wanted)
         self.run("bridge", "DEL", full, pod)
         settle()
+        assert not _masquerading(wanted), f"{self.label}: DEL left {_masquerading(wanted)}"
         assert set(links(pod)) == {"lo"}, f"{self.label}: DEL left an interface"
         assert not any((self.store / config["name"] / ip).exists() for ip in wanted), f"{self.label}: DEL left a lease"
         lo = self.run("loopback", "ADD", {"cniVersion": _VERSION, "name": "lo", "type": "loopback"}, pod)
@@ -121,3 +144,9 @@ class Subject:
         """Returns the size of some of its files together; what is one file under several names counts once."""
         files = {(stat.st_dev, stat.st_ino): stat.st_size for stat in ((self.bin_dir / name).stat() for name in names)}
         return sum(files.values())
+
+
+def _masquerading(addresses: list[str]) -> list[str]:
+    """Returns the netfilter rules, of either kind, that name one of `addresses`."""
+    lines = f"{output('iptables-save')}\n{output('nft', 'list', 'ruleset')}".splitlines()
+    return [line for line in lines if any(re.search(rf"\b{re.escape(address)}\b", line) for address in addresses)]
