@@ -14,8 +14,34 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
-from tests.support import binaries, namespaces  # noqa: E402 - after the registration that makes asserts explain
+from tests.support import binaries, kernels, namespaces  # noqa: E402 - after the registration that makes asserts explain
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option with which `make test` learns what ran on which kernel."""
+    parser.addoption("--kernel-report", metavar="FILE", type=Path, help="write what ran on this kernel, as JSON")
+    parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Adds the marker for tests that need a part of the kernel, and the report of what ran."""
+    config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
+    if path := config.getoption("--kernel-report"):
+        config.pluginmanager.register(kernels.Recorder(path))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves this share of the tests."""
+    first, step = map(int, config.getoption("--share").split("/"))
+    items[:] = items[first::step]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out, before anything is made for it, a test that needs what this kernel lacks."""
+    needed = [feature for marker in item.iter_markers("needs") for feature in marker.args]
+    if problem := kernels.lacking(needed):
+        pytest.skip(problem)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -36,7 +36,12 @@ SEEN = {
 }
 
 
-@pytest.fixture(params=SCENARIOS)
+def scenario(name):
+    """Returns a scenario as a parameter, with what it needs of the kernel."""
+    return pytest.param(name, marks=pytest.mark.needs("nft_nat") if "nftables" in name else ())
+
+
+@pytest.fixture(params=map(scenario, SCENARIOS))
 def expected(request):
     """One scenario: configuration and what the reference made of it."""
     return json.loads((ROOT / "tests" / "data" / "golden" / f"{request.param}.json").read_text())

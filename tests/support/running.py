@@ -5,8 +5,8 @@ One rule: a plugin sees the CNI_* variables and a PATH, nothing else of the test
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,6 @@ from tests.support.namespaces import Namespace
 
 Config = Mapping[str, Any] | bytes
 
-_NSENTER = shutil.which("nsenter") or "/usr/bin/nsenter"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_S = 60.0
 
@@ -106,14 +105,14 @@ def start_plugin(
         "CNI_PATH": str(directory) if path is None else path,
         **(env or {}),
     }
-    program = str(directory / name)
-    return subprocess.Popen(
-        [_NSENTER, f"--net={host.path}", "--", program] if host else [program],
-        env=environment(command, **variables),
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    with host.entered() if host else contextlib.nullcontext():
+        return subprocess.Popen(
+            [str(directory / name)],
+            env=environment(command, **variables),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
 
 def feed(process: subprocess.Popen[bytes], config: Config) -> None:
