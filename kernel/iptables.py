@@ -82,14 +82,20 @@ def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
 
     iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
     """
-    asked = list(families)
-    legacy = {family for family in asked if table in _legacy_tables(family)}
+    asked = set(families)
     try:
-        with nft.opened() as socket:
-            found = nft.get(socket, *(Chain(Table(_NFPROTO[family], table), chain) for family in asked))
-    except (OSError, KernelError):  # a kernel without nftables, or one that does not tell us: the programs will
-        return set(asked)
-    return legacy | {family for family, present in zip(asked, found, strict=True) if present}
+        found = have_by_nft(asked, table, chain)
+    except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
+        return asked
+    return found | {family for family in asked if table in _legacy_tables(family)}
+
+
+def have_by_nft(families: Iterable[int], table: str, chain: str) -> set[int]:
+    """Returns those of `families` in which iptables-nft has `chain`; no program is asked. Raises KernelError."""
+    asked = list(families)
+    with nft.opened() as socket:
+        found = nft.get(socket, *(Chain(Table(_NFPROTO[family], table), chain) for family in asked))
+    return {family for family, present in zip(asked, found, strict=True) if present}
 
 
 def problem(families: Iterable[int]) -> str:

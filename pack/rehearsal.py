@@ -12,19 +12,22 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import shutil
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import kernel.address
 import kernel.link
 import kernel.netns
+import kernel.nft
 import kernel.route
 import kernel.rtnl
 import kernel.sysctl
+import kernel.teardown
 from cni import gojson, skel
 from cni.address import Interface, parse_cidr
 from kernel.codec import AddressMessage, Attributes, LinkMessage, NamespaceMessage, RouteMessage, encode
@@ -90,6 +93,9 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
     stdout = io.BytesIO()
     stdin = io.BytesIO(gojson.dumps(network).encode())
     failed = skel.run(plugins[name], env, stdin, stdout, about="", delegates=plugins)
+    with suppress(ChildProcessError):  # what a verb left behind must not practise when the next has begun
+        while True:
+            os.waitpid(-1, 0)
     if failed:
         raise RuntimeError(f"rehearsal of {command} of {name}: {stdout.getvalue().decode()}")
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
@@ -178,6 +184,12 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
     return encode(LinkMessage, header, {"index": index, "flags": kernel.link.IFF_UP}, attributes)
 
 
+def _wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
+    """Comes when there is something to read: whether a child is quicker than our first look must not be practised."""
+    select.select(descriptors, [], [])
+    return kernel.rtnl.wait_readable(descriptors, timeout_s)
+
+
 class _Parameter(str):
     """A directory in which every name is the same file: one stands for all kernel parameters."""
 
@@ -197,7 +209,9 @@ def _stage() -> Iterator[str]:
     directory = f"/tmp/podwire-{os.urandom(8).hex()}"  # of one length always, so that every build does the same
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", _Socket),
+        (kernel.nft, "_FREED_AFTER_S", 0),
         (kernel.netns, "setns", lambda descriptor, kind: None),
+        (kernel.teardown, "wait_readable", _wait_readable),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]

@@ -3,13 +3,13 @@
 One rule: the index is a hint that proves itself. Whoever uses it must be able to do without, and anything that goes
 wrong with it costs time only.
 
-It is one file beside the stores, `<dataDir>/.podwire/<network>` (no network's name begins with a dot), and the
-reference plugin knows nothing of it. So its proof is in the clocks of two inodes: after each change of ours the store
-directory and the index get the *same* modification time, a moment in the past. The kernel sets an inode's modification
-and change time to the same "now" whenever something is created, removed or renamed in a directory, or written to a
-file. So as long as the two times are equal and older than both change times, nobody has touched either since we left
-them: not the reference plugin, not an administrator, not a podwire that was killed half way. In every other case the
-store is scanned once and the index written anew.
+It is one file, `<dataDir>.podwire/<network>`, beside the directory in which scripts and people look for reservations,
+and the reference plugin knows nothing of it. Its proof is in the clocks of two inodes: after each change of ours the
+store directory and the index get the *same* modification time, a moment in the past. The kernel sets an inode's
+modification and change time to the same "now" whenever something is created, removed or renamed in a directory, or
+written to a file. So as long as the two times are equal and older than both change times, nobody has touched either
+since we left them: not the reference plugin, not an administrator, not a podwire that was killed half way. In every
+other case the store is scanned once and the index written anew.
 
 - What is edited inside an existing reservation does not show. A positive answer is therefore checked against the
   reservation itself (store.py); only an owner written by hand into an existing file is not found until the next scan.
@@ -28,7 +28,7 @@ import os
 import time
 from collections.abc import Mapping
 
-SIDE_DIRECTORY = ".podwire"
+_SUFFIX = ".podwire"
 
 _HEAD_BYTES = 1024
 _RECORD_BYTES = 64  # length of the name, name, key
@@ -55,7 +55,7 @@ class Index:
 
     def __init__(self, data_dir: str, network: str, store: str) -> None:
         self._store = store
-        self._path = f"{data_dir}/{SIDE_DIRECTORY}/{network}"
+        self._path = f"{data_dir.rstrip('/')}{_SUFFIX}/{network}"
         self._fd = -1
         self._buckets = 0
         self._changed = False

@@ -6,7 +6,7 @@ either plugin can take over from the other at any moment.
     <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>" (long ago: only the id), mode 0600
     <dataDir>/<network>/last_reserved_ip.0   "10.1.2.2", the last address given out of range set 0, mode 0600
     <dataDir>/<network>/lock                 empty, flock(2)ed, mode 0750, never removed
-    <dataDir>/.podwire/<network>             the index, ours alone (index.py)
+    <dataDir>.podwire/<network>              the index, ours alone (index.py)
 
 An owner, below, is the content of a reservation without surrounding white space.
 

@@ -60,13 +60,14 @@ def check(wanted: Masquerade, backend: str) -> None:
             raise error from None
 
 
-def delete(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
+def delete(wanted: Masquerade, others: tuple[Interface, ...], *, asked: bool = True) -> None:
     """Removes the attachment's rules wherever they are; absent is success. Its addresses need not be known.
 
-    `others` are the addresses of the container's other interfaces, whose rules stay. Raises CniError.
+    `others` are the addresses of the container's other interfaces, whose rules stay. When nobody `asked` for rules
+    only the kernel is asked whether there are any, and no program run for it. Raises CniError.
     """
     # In this order: after a deletion by nftables every other use of netfilter waits for the kernel (kernel.nft).
-    all_of(partial(iptables.delete, wanted, others=others), partial(nftables.delete, wanted))
+    all_of(partial(iptables.delete, wanted, others=others, asked=asked), partial(nftables.delete, wanted))
 
 
 def gc(network: str, valid: frozenset[Attachment]) -> None:

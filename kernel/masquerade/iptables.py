@@ -24,6 +24,7 @@ from cni.address import Interface, Network
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from kernel import iptables
+from kernel.errors import KernelError
 from kernel.masquerade.wanted import Masquerade
 
 _TABLE, _ENTRY = "nat", "POSTROUTING"
@@ -69,14 +70,24 @@ def add(wanted: Masquerade) -> None:
     _change(_families(wanted), chain, missing, doing)
 
 
-def delete(wanted: Masquerade, *, others: Collection[Interface] = ()) -> None:
+def delete(wanted: Masquerade, *, others: Collection[Interface] = (), asked: bool = True) -> None:
     """Deletes the jumps of the attachment, and the chain with the last of them; whatever is gone already is success.
 
     `others` are the addresses of the container's other interfaces. Their jumps stay; all others go, whatever
     `wanted.addresses` are, since such an address is this interface's or was one in a former life of the container.
+    When nobody `asked` for masquerading, it is looked whether a former configuration did, but by netlink only: then
+    iptables-legacy, with its lock for the whole host, is left alone.
     Raises CniError(11), CniError(999). A family that has no iptables has no rules.
     """
     chain = chain_name(wanted.network, wanted.container_id)
+    families: Collection[int] = iptables.FAMILIES
+    if not asked:
+        try:
+            families = iptables.have_by_nft(families, _TABLE, chain)
+        except KernelError:
+            return
+        if not families:
+            return
     kept = _sources(others)
 
     def present(family: int, listing: list[str]) -> list[str]:
@@ -86,7 +97,7 @@ def delete(wanted: Masquerade, *, others: Collection[Interface] = ()) -> None:
         return _deletions(gone) + (_removal(chain) if last else [])
 
     doing = f"delete masquerade rules of chain {chain}"
-    _change(iptables.FAMILIES, chain, present, doing, skip_unusable=True)
+    _change(families, chain, present, doing, skip_unusable=True)
 
 
 def check(wanted: Masquerade) -> None:
@@ -250,5 +261,5 @@ def _missing(what: str, family: int) -> CniError:
     return CniError(
         Code.INTERNAL,
         f"masquerade: {what} is missing in table {_TABLE} ({'iptables' if family == 4 else 'ip6tables'})",
-        "something has removed it, a reload of the firewall perhaps; attach the container anew",
+        "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
     )

@@ -169,4 +169,6 @@ def _comment(wanted: Masquerade) -> str:
 
 
 def _missing(what: str) -> CniError:
-    return CniError(Code.INTERNAL, what, "its traffic is not masqueraded; remove the container and create it again")
+    return CniError(
+        Code.INTERNAL, what, "removed by somebody, or asked for only since; remove the container and create it again"
+    )

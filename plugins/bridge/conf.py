@@ -120,12 +120,9 @@ def ipam_type(conf: NetConf) -> str:
     return conf.fields.section("ipam").string("type")
 
 
-def may_have_rules(conf: NetConf, key: str) -> bool:
-    """Tells whether ADD may have made the rules that `key` asks for (ipMasq, macspoofchk): what DEL wants to know.
-
-    A value of a wrong type counts: it may have been right when ADD ran.
-    """
-    return bool(conf.fields.raw(key))
+def may_masquerade(conf: NetConf) -> bool:
+    """Tells whether masquerading is asked for, be it by a value of a wrong type: what DEL wants to know."""
+    return bool(conf.fields.raw("ipMasq"))
 
 
 def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:
@@ -147,20 +144,24 @@ def _bridge_name(fields: Fields) -> str:
 
 
 def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
-    texts = fields.strings(key)
-    try:
-        return tuple(parse_cidr(text).network for text in texts)
-    except ValueError as error:
-        raise fields.error(key, f"has an element that is no network: {error}", 'write it like ["10.0.0.0/8"]') from None
+    found = []
+    for index, text in enumerate(fields.strings(key)):
+        try:
+            found.append(parse_cidr(text).network)
+        except ValueError:
+            hint = 'write it like "10.0.0.0/8"'
+            raise fields.error(f"{key}[{index}]", f"is not an address with prefix: {text}", hint) from None
+    return tuple(found)
 
 
 def _mtu(fields: Fields) -> int:
     raw = fields.raw("mtu")
     if isinstance(raw, str) and raw != _MTU_AUTO:
-        raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not a string', "JSON types are not converted")
+        raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not "{raw}"', "JSON types are not converted")
     mtu = 0 if raw == _MTU_AUTO else fields.integer("mtu") or 0
     if mtu and not _MTU_MIN <= mtu <= _MTU_MAX:
-        raise fields.error("mtu", f"must be 0 or between {_MTU_MIN} and {_MTU_MAX}, not {mtu}")
+        hint = f'leave it out for the kernel\'s default, or set "{_MTU_AUTO}"'
+        raise fields.error("mtu", f"must be 0 or between {_MTU_MIN} and {_MTU_MAX}, not {mtu}", hint)
     return mtu
 
 

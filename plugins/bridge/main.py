@@ -5,6 +5,7 @@ One rule: each change is followed by its undo, and DEL takes away everything wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -58,10 +59,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             if own.mac_spoof_check:
                 undo.push("remove the MAC spoof check", partial(spoof.unprotect, args.container_id, args.ifname))
                 spoof.protect(conf.name, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
-            if own.ipam_type:
-                sandbox.configure(inside, result, dad=own.dad)
-            elif not own.container_interface_down:
-                sandbox.socket.change(link.settings(inside, up=True))
+            _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
                 port.wait_forwarding(host, outside)
             if own.masquerade:
@@ -83,17 +81,16 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Deletes the sandbox's interface and the attachment's rules, then releases its addresses; gone is success.
 
     The addresses are kept while the interface cannot be deleted: they are still in use. Otherwise all is tried, and
-    what failed is told at the end.
+    what failed is told at the end. Rules are looked for whatever is configured by now: some 0.3 ms, no process.
     """
     with Socket() as host:
         others = _detach(args, conf, host)
     wanted = Masquerade(conf.name, args.container_id, args.ifname)
-    steps = [
-        ("ipMasq", partial(backend.delete, wanted, others)),
-        ("macspoofchk", partial(spoof.unprotect, args.container_id, args.ifname)),
-    ]
-    asked = [step for key, step in steps if bridge_conf.may_have_rules(conf, key)]
-    all_of(*asked, partial(_forward, args, conf))
+    all_of(
+        partial(backend.delete, wanted, others, asked=bridge_conf.may_masquerade(conf)),
+        partial(spoof.unprotect, args.container_id, args.ifname),
+        partial(_forward, args, conf),
+    )
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -122,9 +119,10 @@ def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     """Tells whether ADD could be served: configuration, the bridge's name, what the kernel must have, IPAM.
 
-    Raises CniError(50).
+    Raises CniError(50), CniError(51).
     """
-    all_of(partial(_refuse_unavailable, args, conf), partial(_forward, args, conf))
+    parts: list[Callable[[], None]] = [partial(_refuse_unavailable, args, conf), partial(_forward, args, conf)]
+    all_of(*(partial(_as_status, part) for part in parts))
 
 
 PLUGIN = Plugin("bridge", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
@@ -138,22 +136,30 @@ def _forward(args: CmdArgs, conf: NetConf) -> None:
 
 
 def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
-    """Raises CniError(50) when ADD would fail for a reason that has nothing to do with the container."""
+    """Raises CniError when ADD would fail for a reason that has nothing to do with the container."""
+    own = bridge_conf.parse(replace(args, args=""), conf)
+    vlan.refuse_long_name(own)
+    with Socket() as host:
+        bridge = switch.find(host, own.bridge)
+        if bridge is not None:
+            vlan.filtering(host, bridge, own.vlans)
+    netfilter.refuse_unavailable(own)
+    if own.masquerade and (problem := backend.problem(own.masquerade_backend)):
+        cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
+    if own.mac_spoof_check and (problem := spoof.problem()):
+        cure = 'use another kernel, or set "macspoofchk" to false'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', cure)
+
+
+def _as_status(step: Callable[[], None]) -> None:
+    """Runs a part of STATUS; what fails means code 50, unless it says code 51 (specification, section "STATUS")."""
     try:
-        own = bridge_conf.parse(replace(args, args=""), conf)
-        vlan.refuse_long_name(own)
-        with Socket() as host:
-            bridge = switch.find(host, own.bridge)
-            if bridge is not None:
-                vlan.filtering(host, bridge, own.vlans)
-        netfilter.refuse_unavailable(own)
+        step()
     except CniError as error:
+        if error.code == Code.LIMITED_CONNECTIVITY:
+            raise
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
-    lacking = [("ipMasq", own.masquerade and backend.problem(own.masquerade_backend))]
-    lacking.append(("macspoofchk", own.mac_spoof_check and spoof.problem()))
-    for key, problem in lacking:
-        if problem:
-            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"{key}" cannot be served: {problem}', "see the plugin's README")
 
 
 def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> port.Joined:
@@ -179,6 +185,13 @@ def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link
     return replace(given, interfaces=(bridge, outside, replace(inside, sandbox=args.netns)))
 
 
+def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -> None:
+    if own.ipam_type:
+        sandbox.configure(inside, result, dad=own.dad)
+    elif not own.container_interface_down:
+        sandbox.socket.change(link.settings(inside, up=True))
+
+
 def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
     """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
 
@@ -189,7 +202,7 @@ def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
             raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.find()
-            others = _others(sandbox) if bridge_conf.may_have_rules(conf, "ipMasq") else ()
+            others = _others(sandbox)
             if inside is not None:
                 delete_interface(sandbox, inside, host)
             return others

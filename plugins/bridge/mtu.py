@@ -67,7 +67,8 @@ def check(conf: BridgeConf, prev_result: Result, bridge: Link, outside: Link, in
     for end, in_sandbox in ((inside, True), (outside, False)):
         expected = told.get((end.name, in_sandbox)) or conf.mtu or inside.mtu
         if end.mtu != expected:
-            raise _wrong(f"Interface {end.name} MTU doesn't match: {expected}", f"it is {end.mtu}")
+            details = f"it is {end.mtu}; set it back, or remove the container and create it again"
+            raise _wrong(f"Interface {end.name} MTU doesn't match: {expected}", details)
     if bridge.mtu > outside.mtu and not conf.vlans.access:
         details = f'larger packets to the pod are lost; set it with: ip link set "{bridge.name}" mtu {outside.mtu}'
         raise _wrong(f"Bridge interface {bridge.name} MTU {bridge.mtu} exceeds its port's: {outside.mtu}", details)

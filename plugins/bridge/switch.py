@@ -145,11 +145,11 @@ def _plan(host: Socket, bridge: Link, gateways: list[Interface], *, force: bool)
             continue
         for other in [item for item in present if _conflict(own, item)]:
             if not force:
-                ports = sum(1 for _ in link.ports(host, bridge.index))
+                ports = max(0, sum(1 for _ in link.ports(host, bridge.index)) - 1)  # ours is among them
                 raise CniError(
                     Code.INVALID_NETWORK_CONFIG,
                     f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
-                    f"bridge {bridge.name} has {other}, the network wants {own}; {ports} ports in use; "
+                    f"bridge {bridge.name} has {other}, the network wants {own}; {ports} other port(s) in use; "
                     'set "forceAddress" to true, or "bridge" to another name',
                 )
             present.remove(other)

@@ -101,6 +101,17 @@ def test_rules_go_with_a_broken_key(masqueraded, sandbox, value):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [False, None])
+def test_rules_go_after_the_keys_were_switched_off(masqueraded, sandbox, backend, value):
+    """DEL removes masquerade rules and MAC spoof check also when the configuration no longer asks for them."""
+    masqueraded.having(ipMasqBackend=backend, macspoofchk=True).add(sandbox)
+    assert made_by(masqueraded) == {backend}
+    masqueraded.having(ipMasq=value, macspoofchk=value).delete(sandbox)
+    assert made_by(masqueraded) == set()
+    assert sandbox.name not in "".join(nft_rules(masqueraded.host))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gc_looks_at_both(masqueraded, sandbox, new_sandbox, backend):
     """GC removes the rules of pods that are not listed, and only when there is a list."""
     net = masqueraded.having(ipMasqBackend=backend, cniVersion="1.1.0")

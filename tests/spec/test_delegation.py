@@ -22,6 +22,7 @@ NONE_LEFT = {"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.2", "rangeEnd": "10.
 # After a failed ADD another program is given a DEL, in case it left something: this leaves a lock file, and may fail.
 _AFTER_ADD = "podwire: could not run DEL of host-local after its failed ADD"
 _VETH = re.compile(r"veth[0-9a-f]{8}")
+_AGE = re.compile(r"for \d+ seconds")
 LISTED = [{"containerID": "cid-1", "ifname": "eth0"}]
 
 
@@ -127,9 +128,9 @@ class Way:
         }
 
     def settled(self, value: Any) -> Any:
-        """Replaces in a JSON value what belongs to this way alone: paths, and names made by chance."""
+        """Replaces in a JSON value what belongs to this way alone: paths, times, and names made by chance."""
         text = json.dumps(value).replace(str(self.directory), "DIR").replace(self.sandbox.path, "SANDBOX")
-        return json.loads(_VETH.sub("VETH", text))
+        return json.loads(_AGE.sub("for N seconds", _VETH.sub("VETH", text)))
 
 
 @pytest.fixture

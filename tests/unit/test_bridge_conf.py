@@ -12,7 +12,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from cni.result import DNS
-from plugins.bridge.conf import BridgeConf, Vlans, ipam_type, may_have_rules, parse, refuse_addressless_version
+from plugins.bridge.conf import BridgeConf, Vlans, ipam_type, may_masquerade, parse, refuse_addressless_version
 from tests.support.errors import failure_of
 
 DEFAULTS = BridgeConf(
@@ -272,7 +272,7 @@ def test_networks_that_are_not_masqueraded():
     assert found == (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8"))
     failure = error({"nonMasqueradeCIDRs": ["10.0.0.0"]})
     assert failure.code == 7
-    assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs" ')
+    assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs[0]" ')
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_the_hosts_setting_may_be_left_alone(value):
 )
 def test_rules_may_have_been_made_by_a_better_configuration(value, wanted):
     """DEL looks for rules when the key asks for them in whatever type."""
-    assert may_have_rules(netconf({"ipMasq": value}), "ipMasq") is wanted
+    assert may_masquerade(netconf({"ipMasq": value})) is wanted
 
 
 @pytest.mark.parametrize(
@@ -338,4 +338,4 @@ def test_any_configuration_gives_a_value_or_an_error(keys, arguments):
     assert failure is None or failure.code in (4, 7)
     failure = failure_of(lambda: ipam_type(conf), CniError)
     assert failure is None or failure.code == 7
-    assert may_have_rules(conf, "ipMasq") in (True, False)
+    assert may_masquerade(conf) in (True, False)

@@ -121,7 +121,7 @@ def test_a_broken_index_costs_nothing_but_time(net, harm):
     """An index that is removed or spoiled, or cannot be made, changes no answer."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
-    side = f"{os.path.dirname(net.directory)}/.podwire"
+    side = f"{os.path.dirname(net.directory)}.podwire"
     path = f"{side}/net"
     if harm == "empty":
         os.truncate(path, 0)
@@ -150,13 +150,13 @@ def test_times_alone_do_not_make_an_index_true(net):
     find(net, b"a\r\neth0")
     written_by_reference(net, "10.1.0.10", b"b\r\neth0")
     now = os.stat(net.directory).st_mtime_ns
-    os.utime(f"{os.path.dirname(net.directory)}/.podwire/net", ns=(now, now))
+    os.utime(f"{os.path.dirname(net.directory)}.podwire/net", ns=(now, now))
     assert find(net, b"b\r\neth0") == ["10.1.0.10"]
 
 
 def test_an_old_copy_of_an_index_is_not_used(net):
     """An index that was restored from a copy does not hide what was reserved since."""
-    path = f"{os.path.dirname(net.directory)}/.podwire/net"
+    path = f"{os.path.dirname(net.directory)}.podwire/net"
     assert find(net, b"a\r\neth0") == []
     shutil.copy2(path, f"{path}.copy")
     reserve(net, "10.1.0.9", b"a\r\neth0")

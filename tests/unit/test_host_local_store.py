@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 
@@ -277,10 +278,11 @@ def test_what_is_no_file_of_ours_does_no_harm(tmp_path, make, name):
 
 def test_a_link_in_the_place_of_the_index_is_not_followed(tmp_path):
     """Somebody's file behind a link named like the index keeps its content."""
-    (tmp_path / ".podwire").mkdir()
+    side = Path(f"{tmp_path}.podwire")
+    side.mkdir()
     precious = tmp_path / "precious"
     precious.write_text("precious")
-    (tmp_path / ".podwire" / "net").symlink_to(precious)
+    (side / "net").symlink_to(precious)
     with Store(str(tmp_path), "net").locked() as held:
         assert held.reserve("10.1.2.3", b"a\r\neth0")
         assert held.find(b"a\r\neth0") == ["10.1.2.3"]
