@@ -75,8 +75,14 @@ class NetConf:
         key = next((key for key in _ATTACHMENT_KEYS if key in present), None)
         if key is None:
             return None
-        objects = self.fields.objects(key)
-        return frozenset(Attachment(item.string("containerID"), item.string("ifname")) for item in objects)
+        found = frozenset(
+            Attachment(item.string("containerID"), item.string("ifname")) for item in self.fields.objects(key)
+        )
+        if any(not item.container_id for item in found):  # taken for "nothing", it would release what is in use
+            raise self.fields.error(
+                key, 'has an element without "containerID"', "the runtime must name each attachment"
+            )
+        return found
 
 
 def parse(stdin: bytes) -> NetConf:

@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from _podwire import spawn_bound
+
 from cni import child
 from cni.child import Command, Outcome
 from cni.errors import CniError, Code
@@ -25,10 +27,12 @@ FAMILIES = (4, 6)
 LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
 
 _PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
-_NFPROTO = {4: 2, 6: 10}  # linux/netfilter.h
+_NFPROTO = {4: nft.IPV4, 6: nft.IPV6}
 _LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 _LOCK = "/run/xtables.lock"
+_LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that takes longer hangs
+_SAID_CHARACTERS = 500
 _TRIES = 10  # iptables-nft: a conflict takes another program that commits within the same milliseconds
 
 # Exit statuses (iptables: enum xtables_exittype in xtables.h).
@@ -43,25 +47,20 @@ class RefusedError(CniError):
     """A line was refused: a rule to delete, a chain to make is not as it was read, or the kernel has no such match."""
 
 
-def read(
-    families: Iterable[int], table: str, chains: Sequence[str], *, skip_unusable: bool = False
-) -> dict[int, list[str]]:
+def read(families: Iterable[int], table: str, chains: Sequence[str]) -> dict[int, list[str]]:
     """Returns what `-S` prints of the `chains`, for each of the `families` (4, 6): -P or -N lines, then -A lines.
 
     The first chain must be a built-in one; of the others, those behind one that is missing are not listed.
-    Raises CniError(11) when the lock is not had, UnusableError; `skip_unusable` leaves such families out, for those
-    who look for what may have to be taken away.
+    Raises CniError(11) when the lock is not had, UnusableError.
     """
     text = _document(table, [f"-S {chain}" for chain in chains])
-    texts = {family: text for family in families if not skip_unusable or _find(family)}
     listings = {}
-    for family, outcome in _run(texts).items():
-        if outcome.stdout:  # a built-in chain can be listed wherever there is an iptables that works
-            listings[family] = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
-        elif not skip_unusable:
+    for family, outcome in _run(dict.fromkeys(families, text)).items():
+        listing = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
+        # A built-in chain can be listed wherever there is an iptables that works.
+        if outcome.status not in (0, _REFUSED) or not listing[0].startswith(f"-P {chains[0]} "):
             raise _unusable(family, outcome)
-        elif outcome.status != _VERSION_PROBLEM:
-            print(f"podwire: iptables rules were not looked for: {_unusable(family, outcome)}", file=sys.stderr)
+        listings[family] = listing
     return listings
 
 
@@ -82,20 +81,23 @@ def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
 
     iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
     """
-    asked = set(families)
-    try:
-        found = have_by_nft(asked, table, chain)
-    except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
-        return asked
-    return found | {family for family in asked if table in _legacy_tables(family)}
-
-
-def have_by_nft(families: Iterable[int], table: str, chain: str) -> set[int]:
-    """Returns those of `families` in which iptables-nft has `chain`; no program is asked. Raises KernelError."""
     asked = list(families)
-    with nft.opened() as socket:
-        found = nft.get(socket, *(Chain(Table(_NFPROTO[family], table), chain) for family in asked))
-    return {family for family, present in zip(asked, found, strict=True) if present}
+    legacy = {family for family in asked if table in _legacy_tables(family)}
+    try:
+        with nft.opened() as socket:
+            found = nft.get(socket, *(Chain(Table(_NFPROTO[family], table), chain) for family in asked))
+    except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
+        return set(asked)
+    return legacy | {family for family, present in zip(asked, found, strict=True) if present}
+
+
+def legacy_families(table: str) -> list[int]:
+    """Returns the families in which iptables-legacy has made `table`, as far as there is a program for them."""
+    found = [family for family in FAMILIES if table in _legacy_tables(family)]
+    missing = [family for family in found if not _find(family)]
+    if missing:
+        print(f"podwire: rules of iptables-legacy were not looked for: no {_names(missing)}", file=sys.stderr)
+    return [family for family in found if family not in missing]
 
 
 def problem(families: Iterable[int]) -> str:
@@ -120,7 +122,10 @@ def _document(table: str, lines: Sequence[str]) -> bytes:
 
 
 def _run(texts: Mapping[int, bytes]) -> dict[int, Outcome]:
-    """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock."""
+    """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock.
+
+    They die with us: one that waits for the lock must not get it, and commit, when our DEL has come and gone.
+    """
     if not texts:
         return {}
     start = time.monotonic()
@@ -128,10 +133,18 @@ def _run(texts: Mapping[int, bytes]) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     for _ in range(_TRIES):
         busy = [family for family in texts if family not in outcomes or outcomes[family].status == _RESOURCE_PROBLEM]
+        left_s = start + _LIMIT_S - time.monotonic()
         try:
-            outcomes.update(zip(busy, child.run(*(commands[family] for family in busy)), strict=True))
+            ended = child.run(*(commands[family] for family in busy), spawn=spawn_bound, limit_s=left_s)
+        except TimeoutError as error:
+            raise CniError(
+                Code.TRY_AGAIN_LATER,
+                f"{_names(busy)} did not end within {_LIMIT_S} s and was killed, try again later",
+                f"see whether it hangs when run by hand: {commands[busy[0]].argv[0]} --test </dev/null",
+            ) from error
         except OSError as error:
             raise UnusableError(Code.INTERNAL, f"cannot run {_names(busy)}: {error.strerror}", "") from error
+        outcomes.update(zip(busy, ended, strict=True))
         conflict = any(outcome.status == _RESOURCE_PROBLEM for outcome in outcomes.values())
         if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions count in whole seconds
             raise CniError(
@@ -185,5 +198,6 @@ def _failure(doing: str, family: int, outcome: Outcome) -> CniError:
 
 
 def _said(outcome: Outcome) -> str:
-    """Returns what the program wrote on stderr, in one line."""
-    return " ".join(outcome.stderr.decode("utf-8", "replace").split())
+    """Returns what the program wrote on stderr, in one line, the beginning of it when it is long."""
+    said = " ".join(outcome.stderr.decode("utf-8", "replace").split())
+    return said if len(said) <= _SAID_CHARACTERS else f"{said[:_SAID_CHARACTERS]} ..."

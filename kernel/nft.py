@@ -13,17 +13,19 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
+from cni.errors import all_of
 from kernel.codec import Attributes, BatchMessage, ChainMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.nft_rule import comment, comment_of
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
 
-INET, BRIDGE = 1, 7  # families: NFPROTO_* (linux/netfilter.h)
+INET, IPV4, BRIDGE, IPV6 = 1, 2, 7, 10  # families: NFPROTO_* (linux/netfilter.h)
 # linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
 _NETLINK_NETFILTER = 12  # linux/netlink.h; Python has no name for it
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
@@ -96,6 +98,19 @@ def opened() -> NftSocket:
     except OSError as error:
         hint = "the kernel needs CONFIG_NETFILTER_NETLINK"
         raise UnavailableError("open a netfilter socket", error.errno or 0, hint) from error
+
+
+def each(steps: Iterable[Callable[[NftSocket], object]]) -> None:
+    """Runs all steps, whatever becomes of the others, with one socket: a second would wait for what was deleted before.
+
+    Without netfilter there is nothing to look for. Raises what failed as one CniError.
+    """
+    try:
+        socket = opened()
+    except UnavailableError:
+        return
+    with socket:
+        all_of(*(partial(step, socket) for step in steps))
 
 
 class NftSocket(Socket):
@@ -228,7 +243,7 @@ def rules(socket: NftSocket, own: Chain, containing: str = "") -> list[Rule]:
             message.get_attr("NFTA_RULE_EXPRESSIONS") or b"",
             message.get_attr("NFTA_RULE_USERDATA") or b"",
         )
-        for message in socket.dump(request, consistent=True)
+        for message in socket.dump(request, united_by=lambda rule: rule.get_attr("NFTA_RULE_HANDLE"))
         # Kernels before 4.12 send the rules of all chains.
         if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (own.table.name, own.name)
     ]

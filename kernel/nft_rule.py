@@ -69,6 +69,11 @@ def from_interface(name: str) -> bytes:
     return meta + _compare(_CMP_EQ, name.encode().ljust(_IFNAMSIZ, b"\0"))
 
 
+def value(data: bytes) -> bytes:
+    """Returns what stands in a rule that compares something with `data`, whoever made it: to look for."""
+    return _attribute(_DATA_VALUE, data)
+
+
 def ether_source(mac: bytes) -> bytes:
     """Matches `ether saddr <mac>` in a table of family bridge."""
     return _payload(_LINK_HEADER, 6, 6) + _compare(_CMP_EQ, mac)

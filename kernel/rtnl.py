@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
 _NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
+_SO_SNDBUFFORCE = 32  # asm-generic/socket.h: with CAP_NET_ADMIN beyond net.core.wmem_max
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
 _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 
@@ -125,19 +126,21 @@ class Socket:
             found.append(answer.messages[0] if answer.messages else None)
         return found
 
-    def dump(self, request: Request, *, consistent: bool = False) -> list[Any]:
+    def dump(self, request: Request, *, united_by: Callable[[Any], object] | None = None) -> list[Any]:
         """Sends one dump request and returns all messages; raises KernelError.
 
-        A `consistent` one is repeated while something changed in the midst of it, since entries may be missing then;
-        KernelError (EINTR) when that goes on.
+        When something changes in the midst of a dump, entries may be missing. With `united_by`, which names an entry,
+        it is repeated then; if that goes on for ever, what was in any of the attempts is returned.
         """
+        seen: dict[object, Any] = {}
         for _ in range(_DUMP_TRIES):
             (answer,) = self._talk([request])
             if answer.error and answer.error.errno not in request.ignore:
                 raise answer.error
-            if not (consistent and answer.interrupted):
+            if not (united_by and answer.interrupted):
                 return answer.messages
-        raise KernelError(request.doing, errno.EINTR, "it changes too often to be read")
+            seen.update((united_by(message), message) for message in answer.messages)
+        return list(seen.values())
 
     def notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
         """Waits for news of the subscribed groups; returns (type, message) pairs, None when time ran out.
@@ -164,7 +167,13 @@ class Socket:
         first = self._sequence + 1
         self._sequence += len(requests)
         data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
-        self._socket.send(data)
+        try:
+            self._socket.send(data)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 2 * len(data))
+            self._socket.send(data)
         answers = [_Answer([], complete=request.silent) for request in requests]
         while not (all(answer.complete for answer in answers) or (requests[0].silent and answers[0].error)):
             for header, body in _messages(self._socket.recv(_RECEIVE_BYTES)):

@@ -5,15 +5,20 @@ One rule: rules are made by one backend and removed from both, whichever the con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from cni.address import Interface
 from cni.conf import Attachment
 from cni.errors import CniError, Code, all_of
+from kernel import nft
 from kernel.iptables import UnusableError
-from kernel.masquerade import iptables, nftables
+from kernel.masquerade import iptables, iptables_nft, nftables
+from kernel.masquerade.names import chain_name
 from kernel.masquerade.wanted import Masquerade
+
+Step = Callable[[nft.NftSocket], None]
 
 
 class _Backend(Protocol):
@@ -60,25 +65,44 @@ def check(wanted: Masquerade, backend: str) -> None:
             raise error from None
 
 
-def delete(wanted: Masquerade, others: tuple[Interface, ...], *, asked: bool = True) -> None:
-    """Removes the attachment's rules wherever they are; absent is success. Its addresses need not be known.
+def delete(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
+    """Removes the attachment's rules wherever they are, as `deletions` and `delete_legacy` do; raises CniError."""
+    all_of(partial(delete_legacy, wanted, others), partial(nft.each, deletions(wanted, others)))
 
-    `others` are the addresses of the container's other interfaces, whose rules stay. When nobody `asked` for rules
-    only the kernel is asked whether there are any, and no program run for it. Raises CniError.
+
+def deletions(wanted: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
+    """Returns what removes the attachment's rules by netlink, for nft.each; absent is success, no program is run.
+
+    Its addresses need not be known. `others` are those of the container's other interfaces, whose rules stay.
     """
-    # In this order: after a deletion by nftables every other use of netfilter waits for the kernel (kernel.nft).
-    all_of(partial(iptables.delete, wanted, others=others, asked=asked), partial(nftables.delete, wanted))
+    chain = chain_name(wanted.network, wanted.container_id)
+    return [lambda socket: iptables_nft.delete(socket, chain, others), lambda socket: nftables.delete(socket, wanted)]
 
 
-def gc(network: str, valid: frozenset[Attachment]) -> None:
-    """Removes the rules of this network that belong to no attachment in `valid`. Raises CniError."""
-    all_of(partial(nftables.gc, network, valid), partial(iptables.gc, network, valid))
+def delete_legacy(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
+    """Removes what iptables-legacy made, which takes its lock, one for the host; raises CniError(11), CniError."""
+    iptables.delete_legacy(wanted, others)
+
+
+def gc(network: str, valid: frozenset[Attachment]) -> list[Step]:
+    """Returns what removes by netlink the rules of this network that belong to no attachment in `valid`."""
+    kept = _chains(network, valid)
+    return [lambda socket: iptables_nft.gc(socket, network, kept), lambda socket: nftables.gc(socket, network, valid)]
+
+
+def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
+    """Removes what iptables-legacy made of such rules; raises CniError."""
+    iptables.gc_legacy(network, _chains(network, valid))
 
 
 def problem(backend: str) -> str:
     """Tells what keeps `backend` ("" for either) from working, "" when it works."""
     problems = {name: module.problem() for name, module in _BY_NAME.items() if backend in ("", name)}
     return "; ".join(f"{name}: {problem}" for name, problem in problems.items()) if all(problems.values()) else ""
+
+
+def _chains(network: str, valid: frozenset[Attachment]) -> set[str]:
+    return {chain_name(network, attachment.container_id) for attachment in valid}
 
 
 def _neither(iptables_error: CniError, nftables_error: CniError) -> CniError:

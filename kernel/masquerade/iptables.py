@@ -13,7 +13,6 @@ container still has.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable
@@ -21,13 +20,11 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from cni.address import Interface, Network
-from cni.conf import Attachment
 from cni.errors import CniError, Code
 from kernel import iptables
-from kernel.errors import KernelError
+from kernel.masquerade.names import ENTRY, TABLE, chain_name
 from kernel.masquerade.wanted import Masquerade
 
-_TABLE, _ENTRY = "nat", "POSTROUTING"
 _MULTICAST: dict[int, Network] = {4: IPv4Network("224.0.0.0/4"), 6: IPv6Network("ff00::/8")}
 _COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
 _ROUNDS = 3  # another verb may change the chain between our reading and our writing
@@ -39,11 +36,6 @@ _RULE = re.compile(
 _OWNER = re.compile(r' --comment "name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
 
 Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply
-
-
-def chain_name(network: str, container_id: str) -> str:
-    """Returns the name of a container's chain (reference: FormatChainName)."""
-    return "CNI-" + hashlib.sha512((network + container_id).encode()).hexdigest()[:24]
 
 
 def add(wanted: Masquerade) -> None:
@@ -70,24 +62,14 @@ def add(wanted: Masquerade) -> None:
     _change(_families(wanted), chain, missing, doing)
 
 
-def delete(wanted: Masquerade, *, others: Collection[Interface] = (), asked: bool = True) -> None:
-    """Deletes the jumps of the attachment, and the chain with the last of them; whatever is gone already is success.
+def delete_legacy(wanted: Masquerade, others: Collection[Interface] = ()) -> None:
+    """Deletes of what iptables-legacy made the jumps of the attachment, and the chain with the last; absent is success.
 
     `others` are the addresses of the container's other interfaces. Their jumps stay; all others go, whatever
     `wanted.addresses` are, since such an address is this interface's or was one in a former life of the container.
-    When nobody `asked` for masquerading, it is looked whether a former configuration did, but by netlink only: then
-    iptables-legacy, with its lock for the whole host, is left alone.
-    Raises CniError(11), CniError(999). A family that has no iptables has no rules.
+    Raises CniError(11), CniError(999).
     """
     chain = chain_name(wanted.network, wanted.container_id)
-    families: Collection[int] = iptables.FAMILIES
-    if not asked:
-        try:
-            families = iptables.have_by_nft(families, _TABLE, chain)
-        except KernelError:
-            return
-        if not families:
-            return
     kept = _sources(others)
 
     def present(family: int, listing: list[str]) -> list[str]:
@@ -96,19 +78,18 @@ def delete(wanted: Masquerade, *, others: Collection[Interface] = (), asked: boo
         last = len(gone) == len(jumps) and f"-N {chain}" in listing
         return _deletions(gone) + (_removal(chain) if last else [])
 
-    doing = f"delete masquerade rules of chain {chain}"
-    _change(families, chain, present, doing, skip_unusable=True)
+    _change_legacy(chain, present, f"delete masquerade rules of chain {chain}")
 
 
 def check(wanted: Masquerade) -> None:
     """Checks that chain, rules and jumps are there; raises CniError(999) naming what is missing, and as `add`."""
     chain = chain_name(wanted.network, wanted.container_id)
-    for family, listing in iptables.read(_families(wanted), _TABLE, [_ENTRY, chain]).items():
+    for family, listing in iptables.read(_families(wanted), TABLE, [ENTRY, chain]).items():
         if f"-N {chain}" not in listing:
             raise _missing(f"chain {chain}", family)
         found = _parse(listing)
         exceptions, masquerade, jumps = _rules(wanted, family)
-        effective = _before(masquerade, found)
+        effective = set(_before(masquerade, found))
         absent = [rule for rule in exceptions if rule not in effective]
         absent += [rule for rule in (masquerade, *jumps) if rule not in found]
         if absent:
@@ -116,18 +97,16 @@ def check(wanted: Masquerade) -> None:
             raise _missing(f"rule {absent[0].line('-A', comment)}", family)
 
 
-def gc(network: str, valid: Collection[Attachment]) -> None:
-    """Deletes jumps and chains of `network` whose container has no valid attachment; raises as `delete`.
+def gc_legacy(network: str, kept: Collection[str]) -> None:
+    """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as `delete`.
 
     A jump is the network's when its comment names network and container and its chain is the one that follows from
     both. Where the comment was cut this cannot be proven: such jumps stay, and their number is told on stderr.
     """
-    living = {attachment.container_id for attachment in valid}
-    kept = {chain_name(network, container_id) for container_id in living}
 
     def stale(family: int, listing: list[str]) -> list[str]:
         mark = f' --comment "name: \\"{network}\\" id: '
-        own = [line for line in listing if mark in line and kept.isdisjoint(line.split())]
+        own = [line for line in listing if mark in line and not set(line.split()).intersection(kept)]
         chains = dict.fromkeys(chain for line in own if (chain := _proven_chain(line)))
         doubtful = [line for line in own if chains.keys().isdisjoint(line.split())]
         if doubtful:
@@ -138,8 +117,7 @@ def gc(network: str, valid: Collection[Attachment]) -> None:
             lines += _deletions(_jumps_to(chain, listing)) + _removal(chain)
         return lines
 
-    doing = f"delete stale masquerade rules of network {network}"
-    _change(iptables.FAMILIES, _ENTRY, stale, doing, skip_unusable=True)
+    _change_legacy(ENTRY, stale, f"delete stale masquerade rules of network {network}")
 
 
 def problem() -> str:
@@ -171,28 +149,34 @@ def _rules(wanted: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_R
     spared = [*(item.network for item in own), *(item for item in wanted.exempt if item.version == family)]
     exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in spared]
     masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
-    jumps = [_Rule(_ENTRY, chain, source=ip_network(item.ip)) for item in own]
+    jumps = [_Rule(ENTRY, chain, source=ip_network(item.ip)) for item in own]
     return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
 
 
-def _change(families: Iterable[int], chain: str, plan: Plan, doing: str, *, skip_unusable: bool = False) -> None:
+def _change(families: Iterable[int], chain: str, plan: Plan, doing: str) -> None:
     """Reads POSTROUTING and `chain` where there may be such a chain, plans and applies.
 
     Again when what was read has changed meanwhile.
     """
     for tries_left in reversed(range(_ROUNDS)):
-        present = iptables.may_have(families, _TABLE, chain)
-        chains = list(dict.fromkeys((_ENTRY, chain)))
-        listings = iptables.read(present, _TABLE, chains, skip_unusable=skip_unusable)
+        present = iptables.may_have(families, TABLE, chain)
+        listings = iptables.read(present, TABLE, list(dict.fromkeys((ENTRY, chain))))
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
         changes = {family: plan(family, listing) for family, listing in (absent | listings).items()}
         try:
-            iptables.apply(changes, _TABLE, doing)
+            iptables.apply(changes, TABLE, doing)
         except iptables.RefusedError:
             if not tries_left:
                 raise
         else:
             return
+
+
+def _change_legacy(chain: str, plan: Plan, doing: str) -> None:
+    """Has iptables-legacy take rules away, in families whose table it has made; without its program nothing can be."""
+    families = iptables.legacy_families(TABLE)
+    if families:
+        _change(families, chain, plan, doing)
 
 
 def _families(wanted: Masquerade) -> list[int]:
@@ -238,7 +222,7 @@ def _network(text: str | None) -> Network | None:
 
 
 def _jumps_to(chain: str, listing: list[str]) -> list[str]:
-    return [line for line in listing if line.startswith(f"-A {_ENTRY} ") and chain in line.split()]
+    return [line for line in listing if line.startswith(f"-A {ENTRY} ") and chain in line.split()]
 
 
 def _deletions(lines: list[str]) -> list[str]:
@@ -260,6 +244,6 @@ def _proven_chain(line: str) -> str:
 def _missing(what: str, family: int) -> CniError:
     return CniError(
         Code.INTERNAL,
-        f"masquerade: {what} is missing in table {_TABLE} ({'iptables' if family == 4 else 'ip6tables'})",
+        f"masquerade: {what} is missing in table {TABLE} ({'iptables' if family == 4 else 'ip6tables'})",
         "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
     )

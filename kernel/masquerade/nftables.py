@@ -5,9 +5,9 @@ One rule: a verb changes everything in one transaction, and ADD deletes nothing 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network
 
 from cni.conf import Attachment
@@ -47,10 +47,9 @@ def add(wanted: Masquerade) -> None:
             raise CniError(error.code, error.msg, _problem(socket) or error.details) from error
 
 
-def delete(wanted: Masquerade) -> None:
+def delete(socket: NftSocket, wanted: Masquerade) -> None:
     """Deletes the rules of an attachment, found by its name alone; absent is success. Raises KernelError."""
-    with suppress(nft.UnavailableError), nft.opened() as socket:
-        nft.retried(lambda: _delete(socket, _own(socket, wanted)))
+    nft.retried(lambda: _delete(socket, _own(socket, wanted)))
 
 
 def check(wanted: Masquerade) -> None:
@@ -65,7 +64,7 @@ def check(wanted: Masquerade) -> None:
                 raise _missing(f"rule {text} is missing in chain {_CHECKS}")
 
 
-def gc(network: str, valid: Iterable[Attachment]) -> None:
+def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     """Deletes the rules of a network's attachments that are not `valid`; raises KernelError."""
     kept = {_prefix(network, item.container_id, item.ifname) for item in valid}
     own = _hash(network) + "-"
@@ -78,8 +77,7 @@ def gc(network: str, valid: Iterable[Attachment]) -> None:
                 stale.append(rule)
         _delete(socket, stale)
 
-    with suppress(nft.UnavailableError), nft.opened() as socket:
-        nft.retried(attempt)
+    nft.retried(attempt)
 
 
 def problem() -> str:
@@ -109,7 +107,7 @@ def _wrong_way(socket: NftSocket) -> str:
     (found,) = nft.get(socket, _POSTROUTING)
     if found != _POSTROUTING:
         return f"chain {_POSTROUTING} is {'not called for NAT' if found else 'missing'}"
-    rules = nft.rules(socket, _POSTROUTING)
+    rules = nft.rules(socket, _POSTROUTING)  # with the reference, too, nobody else's rules stand here
     same = len(rules) == len(_ENTRY) and all(
         nft_rule.same(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
     )
@@ -143,12 +141,13 @@ def _rules(wanted: Masquerade) -> list[tuple[str, bytes]]:
 
 
 def _problem(socket: NftSocket) -> str:
-    table = Table(nft.INET, "podwire_rehearsal")
-    probe = Chain(table, "postrouting", _POSTROUTING.hook)
-    rule = nft.rule(probe, nft_rule.masquerade())
+    """Has the kernel try what ADD would make, under the same names: others may have made such a chain otherwise."""
+    rule = nft.rule(_CHECKS, nft_rule.masquerade())
     try:
-        nft.rehearse(socket, nft.table(table), nft.chain(probe), rule)
+        nft.rehearse(socket, nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING), rule)
     except KernelError as error:
+        if error.errno == errno.EEXIST:
+            return f"somebody has made it otherwise: nft list table inet {_TABLE.name} ({error})"
         return f"{_NEEDS} ({error})"
     return ""
 

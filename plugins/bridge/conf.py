@@ -122,7 +122,7 @@ def ipam_type(conf: NetConf) -> str:
 
 def may_masquerade(conf: NetConf) -> bool:
     """Tells whether masquerading is asked for, be it by a value of a wrong type: what DEL wants to know."""
-    return bool(conf.fields.raw("ipMasq"))
+    return conf.fields.has("ipMasq") and conf.fields.raw("ipMasq") is not False
 
 
 def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:

@@ -18,7 +18,7 @@ from cni.errors import CniError, Code, all_of
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
-from kernel import address, link
+from kernel import address, link, nft
 from kernel.configure import Sandbox
 from kernel.link import Link
 from kernel.masquerade import backend
@@ -57,7 +57,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             inside = sandbox.link()
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
-                undo.push("remove the MAC spoof check", partial(spoof.unprotect, args.container_id, args.ifname))
+                undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args)]))
                 spoof.protect(conf.name, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
             _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
@@ -86,11 +86,9 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     with Socket() as host:
         others = _detach(args, conf, host)
     wanted = Masquerade(conf.name, args.container_id, args.ifname)
-    all_of(
-        partial(backend.delete, wanted, others, asked=bridge_conf.may_masquerade(conf)),
-        partial(spoof.unprotect, args.container_id, args.ifname),
-        partial(_forward, args, conf),
-    )
+    legacy = [partial(backend.delete_legacy, wanted, others)] if bridge_conf.may_masquerade(conf) else []
+    rules = [*backend.deletions(wanted, others), _unprotecting(args)]
+    all_of(*legacy, partial(nft.each, rules), partial(_forward, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -112,8 +110,11 @@ def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
     valid = conf.valid_attachments()
-    rules = [] if valid is None else [partial(backend.gc, conf.name, valid), partial(spoof.gc, conf.name, valid)]
-    all_of(*rules, partial(_forward, args, conf))
+    steps: list[Callable[[], None]] = [partial(_forward, args, conf)]
+    if valid is not None:
+        rules = [*backend.gc(conf.name, valid), lambda socket: spoof.gc(socket, conf.name, valid)]
+        steps = [partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), *steps]
+    all_of(*steps)
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -183,6 +184,10 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
 def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link, Link]) -> Result:
     bridge, outside, inside = (_interface(conf, item) for item in links)
     return replace(given, interfaces=(bridge, outside, replace(inside, sandbox=args.netns)))
+
+
+def _unprotecting(args: CmdArgs) -> Callable[[nft.NftSocket], None]:
+    return lambda socket: spoof.unprotect(socket, args.container_id, args.ifname)
 
 
 def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -> None:

@@ -20,10 +20,9 @@ from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
 _LOAD = "load the module on the node: modprobe br_netfilter"
-_NFPROTO_IPV4 = 2  # linux/netfilter.h
 _KUBE_PROXY = (  # its chains in iptables mode, made by iptables-nft, and in nftables mode
-    nft.Chain(nft.Table(_NFPROTO_IPV4, "nat"), "KUBE-SERVICES"),
-    nft.Chain(nft.Table(_NFPROTO_IPV4, "kube-proxy"), "services"),
+    nft.Chain(nft.Table(nft.IPV4, "nat"), "KUBE-SERVICES"),
+    nft.Chain(nft.Table(nft.IPV4, "kube-proxy"), "services"),
 )
 
 

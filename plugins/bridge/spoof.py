@@ -6,10 +6,10 @@ stands also which network it belongs to, where `nft` does not look, since the re
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ from kernel import nft, nft_rule
 from kernel.errors import KernelError
 from kernel.nft import Chain, Hook, NftSocket, Rule, Table
 from kernel.nft_rule import DROP, RETURN
+from kernel.rtnl import Request
 
 _TABLE = Table(nft.BRIDGE, "nat")
 _PREROUTING = Chain(_TABLE, "PREROUTING", Hook("filter", 0, -300))  # NF_BR_PRE_ROUTING, dstnat
@@ -67,11 +68,9 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
         nft.retried(attempt)
 
 
-def unprotect(container_id: str, ifname: str) -> None:
+def unprotect(socket: NftSocket, container_id: str, ifname: str) -> None:
     """Takes away what `protect` or the reference made for an attachment; absent is success. Raises KernelError."""
-    names = _names(container_id, ifname)
-    with suppress(nft.UnavailableError), nft.opened() as socket:
-        nft.retried(lambda: _delete(socket, names))
+    _take_away(socket, _names(container_id, ifname))
 
 
 def check(container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
@@ -88,22 +87,20 @@ def check(container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
                 raise _missing(f"a rule is missing in chain {own}", host_ifname)
 
 
-def gc(network: str, valid: Iterable[Attachment]) -> None:
+def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     """Takes away what `protect` made for the network's attachments that are not `valid`.
 
     Rules that the reference made name no network; they stay, and are counted on stderr. Raises KernelError.
     """
     kept = {_names(item.container_id, item.ifname).comment for item in valid}
     unknown = 0
-    with suppress(nft.UnavailableError), nft.opened() as socket:
-        for rule in nft.rules(socket, _PREROUTING, _COMMENT):
-            if rule.comment in kept or not rule.comment.startswith(_COMMENT):
-                continue
-            if _network(rule) == _hash(network):
-                names = _Names(rule.comment.removeprefix(_COMMENT))
-                nft.retried(partial(_delete, socket, names))
-            elif not _network(rule):
-                unknown += 1
+    for rule in nft.rules(socket, _PREROUTING, _COMMENT):
+        if rule.comment in kept or not rule.comment.startswith(_COMMENT):
+            continue
+        if _network(rule) == _hash(network):
+            _take_away(socket, _Names(rule.comment.removeprefix(_COMMENT)))
+        elif not _network(rule):
+            unknown += 1
     if unknown:
         print(
             f"bridge: GC leaves {unknown} rule(s) in chain {_PREROUTING} alone that name no network: "
@@ -114,11 +111,12 @@ def gc(network: str, valid: Iterable[Attachment]) -> None:
 
 def problem() -> str:
     """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
-    table = Table(nft.BRIDGE, "podwire_rehearsal")
     try:
         with nft.opened() as socket:
-            nft.rehearse(socket, nft.table(table), nft.chain(Chain(table, "PREROUTING", _PREROUTING.hook)))
+            nft.rehearse(socket, nft.table(_TABLE), nft.chain(_PREROUTING))
     except KernelError as error:
+        if error.errno == errno.EEXIST:
+            return f"somebody has made it otherwise: nft list table bridge {_TABLE.name} ({error})"
         return f"this kernel has no nftables for bridges: {error}"
     return ""
 
@@ -137,13 +135,27 @@ def _rules(socket: NftSocket, comment: str) -> list[Rule]:
     return [rule for rule in nft.rules(socket, _PREROUTING, comment) if rule.comment == comment]
 
 
-def _delete(socket: NftSocket, names: _Names) -> None:
-    """Deletes an attachment's chains and, before them, what jumps there."""
+def _take_away(socket: NftSocket, names: _Names) -> None:
+    """Deletes an attachment's chains and, before them, what jumps there.
+
+    Chains to which a rule of somebody else jumps cannot be deleted: they stay, empty, and that is told on stderr.
+    """
+    try:
+        nft.retried(partial(_delete, socket, names, nft.chain_deletion))
+    except KernelError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        nft.retried(partial(_delete, socket, names, nft.flush))
+        print(f"bridge: chain {names.chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
+
+
+def _delete(socket: NftSocket, names: _Names, end: Callable[[Chain], Request]) -> None:
     chains = nft.get(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
         *(nft.rule_deletion(_PREROUTING, rule.handle) for rule in _rules(socket, names.comment)),
-        *(nft.chain_deletion(own) for own in chains if own),
+        *(nft.flush(own) for own in chains if own),
+        *(end(own) for own in chains if own),
     )
 
 

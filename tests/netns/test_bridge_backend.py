@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.netns.conftest import IPV4
 from tests.support import binaries
 from tests.support.netstate import iptables_rules, links, nft_rules
 from tests.support.running import Outcome, environment
@@ -143,20 +144,42 @@ def test_a_failure_after_the_rules_takes_them_back(masqueraded, new_sandbox, bac
     assert other.leases() == {}
 
 
+@pytest.mark.needs("iptables_legacy_nat")
 def test_what_fails_does_not_keep_the_rest(masqueraded, sandbox, tmp_path):
     """When iptables cannot be used DEL still deletes the interface and releases the address, and tells; then again."""
-    net = masqueraded.having(ipMasqBackend="iptables")
+    program = tmp_path / "iptables-restore"
+    program.symlink_to("/usr/sbin/xtables-legacy-multi")
+    net = masqueraded.having(ipMasqBackend="iptables", ipam={**masqueraded.config["ipam"], "ranges": [IPV4]})
+    net = replace(net, env={"PATH": f"{tmp_path}:/usr/sbin:/usr/bin"})
     result = net.add(sandbox)
-    broken = tmp_path / "iptables-restore"
-    broken.write_text(
+    program.unlink()
+    program.write_text(
         '#!/bin/sh\nlines=$(cat)\ncase "$lines" in *-X*) echo broken >&2; exit 2;; esac\n'
-        'printf "%s\\n" "$lines" | /usr/sbin/iptables-restore "$@"\n'
+        'printf "%s\\n" "$lines" | /usr/sbin/iptables-legacy-restore "$@"\n'
     )
-    broken.chmod(0o755)
-    error = replace(net, env={"PATH": f"{tmp_path}:/usr/sbin:/usr/bin"}).run("DEL", sandbox, prev_result=result).error()
+    program.chmod(0o755)
+    error = net.run("DEL", sandbox, prev_result=result).error()
     assert "failed to delete masquerade rules" in error["msg"]
     assert "broken" in error["details"]
     assert (net.leases(), set(links(sandbox))) == ({}, {"lo"})
-    assert made_by(net) == {"iptables"}
+    assert "CNI-" in net.host.run("iptables-legacy-save")
+    program.unlink()
+    program.symlink_to("/usr/sbin/xtables-legacy-multi")
     net.delete(sandbox)
-    assert made_by(net) == set()
+    assert "CNI-" not in net.host.run("iptables-legacy-save")
+
+
+@pytest.mark.parametrize("program", ["exit 0", "exit 1", "exit 3", "kill -9 $$", "echo rubbish", "sleep 100"])
+def test_rules_go_without_the_program(masqueraded, sandbox, tmp_path, program):
+    """DEL takes away what iptables-nft made whatever has become of it, also beside rules that it cannot express."""
+    net = masqueraded.having(ipMasqBackend="iptables")
+    net.add(sandbox)
+    net.host.run("nft", "add rule ip nat POSTROUTING ip saddr 1.2.3.4 ip daddr { 1.1.1.1, 2.2.2.2 } masquerade")
+    for name in ("iptables-restore", "ip6tables-restore"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    replace(net, env={"PATH": f"{tmp_path}:/usr/sbin:/usr/bin"}).delete(sandbox)
+    rules = "".join(nft_rules(net.host))
+    assert "CNI-" not in rules
+    assert "1.2.3.4" in rules
+    assert net.leases() == {}

@@ -101,6 +101,17 @@ def test_what_is_not_masqueraded(masquerading, outside, new_sandbox, tmp_path):
             net.delete(pod)
 
 
+def test_many_exempt_networks(masquerading, sandbox):
+    """A thousand networks that are not masqueraded still make one transaction, whatever a socket takes by default."""
+    exempt = [f"100.{64 + number // 256}.{number % 256}.0/24" for number in range(1000)]
+    net = masquerading.having(nonMasqueradeCIDRs=exempt)
+    result = net.add(sandbox)
+    assert len(own_rules(net.host)) == 1002
+    net.check(sandbox, result)
+    net.delete(sandbox)
+    assert own_rules(net.host) == []
+
+
 def test_multicast_is_not_masqueraded(host, outside):
     """Datagrams to multicast groups keep their source, in both families, while others from it get the node's."""
     for own in (IPV4, IPV6):

@@ -23,6 +23,14 @@ ONE = ("goldnet", "0123abcdef", "eth0", PORT, MAC)
 TYPE = 0x88B5  # an EtherType for local experiments (IEEE 802)
 
 
+def unprotect(container_id, ifname):
+    nft.each([lambda socket: spoof.unprotect(socket, container_id, ifname)])
+
+
+def gc(network, valid):
+    nft.each([lambda socket: spoof.gc(socket, network, valid)])
+
+
 @pytest.fixture
 def inside(host):
     """The host, with this process in it."""
@@ -62,7 +70,7 @@ def test_rules_are_the_references(inside, expected):
         assert f"ether saddr {MAC.hex(':')} return" in "".join(nft_rules(inside))
     spoof.check(*ONE[1:])
     for _ in range(2):
-        spoof.unprotect("0123abcdef", "eth0")
+        unprotect("0123abcdef", "eth0")
         assert listed(inside) == expected["nft after DEL"]
 
 
@@ -74,7 +82,7 @@ def test_the_references_rules_are_ours(inside, expected, tmp_path):
     spoof.protect(*ONE)
     assert listed(inside) == expected["nft"]
     load(inside, tmp_path, "flush ruleset\n" + text)
-    spoof.unprotect("0123abcdef", "eth0")
+    unprotect("0123abcdef", "eth0")
     assert listed(inside) == expected["nft after DEL"]
 
 
@@ -86,14 +94,14 @@ def test_an_attachment_with_another_port_and_address_replaces_the_old(inside):
     spoof.protect("goldnet", "0123abcdef", "eth0", "vethnew", OTHER_MAC)
     text = "".join(nft_rules(inside))
     assert (PORT in text, "vethnew" in text, OTHER_MAC.hex(":") in text) == (False, True, True)
-    spoof.unprotect("0123abcdef", "eth0")
+    unprotect("0123abcdef", "eth0")
     assert nft_rules(inside) == before
 
 
 def test_deleting_what_is_not_there_succeeds(inside):
     """DEL and GC succeed without a table, and with only a part of the rules."""
-    spoof.unprotect("0123abcdef", "eth0")
-    spoof.gc("goldnet", frozenset())
+    unprotect("0123abcdef", "eth0")
+    gc("goldnet", frozenset())
     assert nft_rules(inside) == []
     parts = (
         "flush chain bridge nat PREROUTING",
@@ -102,7 +110,7 @@ def test_deleting_what_is_not_there_succeeds(inside):
     for part in parts:
         spoof.protect(*ONE)
         inside.run("nft", part)
-        spoof.unprotect("0123abcdef", "eth0")
+        unprotect("0123abcdef", "eth0")
         assert "0123abcdef" not in "".join(nft_rules(inside))
 
 
@@ -110,7 +118,7 @@ def test_names_that_begin_alike(inside):
     """DEL of eth1 leaves eth10 alone, and DEL of one container another whose ID begins with its ID."""
     for container_id, ifname in (("a", "eth1"), ("a", "eth10"), ("aa", "eth1")):
         spoof.protect("goldnet", container_id, ifname, PORT, MAC)
-    spoof.unprotect("a", "eth1")
+    unprotect("a", "eth1")
     spoof.check("a", "eth10", PORT, MAC)
     spoof.check("aa", "eth1", PORT, MAC)
 
@@ -153,7 +161,7 @@ def test_long_names(inside, length, tmp_path):
     assert (f"chain cni-br-iface-{long}-fifteen-letters-mac " in text) == (length <= 94)
     load(inside, tmp_path, "flush ruleset\n" + text)
     assert "\n".join(nft_rules(inside)) == text
-    spoof.unprotect(long, "fifteen-letters")
+    unprotect(long, "fifteen-letters")
     spoof.check(like_it, "fifteen-letters", PORT, MAC)
     with pytest.raises(CniError):
         spoof.check(long, "fifteen-letters", PORT, MAC)
@@ -171,23 +179,23 @@ def test_gc_removes_only_its_networks(inside, tmp_path, capsys):
     load(inside, tmp_path, f"add chain bridge nat {chain}; add rule bridge nat PREROUTING jump {chain} {comment}")
     inside.run("nft", 'add rule bridge nat PREROUTING iifname "foreign" drop comment "not macspoofchk-x"')
     valid = frozenset({Attachment("valid", "eth0"), Attachment("c" * 256, "eth0"), Attachment("lost", "eth1")})
-    spoof.gc("goldnet", valid)
+    gc("goldnet", valid)
     assert "GC leaves 1 rule(s) in chain nat PREROUTING" in capsys.readouterr().err
     text = "".join(nft_rules(inside))
     for container_id in ("valid", "elsewhere", "c" * 256):
         spoof.check(container_id, "eth0", PORT, MAC)
     assert ("lost" in text, "reference" in text, "foreign" in text) == (False, True, True)
     assert text.count("chain cni-br-iface-") == 7
-    spoof.gc("goldnet", valid | {Attachment("reference", "eth0")})
+    gc("goldnet", valid | {Attachment("reference", "eth0")})
     assert capsys.readouterr().err == ""
 
 
 def test_gc_leaves_the_same_container_of_another_network(inside):
     """An attachment of another network with the same container ID and interface stays."""
     spoof.protect(*ONE)
-    spoof.gc("other", frozenset())
+    gc("other", frozenset())
     spoof.check(*ONE[1:])
-    spoof.gc("goldnet", frozenset())
+    gc("goldnet", frozenset())
     assert "0123abcdef" not in "".join(nft_rules(inside))
 
 
@@ -235,8 +243,8 @@ def test_what_changes_meanwhile(inside, monkeypatch):
     spoof.protect(*ONE)
     spoof.check(*ONE[1:])
     spoof.check("other", "eth0", "veth2", MAC)
-    for verb in (lambda: spoof.protect(*ONE), lambda: spoof.unprotect("0123abcdef", "eth0")):
-        after(lambda: spoof.unprotect("0123abcdef", "eth0"))
+    for verb in (lambda: spoof.protect(*ONE), lambda: unprotect("0123abcdef", "eth0")):
+        after(lambda: unprotect("0123abcdef", "eth0"))
         verb()
     assert "0123abcdef" not in "".join(nft_rules(inside))
 
@@ -253,8 +261,8 @@ def test_a_kernel_that_cannot(inside, monkeypatch):
 
     monkeypatch.setattr(nft, "NftSocket", refused)
     assert "protocol not supported" in spoof.problem()
-    spoof.unprotect("0123abcdef", "eth0")
-    spoof.gc("goldnet", frozenset())
+    unprotect("0123abcdef", "eth0")
+    gc("goldnet", frozenset())
     with pytest.raises(CniError, match="open a netfilter socket"):
         spoof.protect(*ONE)
 
@@ -334,6 +342,18 @@ def test_rules_go_without_the_sandbox(protected, host, new_sandbox):
     assert "".join(nft_rules(host)).count("iifname") == 1
     protected.run("DEL", unnamed, netns="").silence()
     assert "macspoofchk" not in "".join(nft_rules(host))
+
+
+def test_a_foreign_jump_does_not_stop_del(protected, host, sandbox):
+    """Where somebody else's rule jumps to the attachment's chain, DEL leaves it empty and says so."""
+    protected.add(sandbox)
+    chain = f"cni-br-iface-{sandbox.name}-eth0"
+    host.run("nft", f'add rule bridge nat PREROUTING iifname "foreign" jump {chain}')
+    outcome = protected.run("DEL", sandbox)
+    outcome.silence()
+    assert outcome.stderr == f"bridge: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
+    assert "macspoofchk" not in "".join(nft_rules(host))
+    assert protected.leases() == {}
 
 
 def test_gc_of_the_plugin(protected, host, new_sandbox):

@@ -224,20 +224,15 @@ class Meddling:
 
 @pytest.mark.parametrize("times", [3, 100_000])
 def test_a_listing_spoilt_by_a_change_is_read_again(made, host, monkeypatch, times):
-    """A listing in the midst of which the rules changed is repeated, and given up when that never ends."""
+    """A listing in the midst of which rules changed is repeated, and united from all attempts if that never ends."""
     nft.change(made, *[nft.rule(CHAIN, nft_rule.DROP, nft_rule.comment("x" * 100)) for _ in range(1000)])
     with Netns(host.path) as namespace, entered(namespace):
         other = nft.opened()
     changes = [nft.rule(OTHER, nft_rule.DROP)] * times
     monkeypatch.setattr(made, "_socket", Meddling(made._socket, lambda: changes and nft.change(other, changes.pop())))
     with other:
-        if times < 10:
-            assert len(nft.rules(made, CHAIN)) == 1000
-            assert changes == []
-        else:
-            with pytest.raises(KernelError) as caught:
-                nft.rules(made, CHAIN)
-            assert caught.value.errno == errno.EINTR
+        assert len(nft.rules(made, CHAIN)) == 1000
+        assert (changes == []) == (times < 10)
 
 
 def netfilter_sockets(host):

@@ -291,7 +291,7 @@ def test_the_hosts_setting_may_be_left_alone(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [(None, False), (False, False), (True, True), ("true", True), (1, True), ([], False)]
+    ("value", "wanted"), [(None, False), (False, False), (True, True), ("true", True), (1, True), (0, True), ([], True)]
 )
 def test_rules_may_have_been_made_by_a_better_configuration(value, wanted):
     """DEL looks for rules when the key asks for them in whatever type."""

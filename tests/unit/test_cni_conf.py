@@ -113,6 +113,14 @@ def test_valid_attachments(keys, attachments):
     assert found == (None if attachments is None else {Attachment(*item) for item in attachments})
 
 
+@pytest.mark.parametrize("element", [{}, {"ifname": "eth0"}, {"containerID": "", "ifname": "eth0"}, None])
+def test_an_attachment_without_a_name_is_refused(element):
+    """An element that names no container is an error: taken for nothing it would release what is in use."""
+    with pytest.raises(CniError) as caught:
+        parse(**{"cni.dev/valid-attachments": [*ONE, element]}).valid_attachments()
+    assert caught.value.code == 7
+
+
 @given(st.binary() | st.dictionaries(st.sampled_from(KEYS), JSON_VALUES).map(lambda obj: json.dumps(obj).encode()))
 def test_any_stdin_is_read_or_refused(stdin):
     """Whatever is on stdin, reading the common keys gives values or a CniError of code 6 or 7."""

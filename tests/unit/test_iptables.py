@@ -70,8 +70,10 @@ def test_chains_are_read_by_one_process(programs):
 def test_bytes_that_are_no_text_survive(programs):
     """A rule whose comment is not UTF-8 is given back to the program byte by byte."""
     program = programs.install()
-    (programs.directory / "listing").write_bytes(b'-A POSTROUTING -m comment --comment "\xff\xc3" -j x\n')
-    (line, _) = iptables.read([4], "nat", ["POSTROUTING"])[4]
+    (programs.directory / "listing").write_bytes(
+        b'-P POSTROUTING ACCEPT\n-A POSTROUTING -m comment --comment "\xff\xc3" -j x\n'
+    )
+    (_, line, _) = iptables.read([4], "nat", ["POSTROUTING"])[4]
     apply([line])
     assert b'--comment "\xff\xc3" -j x\n' in program.with_suffix(".stdin").read_bytes()
 
@@ -176,17 +178,31 @@ def test_without_a_path_the_usual_directories_are_searched(programs, monkeypatch
     assert (programs.directory / "ran").exists()
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
-def test_a_family_that_cannot_even_list_is_unusable(programs, status, capfd):
-    """A built-in chain can be listed wherever iptables works; those who only look for leftovers are told and go on.
-
-    Missing support in the kernel, exit status 3, is not worth a word to them.
-    """
-    programs.install().write_text(f"#!/bin/sh\necho no >&2\nexit {status}\n")
+@pytest.mark.parametrize("said", ["", "rubbish\n", "-N POSTROUTING\n", "-P POSTROUTIN"])
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_is_no_listing_makes_a_family_unusable(programs, status, said):
+    """A built-in chain can be listed wherever iptables works: without its policy nothing is known."""
+    programs.install().write_text(f"#!/bin/sh\necho no >&2\nprintf -- '{said}'\nexit {status}\n")
     error = failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
     assert error.details == "no"
-    assert iptables.read([4, 6], "nat", ["POSTROUTING"], skip_unusable=True) == {}
-    assert bool(capfd.readouterr().err) == (status != 3)
+
+
+@pytest.mark.parametrize("end", ["exit 2", "exit 3", "kill -9 $$"])
+def test_a_listing_without_its_end_makes_a_family_unusable(programs, end):
+    """Whatever was listed before a program failed or was killed may be a part of it only."""
+    programs.install().write_text(f"#!/bin/sh\nprintf -- '-P POSTROUTING ACCEPT\n'\n{end}\n")
+    assert failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
+
+
+def test_legacy_tables_without_a_program_are_told_of(programs, tmp_path, monkeypatch, capfd):
+    """Where iptables-legacy has made a table and no program is left to look at it, a line says so."""
+    names = tmp_path / "names"
+    names.write_text("nat\n")
+    monkeypatch.setattr(iptables, "_LEGACY_TABLES", {4: str(names), 6: str(tmp_path / "absent")})
+    assert iptables.legacy_families("nat") == []
+    assert "iptables-restore" in capfd.readouterr().err
+    programs.install()
+    assert iptables.legacy_families("nat") == [4]
 
 
 def test_a_problem_is_told_in_words(programs):

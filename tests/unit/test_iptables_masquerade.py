@@ -4,10 +4,10 @@ from ipaddress import ip_interface, ip_network
 
 import pytest
 
-from cni.conf import Attachment
 from cni.errors import CniError
 from kernel.iptables import RefusedError
 from kernel.masquerade import iptables
+from kernel.masquerade.names import chain_name
 from kernel.masquerade.wanted import Masquerade
 from tests.support.errors import failure_of
 
@@ -27,7 +27,10 @@ class Tables:
         assert table == "nat"
         return {family for family in families if chain in self.chains[family]}
 
-    def read(self, families, table, chains, *, skip_unusable=False):
+    def legacy_families(self, table):
+        return [4, 6]
+
+    def read(self, families, table, chains):
         return {family: self._listing(family, chains) for family in families}
 
     def apply(self, changes, table, doing):
@@ -81,7 +84,7 @@ class Tables:
 def tables(monkeypatch):
     """Empty tables in place of the kernel's."""
     own = Tables()
-    for name in ("may_have", "read", "apply"):
+    for name in ("may_have", "read", "apply", "legacy_families"):
         monkeypatch.setattr(iptables.iptables, name, getattr(own, name))
     return own
 
@@ -93,7 +96,7 @@ def pod(*addresses, exempt=(), container_id="0123abcdef", ifname="eth0", network
 
 def test_the_chain_is_named_as_the_references():
     """The name is that of the reference's own test."""
-    assert iptables.chain_name("test", "1234") == "CNI-2bbe0c48b91a7d1b8a6753a8"
+    assert chain_name("test", "1234") == "CNI-2bbe0c48b91a7d1b8a6753a8"
 
 
 def test_a_pod_gets_a_chain_and_a_jump_in_each_family(tables):
@@ -189,10 +192,10 @@ def test_deletion_leaves_nothing_of_ours_and_all_of_others(tables):
         tables.chains[family]["POSTROUTING"] += foreign
     wanted = pod("10.22.0.2/16", "fd00:22::2/64")
     iptables.add(wanted)
-    iptables.delete(pod())
+    iptables.delete_legacy(pod())
     assert tables.chains == {family: {"POSTROUTING": foreign} for family in (4, 6)}
     tables.applied.clear()
-    iptables.delete(wanted)
+    iptables.delete_legacy(wanted)
     assert tables.applied == []
 
 
@@ -201,9 +204,9 @@ def test_the_jump_of_old_references_goes(tables):
     wanted = pod("10.22.0.2/16")
     iptables.add(wanted)
     tables.chains[4]["POSTROUTING"] = [f"-s 10.22.0.0/16 {COMMENT} -j {CHAIN}"]
-    iptables.delete(wanted, others=[ip_interface("10.22.0.3/16")])
+    iptables.delete_legacy(wanted, others=[ip_interface("10.22.0.3/16")])
     assert tables.rules("POSTROUTING") == [f"-s 10.22.0.0/16 -j {CHAIN}"]
-    iptables.delete(wanted, others=[ip_interface("10.23.0.3/16")])
+    iptables.delete_legacy(wanted, others=[ip_interface("10.23.0.3/16")])
     assert tables.chains[4] == {"POSTROUTING": []}
 
 
@@ -220,7 +223,7 @@ def test_a_chain_goes_with_its_last_interface(tables, others, left):
     for address in ("10.22.0.2/16", "10.22.0.3/16"):
         iptables.add(pod(address))
     before = tables.rules()
-    iptables.delete(pod("10.22.0.2/16"), others=[ip_interface(item) for item in others])
+    iptables.delete_legacy(pod("10.22.0.2/16"), others=[ip_interface(item) for item in others])
     assert tables.rules("POSTROUTING") == [f"-s {address}/32 -j {CHAIN}" for address in left]
     assert tables.rules() == (before if left else None)
 
@@ -229,9 +232,9 @@ def test_gc_removes_what_belongs_to_no_attachment(tables):
     """Containers without a valid attachment lose chain and jumps, in both families; other networks lose nothing."""
     for number, network in enumerate(("goldnet", "goldnet", "other")):
         iptables.add(pod(f"10.22.0.{number}/16", f"fd00:22::{number}/64", container_id=f"pod{number}", network=network))
-    iptables.gc("goldnet", {Attachment("pod1", "eth0")})
+    iptables.gc_legacy("goldnet", {chain_name("goldnet", "pod1")})
     for family in (4, 6):
-        names = {iptables.chain_name("goldnet", "pod1"), iptables.chain_name("other", "pod2")}
+        names = {chain_name("goldnet", "pod1"), chain_name("other", "pod2")}
         assert tables.chains[family].keys() == {"POSTROUTING", *names}
 
 
@@ -242,10 +245,10 @@ def test_gc_leaves_what_it_cannot_prove(tables, capfd):
     tables.chains[4][CHAIN] = []
     tables.chains[4]["POSTROUTING"].append(rf'-m comment --comment "name: \"goldnet\" id: \"pod\"" -j {CHAIN}')
     before = tables.rules("POSTROUTING")
-    iptables.gc("goldnet", {})
+    iptables.gc_legacy("goldnet", set())
     assert tables.rules("POSTROUTING") == before
     assert capfd.readouterr().err.count("2 masquerade rules (IPv4) seem to be of network goldnet") == 1
-    iptables.gc("goldnet", {Attachment("x" * 300, "eth0")})
+    iptables.gc_legacy("goldnet", {chain_name("goldnet", "x" * 300)})
     assert "1 masquerade rules" in capfd.readouterr().err
 
 
@@ -257,7 +260,7 @@ def test_a_long_comment_is_cut(tables):
     comment = jump.partition('--comment "')[2].partition('" -j')[0].replace("\\", "")
     assert comment == ('name: "goldnet" id: "' + "x" * 300)[:255]
     iptables.check(wanted)
-    iptables.delete(wanted)
+    iptables.delete_legacy(wanted)
     assert tables.chains[4] == {"POSTROUTING": []}
 
 
@@ -267,7 +270,7 @@ def test_what_changed_meanwhile_is_read_again(tables):
     iptables.add(wanted)
     tables.meanwhile.append(lambda: tables.chains.update({4: {"POSTROUTING": []}}))
     tables.applied.clear()
-    iptables.delete(wanted)
+    iptables.delete_legacy(wanted)
     assert tables.chains[4] == {"POSTROUTING": []}
     tables.meanwhile.extend([refuse] * 5)
     assert failure_of(lambda: iptables.add(wanted), RefusedError) is not None
