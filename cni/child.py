@@ -1,21 +1,35 @@
 """Running other programs to their end, several at once when need be.
 
-One rule: no program started here outlives `run`, whatever happens to us while it runs.
+One rule: no program started here outlives `run`, however `run` ends. What a program has started itself is its own
+affair: neither that nor a pipe it holds is waited for.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
-from collections.abc import Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cni.signals import TERMINATION, held, waiting
 
+STDOUT_BYTES = 64 << 20  # more is an error
+STDERR_BYTES = 1 << 20  # more is read and forgotten
+
+_GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _CHUNK_BYTES = 65536
+_PIPE_CHUNKS = 16  # what a pipe holds at most, unless somebody with CAP_SYS_RESOURCE made it larger
+# We ignore SIGPIPE and hold SIGTERM back; a program starts with the defaults, as from a shell.
+_DEFAULTS = (signal.SIGPIPE, *TERMINATION)
+
+# Starts a program: its words, its environment ("NAME=value"), the descriptors for 0, 1 and 2 (-1: ours), the signals
+# that start with their default actions, none of them held back. Returns the process; raises OSError.
+Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...]], int]
 
 
 @dataclass(frozen=True)
@@ -44,76 +58,134 @@ class Outcome(NamedTuple):
         return f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
 
 
-def run(*commands: Command) -> list[Outcome]:
+def posix_spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, int], defaults: tuple[int, ...]) -> int:
+    """Starts a program as `Spawn` says; one that goes on when we are killed."""
+    actions = [(os.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(streams) if fd >= 0]
+    environment = dict(entry.split(b"=", 1) for entry in env)
+    return os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsigmask=(), setsigdef=defaults)
+
+
+def run(*commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = None) -> list[Outcome]:
     """Starts all `commands`, waits until all have ended, and returns their outcomes in the same order.
 
-    Raises OSError for a program that cannot be started. Then, and when a signal ends the waiting (Terminated), those
-    that run get SIGTERM and are waited for: they take back what they have done, then it is our turn.
+    Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), TimeoutError
+    when not all have ended in `limit_s` seconds. Then, and when a signal ends the waiting (Terminated), those that run
+    get SIGTERM and are waited for: they take back what they have done, then it is our turn. One that takes too long
+    is killed.
     """
     children: list[_Child] = []
-    with held(), ExitStack() as pipes:  # no signal may come between a start and the place that ends what was started
+    # No signal may come between a start and the place that ends what was started.
+    with held(), _deaths() as deaths, ExitStack() as pipes:
         try:
             for command in commands:
-                children.append(_start(command, pipes))
+                children.append(_start(command, spawn, pipes))
             with waiting():
-                _drain({pipe: output for child in children for pipe, output in child.outputs.items()})
-                for child in children:
-                    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it keeps its pid, so that a kill is safe
+                _attend(children, deaths, limit_s)
         except BaseException:
-            for child in children:
-                os.kill(child.pid, signal.SIGTERM)
-            for child in children:
-                os.waitpid(child.pid, 0)
+            _end(children, deaths)
             raise
         return [_outcome(child) for child in children]
 
 
 class _Child(NamedTuple):
-    """A started program; `outputs` are what it wrote so far, by the pipe it comes from: stdout's, stderr's."""
+    """A started program; `stdout` and `stderr` are what it wrote so far, with the pipe that it comes from."""
 
     pid: int
-    outputs: dict[int, bytearray]
+    stdout: tuple[int, bytearray]
+    stderr: tuple[int, bytearray] | None
+
+    def has_ended(self) -> bool:
+        """Tells whether the program has ended; it keeps its pid, so that a kill is safe."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+    def read(self, pipe: int) -> bool:
+        """Reads some of what there is in `pipe`, and tells whether there was anything."""
+        try:
+            chunk = os.read(pipe, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if self.stderr and pipe == self.stderr[0]:
+            self.stderr[1].extend(chunk[: STDERR_BYTES - len(self.stderr[1])])
+        else:
+            self.stdout[1].extend(chunk)
+            if len(self.stdout[1]) > STDOUT_BYTES:
+                raise OSError(errno.EFBIG, f"it wrote more than {STDOUT_BYTES >> 20} MiB")
+        return bool(chunk)
 
 
-def _start(command: Command, pipes: ExitStack) -> _Child:
-    outputs: dict[int, bytearray] = {}
+@contextmanager
+def _deaths() -> Iterator[int]:
+    """Yields a descriptor that becomes readable when a child ends (Linux has had pidfd_open for it since 5.3 only)."""
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    wakeup = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
+    try:
+        yield readable
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(readable)
+        os.close(writable)
+
+
+def _start(command: Command, spawn: Spawn, pipes: ExitStack) -> _Child:
     with ExitStack() as inherited:
         stdin = os.memfd_create("stdin")  # a file, so that no size of input can block us
         inherited.callback(os.close, stdin)
         os.write(stdin, command.stdin)
         os.lseek(stdin, 0, os.SEEK_SET)
-        actions = [(os.POSIX_SPAWN_DUP2, stdin, 0)]
-        for stream in (1, 2) if command.capture_stderr else (1,):
-            readable, writable = os.pipe()
-            pipes.callback(os.close, readable)
-            inherited.callback(os.close, writable)
-            actions.append((os.POSIX_SPAWN_DUP2, writable, stream))
-            outputs[readable] = bytearray()
-        # We ignore SIGPIPE and hold SIGTERM back; a program starts with the defaults, as from a shell.
-        defaults = (signal.SIGPIPE, *TERMINATION)
-        program = command.argv[0]
-        pid = os.posix_spawn(
-            program, command.argv, command.env, file_actions=actions, setsigmask=(), setsigdef=defaults
-        )
-    return _Child(pid, outputs)
+        stdout, out = _pipe(pipes, inherited)
+        stderr, err = _pipe(pipes, inherited) if command.capture_stderr else (-1, -1)
+        argv = [os.fsencode(word) for word in command.argv]
+        env = [os.fsencode(f"{name}={value}") for name, value in command.env.items()]
+        pid = spawn(argv, env, (stdin, out, err), _DEFAULTS)
+    return _Child(pid, (stdout, bytearray()), (stderr, bytearray()) if command.capture_stderr else None)
 
 
-def _drain(outputs: dict[int, bytearray]) -> None:
-    """Reads all pipes to their ends, in the order things come, so that no program waits for us to read another's."""
-    unfinished = select.poll()
-    for pipe in outputs:
-        unfinished.register(pipe)
-    left = len(outputs)
-    while left:
-        for pipe, _ in unfinished.poll():
-            chunk = os.read(pipe, _CHUNK_BYTES)
-            outputs[pipe] += chunk
-            if not chunk:
-                unfinished.unregister(pipe)
-                left -= 1
+def _pipe(pipes: ExitStack, inherited: ExitStack) -> tuple[int, int]:
+    readable, writable = os.pipe()
+    pipes.callback(os.close, readable)
+    inherited.callback(os.close, writable)
+    os.set_blocking(readable, False)
+    return readable, writable
+
+
+def _attend(children: list[_Child], deaths: int, limit_s: float | None) -> None:
+    """Reads what the children write, in the order it comes, until all have ended; TimeoutError when time is up."""
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    sources = {stream[0]: child for child in children for stream in (child.stdout, child.stderr) if stream}
+    news = select.poll()
+    for descriptor in (deaths, *sources):
+        news.register(descriptor, select.POLLIN)
+    running = children
+    while running := [child for child in running if not child.has_ended()]:
+        left_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
+        if left_ms is not None and left_ms <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, f"not done after {limit_s:.0f} s")
+        for descriptor, _ in news.poll(left_ms):
+            if descriptor == deaths:
+                os.read(deaths, _CHUNK_BYTES)
+            elif not sources[descriptor].read(descriptor):
+                news.unregister(descriptor)
+    for pipe, child in sources.items():
+        for _ in range(_PIPE_CHUNKS):
+            if not child.read(pipe):
+                break
+
+
+def _end(children: list[_Child], deaths: int) -> None:
+    for child in children:
+        os.kill(child.pid, signal.SIGTERM)
+    with suppress(OSError):
+        _attend(children, deaths, _GRACE_S)
+    for child in children:
+        os.kill(child.pid, signal.SIGKILL)
+    for child in children:
+        os.waitpid(child.pid, 0)
 
 
 def _outcome(child: _Child) -> Outcome:
     status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    stdout, stderr = (*map(bytes, child.outputs.values()), b"")[:2]
-    return Outcome(status, stdout, stderr)
+    return Outcome(status, bytes(child.stdout[1]), bytes(child.stderr[1]) if child.stderr else b"")

@@ -1,15 +1,22 @@
-/* _podwire: the two system calls a CNI plugin needs that Python 3.11 does not offer.
+/* _podwire: what a CNI plugin needs of the kernel that Python 3.11 does not offer.
  *
- *   setns(fd, nstype)  enters a namespace (Python 3.12 has os.setns)
- *   fs_type(path)      statfs(2)'s f_type: tells a namespace file from a left-over plain file
+ *   setns(fd, nstype)   enters a namespace (Python 3.12 has os.setns)
+ *   fs_type(path)       statfs(2)'s f_type: tells a namespace file from a left-over plain file
+ *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
  * Built as an extension for ordinary Python, and linked into the static executable.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static PyObject *
 podwire_setns(PyObject *self, PyObject *args)
@@ -39,16 +46,135 @@ podwire_fs_type(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLong((unsigned long)info.f_type);
 }
 
+/* A program to start; everything is at hand before vfork(), since the child may not allocate. */
+typedef struct {
+    char **argv, **env;
+    int streams[3];     /* what becomes 0, 1 and 2; negative: inherited */
+    sigset_t defaults;  /* the signals that start with their default actions */
+    pid_t parent;
+    volatile int error; /* the child's errno, when it came to no exec: the memory is shared until then */
+} Program;
+
+/* The child's part, with all signals blocked: shares the parent's memory, whose thread stands still. Never returns. */
+static _Noreturn __attribute__((noinline)) void
+become(Program *program)
+{
+    sigset_t none;
+
+    /* SIGKILL: nothing a program does about another signal is wanted when nobody is left to wait for it. The second
+     * look is for a parent that ended before the kernel knew. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        goto failed;
+    if (getppid() != program->parent)
+        _exit(127);
+    for (int number = 1; number < NSIG; number++)
+        if (sigismember(&program->defaults, number) == 1 && signal(number, SIG_DFL) == SIG_ERR)
+            goto failed;
+    for (int stream = 0; stream < 3; stream++) {
+        int fd = program->streams[stream];
+
+        if (fd == stream ? fcntl(fd, F_SETFD, 0) < 0 : fd >= 0 && dup2(fd, stream) < 0)
+            goto failed;
+    }
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    execve(program->argv[0], program->argv, program->env);
+failed:
+    program->error = errno;
+    _exit(127);
+}
+
+/* Returns the strings of a list of bytes, with a NULL behind them, for PyMem_Free(); they live as long as the list. */
+static char **
+strings(PyObject *list)
+{
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    char **found = PyMem_New(char *, count + 1);
+
+    if (!found)
+        return (char **)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyBytes_AsStringAndSize(PyList_GET_ITEM(list, i), &found[i], NULL) < 0) { /* refuses a NUL inside */
+            PyMem_Free(found);
+            return NULL;
+        }
+    found[count] = NULL;
+    return found;
+}
+
+/* The parent's part. vfork(), as posix_spawn() does: nothing of our memory is copied. */
+static pid_t
+start(Program *program)
+{
+    sigset_t all, before;
+    pid_t pid;
+
+    sigfillset(&all);
+    program->parent = getpid();
+    program->error = 0;
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    pid = vfork();
+    if (pid == 0)
+        become(program);
+    if (pid < 0)
+        program->error = errno;
+    else if (program->error)
+        waitpid(pid, NULL, 0);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return program->error ? -1 : pid;
+}
+
+static PyObject *
+podwire_spawn_bound(PyObject *self, PyObject *args)
+{
+    PyObject *argv, *env, *defaults;
+    Program program = {0};
+    pid_t pid = -1;
+
+    if (!PyArg_ParseTuple(args, "O!O!(iii)O!", &PyList_Type, &argv, &PyList_Type, &env, &program.streams[0],
+                          &program.streams[1], &program.streams[2], &PyTuple_Type, &defaults))
+        return NULL;
+    if (PyList_GET_SIZE(argv) == 0)
+        return PyErr_Format(PyExc_ValueError, "argv is empty");
+    sigemptyset(&program.defaults);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(defaults); i++) {
+        long number = PyLong_AsLong(PyTuple_GET_ITEM(defaults, i));
+
+        if (PyErr_Occurred())
+            return NULL;
+        if (number < 1 || number >= NSIG)
+            return PyErr_Format(PyExc_ValueError, "no signal: %ld", number);
+        sigaddset(&program.defaults, (int)number);
+    }
+    program.argv = strings(argv);
+    program.env = program.argv ? strings(env) : NULL;
+    if (program.env) {
+        pid = start(&program);
+        if (pid < 0) {
+            errno = program.error;
+            PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, PyList_GET_ITEM(argv, 0));
+        }
+    }
+    PyMem_Free(program.argv);
+    PyMem_Free(program.env);
+    return pid < 0 ? NULL : PyLong_FromLong(pid);
+}
+
+PyDoc_STRVAR(spawn_bound_doc,
+             "spawn_bound(argv, env, streams, defaults) -> pid: start a program that gets SIGKILL when we end.\n"
+             "argv, env: lists of bytes; streams: what becomes 0, 1, 2 (negative: ours); defaults: signals to reset.");
+
 static PyMethodDef methods[] = {
     {"setns", podwire_setns, METH_VARARGS, "setns(fd, nstype): enter the namespace behind fd."},
     {"fs_type", podwire_fs_type, METH_VARARGS, "fs_type(path) -> int: statfs(2)'s f_type of path."},
+    {"spawn_bound", podwire_spawn_bound, METH_VARARGS, spawn_bound_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_podwire",
-    .m_doc = "System calls that Python 3.11 lacks.",
+    .m_doc = "What Python 3.11 lacks of the kernel's.",
     .m_size = 0,
     .m_methods = methods,
 };

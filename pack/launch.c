@@ -35,7 +35,7 @@ static void occupy_standard_fds(void)
 }
 
 /* What Python does on initialisation: a write to a closed pipe or past a limit is an OSError. Ignored signals survive
- * exec, so whoever starts another program passes setsigdef to posix_spawn. */
+ * exec, so whoever starts another program resets it (cni/child.py). */
 static void ignore_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);

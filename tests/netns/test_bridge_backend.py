@@ -183,3 +183,30 @@ def test_rules_go_without_the_program(masqueraded, sandbox, tmp_path, program):
     assert "CNI-" not in rules
     assert "1.2.3.4" in rules
     assert net.leases() == {}
+
+
+def test_gc_leaves_what_proves_nothing(masqueraded, sandbox):
+    """A jump with a comment of the network that leads to a chain of another name stays, and is counted on stderr."""
+    masqueraded.add(sandbox)
+    host = masqueraded.host
+    host.run("iptables", "-t", "nat", "-N", "FOREIGN")
+    comment = ("-m", "comment", "--comment", 'name: "net" id: "other"')
+    host.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.9", *comment, "-j", "FOREIGN")
+    outcome = masqueraded.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []}).run("GC")
+    outcome.silence()
+    assert "1 masquerade rule(s) seem to be of network net and stay" in outcome.stderr
+    assert "CNI-" not in "".join(iptables_rules(host))
+    assert "192.0.2.9/32" in "".join(iptables_rules(host))
+
+
+def test_a_foreign_jump_does_not_stop_del(network, sandbox):
+    """Where somebody else's rule jumps to the chain of a MAC spoof check, DEL leaves it empty and says so."""
+    net = network.having(macspoofchk=True)
+    net.add(sandbox)
+    chain = f"cni-br-iface-{sandbox.name}-eth0"
+    net.host.run("nft", f'add rule bridge nat PREROUTING iifname "foreign" jump {chain}')
+    outcome = net.run("DEL", sandbox)
+    outcome.silence()
+    assert outcome.stderr == f"bridge: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
+    assert "macspoofchk" not in "".join(nft_rules(net.host))
+    assert net.leases() == {}

@@ -344,18 +344,6 @@ def test_rules_go_without_the_sandbox(protected, host, new_sandbox):
     assert "macspoofchk" not in "".join(nft_rules(host))
 
 
-def test_a_foreign_jump_does_not_stop_del(protected, host, sandbox):
-    """Where somebody else's rule jumps to the attachment's chain, DEL leaves it empty and says so."""
-    protected.add(sandbox)
-    chain = f"cni-br-iface-{sandbox.name}-eth0"
-    host.run("nft", f'add rule bridge nat PREROUTING iifname "foreign" jump {chain}')
-    outcome = protected.run("DEL", sandbox)
-    outcome.silence()
-    assert outcome.stderr == f"bridge: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
-    assert "macspoofchk" not in "".join(nft_rules(host))
-    assert protected.leases() == {}
-
-
 def test_gc_of_the_plugin(protected, host, new_sandbox):
     """GC removes the rules of pods that are not listed, on this network only."""
     kept, lost, elsewhere = new_sandbox(), new_sandbox(), new_sandbox()

@@ -319,21 +319,6 @@ def test_gc_takes_what_has_no_attachment(net, new_sandbox):
     elsewhere.check(other, third)
 
 
-def test_gc_leaves_what_proves_nothing(net, sandbox):
-    """A jump with a comment of the network that leads to a chain of another name stays, and is counted on stderr."""
-    net.add(sandbox)
-    comment = r'-m comment --comment "name: \"net\" id: \"other\""'
-    load(net, "-N FOREIGN", f"-A POSTROUTING -s 192.0.2.9/32 {comment} -j FOREIGN")
-    outcome = net.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []}).run("GC")
-    outcome.silence()
-    assert "do not prove it" in outcome.stderr
-    assert "1 masquerade rule" in outcome.stderr
-    assert rules(net) == {
-        "iptables": [":FOREIGN -", f"-A POSTROUTING -s 192.0.2.9/32 {comment} -j FOREIGN"],
-        "ip6tables": [],
-    }
-
-
 def test_check_tells_what_is_missing(net, sandbox):
     """CHECK fails with the rule that is not there, the chain or the jump."""
     result = net.add(sandbox)

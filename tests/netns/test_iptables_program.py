@@ -1,0 +1,162 @@
+"""iptables' programs that wait, hang or shout, and what ADD and DEL make of them: an end, in time, and no leftovers."""
+
+import fcntl
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from tests.support.netstate import links
+from tests.support.running import finish
+
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+NEEDS_LEGACY = pytest.mark.needs("iptables_legacy_nat")
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A directory for programs that are found before the host's."""
+    directory = tmp_path / "tools"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def net(network, tools):
+    """A masqueraded IPv4 network whose plugins find those programs."""
+    own = network.having(ipMasq=True, ipMasqBackend="iptables")
+    return replace(own, env={"PATH": f"{tools}:{SYSTEM_PATH}"})
+
+
+@pytest.fixture
+def legacy(tools):
+    """iptables-legacy by the name of iptables, each start of which is noted: the file of the notes."""
+    restore = tools / "iptables-restore"
+    restore.write_text(f'#!/bin/sh\necho $$ >> {tools}/notes\nexec {tools}/legacy/iptables-restore "$@"\n')
+    restore.chmod(0o755)
+    (tools / "legacy").mkdir()
+    for name in ("iptables-restore", "iptables-save"):
+        (tools / "legacy" / name).symlink_to("/usr/sbin/xtables-legacy-multi")
+    return tools / "notes"
+
+
+@pytest.fixture
+def program(tools):
+    """A function that makes a shell script the program iptables-restore; `$PID_FILE` gets a process to be ended."""
+    restore, pids = tools / "iptables-restore", tools / "pids"
+
+    def make(script):
+        restore.write_text(f"#!/bin/sh\nPID_FILE={pids}\n{script}\n")
+        restore.chmod(0o755)
+
+    yield make
+    for pid in pids.read_text().split() if pids.exists() else ():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@contextmanager
+def held(path):
+    """Holds a lock file as iptables-legacy would."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def rules(net, tools):
+    lines = net.host.run(f"{tools}/legacy/iptables-save", "-t", "nat").splitlines()
+    return [line for line in lines if line.startswith("-A") or " - [" in line]
+
+
+def await_(condition, within_s=10):
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def has_ended(pid):
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def nothing_is_left(net, sandbox):
+    return (net.leases(), set(links(sandbox))) == ({}, {"lo"})
+
+
+@NEEDS_LEGACY
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_killed_add_commits_nothing_later(net, tools, legacy, sandbox, tmp_path, writes):
+    """SIGKILL of an ADD that waits for the lock ends the program too, so that it commits nothing after DEL."""
+    lock = tmp_path / "xtables.lock"
+    env = {**net.env, "XTABLES_LOCKFILE": str(lock)}
+    if not writes:  # table nat is there, so that ADD reads first; otherwise it writes at once
+        net.host.run(f"{tools}/legacy/iptables-save", "-t", "nat")
+    with held(lock):
+        process = net.start("ADD", sandbox, env=env)
+        assert await_(legacy.exists)
+        assert await_(lambda: legacy.read_text().endswith("\n"))
+        (pid,) = legacy.read_text().split()
+        assert await_(lambda: os.readlink(f"/proc/{pid}/exe").endswith("xtables-legacy-multi"))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        ended = await_(lambda: has_ended(pid), within_s=3)
+    net.delete(sandbox)
+    assert ended
+    assert await_(lambda: has_ended(pid))
+    assert rules(net, tools) == []
+
+
+def test_a_program_that_hangs_is_try_again_later(net, program, sandbox):
+    """A program that does not end is killed, as is the one that the undo starts; ADD fails with code 11."""
+    program('echo $$ >> "$PID_FILE"\nexec sleep 100')
+    start = time.monotonic()
+    error = net.run("ADD", sandbox).error()
+    assert 19 < time.monotonic() - start < 50
+    assert error["code"] == 11
+    assert "iptables-restore did not end within 20 s" in error["msg"]
+    assert nothing_is_left(net, sandbox)
+
+
+def test_a_signal_ends_a_program_that_ignores_it(net, program, tools, sandbox):
+    """SIGTERM ends an ADD within seconds although its program ignores it."""
+    program("[ -e $0.again ] && exit 3\n: > $0.again\ntrap '' TERM INT\nwhile :; do sleep 0.2; done")
+    process = net.start("ADD", sandbox)
+    assert await_((tools / "iptables-restore.again").exists)
+    time.sleep(0.2)  # until the signal is ignored
+    start = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    assert finish(process).error()["code"] == 11
+    assert 0.9 < time.monotonic() - start < 5
+    assert nothing_is_left(net, sandbox)
+
+
+def test_a_process_left_in_the_background_is_not_waited_for(net, program, sandbox):
+    """What holds the program's pipes open after its end delays neither ADD nor its error."""
+    program('sleep 60 &\necho $! >> "$PID_FILE"\necho no luck >&2\nexit 3')
+    start = time.monotonic()
+    error = net.run("ADD", sandbox).error()
+    assert time.monotonic() - start < 5
+    assert "no luck" in error["details"]
+    assert nothing_is_left(net, sandbox)
+
+
+def test_a_program_that_says_too_much_is_quoted_briefly(net, program, sandbox):
+    """Of thirty megabytes on stderr the error has the beginning."""
+    program("echo no luck >&2\nhead -c 30000000 /dev/zero | tr '\\0' x >&2\nexit 3")
+    outcome = net.run("ADD", sandbox)
+    error = outcome.error()
+    assert error["details"].startswith("no luck xxx")
+    assert len(error["details"]) < 600
+    assert len(outcome.stderr) < 10_000
+    assert nothing_is_left(net, sandbox)
+
+
+def test_a_program_that_lists_without_end_is_ended(net, program, sandbox):
+    """Output without end is an error before it fills the memory."""
+    program("exec cat /dev/zero")
+    error = net.run("ADD", sandbox).error()
+    assert "64 MiB" in error["msg"]
+    assert nothing_is_left(net, sandbox)
