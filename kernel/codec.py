@@ -117,6 +117,24 @@ class LinkMessage(nlmsg):  # type: ignore[misc]
     af_spec = _AfSpec
 
 
+class _VlanDeviceData(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_VLAN_ID", "uint16"),)
+
+
+class _VlanDeviceInfo(nla):  # type: ignore[misc]
+    nla_map = ((2, "IFLA_INFO_DATA", "link_data"),)
+    link_data = _VlanDeviceData
+
+
+class VlanDeviceMessage(nlmsg):  # type: ignore[misc]
+    """RTM_NEWLINK of an 802.1Q interface: LinkMessage with its VLAN ID."""
+
+    prefix = "IFLA_"
+    fields = _LINK_FIELDS
+    nla_map = ((18, "IFLA_LINKINFO", "linkinfo"), (29, "IFLA_EXT_MASK", "uint32"))
+    linkinfo = _VlanDeviceInfo
+
+
 class _VlanInfo(nla):  # type: ignore[misc]
     """IFLA_BRIDGE_VLAN_INFO: struct bridge_vlan_info (linux/if_bridge.h)."""
 
@@ -283,13 +301,14 @@ def _reduced(kind: type[Any], data: bytes) -> bytes:
 _ATTRIBUTE = struct.Struct("=HH")
 _LENGTH = struct.Struct("=I")
 _TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK (linux/netlink.h): the two upper bits are flags
-_ROUTING = (LinkMessage, VlanMessage, NamespaceMessage, AddressMessage, RouteMessage)
+_ROUTING = (LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage)
 _MESSAGES = (*_ROUTING, BatchMessage, TableMessage, ChainMessage, RuleMessage)
 _KNOWN = {kind: frozenset(item[0] for item in kind.nla_map) for kind in _MESSAGES}
 _FIXED = {kind: 16 + struct.calcsize("=" + "".join(item[1].lstrip(">") for item in kind.fields)) for kind in _MESSAGES}
 
 # pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
-for _kind in (*_MESSAGES, *(_LinkInfo, _LinkData, _Peer, _PortData, _AfSpec, _AfInet, _BridgeSpec, _Hook)):
+_NESTED = (_LinkInfo, _LinkData, _Peer, _PortData, _AfSpec, _AfInet, _BridgeSpec, _Hook, _VlanDeviceInfo)
+for _kind in (*_MESSAGES, *_NESTED):
     _kind()
 _Ipv4Conf()
 _Metrics()

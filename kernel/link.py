@@ -173,16 +173,18 @@ def settings(
     promisc: bool | None = None,
     mac: bytes = b"",
     mtu: int = 0,
+    master: int = 0,
     arp_notify: bool = False,
     name: str = "",
 ) -> Request:
-    """Changes what is given of a link, in one message: up or down, promiscuity, address, MTU, gratuitous ARP, name.
+    """Changes what is given of a link, in one message: flags, address, MTU, bridge, gratuitous ARP, name.
 
     A new name is given before the link comes up; refused with EEXIST when another has it.
     """
     flags = (IFF_UP if up else 0) | (IFF_PROMISC if promisc else 0)
     change = (IFF_UP if up is not None else 0) | (IFF_PROMISC if promisc is not None else 0)
     attributes: Attributes = [*([("IFLA_ADDRESS", mac)] if mac else []), *_mtu(mtu)]
+    attributes += [("IFLA_MASTER", master)] if master else []
     attributes += [("IFLA_IFNAME", name)] if name else []
     if arp_notify:
         inet = {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]}
@@ -191,6 +193,7 @@ def settings(
     words += ["promiscuous" if promisc else "not promiscuous"] if promisc is not None else []
     words += [f"to address {format_mac(mac)}"] if mac else []
     words += [f"to MTU {mtu}"] if mtu else []
+    words += [f"to be a port of interface {master}"] if master else []
     words += ["to announce its addresses"] if arp_notify else []
     words += [f'to name "{name}"'] if name else []
     doing = f'set "{link.name}" {" and ".join(words)}'

@@ -12,8 +12,8 @@ from socket import AF_BRIDGE
 from typing import Any
 
 from cni.errors import CniError, Code
-from kernel.codec import Attributes, LinkMessage, VlanMessage
-from kernel.link import RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
+from kernel.codec import Attributes, LinkMessage, VlanDeviceMessage, VlanMessage
+from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
 
 RTM_SETLINK = 19
@@ -30,6 +30,14 @@ class Filtering:
 
     on: bool
     default: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """A port of a bridge, or the bridge itself, and its VLANs."""
+
+    is_up: bool
+    vlans: Vlans
 
 
 class NoFilteringError(CniError):
@@ -77,19 +85,38 @@ def removal(port: Link, ids: Iterable[int]) -> Request:
 
 
 def of_ports(socket: Socket, bridge: Link) -> dict[int, Vlans]:
-    """Returns the VLANs of each port of a bridge by the port's ifindex; raises KernelError.
+    """Returns the VLANs of each port of a bridge by the port's ifindex; raises KernelError."""
+    found = _members(socket, bridge, bridge.index)
+    return {index: member.vlans for index, member in found.items() if index != bridge.index}
 
-    The kernel has no request for one port or one bridge before Linux 5.6: it tells of all, and this one's are decoded.
+
+def member(socket: Socket, bridge: Link, index: int) -> Member | None:
+    """Returns the port with an ifindex, or the bridge itself; None for what is no port of it. Raises KernelError."""
+    return _members(socket, bridge, index).get(index)
+
+
+def device_id(socket: Socket, device: Link) -> int:
+    """Returns the VLAN of an 802.1Q interface, 0 when it is gone; raises KernelError."""
+    (message,) = socket.get(replace(by_index(device.index), kind=VlanDeviceMessage))
+    info = message and message.get_attr("IFLA_LINKINFO")
+    data = info and info.get_attr("IFLA_INFO_DATA")
+    return (data and data.get_attr("IFLA_VLAN_ID")) or 0
+
+
+def _members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
+    """Returns the members of a bridge that the kernel tells of in messages with an ifindex in them.
+
+    It has no request for one port or one bridge before Linux 5.6: it tells of all, and those are decoded.
     """
     values: dict[str, int] = {"family": AF_BRIDGE}
     attributes: Attributes = [("IFLA_EXT_MASK", _VLANS_COMPRESSED)]
     doing = f'list the VLANs of "{bridge.name}"'
-    mine = struct.pack("=I", bridge.index)
-    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, containing=mine)
+    containing = struct.pack("=I", index)
+    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, containing=containing)
     return {
-        message["index"]: _vlans(message)
+        message["index"]: Member(bool(message["flags"] & IFF_UP), _vlans(message))
         for message in socket.dump(request)
-        if message.get_attr("IFLA_MASTER") == bridge.index != message["index"]
+        if message.get_attr("IFLA_MASTER") == bridge.index
     }
 
 

@@ -17,6 +17,7 @@ from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.bridge import mtu, netfilter, spoof, vlan
 from plugins.bridge.conf import BridgeConf
+from plugins.bridge.gateway import check as check_gateway
 from plugins.bridge.switch import gateway_on_bridge
 
 _AGAIN = "remove the container and create it again"
@@ -31,8 +32,9 @@ def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, names
         inside = _check_inside(listed, conf, sandbox)
         outside = _check_outside(inside, bridge, prev_result, host, namespace)
         _check_port(conf, outside, host)
-        gateway = vlan.check(host, conf, prev_result, bridge, outside)
-        mtu.check(conf, prev_result, bridge, outside, inside)
+        vlan.check(host, conf, bridge, outside)
+        gateway = check_gateway(host, conf, prev_result, bridge)
+        mtu.check(conf, prev_result, gateway, outside, inside)
         check(sandbox, inside, prev_result)
     if conf.mac_spoof_check:
         spoof.check(args.container_id, args.ifname, outside.name, parse_mac(inside.mac))

@@ -30,6 +30,7 @@ from plugins.bridge import addresses, mtu, netfilter, port, spoof, switch, vlan
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
+from plugins.bridge.gateway import add_gateways, refuse_long_name
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
 _BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
@@ -43,7 +44,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     """
     own = bridge_conf.parse(args, conf)
     bridge_conf.refuse_addressless_version(own, conf)
-    vlan.refuse_long_name(own)
+    refuse_long_name(own)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         own = mtu.resolved(host, own)
         joined = _join(host, namespace, args.ifname, own, undo)
@@ -67,7 +68,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
                 undo.push("remove the masquerade rules", partial(_remove_masquerade, wanted, namespace))
                 backend.add(wanted, own.masquerade_backend)
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
-                gateway = vlan.add_gateways(host, bridge, outside, own, result, undo)
+                gateway = add_gateways(host, bridge, outside, own, result, undo)
                 if gateway is not bridge:
                     result = replace(result, interfaces=(*result.interfaces, _interface(conf, gateway)))
             netfilter.ensure(own)
@@ -139,7 +140,7 @@ def _forward(args: CmdArgs, conf: NetConf) -> None:
 def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
     """Raises CniError when ADD would fail for a reason that has nothing to do with the container."""
     own = bridge_conf.parse(replace(args, args=""), conf)
-    vlan.refuse_long_name(own)
+    refuse_long_name(own)
     with Socket() as host:
         bridge = switch.find(host, own.bridge)
         if bridge is not None:

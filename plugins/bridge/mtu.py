@@ -55,7 +55,16 @@ def fit(host: Socket, bridge: Link, wanted: Link) -> None:
         host.change(link.settings(bridge, mtu=wanted.mtu))
 
 
-def check(conf: BridgeConf, prev_result: Result, bridge: Link, outside: Link, inside: Link) -> None:
+def warn_of_gateway(gateway: Link, conf: BridgeConf) -> None:
+    """Tells when `<bridge>.<vlan>` has a larger MTU than our port: the host's larger packets to our pod are lost.
+
+    It is not lowered: a veth drops what is larger than its own MTU also when it comes from pods, whose MTU may be right.
+    """
+    if conf.mtu and gateway.mtu > conf.mtu:
+        _tell(gateway, f"has MTU {gateway.mtu}: larger packets than {conf.mtu} from the host to the pod are lost")
+
+
+def check(conf: BridgeConf, prev_result: Result, gateway: Link, outside: Link, inside: Link) -> None:
     """Checks the MTU that was asked for; raises CniError(999).
 
     prevResult tells it since CNI 1.1.0; otherwise it is the configured number, and of "auto" it is not known any more
@@ -69,9 +78,9 @@ def check(conf: BridgeConf, prev_result: Result, bridge: Link, outside: Link, in
         if end.mtu != expected:
             details = f"it is {end.mtu}; set it back, or remove the container and create it again"
             raise _wrong(f"Interface {end.name} MTU doesn't match: {expected}", details)
-    if bridge.mtu > outside.mtu and not conf.vlans.access:
-        details = f'larger packets to the pod are lost; set it with: ip link set "{bridge.name}" mtu {outside.mtu}'
-        raise _wrong(f"Bridge interface {bridge.name} MTU {bridge.mtu} exceeds its port's: {outside.mtu}", details)
+    if gateway.mtu > outside.mtu and gateway.kind == "bridge" and not conf.vlans.access:
+        details = f'larger packets to the pod are lost; set it with: ip link set "{gateway.name}" mtu {outside.mtu}'
+        raise _wrong(f"Bridge interface {gateway.name} MTU {gateway.mtu} exceeds its port's: {outside.mtu}", details)
 
 
 def _auto(links: list[Link]) -> int:
@@ -96,8 +105,9 @@ def _has_ipv6(host: Socket, bridge: Link) -> bool:
     return any(isinstance(item, IPv6Interface) and not item.is_link_local for item in found)
 
 
-def _tell(bridge: Link, what: str) -> None:
-    print(f'podwire: bridge "{bridge.name}" {what}', file=sys.stderr)
+def _tell(found: Link, what: str) -> None:
+    kind = "bridge" if found.kind == "bridge" else "interface"
+    print(f'podwire: {kind} "{found.name}" {what}', file=sys.stderr)
 
 
 def _wrong(msg: str, details: str) -> CniError:

@@ -28,7 +28,11 @@ DAMAGE = {
     "the gateway's interface gone": ("ip link del cni0.100", "Interface name cni0.100 not found"),
     "the gateway's interface down": ("ip link set cni0.100 down", "Interface cni0.100 is down"),
     "the gateway's MAC": ("ip link set cni0.100 address 02:00:00:00:00:99", "Interface cni0.100 Mac doesn't match"),
-    "the gateway in no VLAN": ("bridge vlan del dev {gateway} vid 100", "Interface cni0.100 is not in VLAN 100"),
+    "the gateway in no VLAN": ("bridge vlan del dev {gateway} vid 100", "has lost VLAN 100"),
+    "the gateway's port down": ("ip link set {gateway} down", "the other end of cni0.100, is down"),
+    "the gateway's port free": ("ip link set {gateway} nomaster", "the other end of cni0.100, is not a port of cni0"),
+    "the gateway tagged": ("bridge vlan add dev {gateway} vid 100 pvid", "has VLAN 100 pvid, not pvid untagged"),
+    "the gateway in another VLAN": ("bridge vlan add dev {gateway} vid 7", "in VLAN 7, which is not asked for"),
 }
 
 
