@@ -58,7 +58,7 @@ def fit(host: Socket, bridge: Link, wanted: Link) -> None:
 def warn_of_gateway(gateway: Link, conf: BridgeConf) -> None:
     """Tells when `<bridge>.<vlan>` has a larger MTU than our port: the host's larger packets to our pod are lost.
 
-    It is not lowered: a veth drops what is larger than its own MTU also when it comes from pods, whose MTU may be right.
+    It is not lowered: a veth drops what is larger than its MTU also when it comes from pods, whose MTU may be right.
     """
     if conf.mtu and gateway.mtu > conf.mtu:
         _tell(gateway, f"has MTU {gateway.mtu}: larger packets than {conf.mtu} from the host to the pod are lost")
