@@ -6,13 +6,15 @@ comment; so rules that iptables itself cannot express stand in nobody's way, and
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from cni.address import Interface
 from kernel import nft, nft_rule
+from kernel.errors import KernelError
 from kernel.masquerade.names import ENTRY, TABLE, chain_name
 from kernel.nft import Chain, NftSocket, Rule, Table
 from kernel.rtnl import Request
@@ -24,9 +26,16 @@ _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 def delete(socket: NftSocket, chain: str, others: Iterable[Interface] = ()) -> None:
     """Deletes the jumps to a chain, and the chain with the last of them, in both families; absent is success.
 
-    The jumps of `others`, addresses of the container's other interfaces, stay. Raises KernelError.
+    The jumps of `others`, addresses of the container's other interfaces, stay. A chain to which something else jumps
+    cannot be deleted: it stays, empty, and that is told on stderr. Raises KernelError.
     """
-    nft.retried(partial(_delete, socket, chain, tuple(others)))
+    try:
+        nft.retried(partial(_delete, socket, chain, tuple(others), nft.chain_deletion))
+    except KernelError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        nft.retried(partial(_delete, socket, chain, tuple(others), nft.flush))
+        print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
 def gc(socket: NftSocket, network: str, kept: Collection[str]) -> None:
@@ -52,8 +61,8 @@ def gc(socket: NftSocket, network: str, kept: Collection[str]) -> None:
         delete(socket, chain)
 
 
-def _delete(socket: NftSocket, name: str, others: tuple[Interface, ...]) -> None:
-    """Deletes the jumps to a chain and the chain, in one transaction for both families."""
+def _delete(socket: NftSocket, name: str, others: tuple[Interface, ...], end: Callable[[Chain], Request]) -> None:
+    """Deletes the jumps to a chain and makes an `end` of it, in one transaction for both families."""
     requests: list[Request] = []
     for version, table in _TABLES.items():
         chain = Chain(table, name)
@@ -64,7 +73,7 @@ def _delete(socket: NftSocket, name: str, others: tuple[Interface, ...]) -> None
         gone = [rule for rule in jumps if not any(source in rule.expressions for source in kept)]
         requests += [nft.rule_deletion(Chain(table, ENTRY), rule.handle) for rule in gone]
         if len(gone) == len(jumps):
-            requests += [nft.flush(chain), nft.chain_deletion(chain)]
+            requests += [nft.flush(chain), end(chain)]
     nft.change(socket, *requests)
 
 

@@ -199,6 +199,21 @@ def test_gc_leaves_what_proves_nothing(masqueraded, sandbox):
     assert "192.0.2.9/32" in "".join(iptables_rules(host))
 
 
+def test_a_foreign_jump_to_the_masquerade_does_not_stop_del(masqueraded, sandbox):
+    """Where somebody else's rule jumps to the container's chain, DEL leaves it empty and says so."""
+    masqueraded.add(sandbox)
+    host = masqueraded.host
+    (chain,) = {rule.rpartition(" ")[2] for rule in iptables_rules(host) if rule.startswith("-A POSTROUTING")}
+    host.run("iptables", "-t", "nat", "-N", "FOREIGN")
+    host.run("iptables", "-t", "nat", "-A", "FOREIGN", "-s", "192.0.2.9", "-j", chain)
+    outcome = masqueraded.run("DEL", sandbox)
+    outcome.silence()
+    assert outcome.stderr == f"podwire: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
+    left = [rule for rule in iptables_rules(host) if chain in rule]
+    assert left == [f":{chain} -", f"-A FOREIGN -s 192.0.2.9/32 -j {chain}"]
+    assert masqueraded.leases() == {}
+
+
 def test_a_foreign_jump_does_not_stop_del(network, sandbox):
     """Where somebody else's rule jumps to the chain of a MAC spoof check, DEL leaves it empty and says so."""
     net = network.having(macspoofchk=True)
