@@ -5,6 +5,8 @@ import socket
 from dataclasses import replace
 
 import pytest
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
 
 from cni.conf import Attachment
 from cni.errors import CniError
@@ -287,14 +289,15 @@ def wire():
 
 def frame(source, text):
     """Returns a broadcast frame."""
-    return b"\xff" * 6 + source + TYPE.to_bytes(2, "big") + text.ljust(46, b"\0")
+    return bytes(Ether(dst="ff:ff:ff:ff:ff:ff", src=source, type=TYPE) / Raw(text.ljust(46, b"\0")))
 
 
 def heard(receiver, until):
-    """Returns the texts of the frames that arrive, up to and with `until`."""
+    """Returns source and text of the frames that arrive, up to and with the text `until`."""
     found = []
-    while until not in found:
-        found.append(receiver.recv(2000)[14:].rstrip(b"\0"))
+    while until not in [text for _, text in found]:
+        arrived = Ether(receiver.recv(2000))
+        found.append((arrived.src, arrived[Raw].load.rstrip(b"\0")))
     return found
 
 
@@ -305,15 +308,15 @@ def test_spoofed_frames_are_dropped(protected, new_sandbox, wire):
     unprotected = protected.having(macspoofchk=None)
     foreign = unprotected.add(free)
     unprotected.add(listener)
-    own, other = (bytes.fromhex(item["interfaces"][2]["mac"].replace(":", "")) for item in (result, foreign))
+    own, other = (item["interfaces"][2]["mac"] for item in (result, foreign))
     receiver = wire(listener)
     sender = wire(pod)
-    for source in (OTHER_MAC, other):
+    for source in (OTHER_MAC.hex(":"), other):
         sender.send(frame(source, b"spoofed"))
     sender.send(frame(own, b"honest"))
-    assert heard(receiver, b"honest") == [b"honest"]
+    assert heard(receiver, b"honest") == [(own, b"honest")]
     wire(free).send(frame(own, b"anything"))
-    assert heard(receiver, b"anything") == [b"anything"]
+    assert heard(receiver, b"anything") == [(own, b"anything")]
     assert reaches(pod, "10.22.0.1")
     protected.check(pod, result)
     protected.delete(pod)
