@@ -240,6 +240,7 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
         (1, "NFTA_CHAIN_TABLE", "asciiz"),
         (3, "NFTA_CHAIN_NAME", "asciiz"),
         (4, "NFTA_CHAIN_HOOK", "hook|nested"),
+        (6, "NFTA_CHAIN_USE", "be32"),
         (7, "NFTA_CHAIN_TYPE", "asciiz"),
         (12, "NFTA_CHAIN_USERDATA", "cdata"),
     )

@@ -111,10 +111,13 @@ def problem(families: Iterable[int]) -> str:
 
 def _legacy_tables(family: int) -> list[str]:
     try:
-        with open(_LEGACY_TABLES[family], encoding="ascii") as file:
-            return file.read().split()
+        descriptor = os.open(_LEGACY_TABLES[family], os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
+    try:
+        return os.read(descriptor, 4096).decode("ascii", "replace").split()
+    finally:
+        os.close(descriptor)
 
 
 def _document(table: str, lines: Sequence[str]) -> bytes:

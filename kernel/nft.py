@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -62,12 +62,16 @@ class Hook:
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of a table; with a hook it is a base chain, a new one of policy accept."""
+    """A chain of a table; with a hook it is a base chain, a new one of policy accept.
+
+    `uses` is how many rules it has and rules that lead to it, of one that was looked up.
+    """
 
     table: Table
     name: str
     hook: Hook | None = None
     comment: str = ""
+    uses: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return f"{self.table.name} {self.name}"
@@ -263,7 +267,10 @@ def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
         for own in chains
     ]
     found = socket.get(*requests)
-    return [message and replace(own, hook=_hook(message)) for own, message in zip(chains, found, strict=True)]
+    return [
+        message and replace(own, hook=_hook(message), uses=message.get_attr("NFTA_CHAIN_USE") or 0)
+        for own, message in zip(chains, found, strict=True)
+    ]
 
 
 def _hook(message: ChainMessage) -> Hook | None:

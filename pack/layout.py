@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-# The steps of boot.practice: VERSION, and ADD, CHECK, DEL of loopback, then of bridge.
+# The steps of boot.practice: VERSION; ADD, CHECK, DEL of loopback, then of bridge; masquerading.
 _VERSION = 0b0000_0001
 _BRIDGE = 0b0111_0000
 _COUNT = struct.Struct("=I")

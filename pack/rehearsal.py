@@ -20,7 +20,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import cni.child
 import kernel.address
+import kernel.iptables
 import kernel.link
 import kernel.netns
 import kernel.nft
@@ -30,6 +32,7 @@ import kernel.sysctl
 import kernel.teardown
 from cni import gojson, skel
 from cni.address import Interface, parse_cidr
+from cni.child import Outcome
 from kernel.codec import AddressMessage, Attributes, LinkMessage, NamespaceMessage, RouteMessage, encode
 
 _TIMES = 20
@@ -50,9 +53,8 @@ _NETWORK = {
     "type": "bridge",
     "bridge": "cni0",
     "isDefaultGateway": True,
-    "ipMasq": True,
-    "ipMasqBackend": "nftables",
 }
+_BACKENDS = ("nftables", "iptables")
 _IPAM = {
     "type": "host-local",
     "ranges": [
@@ -79,6 +81,13 @@ def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("CHECK", "DEL"):
                 yield f"{name} {verb}"
                 _play(plugins, name, verb, {**network, "prevResult": result}, leases)
+        # One scene for all verbs, so that what only masquerading needs lies apart (layout.py).
+        yield "masquerade"
+        for backend in _BACKENDS:
+            network |= {"ipMasq": True, "ipMasqBackend": backend}
+            result = _play(plugins, "bridge", "ADD", network, leases)
+            for verb in ("CHECK", "DEL") if backend == "nftables" else ("DEL",):
+                _play(plugins, "bridge", verb, {**network, "prevResult": result}, leases)
 
 
 def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
@@ -210,6 +219,10 @@ def _stage() -> Iterator[str]:
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", _Socket),
         (kernel.nft, "_FREED_AFTER_S", 0),
+        (kernel.iptables, "_LEGACY_TABLES", dict.fromkeys(kernel.iptables.FAMILIES, f"{directory}/parameter")),
+        (kernel.iptables, "_find", lambda family: "/usr/sbin/iptables-restore"),
+        # How long a program takes would show in what is practised.
+        (cni.child, "run", lambda *commands, **how: [Outcome(0, b"", b"") for _ in commands]),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "wait_readable", _wait_readable),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),

@@ -91,7 +91,9 @@ def problem() -> str:
 
 def _add(socket: NftSocket, wanted: Masquerade) -> None:
     requests: list[Request] = []
-    if _wrong_way(socket):
+    (entry,) = nft.get(socket, _POSTROUTING)
+    # How many rules it has is enough here, as nobody else's belong there; CHECK looks at each.
+    if entry != _POSTROUTING or entry.uses != len(_ENTRY):
         requests += [nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING)]
         # Flushed even when it is empty: another first pod may fill it before us.
         requests.append(nft.flush(_POSTROUTING))
