@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 TERMINATION = (signal.SIGTERM, signal.SIGINT)
@@ -26,24 +26,14 @@ def hold() -> None:
         signal.signal(number, _raise)
 
 
-@contextmanager
-def waiting() -> Iterator[None]:
+def waiting() -> AbstractContextManager[None]:
     """Lets the signals arrive inside the block; one that came before arrives at its beginning."""
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _masked(signal.SIG_UNBLOCK)
 
 
-@contextmanager
-def held() -> Iterator[None]:
+def held() -> AbstractContextManager[None]:
     """Holds the signals back inside the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _masked(signal.SIG_BLOCK)
 
 
 @contextmanager
@@ -55,6 +45,15 @@ def ignored() -> Iterator[None]:
     finally:
         for number, handler in zip(TERMINATION, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def _masked(how: signal.Sigmasks) -> Iterator[None]:
+    before = signal.pthread_sigmask(how, TERMINATION)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:

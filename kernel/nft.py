@@ -185,6 +185,22 @@ def retried(attempt: Callable[[], Done]) -> Done:
     return attempt()
 
 
+def delete_or_empty(delete: Callable[[Callable[[Chain], Request]], None]) -> bool:
+    """Runs `delete` with what ends a chain: its deletion, or flushing it when a rule that is not ours jumps there.
+
+    Returns False when the chain had to stay, empty. As with `retried`, `delete` looks and then changes, perhaps more
+    than once. Raises KernelError.
+    """
+    try:
+        retried(partial(delete, chain_deletion))
+    except KernelError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        retried(partial(delete, flush))
+        return False
+    return True
+
+
 def table(own: Table) -> Request:
     """Makes a table; one that is there stays as it is."""
     attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]

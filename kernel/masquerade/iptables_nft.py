@@ -6,7 +6,6 @@ comment; so rules that iptables itself cannot express stand in nobody's way, and
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable
@@ -14,7 +13,6 @@ from functools import partial
 
 from cni.address import Interface
 from kernel import nft, nft_rule
-from kernel.errors import KernelError
 from kernel.masquerade.names import ENTRY, TABLE, chain_name
 from kernel.nft import Chain, NftSocket, Rule, Table
 from kernel.rtnl import Request
@@ -29,12 +27,7 @@ def delete(socket: NftSocket, chain: str, others: Iterable[Interface] = ()) -> N
     The jumps of `others`, addresses of the container's other interfaces, stay. A chain to which something else jumps
     cannot be deleted: it stays, empty, and that is told on stderr. Raises KernelError.
     """
-    try:
-        nft.retried(partial(_delete, socket, chain, tuple(others), nft.chain_deletion))
-    except KernelError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        nft.retried(partial(_delete, socket, chain, tuple(others), nft.flush))
+    if not nft.delete_or_empty(partial(_delete, socket, chain, tuple(others))):
         print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 

@@ -48,8 +48,8 @@ def add_gateways(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, re
     """Puts the gateway addresses on the interface that is in the port's VLAN, made if missing, and returns it.
 
     Without a VLAN, that is the bridge. Another ADD that fails takes away the interface it made, perhaps between our
-    look and our use. Raises CniError(7) for an address or a link in the way and for an
-    802.1Q interface that is cut off from the VLAN, KernelError.
+    look and our use. Raises CniError(7) for an address or a link in the way and for an 802.1Q interface that is cut off
+    from the VLAN, KernelError.
     """
     if not (conf.vlans.access and result.ips):
         switch.add_gateways(host, bridge, conf, result)

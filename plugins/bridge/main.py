@@ -208,7 +208,7 @@ def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
             raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.find()
-            others = _others(sandbox)
+            others = _others(sandbox, inside)
             if inside is not None:
                 delete_interface(sandbox, inside, host)
             return others
@@ -219,12 +219,12 @@ def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
 
 def _remove_masquerade(wanted: Masquerade, namespace: Netns) -> None:
     with Sandbox(namespace, wanted.ifname) as sandbox:
-        others = _others(sandbox)
+        others = _others(sandbox, sandbox.find())
     backend.delete(wanted, others)
 
 
-def _others(sandbox: Sandbox) -> tuple[Cidr, ...]:
-    return tuple(item.address for item in address.elsewhere(sandbox.socket, sandbox.find()))
+def _others(sandbox: Sandbox, inside: Link | None) -> tuple[Cidr, ...]:
+    return tuple(item.address for item in address.elsewhere(sandbox.socket, inside))
 
 
 def _interface(conf: NetConf, found: Link) -> Interface:

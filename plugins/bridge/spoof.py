@@ -140,12 +140,7 @@ def _take_away(socket: NftSocket, names: _Names) -> None:
 
     Chains to which a rule of somebody else jumps cannot be deleted: they stay, empty, and that is told on stderr.
     """
-    try:
-        nft.retried(partial(_delete, socket, names, nft.chain_deletion))
-    except KernelError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        nft.retried(partial(_delete, socket, names, nft.flush))
+    if not nft.delete_or_empty(partial(_delete, socket, names)):
         print(f"bridge: chain {names.chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
