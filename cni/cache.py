@@ -17,7 +17,10 @@ RESULTS_DIR = "/var/lib/cni/results"
 
 @dataclass(frozen=True)
 class ResultCache:
-    """The cached attachments of `network`, with the paths of their namespaces ("" where the cache has none)."""
+    """The cached attachments of `network`, with the paths of their namespaces ("" where the cache has none).
+
+    A `network` of "" stands for all of them.
+    """
 
     network: str
     sandboxes: Mapping[Attachment, str]
@@ -29,7 +32,7 @@ class ResultCache:
 
         Files are matched by what they contain, since names may contain "-"; unreadable and old ones count as alive.
         """
-        prefix = f"{network}-"
+        prefix = network and f"{network}-"
         try:
             files = frozenset(name for name in os.listdir(directory) if name.startswith(prefix))
         except OSError:
@@ -37,7 +40,7 @@ class ResultCache:
         sandboxes = {}
         for name in files:
             entry = _load(f"{directory}/{name}")
-            if entry.get("networkName") == network:
+            if entry and network in ("", entry.get("networkName")):
                 attachment = Attachment(str(entry.get("containerId")), str(entry.get("ifName")))
                 sandboxes[attachment] = str(entry.get("netns") or "")
         return cls(network, sandboxes, files)
@@ -53,9 +56,15 @@ class ResultCache:
             own = [netns for known, netns in self.sandboxes.items() if known.container_id == attachment.container_id]
         if own:
             return not any(map(_may_live, own))
-        start = f"{self.network}-{attachment.container_id}-{attachment.ifname}"
-        unread = any(name == start if attachment.ifname else name.startswith(start) for name in self._files)
+        unread = any(self._is_of(attachment, name) for name in self._files)
         return bool(self.sandboxes) and not unread
+
+    def _is_of(self, attachment: Attachment, name: str) -> bool:
+        """Tells whether a file may be the attachment's, by its name alone."""
+        own = f"-{attachment.container_id}-{attachment.ifname}"
+        if not self.network:
+            return own in name
+        return name == self.network + own if attachment.ifname else name.startswith(self.network + own)
 
 
 def _load(path: str) -> dict[str, object]:

@@ -246,16 +246,17 @@ def flush(own: Chain) -> Request:
     return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
 
 
-def rules(socket: NftSocket, own: Chain, containing: str = "") -> list[Rule]:
-    """Returns the rules of a chain in order, of those with `containing` anywhere; none when there is no such chain.
+def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
+    """Returns the rules of a chain in order; none when there is no such chain.
 
-    The others are not even decoded, since there may be hundreds. Raises KernelError.
+    `wanted` is a text that a rule must have anywhere, or tells by a message's bytes whether the rule is wanted: the
+    others are not even decoded, since there may be hundreds. Raises KernelError.
     """
     request = replace(
         _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
         ignore=_NOTHING_THERE,
         silent=False,
-        containing=containing.encode(),
+        wanted=_having(wanted.encode()) if isinstance(wanted, str) else wanted,
     )
     return [
         Rule(
@@ -267,6 +268,10 @@ def rules(socket: NftSocket, own: Chain, containing: str = "") -> list[Rule]:
         # Kernels before 4.12 send the rules of all chains.
         if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (own.table.name, own.name)
     ]
+
+
+def _having(text: bytes) -> Callable[[bytes], bool]:
+    return lambda message: text in message
 
 
 def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:

@@ -43,7 +43,7 @@ class Request:
 
     `doing` names it in errors, `flags` are NLM_F_* beyond REQUEST, `values` the fixed struct, `ignore` the errnos that
     mean it was already so. A `silent` one is answered only when it is refused. Of the answers only those are decoded
-    that have the bytes `containing` anywhere.
+    whose bytes are `wanted`.
     """
 
     doing: str
@@ -54,7 +54,7 @@ class Request:
     attributes: Attributes = field(default_factory=list)
     ignore: tuple[int, ...] = ()
     silent: bool = False
-    containing: bytes = b""
+    wanted: Callable[[bytes], object] | None = None
 
     def encoded(self, sequence: int) -> bytes:
         """Returns the message's bytes."""
@@ -226,7 +226,7 @@ def _take(answer: _Answer, request: Request, header: tuple[int, int, int, int, i
             answer.error = KernelError(request.doing, -code, _explanation(flags, body))
         answer.complete = True
         return
-    if request.containing in body:
+    if request.wanted is None or request.wanted(body):
         answer.messages.append(decode(request.kind, body))
     if not flags & _NLM_F_MULTI and not request.flags & NLM_F_ACK:
         answer.complete = True

@@ -6,7 +6,7 @@ One rule: functions named after an object or an action on it return a Request; t
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from socket import AF_BRIDGE
 from typing import Any
@@ -111,13 +111,17 @@ def _members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
     values: dict[str, int] = {"family": AF_BRIDGE}
     attributes: Attributes = [("IFLA_EXT_MASK", _VLANS_COMPRESSED)]
     doing = f'list the VLANs of "{bridge.name}"'
-    containing = struct.pack("=I", index)
-    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, containing=containing)
+    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, wanted=_naming(index))
     return {
         message["index"]: Member(bool(message["flags"] & IFF_UP), _vlans(message))
         for message in socket.dump(request)
         if message.get_attr("IFLA_MASTER") == bridge.index
     }
+
+
+def _naming(index: int) -> Callable[[bytes], bool]:
+    packed = struct.pack("=I", index)
+    return lambda message: packed in message
 
 
 def _change(doing: str, number: int, port: Link, vlans: Vlans) -> Request:

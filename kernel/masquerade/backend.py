@@ -1,4 +1,4 @@
-"""The choice between iptables and nftables, and what concerns both.
+"""Both backends of masquerading, and what concerns both.
 
 One rule: rules are made by one backend and removed from both, whichever the configuration names by then.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from cni.address import Interface
 from cni.conf import Attachment
-from cni.errors import CniError, Code, all_of
+from cni.errors import all_of
 from kernel import nft
-from kernel.iptables import UnusableError
+from kernel.backends import Backends
 from kernel.masquerade import iptables, iptables_nft, nftables
 from kernel.masquerade.names import chain_name
 from kernel.masquerade.wanted import Masquerade
@@ -21,48 +20,9 @@ from kernel.masquerade.wanted import Masquerade
 Step = Callable[[nft.NftSocket], None]
 
 
-class _Backend(Protocol):
-    """What both modules are."""
-
-    def add(self, wanted: Masquerade) -> None: ...
-
-    def check(self, wanted: Masquerade) -> None: ...
-
-    def problem(self) -> str: ...
-
-
-_BY_NAME: dict[str, _Backend] = {"iptables": iptables, "nftables": nftables}
-
-
-def add(wanted: Masquerade, backend: str) -> None:
-    """Makes the rules by `backend`; "" is iptables, or nftables where iptables cannot be used (reference).
-
-    Raises CniError; nothing is taken back then, `delete` does that.
-    """
-    if backend:
-        _BY_NAME[backend].add(wanted)
-        return
-    try:
-        iptables.add(wanted)
-    except UnusableError as error:
-        try:
-            nftables.add(wanted)
-        except CniError as other:
-            raise _neither(error, other) from other
-
-
-def check(wanted: Masquerade, backend: str) -> None:
-    """Checks that the rules are there; with "" for `backend` in either. Raises CniError(999)."""
-    if backend:
-        _BY_NAME[backend].check(wanted)
-        return
-    try:
-        iptables.check(wanted)
-    except CniError as error:
-        try:
-            nftables.check(wanted)
-        except CniError:
-            raise error from None
+BACKENDS: Backends[Masquerade] = Backends(
+    iptables, nftables, 'install iptables or a kernel with nftables, or set "ipMasq" to false'
+)
 
 
 def delete(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
@@ -95,19 +55,5 @@ def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
     iptables.gc_legacy(network, _chains(network, valid))
 
 
-def problem(backend: str) -> str:
-    """Tells what keeps `backend` ("" for either) from working, "" when it works."""
-    problems = {name: module.problem() for name, module in _BY_NAME.items() if backend in ("", name)}
-    return "; ".join(f"{name}: {problem}" for name, problem in problems.items()) if all(problems.values()) else ""
-
-
 def _chains(network: str, valid: frozenset[Attachment]) -> set[str]:
     return {chain_name(network, attachment.container_id) for attachment in valid}
-
-
-def _neither(iptables_error: CniError, nftables_error: CniError) -> CniError:
-    return CniError(
-        Code.INTERNAL,
-        f"neither iptables nor nftables can be used: {iptables_error.msg}; {nftables_error.msg}",
-        'install iptables or a kernel with nftables, or set "ipMasq" to false',
-    )

@@ -66,7 +66,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             if own.masquerade:
                 wanted = addresses.masquerade(args, conf, own, result)
                 undo.push("remove the masquerade rules", partial(_remove_masquerade, wanted, namespace))
-                backend.add(wanted, own.masquerade_backend)
+                backend.BACKENDS.add(wanted, own.masquerade_backend)
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
                 gateway = add_gateways(host, bridge, outside, own, result, undo)
                 if gateway is not bridge:
@@ -102,7 +102,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         _forward(args, conf)
         check_attachment(args, own, prev_result, namespace, host)
     if own.masquerade:
-        backend.check(addresses.masquerade(args, conf, own, prev_result), own.masquerade_backend)
+        backend.BACKENDS.check(addresses.masquerade(args, conf, own, prev_result), own.masquerade_backend)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
@@ -146,7 +146,7 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
     netfilter.refuse_unavailable(own)
-    if own.masquerade and (problem := backend.problem(own.masquerade_backend)):
+    if own.masquerade and (problem := backend.BACKENDS.problem(own.masquerade_backend)):
         cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
     if own.mac_spoof_check and (problem := spoof.problem()):

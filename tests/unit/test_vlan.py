@@ -28,7 +28,7 @@ class Told:
         """Returns the requests as the kernel's messages about the ports of the bridge."""
         master = ("IFLA_MASTER", BRIDGE.index)
         asked = [replace(item, attributes=[*item.attributes, master]).encoded(1) for item in self._requests]
-        assert all(request.containing in message for message in asked)
+        assert all(request.wanted(message) for message in asked)
         return [decode(VlanMessage, message) for message in asked]
 
 

@@ -1,0 +1,1 @@
+"""portmap: host ports that lead to a pod."""

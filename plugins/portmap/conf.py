@@ -1,0 +1,168 @@
+"""The configuration of portmap: read, checked, turned into one frozen value.
+
+One rule: nothing here touches the kernel, and below here nothing is checked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cni.address import Interface
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from cni.result import Result
+from plugins.portmap.wanted import HostPorts, PortMapping
+
+IPTABLES, NFTABLES = "iptables", "nftables"
+PROTOCOLS = ("tcp", "udp", "sctp")
+
+_PORT_MAX = 65535
+_MARK_BIT = 13  # the reference's: mark 0x2000
+_CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
+_CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
+
+
+@dataclass(frozen=True)
+class PortmapConf:
+    """What is asked for: `backend` is "iptables", "nftables", or "" for the first of them that works here."""
+
+    backend: str
+    ports: HostPorts
+
+
+def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> PortmapConf:
+    """Reads the whole configuration; `prev_result` gives the pod's addresses.
+
+    Raises CniError(7) (reference: code 999, its texts).
+    """
+    fields = conf.fields
+    mark_bit = fields.integer("markMasqBit")
+    external = fields.string("externalSetMarkChain")
+    if external and mark_bit is not None:
+        raise _wrong("Cannot specify externalSetMarkChain and markMasqBit", "the chain sets its own mark: remove one")
+    if mark_bit is not None and not 0 <= mark_bit <= 31:
+        raise _wrong("MasqMarkBit must be between 0 and 31", f'"markMasqBit" is {mark_bit}')
+    _check_words(fields, "externalSetMarkChain", (external,))
+    if len(external.encode()) > _CHAIN_NAME_MAX or " " in external:
+        hint = f"a chain of iptables has a name of up to {_CHAIN_NAME_MAX} bytes without blanks"
+        raise fields.error("externalSetMarkChain", f'is no name for a chain: "{external}"', hint)
+    conditions = {version: fields.strings(key) for version, key in _CONDITIONS.items()}
+    for version, key in _CONDITIONS.items():
+        _check_words(fields, key, conditions[version])
+    ports = HostPorts(
+        network=conf.name,
+        container_id=args.container_id,
+        ifname=args.ifname,
+        mappings=mappings(conf),
+        addresses=_addresses(prev_result, args.ifname) if prev_result else {},
+        snat=fields.boolean("snat", default=True),
+        masq_all=fields.boolean("masqAll"),
+        mark_bit=_MARK_BIT if mark_bit is None else mark_bit,
+        external_mark_chain=external,
+        conditions=conditions,
+        refuse_taken=_refuse_taken(fields),
+    )
+    return PortmapConf(_backend(fields, ports), ports)
+
+
+def mappings(conf: NetConf) -> tuple[PortMapping, ...]:
+    """Returns what the runtime asks for (capability portMappings), each mapping once; raises CniError(7)."""
+    found = [_mapping(item) for item in conf.runtime_config.objects("portMappings")]
+    return tuple(dict.fromkeys(found))
+
+
+def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
+    """Returns what DEL needs: whose rules they are and, as far as can be read, the ports and addresses."""
+    try:
+        prev_result = conf.prev_result()
+    except CniError:
+        prev_result = None
+    try:
+        found = mappings(conf)
+    except CniError:
+        found = ()
+    addresses = _addresses(prev_result, args.ifname) if prev_result else {}
+    return HostPorts(conf.name, args.container_id, args.ifname, found, addresses)
+
+
+def _mapping(item: Fields) -> PortMapping:
+    container_port = _port(item, "containerPort", "Invalid container port number")
+    host_port = _port(item, "hostPort", "Invalid host port number")
+    protocol = item.string("protocol").lower()  # runtimes send lower case, Kubernetes' objects have capitals
+    if protocol not in PROTOCOLS:
+        said = item.string("protocol")
+        raise item.error("protocol", f'is unknown: "{said}"', f"one of {', '.join(PROTOCOLS)}")
+    try:
+        host_ip = item.ip("hostIP")
+    except CniError as error:
+        error.details = 'write an address of the host like "192.0.2.1", or leave it out for all of them'
+        raise
+    return PortMapping(host_port, container_port, protocol, host_ip)
+
+
+def _port(item: Fields, key: str, text: str) -> int:
+    number = item.integer(key) or 0
+    if not 0 < number <= _PORT_MAX:
+        raise _wrong(f"{text}: {number}", f'"{item.at(key)}" must be between 1 and {_PORT_MAX}')
+    return number
+
+
+def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
+    """Returns the first address of each IP version that is the sandbox interface's or, for all we know, may be."""
+    found: dict[int, Interface] = {}
+    for ip in result.ips:
+        if ip.interface is not None and 0 <= ip.interface < len(result.interfaces):
+            interface = result.interfaces[ip.interface]
+            if interface.name != ifname or not interface.sandbox:
+                continue
+        found.setdefault(ip.address.version, ip.address)
+    return found
+
+
+def _backend(fields: Fields, ports: HostPorts) -> str:
+    """Returns the backend that is asked for, be it by conditions in its language (the reference takes iptables then).
+
+    "!" and "-" begin iptables' words, and none of nftables'.
+    """
+    asked = fields.string("backend")
+    if asked not in ("", IPTABLES, NFTABLES):
+        hint = f'set it to "{IPTABLES}" or "{NFTABLES}", or leave it out for the one that works'
+        raise _wrong(f'unrecognized backend "{asked}"', f'"backend": {hint}')
+    keys: dict[str, list[str]] = {IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [], NFTABLES: []}
+    for version, key in _CONDITIONS.items():
+        words = ports.conditions[version]
+        if words:
+            keys[IPTABLES if words[0][:1] in ("-", "!") else NFTABLES].append(key)
+    backend = asked or next((name for name, own in keys.items() if own), "")
+    if backend:
+        other = NFTABLES if backend == IPTABLES else IPTABLES
+        if keys[other]:
+            raise _wrong(
+                f"{backend} backend was requested but configuration contains {other}-specific options "
+                f"[{' '.join(keys[other])}]",
+                f'write them in the words of {backend}, or set "backend" to "{other}"',
+            )
+    return backend
+
+
+def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
+    """Refuses what would end a line in the middle of a word."""
+    for index, word in enumerate(words):
+        if any(ord(character) < 0x20 or character == "\x7f" for character in word):
+            hint = f"word {index + 1}: use printable characters"
+            raise fields.error(key, f"has a control character in {word!r}", hint)
+
+
+def _refuse_taken(fields: Fields) -> bool:
+    said = fields.string("onConflict")
+    if said not in ("", "fail"):
+        hint = 'set it to "fail", or leave it out: then the container that was first keeps the port'
+        raise fields.error("onConflict", f'is unknown: "{said}"', hint)
+    return bool(said)
+
+
+def _wrong(msg: str, details: str) -> CniError:
+    """Returns the error in the reference's words."""
+    return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)

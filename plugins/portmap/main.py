@@ -1,0 +1,108 @@
+"""The verbs of portmap.
+
+One rule: each change is followed by its undo, and DEL looks for rules wherever they may be, whatever is configured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code, all_of
+from cni.result import Result
+from cni.skel import Plugin
+from cni.undo import Undo
+from kernel import nft
+from kernel.backends import Backends
+from plugins.portmap import conf as portmap_conf
+from plugins.portmap import conntrack, iptables, localnet, nftables
+from plugins.portmap.conf import PortmapConf
+from plugins.portmap.wanted import HostPorts
+
+_BACKENDS: Backends[HostPorts] = Backends(
+    iptables, nftables, "install iptables or a kernel with nftables, or publish no host ports"
+)
+
+
+def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
+    """Leads the host ports that the runtime asks for to the pod; hands on the earlier plugins' result.
+
+    A failure leaves nothing behind, except what other pods may use by then: shared chains, and route_localnet.
+    """
+    own, prev_result = _parsed(args, conf)
+    if prev_result is None:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            "must be called as chained plugin",
+            'portmap works on what an interface plugin made: list it behind one, in "plugins"',
+        )
+    ports = own.ports
+    if ports.mappings:
+        with Undo() as undo:
+            undo.push("remove the host ports", partial(_remove, ports))
+            _BACKENDS.add(ports, own.backend)
+            localnet.ensure(ports)
+            conntrack.forget(ports)
+    return prev_result
+
+
+def cmd_del(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the attachment's host ports, in both backends; gone is success, and the configuration may be broken."""
+    ports = portmap_conf.lenient(args, conf)
+    _remove(ports)
+    conntrack.forget(ports)
+
+
+def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+    """Checks that the host ports lead to the pod, and that no other container's rule stands before them."""
+    prev_result = conf.prev_result()
+    own = portmap_conf.parse(args, conf, prev_result)
+    if prev_result is None:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, "Required prevResult missing", "CHECK needs the result of ADD")
+    if own.ports.mappings:
+        _BACKENDS.check(own.ports, own.backend)
+        localnet.check(own.ports)
+
+
+def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the host ports of what is no listed attachment; what cannot be proven to be this network's stays."""
+    valid = conf.valid_attachments()
+    if valid is None:
+        print("portmap: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)
+        return
+    rules = [lambda socket: iptables.gc(socket, conf.name, valid), lambda socket: nftables.gc(socket, conf.name, valid)]
+    all_of(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
+
+
+def cmd_status(args: CmdArgs, conf: NetConf) -> None:
+    """Tells whether ADD could be served; raises CniError(50)."""
+    own = portmap_conf.parse(args, conf)
+    if problem := _BACKENDS.problem(own.backend):
+        cure = 'install what is missing, or set "backend" to the other one'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", cure)
+
+
+PLUGIN = Plugin("portmap", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+
+
+def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
+    """Reads the configuration for ADD, whose errors have a prefix (reference)."""
+    try:
+        prev_result = conf.prev_result()
+        return portmap_conf.parse(args, conf, prev_result), prev_result
+    except CniError as error:
+        raise error.prefixed("failed to parse config: ") from None
+
+
+def _remove(ports: HostPorts) -> None:
+    """Removes the attachment's rules wherever they are: by netlink, and those of iptables-legacy, if there are any."""
+    rules: list[Callable[[nft.NftSocket], object]] = [
+        lambda socket: iptables.delete(socket, ports.network, ports.container_id),
+        lambda socket: nftables.delete(socket, ports),
+    ]
+    # iptables-legacy takes a program and the lock of the host: only for an attachment that had host ports.
+    legacy = [partial(iptables.delete_legacy, ports.network, ports.container_id)] if ports.mappings else []
+    all_of(*legacy, partial(nft.each, rules))
