@@ -5,6 +5,7 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cni.address import Interface
@@ -79,12 +80,27 @@ def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
         prev_result = conf.prev_result()
     except CniError:
         prev_result = None
-    try:
-        found = mappings(conf)
-    except CniError:
-        found = ()
+    found = []
+    for item in _asked(conf):
+        with suppress(CniError):
+            found.append(_mapping(item))
     addresses = _addresses(prev_result, args.ifname) if prev_result else {}
-    return HostPorts(conf.name, args.container_id, args.ifname, found, addresses)
+    return HostPorts(conf.name, args.container_id, args.ifname, tuple(found), addresses)
+
+
+def may_have_ports(conf: NetConf) -> bool:
+    """Tells whether host ports are asked for, be it by a value of a wrong type: what DEL wants to know."""
+    try:
+        return bool(conf.runtime_config.raw("portMappings"))
+    except CniError:
+        return True
+
+
+def _asked(conf: NetConf) -> tuple[Fields, ...]:
+    try:
+        return conf.runtime_config.objects("portMappings")
+    except CniError:
+        return ()
 
 
 def _mapping(item: Fields) -> PortMapping:

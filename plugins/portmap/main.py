@@ -42,7 +42,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     ports = own.ports
     if ports.mappings:
         with Undo() as undo:
-            undo.push("remove the host ports", partial(_remove, ports))
+            undo.push("remove the host ports", partial(_remove, ports, legacy=True))
             _BACKENDS.add(ports, own.backend)
             localnet.ensure(ports)
             conntrack.forget(ports)
@@ -52,7 +52,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's host ports, in both backends; gone is success, and the configuration may be broken."""
     ports = portmap_conf.lenient(args, conf)
-    _remove(ports)
+    _remove(ports, legacy=portmap_conf.may_have_ports(conf))
     conntrack.forget(ports)
 
 
@@ -97,12 +97,14 @@ def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
         raise error.prefixed("failed to parse config: ") from None
 
 
-def _remove(ports: HostPorts) -> None:
-    """Removes the attachment's rules wherever they are: by netlink, and those of iptables-legacy, if there are any."""
+def _remove(ports: HostPorts, *, legacy: bool) -> None:
+    """Removes the attachment's rules wherever they are: by netlink, and what iptables-legacy made.
+
+    The latter takes a program and the lock of the host, so `legacy` tells whether there were host ports at all.
+    """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports.network, ports.container_id),
         lambda socket: nftables.delete(socket, ports),
     ]
-    # iptables-legacy takes a program and the lock of the host: only for an attachment that had host ports.
-    legacy = [partial(iptables.delete_legacy, ports.network, ports.container_id)] if ports.mappings else []
-    all_of(*legacy, partial(nft.each, rules))
+    programs = [partial(iptables.delete_legacy, ports.network, ports.container_id)] if legacy else []
+    all_of(*programs, partial(nft.each, rules))
