@@ -1,6 +1,7 @@
 """Netlink messages: the few attributes we use, as message classes on pyroute2's codec.
 
-One rule: this is the only module that imports pyroute2. Two decisions, both measured:
+One rule: this is the only module that imports pyroute2; kernel.codec_netfilter stands on it. Two decisions, both
+measured:
 
 - `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so a bare package takes its place and only
   `pyroute2.netlink`, the codec, is loaded.
@@ -15,6 +16,7 @@ import importlib.util
 import struct
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 if "pyroute2" not in sys.modules:
@@ -26,7 +28,9 @@ if "pyroute2" not in sys.modules:
     _package.__path__ = list(_spec.submodule_search_locations or ())
     sys.modules["pyroute2"] = _package
 
-from pyroute2.netlink import nla, nlmsg  # after the stand-in
+# After the stand-in; by these names kernel.codec_netfilter may have them from here (PEP 484's form of handing on).
+from pyroute2.netlink import nla as nla  # noqa: PLC0414 - see above
+from pyroute2.netlink import nlmsg as nlmsg  # noqa: PLC0414 - see above
 
 Attributes = list[tuple[str, object]]
 
@@ -210,60 +214,6 @@ class RouteMessage(nlmsg):  # type: ignore[misc]
     metrics = _Metrics
 
 
-_NETFILTER_FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfgenmsg (nfnetlink.h)
-
-
-class BatchMessage(nlmsg):  # type: ignore[misc]
-    """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg alone."""
-
-    fields = _NETFILTER_FIELDS
-
-
-class TableMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWTABLE and its kin: struct nfgenmsg and NFTA_TABLE_* attributes (linux/netfilter/nf_tables.h)."""
-
-    prefix = "NFTA_TABLE_"
-    fields = _NETFILTER_FIELDS
-    nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
-
-
-class _Hook(nla):  # type: ignore[misc]
-    nla_map = ((1, "NFTA_HOOK_HOOKNUM", "be32"), (2, "NFTA_HOOK_PRIORITY", "sbe32"))
-
-
-class ChainMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWCHAIN and its kin: struct nfgenmsg and NFTA_CHAIN_* attributes."""
-
-    prefix = "NFTA_CHAIN_"
-    fields = _NETFILTER_FIELDS
-    nla_map = (
-        (1, "NFTA_CHAIN_TABLE", "asciiz"),
-        (3, "NFTA_CHAIN_NAME", "asciiz"),
-        (4, "NFTA_CHAIN_HOOK", "hook|nested"),
-        (6, "NFTA_CHAIN_USE", "be32"),
-        (7, "NFTA_CHAIN_TYPE", "asciiz"),
-        (12, "NFTA_CHAIN_USERDATA", "cdata"),
-    )
-    hook = _Hook
-
-
-class RuleMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
-
-    Expressions are bytes here (kernel.nft_rule makes them): as pyroute2 objects they would be thirty a rule.
-    """
-
-    prefix = "NFTA_RULE_"
-    fields = _NETFILTER_FIELDS
-    nla_map = (
-        (1, "NFTA_RULE_TABLE", "asciiz"),
-        (2, "NFTA_RULE_CHAIN", "asciiz"),
-        (3, "NFTA_RULE_HANDLE", "be64"),
-        (4, "NFTA_RULE_EXPRESSIONS", "cdata|nested"),
-        (7, "NFTA_RULE_USERDATA", "cdata"),
-    )
-
-
 def encode(kind: type[Any], header: tuple[int, int, int], values: dict[str, int], attributes: Attributes) -> bytes:
     """Returns one netlink message: `header` is (type, flags, sequence number), `values` the fixed struct's fields."""
     message = kind()
@@ -299,17 +249,26 @@ def _reduced(kind: type[Any], data: bytes) -> bytes:
     return _LENGTH.pack(len(body) + 4) + body
 
 
+def prepare(messages: Iterable[type[Any]], nested: Iterable[type[Any]] = ()) -> None:
+    """Tells `encode` and `decode` of message classes; each module calls it once, with those that it has.
+
+    pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
+    """
+    for kind in messages:
+        _KNOWN[kind] = frozenset(item[0] for item in kind.nla_map)
+        _FIXED[kind] = 16 + struct.calcsize("=" + "".join(item[1].lstrip(">") for item in kind.fields))
+        kind()
+    for kind in nested:
+        kind()
+
+
 _ATTRIBUTE = struct.Struct("=HH")
 _LENGTH = struct.Struct("=I")
 _TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK (linux/netlink.h): the two upper bits are flags
-_ROUTING = (LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage)
-_MESSAGES = (*_ROUTING, BatchMessage, TableMessage, ChainMessage, RuleMessage)
-_KNOWN = {kind: frozenset(item[0] for item in kind.nla_map) for kind in _MESSAGES}
-_FIXED = {kind: 16 + struct.calcsize("=" + "".join(item[1].lstrip(">") for item in kind.fields)) for kind in _MESSAGES}
+_KNOWN: dict[type[Any], frozenset[int]] = {}
+_FIXED: dict[type[Any], int] = {}
 
-# pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
-_NESTED = (_LinkInfo, _LinkData, _Peer, _PortData, _AfSpec, _AfInet, _BridgeSpec, _Hook, _VlanDeviceInfo)
-for _kind in (*_MESSAGES, *_NESTED):
-    _kind()
-_Ipv4Conf()
-_Metrics()
+prepare(
+    (LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage),
+    (_LinkInfo, _LinkData, _Peer, _PortData, _AfSpec, _AfInet, _BridgeSpec, _VlanDeviceInfo, _Ipv4Conf, _Metrics),
+)

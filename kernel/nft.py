@@ -20,7 +20,8 @@ from functools import partial
 from typing import TypeVar
 
 from cni.errors import all_of
-from kernel.codec import Attributes, BatchMessage, ChainMessage, RuleMessage, TableMessage
+from kernel.codec import Attributes
+from kernel.codec_netfilter import BatchMessage, ChainMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.nft_rule import comment, comment_of
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket

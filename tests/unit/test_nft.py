@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel import nft, nft_rule
-from kernel.codec import ChainMessage, RuleMessage, TableMessage, decode
+from kernel.codec import decode
+from kernel.codec_netfilter import ChainMessage, RuleMessage, TableMessage
 from kernel.nft import Chain, Hook, Table
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
