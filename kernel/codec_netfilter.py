@@ -1,4 +1,4 @@
-"""Netfilter's messages: batches and nftables' objects, as message classes on kernel.codec.
+"""Netfilter's messages: batches, nftables' objects, and connections, as message classes on kernel.codec.
 
 One rule: as there, only the attributes that we use; their names are the kernel's.
 """
@@ -61,4 +61,51 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
     )
 
 
-prepare((BatchMessage, TableMessage, ChainMessage, RuleMessage), (_Hook,))
+class _TupleAddresses(nla):  # type: ignore[misc]
+    nla_map = (
+        (1, "CTA_IP_V4_SRC", "cdata"),
+        (2, "CTA_IP_V4_DST", "cdata"),
+        (3, "CTA_IP_V6_SRC", "cdata"),
+        (4, "CTA_IP_V6_DST", "cdata"),
+    )
+
+
+class _TuplePorts(nla):  # type: ignore[misc]
+    nla_map = ((1, "CTA_PROTO_NUM", "uint8"), (2, "CTA_PROTO_SRC_PORT", "be16"), (3, "CTA_PROTO_DST_PORT", "be16"))
+
+
+class _Tuple(nla):  # type: ignore[misc]
+    """CTA_TUPLE_*: one direction of a connection of a protocol with ports."""
+
+    nla_map = (
+        (1, "CTA_TUPLE_IP", "addresses|nested"),
+        (2, "CTA_TUPLE_PROTO", "ports|nested"),
+        (3, "CTA_TUPLE_ZONE", "be16"),
+    )
+    addresses = _TupleAddresses
+    ports = _TuplePorts
+
+
+class _Filter(nla):  # type: ignore[misc]
+    nla_map = ((1, "CTA_FILTER_ORIG_FLAGS", "uint32"),)
+
+
+class ConntrackMessage(nlmsg):  # type: ignore[misc]
+    """IPCTNL_MSG_CT_NEW and its kin: struct nfgenmsg and CTA_* attributes (linux/netfilter/nfnetlink_conntrack.h)."""
+
+    prefix = "CTA_"
+    fields = _FIELDS
+    nla_map = (
+        (1, "CTA_TUPLE_ORIG", "tuple|nested"),
+        (12, "CTA_ID", "be32"),
+        (18, "CTA_ZONE", "be16"),
+        (25, "CTA_FILTER", "filter|nested"),
+    )
+    tuple = _Tuple
+    filter = _Filter
+
+
+prepare(
+    (BatchMessage, TableMessage, ChainMessage, RuleMessage, ConntrackMessage),
+    (_Hook, _Tuple, _TupleAddresses, _TuplePorts, _Filter),
+)

@@ -1,23 +1,27 @@
 """Routes: listing and adding.
 
-One rule: functions named after an object return a Request; only `unicast` talks.
+One rule: functions named after an object return a Request; only `unicast`, `local` and `interface_to` talk.
 """
 
 from __future__ import annotations
 
+import errno
 import socket as stdlib_socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
-from cni.address import Address, Interface
+from cni.address import Address, Interface, Network
 from cni.result import Route
+from kernel import link as links
 from kernel.codec import Attributes, RouteMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
 
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
 # linux/rtnetlink.h
-_RT_TABLE_MAIN, _RTPROT_BOOT, _RTN_UNICAST = 254, 3, 1
+_RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 3, 1, 2
+_FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,27 @@ def unicast(socket: Socket, family: int) -> list[Installed]:
             table = message.get_attr("RTA_TABLE") or message["table"]
             found.append(Installed(_destination(message), _address(gateway) if gateway else None, table))
     return found
+
+
+def local(socket: Socket, version: int) -> list[Network]:
+    """Returns what is local to this host in IP `version` (4 or 6): 127.0.0.0/8, each address, and whole routed ranges.
+
+    That is the kernel's table "local", which decides it for packets, too. Raises KernelError.
+    """
+    values = {"family": _FAMILIES[version], "type": _RTN_LOCAL, "table": _RT_TABLE_LOCAL}
+    request = Request("list the local addresses", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
+    # Kernels before 4.20 do not filter.
+    return [_destination(message).network for message in socket.dump(request) if message["type"] == _RTN_LOCAL]
+
+
+def interface_to(socket: Socket, address: Address) -> Link | None:
+    """Returns the link by which this host sends to `address`, None without a route; raises KernelError."""
+    values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen}
+    attributes: Attributes = [("RTA_DST", address.packed)]
+    doing = f"look up the route to {address}"
+    (message,) = socket.get(Request(doing, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
+    index = message and message.get_attr("RTA_OIF")
+    return links.get(socket, links.by_index(index))[0] if index else None
 
 
 def addition(link: Link, route: Route, gateway: Address | None) -> Request:

@@ -1,0 +1,123 @@
+"""Connection tracking: finding and deleting the kernel's entries of UDP flows.
+
+An entry remembers what NAT decided for a flow's first packet, and the rules are not asked again as long as it lives,
+which with UDP is as long as somebody sends.
+
+One rule: an entry is deleted by the whole of its original direction and its number, so that neither another flow nor
+its successor is hit. (A deletion that names no direction empties the whole table.)
+"""
+
+from __future__ import annotations
+
+import errno
+import socket as stdlib_socket
+import struct
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from cni.address import Address
+from kernel.codec import Attributes
+from kernel.codec_netfilter import ConntrackMessage
+from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
+
+_FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
+# linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h
+_SUBSYSTEM = 1  # NFNL_SUBSYS_CTNETLINK
+_GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (1, 2))
+_PROTO_NUM, _PROTO_DST_PORT = 1 << 3, 1 << 5  # CTA_FILTER_F_*: net/netfilter/nf_internals.h
+_PORT = struct.Struct("=HHH")  # an attribute's length and type, and a port
+_PORT_TYPE = 3  # CTA_PROTO_DST_PORT
+_AT_ONCE = 100  # each is answered, and 160 answers fill a socket's buffer
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None."""
+
+    source: Address
+    source_port: int
+    destination: Address
+    port: int
+    number: int
+    zone: int | None = None
+    direction_zone: int | None = None
+
+
+def udp(socket: Socket, version: int, ports: Collection[int]) -> list[Entry]:
+    """Returns the UDP flows of IP `version` whose first packet went to one of `ports`; raises KernelError.
+
+    `socket` is a netfilter socket. Since Linux 5.8 the kernel sends UDP only, and of one port only when it is one;
+    older ones pass over the filter and send all they have, thousands perhaps, so bytes are looked at before decoding.
+    """
+    flags, filtered = _PROTO_NUM, [("CTA_PROTO_NUM", stdlib_socket.IPPROTO_UDP)]
+    if len(ports) == 1:
+        flags |= _PROTO_DST_PORT
+        filtered += [("CTA_PROTO_DST_PORT", port) for port in ports]
+    attributes: Attributes = [
+        ("CTA_TUPLE_ORIG", {"attrs": [("CTA_TUPLE_PROTO", {"attrs": filtered})]}),
+        ("CTA_FILTER", {"attrs": [("CTA_FILTER_ORIG_FLAGS", flags)]}),
+    ]
+    marks = [_PORT.pack(_PORT.size, _PORT_TYPE, stdlib_socket.htons(port)) for port in ports]
+    request = Request(
+        "list the tracked UDP flows",
+        ConntrackMessage,
+        _GET,
+        NLM_F_DUMP,
+        {"family": _FAMILIES[version]},
+        attributes,
+        wanted=lambda message: any(mark in message for mark in marks),
+    )
+    entries = filter(None, map(_entry, socket.dump(request)))
+    return [entry for entry in entries if entry.port in ports and entry.destination.version == version]
+
+
+def delete(socket: Socket, entries: Iterable[Entry]) -> None:
+    """Deletes flows; what has ended by itself is success. Raises KernelError."""
+    requests = [_deletion(entry) for entry in entries]
+    for start in range(0, len(requests), _AT_ONCE):
+        socket.change(*requests[start : start + _AT_ONCE])
+
+
+def _entry(message: Any) -> Entry | None:
+    """Returns the flow in a message, None for what is none of UDP."""
+    direction = message.get_attr("CTA_TUPLE_ORIG")
+    addresses, ports = direction.get_attr("CTA_TUPLE_IP"), direction.get_attr("CTA_TUPLE_PROTO")
+    if ports.get_attr("CTA_PROTO_NUM") != stdlib_socket.IPPROTO_UDP:
+        return None
+    source, destination = (
+        ip_address(bytes(addresses.get_attr(f"CTA_IP_V4_{end}") or addresses.get_attr(f"CTA_IP_V6_{end}")))
+        for end in ("SRC", "DST")
+    )
+    return Entry(
+        source,
+        ports.get_attr("CTA_PROTO_SRC_PORT"),
+        destination,
+        ports.get_attr("CTA_PROTO_DST_PORT"),
+        message.get_attr("CTA_ID"),
+        message.get_attr("CTA_ZONE"),
+        direction.get_attr("CTA_TUPLE_ZONE"),
+    )
+
+
+def _deletion(entry: Entry) -> Request:
+    version = entry.source.version
+    addresses = [
+        (f"CTA_IP_V{version}_SRC", entry.source.packed),
+        (f"CTA_IP_V{version}_DST", entry.destination.packed),
+    ]
+    ports = [
+        ("CTA_PROTO_NUM", stdlib_socket.IPPROTO_UDP),
+        ("CTA_PROTO_SRC_PORT", entry.source_port),
+        ("CTA_PROTO_DST_PORT", entry.port),
+    ]
+    direction: Attributes = [("CTA_TUPLE_IP", {"attrs": addresses}), ("CTA_TUPLE_PROTO", {"attrs": ports})]
+    if entry.direction_zone is not None:
+        direction.append(("CTA_TUPLE_ZONE", entry.direction_zone))
+    attributes: Attributes = [("CTA_TUPLE_ORIG", {"attrs": direction}), ("CTA_ID", entry.number)]
+    if entry.zone is not None:
+        attributes.append(("CTA_ZONE", entry.zone))
+    doing = f"delete the tracked UDP flow from {entry.source} to {entry.destination} port {entry.port}"
+    values = {"family": _FAMILIES[version]}
+    return Request(doing, ConntrackMessage, _DELETE, NLM_F_ACK, values, attributes, (errno.ENOENT,))
