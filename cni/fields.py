@@ -41,6 +41,10 @@ class Fields:
         self._path = path
         self.context = context
 
+    def within(self, context: str) -> Fields:
+        """Returns the same object with `context` at the beginning of its error texts."""
+        return Fields(self._items, self._path, context)
+
     def at(self, key: str) -> str:
         """Returns the full path of `key`, as error texts show it."""
         return f"{self._path}.{key}" if self._path else key

@@ -19,6 +19,7 @@ from plugins.portmap.wanted import HostPorts, PortMapping
 IPTABLES, NFTABLES = "iptables", "nftables"
 PROTOCOLS = ("tcp", "udp", "sctp")
 
+_CONTEXT = "failed to parse network configuration"  # the reference's
 _PORT_MAX = 65535
 _MARK_BIT = 13  # the reference's: mark 0x2000
 _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
@@ -38,7 +39,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
 
     Raises CniError(7) (reference: code 999, its texts).
     """
-    fields = conf.fields
+    fields = conf.fields.within(_CONTEXT)
     mark_bit = fields.integer("markMasqBit")
     external = fields.string("externalSetMarkChain")
     if external and mark_bit is not None:
@@ -56,7 +57,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         network=conf.name,
         container_id=args.container_id,
         ifname=args.ifname,
-        mappings=mappings(conf),
+        mappings=_mappings(fields),
         addresses=_addresses(prev_result, args.ifname) if prev_result else {},
         snat=fields.boolean("snat", default=True),
         masq_all=fields.boolean("masqAll"),
@@ -66,12 +67,6 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         refuse_taken=_refuse_taken(fields),
     )
     return PortmapConf(_backend(fields, ports), ports)
-
-
-def mappings(conf: NetConf) -> tuple[PortMapping, ...]:
-    """Returns what the runtime asks for (capability portMappings), each mapping once; raises CniError(7)."""
-    found = [_mapping(item) for item in conf.runtime_config.objects("portMappings")]
-    return tuple(dict.fromkeys(found))
 
 
 def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
@@ -94,6 +89,12 @@ def may_have_ports(conf: NetConf) -> bool:
         return bool(conf.runtime_config.raw("portMappings"))
     except CniError:
         return True
+
+
+def _mappings(fields: Fields) -> tuple[PortMapping, ...]:
+    """Returns what the runtime asks for (capability portMappings), each mapping once; raises CniError(7)."""
+    found = [_mapping(item) for item in fields.section("runtimeConfig").objects("portMappings")]
+    return tuple(dict.fromkeys(found))
 
 
 def _asked(conf: NetConf) -> tuple[Fields, ...]:

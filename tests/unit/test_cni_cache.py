@@ -84,3 +84,23 @@ def test_any_file_can_be_read(tmp_path_factory, content):
     directory.mkdir(exist_ok=True)
     (directory / "net-a-eth0").write_bytes(content)
     assert not ResultCache.read("net", str(directory)).is_gone(Attachment("a", "eth0"))
+
+
+def test_without_a_network_all_of_them_are_asked(tmp_path, write):
+    """A container whose network is not known is alive when it lives in any, and gone when it lives in none."""
+    write("net", "a", HERE)
+    write("other", "a", "/no/such")
+    write("other", "b", "/no/such")
+    assert not gone(tmp_path, "a", "", network="")
+    assert gone(tmp_path, "b", "", network="")
+    assert gone(tmp_path, "b", network="")
+    assert gone(tmp_path, "zzz", "", network="")
+
+
+def test_without_a_network_what_cannot_be_read_lives(tmp_path, write):
+    """A broken file that may be the container's, by its name, counts as one that lives, whatever network it is of."""
+    write("net", "other", HERE)
+    write("net-x", "a", "", content="{")
+    assert not gone(tmp_path, "a", "", network="")
+    assert not gone(tmp_path, "a", network="")
+    assert gone(tmp_path, "b", "", network="")

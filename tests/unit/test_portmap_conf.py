@@ -1,0 +1,344 @@
+"""The configuration of portmap as a value (plugins.portmap.conf)."""
+
+import json
+from ipaddress import ip_address, ip_interface
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni.errors import CniError
+from plugins.portmap.conf import PortmapConf, lenient, may_have_ports, parse
+from plugins.portmap.wanted import HostPorts, PortMapping
+from tests.support.errors import failure_of
+from tests.unit.test_bridge_conf import JSON
+
+ENV = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "cid",
+    "CNI_NETNS": "/run/netns/pod",
+    "CNI_IFNAME": "eth0",
+    "CNI_PATH": "/opt/cni/bin",
+}
+ARGS = cni_args.from_env(ENV)
+TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+POD, OTHER = {"name": "eth0", "sandbox": "/run/netns/pod"}, {"name": "net1", "sandbox": "/run/netns/pod"}
+HOST_END = {"name": "eth0"}
+PARSING = "failed to parse network configuration: "
+
+
+def netconf(keys):
+    return cni_conf.parse(json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "portmap", **keys}).encode())
+
+
+def parsed(keys):
+    conf = netconf(keys)
+    return parse(ARGS, conf, conf.prev_result())
+
+
+def error(keys):
+    with pytest.raises(CniError) as caught:
+        parsed(keys)
+    assert caught.value.code == 7
+    assert caught.value.details
+    return caught.value
+
+
+def mapped(*mappings):
+    return {"runtimeConfig": {"portMappings": list(mappings)}}
+
+
+def prev_result(interfaces, *ips):
+    return {"prevResult": {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": list(ips)}}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        dict.fromkeys(
+            ("backend", "snat", "masqAll", "markMasqBit", "externalSetMarkChain", "conditionsV4", "conditionsV6")
+        ),
+        dict.fromkeys(("onConflict", "runtimeConfig", "prevResult")),
+        {"backend": "", "externalSetMarkChain": "", "conditionsV4": [], "conditionsV6": [], "onConflict": ""},
+        {"runtimeConfig": {}, "x": [1], "capabilities": {"portMappings": True}},
+        {"runtimeConfig": {"portMappings": None}},
+        {"runtimeConfig": {"portMappings": []}},
+    ],
+)
+def test_defaults(keys):
+    """Absent keys, null and empty values have the defaults of the README; unknown keys are ignored."""
+    ports = HostPorts(
+        network="net",
+        container_id="cid",
+        ifname="eth0",
+        mappings=(),
+        addresses={},
+        snat=True,
+        masq_all=False,
+        mark_bit=13,
+        external_mark_chain="",
+        conditions={4: (), 6: ()},
+        refuse_taken=False,
+    )
+    assert parsed(keys) == PortmapConf("", ports)
+
+
+@pytest.mark.parametrize(
+    ("keys", "field", "value"),
+    [
+        ({"snat": False}, "snat", False),
+        ({"SNAT": False}, "snat", False),
+        ({"masqAll": True}, "masq_all", True),
+        ({"markMasqBit": 0}, "mark_bit", 0),
+        ({"markMasqBit": 31}, "mark_bit", 31),
+        ({"externalSetMarkChain": "KUBE-MARK-MASQ"}, "external_mark_chain", "KUBE-MARK-MASQ"),
+        ({"externalSetMarkChain": "C" * 28}, "external_mark_chain", "C" * 28),
+        ({"conditionsV4": ["-s", "10.0.0.0/8"]}, "conditions", {4: ("-s", "10.0.0.0/8"), 6: ()}),
+        ({"conditionsV6": ["!", "-s", "fd00::/8"]}, "conditions", {4: (), 6: ("!", "-s", "fd00::/8")}),
+        ({"onConflict": "fail"}, "refuse_taken", True),
+    ],
+)
+def test_every_key_has_its_field(keys, field, value):
+    """Each key sets the field it is for."""
+    assert getattr(parsed(keys).ports, field) == value
+
+
+@pytest.mark.parametrize(
+    ("keys", "backend"),
+    [
+        ({"backend": "iptables"}, "iptables"),
+        ({"backend": "nftables"}, "nftables"),
+        ({"externalSetMarkChain": "KUBE-MARK-MASQ"}, "iptables"),
+        ({"conditionsV4": ["-s", "10.0.0.0/8"]}, "iptables"),
+        ({"conditionsV6": ["!", "-s", "fd00::/8"]}, "iptables"),
+        ({"conditionsV4": ["ip", "saddr", "10.0.0.0/8"]}, "nftables"),
+        ({"conditionsV6": ["ip6 saddr fd00::/8"]}, "nftables"),
+        ({"backend": "nftables", "conditionsV6": ["ip6 saddr fd00::/8"]}, "nftables"),
+        ({"backend": "iptables", "conditionsV4": ["-i", "eth0"], "externalSetMarkChain": "X"}, "iptables"),
+        ({"backend": "nftables", "markMasqBit": 5}, "nftables"),
+    ],
+)
+def test_the_backend_is_asked_for_by_name_or_in_its_words(keys, backend):
+    """The key chooses the backend; without it conditions do, by the language they are in."""
+    assert parsed(keys).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (
+            {"backend": "iptables", "conditionsV4": ["ip saddr 10.0.0.0/8"], "conditionsV6": ["ip6 saddr fd00::/8"]},
+            "iptables backend was requested but configuration contains nftables-specific options "
+            "[conditionsV4 conditionsV6]",
+        ),
+        (
+            {"backend": "nftables", "conditionsV4": ["-s", "10.0.0.0/8"]},
+            "nftables backend was requested but configuration contains iptables-specific options [conditionsV4]",
+        ),
+        (
+            {"backend": "nftables", "externalSetMarkChain": "KUBE-MARK-MASQ", "conditionsV6": ["!", "-i", "lo"]},
+            "nftables backend was requested but configuration contains iptables-specific options "
+            "[externalSetMarkChain conditionsV6]",
+        ),
+        (
+            {"conditionsV4": ["-i", "eth0"], "conditionsV6": ["iifname", "eth0"]},
+            "iptables backend was requested but configuration contains nftables-specific options [conditionsV6]",
+        ),
+        ({"backend": "nft"}, 'unrecognized backend "nft"'),
+        (
+            {"externalSetMarkChain": "KUBE-MARK-MASQ", "markMasqBit": 13},
+            "Cannot specify externalSetMarkChain and markMasqBit",
+        ),
+        ({"markMasqBit": 32}, "MasqMarkBit must be between 0 and 31"),
+        ({"markMasqBit": -1}, "MasqMarkBit must be between 0 and 31"),
+        (mapped(TCP | {"hostPort": 0}), "Invalid host port number: 0"),
+        (mapped(TCP | {"hostPort": -1}), "Invalid host port number: -1"),
+        (mapped(TCP | {"hostPort": 65536}), "Invalid host port number: 65536"),
+        (mapped(TCP | {"hostPort": None}), "Invalid host port number: 0"),
+        (mapped(TCP | {"containerPort": 0}), "Invalid container port number: 0"),
+        (mapped(TCP | {"containerPort": -80}), "Invalid container port number: -80"),
+        (mapped(TCP | {"containerPort": 65536}), "Invalid container port number: 65536"),
+        (mapped({}), "Invalid container port number: 0"),
+        (mapped(None), "Invalid container port number: 0"),
+    ],
+)
+def test_the_references_refusals(keys, text):
+    """What the reference refuses is refused with code 7 and its text, and the details name a key or the way out."""
+    assert error(keys).msg == text
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"snat": "true"}, '"snat" must be true or false, not a string'),
+        ({"masqAll": 1}, '"masqAll" must be true or false, not a number'),
+        ({"markMasqBit": "13"}, '"markMasqBit" must be an integer, not a string'),
+        ({"markMasqBit": 1.5}, '"markMasqBit" must be an integer, not 1.5'),
+        ({"backend": True}, '"backend" must be a string, not a boolean'),
+        ({"externalSetMarkChain": ["X"]}, '"externalSetMarkChain" must be a string, not a list'),
+        ({"conditionsV4": "-s 10.0.0.0/8"}, '"conditionsV4" must be a list, not a string'),
+        ({"conditionsV6": ["-s", 6]}, '"conditionsV6[1]" must be a string, not a number'),
+        ({"runtimeConfig": []}, '"runtimeConfig" must be an object, not a list'),
+        ({"runtimeConfig": {"portMappings": {}}}, '"runtimeConfig.portMappings" must be a list, not an object'),
+        (mapped("8080:80"), '"runtimeConfig.portMappings[0]" must be an object, not a string'),
+        (mapped(TCP, TCP | {"hostPort": "80"}), '"runtimeConfig.portMappings[1].hostPort" must be an integer, not a'),
+    ],
+)
+def test_types_are_not_converted(keys, text):
+    """A value of another type is refused with the path of its key, behind the reference's words."""
+    assert error(keys).msg.startswith(PARSING + text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (mapped(TCP, TCP | {"protocol": "icmp"}), '"runtimeConfig.portMappings[1].protocol" is unknown: "icmp"'),
+        (mapped(TCP | {"protocol": "tcp "}), '"runtimeConfig.portMappings[0].protocol" is unknown: "tcp "'),
+        (mapped(TCP | {"protocol": None}), '"runtimeConfig.portMappings[0].protocol" is unknown: ""'),
+        (mapped(TCP, TCP | {"hostIP": "x"}), '"runtimeConfig.portMappings[1].hostIP" is not an IP address: x'),
+        (mapped(TCP | {"hostIP": "10.1.2.0/24"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address: 1'),
+        (mapped(TCP | {"hostIP": "fe80::1%eth0"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address: f'),
+        ({"externalSetMarkChain": "C" * 29}, '"externalSetMarkChain" is no name for a chain: "CCC'),
+        ({"externalSetMarkChain": "A B"}, '"externalSetMarkChain" is no name for a chain: "A B"'),
+        ({"externalSetMarkChain": "A\nB"}, "\"externalSetMarkChain\" has a control character in 'A\\nB'"),
+        ({"conditionsV4": ["-s", "10.0.0.0/8\n-j X"]}, '"conditionsV4" has a control character in '),
+        ({"conditionsV6": ["ip6 saddr\x00"]}, '"conditionsV6" has a control character in '),
+        ({"onConflict": "replace"}, '"onConflict" is unknown: "replace"'),
+    ],
+)
+def test_what_the_kernel_would_misunderstand_is_refused(keys, text):
+    """What the reference hands on, to fail or to mean something else below, is refused with the path of its key."""
+    assert error(keys).msg.startswith(PARSING + text)
+
+
+@pytest.mark.parametrize(
+    ("given_keys", "wanted"),
+    [
+        (TCP, PortMapping(8080, 80, "tcp")),
+        ({"HostPort": 53, "ContainerPort": 53, "Protocol": "udp", "HostIP": ""}, PortMapping(53, 53, "udp")),
+        (TCP | {"protocol": "SCTP"}, PortMapping(8080, 80, "sctp")),
+        (TCP | {"hostPort": 65535, "containerPort": 65535}, PortMapping(65535, 65535, "tcp")),
+        (TCP | {"hostIP": "192.0.2.1"}, PortMapping(8080, 80, "tcp", ip_address("192.0.2.1"))),
+        (TCP | {"hostIP": "0.0.0.0"}, PortMapping(8080, 80, "tcp", ip_address("0.0.0.0"))),
+        (TCP | {"hostIP": "2001:DB8:0::1"}, PortMapping(8080, 80, "tcp", ip_address("2001:db8::1"))),
+        (TCP | {"hostIP": "::ffff:192.0.2.1"}, PortMapping(8080, 80, "tcp", ip_address("192.0.2.1"))),
+    ],
+)
+def test_mappings_of_all_runtimes(given_keys, wanted):
+    """Mappings come in containerd's capitals as well, and with addresses in any spelling."""
+    assert parsed(mapped(given_keys)).ports.mappings == (wanted,)
+
+
+def test_a_mapping_counts_once():
+    """A mapping that is listed twice is one; those that differ keep their order."""
+    udp = TCP | {"protocol": "udp"}
+    found = parsed(mapped(udp, TCP, udp | {"hostIP": ""}, TCP)).ports.mappings
+    assert [mapping.protocol for mapping in found] == ["udp", "tcp"]
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "ips", "wanted"),
+    [
+        ([HOST_END, POD], [{"address": "10.1.2.5/24", "interface": 1}], ["10.1.2.5/24"]),
+        ([POD], [{"address": "10.1.2.5/24"}], ["10.1.2.5/24"]),
+        ([], [{"address": "10.1.2.5/24"}], ["10.1.2.5/24"]),
+        ([POD], [{"address": "10.1.2.5/24", "interface": 7}], ["10.1.2.5/24"]),
+        ([OTHER], [{"address": "10.1.2.5/24", "interface": -1}], ["10.1.2.5/24"]),
+        ([HOST_END], [{"address": "10.1.2.5/24", "interface": 0}], []),
+        ([OTHER], [{"address": "10.1.2.5/24", "interface": 0}], []),
+        (
+            [OTHER, HOST_END, POD],
+            [{"address": f"10.1.{number}.5/24", "interface": number} for number in range(3)],
+            ["10.1.2.5/24"],
+        ),
+        (
+            [POD],
+            [{"address": text, "interface": 0} for text in ("fd00::5/64", "10.1.2.5/24", "10.9.9.9/8", "fd00::6/64")],
+            ["10.1.2.5/24", "fd00::5/64"],
+        ),
+    ],
+)
+def test_the_pods_addresses(interfaces, ips, wanted):
+    """The first address of each family counts that is the sandbox interface's, or may be for all that is said."""
+    ports = parsed(prev_result(interfaces, *ips)).ports
+    assert [ports.addresses[version] for version in ports.families] == [ip_interface(text) for text in wanted]
+
+
+def test_an_unusable_prev_result_is_refused():
+    """A prevResult that cannot be read is refused in the reference's words."""
+    with pytest.raises(CniError) as caught:
+        parsed({"prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "x"}]}})
+    assert caught.value.code == 7
+    assert caught.value.msg.startswith("could not parse prevResult: ")
+
+
+def test_del_takes_what_it_can():
+    """DEL gets each mapping that can be read, whatever is wrong with the others, the other keys and prevResult."""
+    broken = {"snat": "x", "markMasqBit": 99, "backend": "x", "prevResult": 5}
+    found = lenient(ARGS, netconf(broken | mapped(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"})))
+    assert found == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {})
+    whole = lenient(ARGS, netconf(mapped(TCP) | prev_result([], {"address": "fd00::5/64"})))
+    assert whole.addresses == {6: ip_interface("fd00::5/64")}
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, False),
+        (mapped(), False),
+        ({"runtimeConfig": None}, False),
+        (mapped(TCP), True),
+        (mapped(5), True),
+        ({"runtimeConfig": {"portMappings": "x"}}, True),
+        ({"runtimeConfig": "x"}, True),
+    ],
+)
+def test_del_looks_for_rules_that_a_better_configuration_made(keys, wanted):
+    """DEL knows whether there may have been host ports even where they are of a wrong type."""
+    assert may_have_ports(netconf(keys)) is wanted
+
+
+PORT = st.integers(-1, 65536) | JSON
+WORDS = st.lists(st.sampled_from(["-s", "!", "ip", "saddr", "10.0.0.0/8", "", "a\n"]) | st.text(max_size=8), max_size=4)
+MAPPING = st.fixed_dictionaries(
+    {},
+    optional={
+        "hostPort": PORT,
+        "ContainerPort": PORT,
+        "protocol": st.sampled_from(["tcp", "UDP", "sctp", "icmp"]) | JSON,
+        "HOSTIP": st.sampled_from(["", "192.0.2.1", "::1", "::", "x"]) | JSON,
+    },
+)
+KEYS = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("snat", "masqAll"), st.booleans() | JSON),
+        "markMasqBit": st.integers(-1, 32) | JSON,
+        "externalSetMarkChain": st.text(max_size=30) | JSON,
+        **dict.fromkeys(("conditionsV4", "conditionsV6"), WORDS | JSON),
+        "backend": st.sampled_from(["iptables", "nftables", "x"]) | JSON,
+        "onConflict": st.just("fail") | JSON,
+        "runtimeConfig": st.fixed_dictionaries({}, optional={"portMappings": st.lists(MAPPING, max_size=3) | JSON})
+        | JSON,
+        "prevResult": JSON,
+    },
+)
+
+
+@given(KEYS)
+def test_any_configuration_gives_a_value_or_an_error(keys):
+    """Whatever a configuration holds, it is a value within bounds or a CniError(7), and DEL's part works."""
+    conf = netconf(keys)
+    failure = failure_of(lambda: parse(ARGS, conf, conf.prev_result()), CniError)
+    assert failure is None or failure.code == 7
+    ports = lenient(ARGS, conf) if failure else parse(ARGS, conf, conf.prev_result()).ports
+    for mapping in ports.mappings:
+        assert mapping.protocol in ("tcp", "udp", "sctp")
+        assert 0 < mapping.host_port < 65536
+        assert 0 < mapping.container_port < 65536
+    assert 0 <= ports.mark_bit <= 31
+    assert not any("\n" in word for words in ports.conditions.values() for word in words)
+    assert may_have_ports(conf) in (True, False)
