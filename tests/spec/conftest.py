@@ -39,6 +39,13 @@ class Invoker:
         arguments: Mapping[str, Any] = {"host": self.host, "netns": self.sandbox, **how}
         return run_plugin(self.plugin, command, self.config() if config is None else config, **arguments)
 
+    def after_interface_plugin(self, sandbox: Namespace) -> None:
+        """Gives `sandbox` what a chained plugin finds: an `eth0`, one end of a pair whose other end is on the host."""
+        if self.plugin in configs.CHAINED:
+            assert self.host
+            host_end = f"h{sandbox.name[-12:]}"
+            sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", host_end, "netns", self.host.name)
+
     def of(self, plugin: str) -> Invoker:
         """Returns the same host, sandbox and leases for another plugin."""
         return replace(self, plugin=plugin)
@@ -60,6 +67,6 @@ def refused(plugin: str, quiet_host: Namespace | None, store: Path) -> Invoker:
 @pytest.fixture
 def invoke(plugin: str, host: Namespace, sandbox: Namespace, store: Path) -> Invoker:
     """The plugin under test with a real host and sandbox; needs root."""
-    if plugin in configs.CHAINED:
-        sandbox.ip("link", "add", "eth0", "type", "dummy")
-    return Invoker(plugin, host, sandbox, store)
+    invoker = Invoker(plugin, host, sandbox, store)
+    invoker.after_interface_plugin(sandbox)
+    return invoker

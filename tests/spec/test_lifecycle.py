@@ -83,8 +83,7 @@ def test_own_namespace_is_refused(invoke, command):
 def test_the_refusal_can_be_lifted(invoke, override):
     """CNI_NETNS_OVERRIDE lets ADD and DEL work in the plugin's own namespace."""
     env = {"CNI_NETNS_OVERRIDE": override}
-    if invoke.plugin in configs.CHAINED:
-        invoke.host.ip("link", "add", "eth0", "type", "dummy")
+    invoke.after_interface_plugin(invoke.host)
     invoke("ADD", netns=invoke.host, env=env).result()
     invoke("DEL", netns=invoke.host, env=env).silence()
     assert invoke("ADD", netns=invoke.host, env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
@@ -107,8 +106,8 @@ def test_many_at_once(invoke, new_sandbox):
     """ADD and DEL for different containers may run at the same time."""
     count = 8
     sandboxes = [new_sandbox() for _ in range(count)]
-    for sandbox in sandboxes if invoke.plugin in configs.CHAINED else ():
-        sandbox.ip("link", "add", "eth0", "type", "dummy")
+    for sandbox in sandboxes:
+        invoke.after_interface_plugin(sandbox)
     invoke("DEL", later(invoke)).silence()
     before = states(invoke)[0]
 
