@@ -24,10 +24,10 @@ from kernel.errors import KernelError
 from kernel.nft import Chain, Table
 
 FAMILIES = (4, 6)
+NFPROTO = {4: nft.IPV4, 6: nft.IPV6}  # the family of iptables-nft's tables
 LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
 
 _PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
-_NFPROTO = {4: nft.IPV4, 6: nft.IPV6}
 _LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 _LOCK = "/run/xtables.lock"
@@ -36,7 +36,7 @@ _SAID_CHARACTERS = 500
 _TRIES = 10  # iptables-nft: a conflict takes another program that commits within the same milliseconds
 
 # Exit statuses (iptables: enum xtables_exittype in xtables.h).
-_REFUSED, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 3, 4
+_REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
 
 
 class UnusableError(CniError):
@@ -47,18 +47,34 @@ class RefusedError(CniError):
     """A line was refused: a rule to delete, a chain to make is not as it was read, or the kernel has no such match."""
 
 
-def read(families: Iterable[int], table: str, chains: Sequence[str]) -> dict[int, list[str]]:
+class WordsError(CniError):
+    """A line was not understood, by the program of `family`."""
+
+    def __init__(self, family: int, code: int, msg: str, details: str) -> None:
+        super().__init__(code, msg, details)
+        self.family = family
+
+
+def read(families: Iterable[int], table: str, chains: Sequence[str] = ()) -> dict[int, list[str]]:
     """Returns what `-S` prints of the `chains`, for each of the `families` (4, 6): -P or -N lines, then -A lines.
 
-    The first chain must be a built-in one; of the others, those behind one that is missing are not listed.
-    Raises CniError(11) when the lock is not had, UnusableError.
+    The first chain must be a built-in one; of the others, those behind one that is missing are not listed. Without
+    `chains` it is the whole table. Raises CniError(11) when the lock is not had, UnusableError.
     """
-    text = _document(table, [f"-S {chain}" for chain in chains])
+    return ask(dict.fromkeys(families, [f"-S {chain}" for chain in chains] or ["-S"]), table)
+
+
+def ask(lines: Mapping[int, Sequence[str]], table: str) -> dict[int, list[str]]:
+    """Returns what the lines print for each family: "-S CHAIN", of a built-in one first, and "-C CHAIN -j ACCEPT".
+
+    What stands behind a line that is refused (no such chain, no such rule) is not listed. Raises as `read`.
+    """
     listings = {}
-    for family, outcome in _run(dict.fromkeys(families, text)).items():
+    for family, outcome in _run({family: _document(table, own) for family, own in lines.items()}).items():
         listing = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
         # A built-in chain can be listed wherever there is an iptables that works.
-        if outcome.status not in (0, _REFUSED) or not listing[0].startswith(f"-P {chains[0]} "):
+        start = f"-P {lines[family][0].removeprefix('-S').strip()}".rstrip() + " "
+        if outcome.status not in (0, _REFUSED) or not listing[0].startswith(start):
             raise _unusable(family, outcome)
         listings[family] = listing
     return listings
@@ -76,24 +92,34 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
             raise _failure(doing, family, outcome)
 
 
+def understands(family: int, table: str, lines: Sequence[str]) -> bool:
+    """Tells whether a family's program understands the lines and would apply them; nothing is changed."""
+    return _run({family: _document(table, lines)}, "--test")[family].status == 0
+
+
 def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
     """Returns those of `families` whose `table` may hold `chain`, by asking the kernel and no program.
 
     iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
     """
     asked = list(families)
-    legacy = {family for family in asked if table in _legacy_tables(family)}
+    legacy = {family for family in asked if has_legacy(family, table)}
     try:
         with nft.opened() as socket:
-            found = nft.get(socket, *(Chain(Table(_NFPROTO[family], table), chain) for family in asked))
+            found = nft.get(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in asked))
     except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
         return set(asked)
     return legacy | {family for family, present in zip(asked, found, strict=True) if present}
 
 
+def has_legacy(family: int, table: str) -> bool:
+    """Tells whether iptables-legacy has made `table` for a family."""
+    return table in _legacy_tables(family)
+
+
 def legacy_families(table: str) -> list[int]:
     """Returns the families in which iptables-legacy has made `table`, as far as there is a program for them."""
-    found = [family for family in FAMILIES if table in _legacy_tables(family)]
+    found = [family for family in FAMILIES if has_legacy(family, table)]
     missing = [family for family in found if not _find(family)]
     if missing:
         print(f"podwire: rules of iptables-legacy were not looked for: no {_names(missing)}", file=sys.stderr)
@@ -124,7 +150,7 @@ def _document(table: str, lines: Sequence[str]) -> bytes:
     return "\n".join((f"*{table}", *lines, "COMMIT", "")).encode("utf-8", "surrogateescape")
 
 
-def _run(texts: Mapping[int, bytes]) -> dict[int, Outcome]:
+def _run(texts: Mapping[int, bytes], *options: str) -> dict[int, Outcome]:
     """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock.
 
     They die with us: one that waits for the lock must not get it, and commit, when our DEL has come and gone.
@@ -132,7 +158,7 @@ def _run(texts: Mapping[int, bytes]) -> dict[int, Outcome]:
     if not texts:
         return {}
     start = time.monotonic()
-    commands = {family: _command(family, text) for family, text in texts.items()}
+    commands = {family: _command(family, text, options) for family, text in texts.items()}
     outcomes: dict[int, Outcome] = {}
     for _ in range(_TRIES):
         busy = [family for family in texts if family not in outcomes or outcomes[family].status == _RESOURCE_PROBLEM]
@@ -160,7 +186,7 @@ def _run(texts: Mapping[int, bytes]) -> dict[int, Outcome]:
     return outcomes
 
 
-def _command(family: int, text: bytes) -> Command:
+def _command(family: int, text: bytes, options: tuple[str, ...]) -> Command:
     program = _find(family)
     if not program:
         raise UnusableError(
@@ -168,7 +194,7 @@ def _command(family: int, text: bytes) -> Command:
             f"{_PROGRAMS[family]} is not installed",
             f"it is neither on PATH nor in {', '.join(_DIRECTORIES)}; install iptables",
         )
-    argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S))
+    argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S), *options)
     return Command(argv, {**os.environ, "LC_ALL": "C"}, text, capture_stderr=True)
 
 
@@ -196,8 +222,10 @@ def _unusable(family: int, outcome: Outcome) -> UnusableError:
 def _failure(doing: str, family: int, outcome: Outcome) -> CniError:
     if outcome.status == _VERSION_PROBLEM:
         return _unusable(family, outcome)
-    kind = RefusedError if outcome.status == _REFUSED else CniError
-    return kind(Code.INTERNAL, f"failed to {doing}: {_PROGRAMS[family]} ended with {outcome.how}", _said(outcome))
+    msg = f"failed to {doing}: {_PROGRAMS[family]} ended with {outcome.how}"
+    if outcome.status == _PARAMETER_PROBLEM:
+        return WordsError(family, Code.INTERNAL, msg, _said(outcome))
+    return (RefusedError if outcome.status == _REFUSED else CniError)(Code.INTERNAL, msg, _said(outcome))
 
 
 def _said(outcome: Outcome) -> str:

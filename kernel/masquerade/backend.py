@@ -11,10 +11,10 @@ from functools import partial
 from cni.address import Interface
 from cni.conf import Attachment
 from cni.errors import all_of
-from kernel import nft
+from kernel import iptables_nft, nft
 from kernel.backends import Backends
-from kernel.masquerade import iptables, iptables_nft, nftables
-from kernel.masquerade.names import chain_name
+from kernel.masquerade import iptables, nftables
+from kernel.masquerade.names import CHAINS, chain_name
 from kernel.masquerade.wanted import Masquerade
 
 Step = Callable[[nft.NftSocket], None]
@@ -36,7 +36,10 @@ def deletions(wanted: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
     Its addresses need not be known. `others` are those of the container's other interfaces, whose rules stay.
     """
     chain = chain_name(wanted.network, wanted.container_id)
-    return [lambda socket: iptables_nft.delete(socket, chain, others), lambda socket: nftables.delete(socket, wanted)]
+    return [
+        lambda socket: iptables_nft.delete(socket, CHAINS, chain, others),
+        lambda socket: nftables.delete(socket, wanted),
+    ]
 
 
 def delete_legacy(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
@@ -47,7 +50,10 @@ def delete_legacy(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
 def gc(network: str, valid: frozenset[Attachment]) -> list[Step]:
     """Returns what removes by netlink the rules of this network that belong to no attachment in `valid`."""
     kept = _chains(network, valid)
-    return [lambda socket: iptables_nft.gc(socket, network, kept), lambda socket: nftables.gc(socket, network, valid)]
+    return [
+        lambda socket: iptables_nft.gc(socket, CHAINS, network, kept),
+        lambda socket: nftables.gc(socket, network, valid),
+    ]
 
 
 def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:

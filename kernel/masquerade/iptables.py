@@ -14,28 +14,23 @@ container still has.
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from cni.address import Interface, Network
 from cni.errors import CniError, Code
-from kernel import iptables
-from kernel.masquerade.names import ENTRY, TABLE, chain_name
+from kernel import iptables, iptables_chains
+from kernel.iptables_chains import TABLE, quoted
+from kernel.masquerade.names import CHAINS, ENTRY, chain_name
 from kernel.masquerade.wanted import Masquerade
 
 _MULTICAST: dict[int, Network] = {4: IPv4Network("224.0.0.0/4"), 6: IPv6Network("ff00::/8")}
-_COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
-_ROUNDS = 3  # another verb may change the chain between our reading and our writing
 
 _RULE = re.compile(
     r"-A (?P<chain>\S+)(?: -s (?P<source>\S+))?(?:(?P<inverted> !)? -d (?P<destination>\S+))?"
     r'(?: -m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+))? -j (?P<target>\S+)'
 )
-_OWNER = re.compile(r' --comment "name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
-
-Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply
 
 
 def add(wanted: Masquerade) -> None:
@@ -49,7 +44,7 @@ def add(wanted: Masquerade) -> None:
     def missing(family: int, listing: list[str]) -> list[str]:
         found = _parse(listing)
         exceptions, masquerade, jumps = _rules(wanted, family)
-        comment = _comment(wanted.network, wanted.container_id)
+        comment = _comment(wanted)
         lines = [] if f"-N {chain}" in listing else [f"-N {chain}"]
         absent = [rule for rule in exceptions if rule not in _before(masquerade, found)]
         if masquerade in found:  # exceptions stand before it
@@ -59,7 +54,7 @@ def add(wanted: Masquerade) -> None:
         return lines + [rule.line("-A", comment) for rule in jumps if rule not in found]
 
     doing = f"add masquerade rules to chain {chain}"
-    _change(_families(wanted), chain, missing, doing)
+    iptables_chains.change(_families(wanted), CHAINS, chain, missing, doing)
 
 
 def delete_legacy(wanted: Masquerade, others: Collection[Interface] = ()) -> None:
@@ -71,14 +66,8 @@ def delete_legacy(wanted: Masquerade, others: Collection[Interface] = ()) -> Non
     """
     chain = chain_name(wanted.network, wanted.container_id)
     kept = _sources(others)
-
-    def present(family: int, listing: list[str]) -> list[str]:
-        jumps = _jumps_to(chain, listing)
-        gone = [line for line in jumps if _source(line) not in kept]
-        last = len(gone) == len(jumps) and f"-N {chain}" in listing
-        return _deletions(gone) + (_removal(chain) if last else [])
-
-    _change_legacy(chain, present, f"delete masquerade rules of chain {chain}")
+    doing = f"delete masquerade rules of chain {chain}"
+    iptables_chains.delete_legacy({chain: CHAINS}, doing, stays=lambda jump: _source(jump) in kept)
 
 
 def check(wanted: Masquerade) -> None:
@@ -93,31 +82,16 @@ def check(wanted: Masquerade) -> None:
         absent = [rule for rule in exceptions if rule not in effective]
         absent += [rule for rule in (masquerade, *jumps) if rule not in found]
         if absent:
-            comment = _comment(wanted.network, wanted.container_id)
+            comment = _comment(wanted)
             raise _missing(f"rule {absent[0].line('-A', comment)}", family)
 
 
 def gc_legacy(network: str, kept: Collection[str]) -> None:
     """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as `delete`.
 
-    A jump is the network's when its comment names network and container and its chain is the one that follows from
-    both. Where the comment was cut this cannot be proven: such jumps stay, and their number is told on stderr.
+    What cannot be proven to be the network's stays, and is told of on stderr.
     """
-
-    def stale(family: int, listing: list[str]) -> list[str]:
-        mark = f' --comment "name: \\"{network}\\" id: '
-        own = [line for line in listing if mark in line and not set(line.split()).intersection(kept)]
-        chains = dict.fromkeys(chain for line in own if (chain := _proven_chain(line)))
-        doubtful = [line for line in own if chains.keys().isdisjoint(line.split())]
-        if doubtful:
-            what = f"{len(doubtful)} masquerade rules (IPv{family}) seem to be of network {network}"
-            print(f"podwire: {what} and stay, since their comments do not prove it", file=sys.stderr)
-        lines = []
-        for chain in chains:
-            lines += _deletions(_jumps_to(chain, listing)) + _removal(chain)
-        return lines
-
-    _change_legacy(ENTRY, stale, f"delete stale masquerade rules of network {network}")
+    iptables_chains.gc_legacy([CHAINS], network, frozenset(kept))
 
 
 def problem() -> str:
@@ -153,40 +127,13 @@ def _rules(wanted: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_R
     return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
 
 
-def _change(families: Iterable[int], chain: str, plan: Plan, doing: str) -> None:
-    """Reads POSTROUTING and `chain` where there may be such a chain, plans and applies.
-
-    Again when what was read has changed meanwhile.
-    """
-    for tries_left in reversed(range(_ROUNDS)):
-        present = iptables.may_have(families, TABLE, chain)
-        listings = iptables.read(present, TABLE, list(dict.fromkeys((ENTRY, chain))))
-        absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
-        changes = {family: plan(family, listing) for family, listing in (absent | listings).items()}
-        try:
-            iptables.apply(changes, TABLE, doing)
-        except iptables.RefusedError:
-            if not tries_left:
-                raise
-        else:
-            return
-
-
-def _change_legacy(chain: str, plan: Plan, doing: str) -> None:
-    """Has iptables-legacy take rules away, in families whose table it has made; without its program nothing can be."""
-    families = iptables.legacy_families(TABLE)
-    if families:
-        _change(families, chain, plan, doing)
-
-
 def _families(wanted: Masquerade) -> list[int]:
     return sorted({item.version for item in wanted.addresses})
 
 
-def _comment(network: str, container_id: str) -> str:
+def _comment(wanted: Masquerade) -> str:
     """Returns the comment of all rules as iptables quotes it, cut as xt_comment demands."""
-    text = f'name: "{network}" id: "{container_id}"'[:_COMMENT_BYTES]
-    return '"' + text.replace('"', '\\"') + '"'
+    return quoted(CHAINS.comment(wanted.network, wanted.container_id))
 
 
 def _parse(listing: list[str]) -> list[_Rule]:
@@ -219,26 +166,6 @@ def _network(text: str | None) -> Network | None:
         return ip_network(text) if text else None
     except ValueError:  # iptables can match on bits that are no prefix
         return None
-
-
-def _jumps_to(chain: str, listing: list[str]) -> list[str]:
-    return [line for line in listing if line.startswith(f"-A {ENTRY} ") and chain in line.split()]
-
-
-def _deletions(lines: list[str]) -> list[str]:
-    """Returns the lines that delete listed rules, in iptables' own words."""
-    return ["-D" + line.removeprefix("-A") for line in lines]
-
-
-def _removal(chain: str) -> list[str]:
-    return [f"-F {chain}", f"-X {chain}"]
-
-
-def _proven_chain(line: str) -> str:
-    """Returns the chain a jump goes to when its comment proves whose it is, else ""."""
-    owner = _OWNER.search(line)
-    chain = chain_name(owner["network"], owner["container_id"]) if owner else ""
-    return chain if chain in line.split() else ""
 
 
 def _missing(what: str, family: int) -> CniError:

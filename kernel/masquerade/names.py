@@ -5,11 +5,8 @@ One rule: pure.
 
 from __future__ import annotations
 
-import hashlib
+from kernel.iptables_chains import ContainerChains
 
-TABLE, ENTRY = "nat", "POSTROUTING"
-
-
-def chain_name(network: str, container_id: str) -> str:
-    """Returns the name of a container's chain (reference: FormatChainName)."""
-    return "CNI-" + hashlib.sha512((network + container_id).encode()).hexdigest()[:24]
+ENTRY = "POSTROUTING"
+CHAINS = ContainerChains(ENTRY, "CNI-", "", "masquerade")
+chain_name = CHAINS.name

@@ -4,7 +4,7 @@ import pytest
 
 from cni.errors import CniError
 from kernel import iptables
-from kernel.iptables import RefusedError, UnusableError
+from kernel.iptables import RefusedError, UnusableError, WordsError
 from tests.support.errors import failure_of
 
 PROGRAM = """#!/bin/sh
@@ -95,7 +95,7 @@ def test_changes_are_one_document_for_each_family(programs):
     assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(1, RefusedError), (2, CniError), (3, UnusableError)])
+@pytest.mark.parametrize(("status", "kind"), [(1, RefusedError), (2, WordsError), (3, UnusableError), (5, CniError)])
 def test_a_failure_tells_what_the_program_said(programs, status, kind):
     """The message names program, deed and exit status, the details what stood on stderr, in one line."""
     programs.install(4, status)

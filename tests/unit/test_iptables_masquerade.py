@@ -30,8 +30,8 @@ class Tables:
     def legacy_families(self, table):
         return [4, 6]
 
-    def read(self, families, table, chains):
-        return {family: self._listing(family, chains) for family in families}
+    def read(self, families, table, chains=()):
+        return {family: self._listing(family, chains or self.chains[family]) for family in families}
 
     def apply(self, changes, table, doing):
         if self.meanwhile:
@@ -247,9 +247,9 @@ def test_gc_leaves_what_it_cannot_prove(tables, capfd):
     before = tables.rules("POSTROUTING")
     iptables.gc_legacy("goldnet", set())
     assert tables.rules("POSTROUTING") == before
-    assert capfd.readouterr().err.count("2 masquerade rules (IPv4) seem to be of network goldnet") == 1
+    assert capfd.readouterr().err.count("2 masquerade rule(s) seem to be of network goldnet") == 1
     iptables.gc_legacy("goldnet", {chain_name("goldnet", "x" * 300)})
-    assert "1 masquerade rules" in capfd.readouterr().err
+    assert "1 masquerade rule(s)" in capfd.readouterr().err
 
 
 def test_a_long_comment_is_cut(tables):

@@ -1,0 +1,170 @@
+"""Chains of containers in table nat, as the reference makes them: one for each container and network, and jumps to it.
+
+One rule: a chain is a container's when its name follows from network and container; a jump's comment tells both, and
+proves nothing by itself.
+
+The text here is what iptables' programs print and take; kernel.iptables_nft does the same over netlink.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from kernel import iptables
+
+TABLE = "nat"
+COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
+
+_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
+_ROUNDS = 3  # another verb may change a chain between our reading and our writing
+_OWNER = re.compile(r'"(?:\w+ )?name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
+
+Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply
+
+
+@dataclass(frozen=True)
+class ContainerChains:
+    """One kind of such chains: `entry` has the jumps, the names start with `start`, comments with `comment_start`.
+
+    `what` is for messages: "masquerade", "host port".
+    """
+
+    entry: str
+    start: str
+    comment_start: str
+    what: str
+
+    def name(self, network: str, container_id: str) -> str:
+        """Returns the name of a container's chain (reference: FormatChainName, MustFormatChainNameWithPrefix)."""
+        return (self.start + hashlib.sha512((network + container_id).encode()).hexdigest())[:_NAME_MAX]
+
+    def comment(self, network: str, container_id: str = "") -> str:
+        """Returns the comment of a container's rules, or what the comments of a network's rules begin with."""
+        start = f'{self.comment_start}name: "{network}" id: '
+        return f'{start}"{container_id}"'[:COMMENT_BYTES] if container_id else start
+
+
+def quoted(text: str) -> str:
+    """Returns a word as iptables-restore takes it and iptables lists it: any printable text is one argument."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def deletions(rules: Iterable[str]) -> list[str]:
+    """Returns the lines that delete listed rules, in iptables' own words."""
+    return ["-D" + line.removeprefix("-A") for line in rules]
+
+
+def jumps_to(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
+    """Returns the rules of chain `entry` that lead to `chain`."""
+    return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
+
+
+def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Plan, doing: str) -> None:
+    """Reads the entries and `chain` where there may be such a chain, plans and applies.
+
+    Again when what was read has changed meanwhile. Raises as kernel.iptables.apply.
+    """
+    for tries_left in reversed(range(_ROUNDS)):
+        present = iptables.may_have(families, TABLE, chain)
+        listings = iptables.read(present, TABLE, list(dict.fromkeys((kind.entry, chain))))
+        absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
+        if apply_planned(absent | listings, plan, doing, may_fail=tries_left > 0):
+            return
+
+
+def apply_planned(listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool) -> bool:
+    """Applies what `plan` makes of the listings; returns False when that was refused, and `may_fail`."""
+    try:
+        iptables.apply({family: plan(family, listing) for family, listing in listings.items()}, TABLE, doing)
+    except iptables.RefusedError:
+        if not may_fail:
+            raise
+        return False
+    return True
+
+
+def delete_legacy(
+    chains: Mapping[str, ContainerChains], doing: str, stays: Callable[[str], object] = lambda jump: False
+) -> None:
+    """Deletes of what iptables-legacy made the jumps to `chains`, and each chain with the last of them.
+
+    Jumps that `stays` tells of stay. Absent is success; a chain to which something else jumps stays, empty, and that
+    is told on stderr. Raises as kernel.iptables.apply.
+    """
+
+    def present(family: int, listing: list[str]) -> list[str]:
+        lines = []
+        for chain, kind in chains.items():
+            jumps = jumps_to(kind.entry, chain, listing)
+            gone = [line for line in jumps if not stays(line)]
+            last = len(gone) == len(jumps) and f"-N {chain}" in listing
+            lines += deletions(gone) + (_removal(kind, chain, listing) if last else [])
+        return lines
+
+    _change_legacy(present, doing)
+
+
+def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[str]) -> None:
+    """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as above.
+
+    A jump is the network's when its comment names network and container and its chain is the one that follows from
+    both. Where the comment was cut this cannot be proven: such jumps stay, and their number is told on stderr.
+    """
+
+    def stale(family: int, listing: list[str], kind: ContainerChains) -> list[str]:
+        mark = quoted(kind.comment(network))[:-1]
+        entries = [line for line in listing if line.startswith(f"-A {kind.entry} ")]
+        own = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
+        chains = dict.fromkeys(chain for line in own if (chain := _proven_chain(kind, line)))
+        if doubtful := [line for line in own if chains.keys().isdisjoint(line.split())]:
+            tell_of_doubtful(len(doubtful), kind, network)
+        lines = []
+        for chain in chains:
+            lines += deletions(jumps_to(kind.entry, chain, listing)) + _removal(kind, chain, listing)
+        return lines
+
+    doing = f"delete stale rules of network {network}"
+    _change_legacy(lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], doing)
+
+
+def tell_of_doubtful(number: int, kind: ContainerChains, network: str) -> None:
+    """Tells on stderr of rules that stay."""
+    what = f"{number} {kind.what} rule(s) seem to be of network {network}"
+    print(f"podwire: {what} and stay, since their comments do not prove it", file=sys.stderr)
+
+
+def tell_of_emptied(chain: str) -> None:
+    """Tells on stderr of a chain that could not be deleted."""
+    print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
+
+
+def _change_legacy(plan: Plan, doing: str) -> None:
+    """Has iptables-legacy change the families whose table it has made; `plan` gets the whole table.
+
+    Without its program nothing can be done.
+    """
+    families = iptables.legacy_families(TABLE)
+    for tries_left in reversed(range(_ROUNDS if families else 0)):
+        if apply_planned(iptables.read(families, TABLE), plan, doing, may_fail=tries_left > 0):
+            return
+
+
+def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[str]:
+    """Returns the lines that delete a chain once its jumps are gone, or empty it when something else leads there."""
+    ends = (f" -j {chain}", f" -g {chain}")
+    if any(line.endswith(ends) and not line.startswith(f"-A {kind.entry} ") for line in listing):
+        tell_of_emptied(chain)
+        return [f"-F {chain}"]
+    return [f"-F {chain}", f"-X {chain}"]
+
+
+def _proven_chain(kind: ContainerChains, line: str) -> str:
+    """Returns the chain a jump goes to when its comment proves whose it is, else ""."""
+    owner = _OWNER.search(line)
+    chain = kind.name(owner["network"], owner["container_id"]) if owner else ""
+    return chain if chain in line.split() else ""

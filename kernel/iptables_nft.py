@@ -1,0 +1,85 @@
+"""Taking away chains of containers that iptables-nft made, over netlink: its tables are nftables tables of that name.
+
+One rule: no rule is read as iptables reads it. What jumps to a chain is found by the chain's name, whose it is by its
+comment; so rules that iptables itself cannot express stand in nobody's way, and no program is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from cni.address import Interface
+from kernel import nft, nft_rule
+from kernel.iptables import NFPROTO
+from kernel.iptables_chains import TABLE, ContainerChains, tell_of_doubtful, tell_of_emptied
+from kernel.nft import Chain, NftSocket, Rule, Table
+from kernel.rtnl import Request
+
+TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
+
+_OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
+
+
+def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterable[Interface] = ()) -> None:
+    """Deletes the jumps to a chain, and the chain with the last of them, in both families; absent is success.
+
+    The jumps that name one of `others`, addresses of the container's other interfaces, stay. A chain to which
+    something else jumps cannot be deleted: it stays, empty, and that is told on stderr. Raises KernelError.
+    """
+    if not nft.delete_or_empty(partial(_delete, socket, kind, chain, tuple(others))):
+        tell_of_emptied(chain)
+
+
+def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[str]) -> None:
+    """Deletes the chains of `network` that are not `kept`, and the jumps to them; raises KernelError.
+
+    Jumps whose comment was cut prove nothing: they stay, and are counted on stderr.
+    """
+    stale: dict[str, None] = {}
+    doubtful = 0
+    for table in TABLES.values():
+        for rule in nft.rules(socket, Chain(table, kind.entry), kind.comment(network)):
+            if any(goes_to(rule, chain) for chain in kept):
+                continue
+            chain = _proven_chain(kind, rule)
+            if chain:
+                stale[chain] = None
+            else:
+                doubtful += 1
+    if doubtful:
+        tell_of_doubtful(doubtful, kind, network)
+    for chain in stale:
+        delete(socket, kind, chain)
+
+
+def goes_to(rule: Rule, chain: str) -> bool:
+    """Tells whether a rule leads to `chain`."""
+    return chain.encode() + b"\0" in rule.expressions
+
+
+def _delete(
+    socket: NftSocket, kind: ContainerChains, name: str, others: tuple[Interface, ...], end: Callable[[Chain], Request]
+) -> None:
+    """Deletes the jumps to a chain and makes an `end` of it, in one transaction for both families."""
+    requests: list[Request] = []
+    found = nft.get(socket, *(Chain(table, name) for table in TABLES.values()))
+    for (version, table), chain in zip(TABLES.items(), found, strict=True):
+        if chain is None:
+            continue
+        entry = Chain(table, kind.entry)
+        kept = [nft_rule.value(other.ip.packed) for other in others if other.version == version]
+        jumps = [rule for rule in nft.rules(socket, entry, name) if goes_to(rule, name)]
+        gone = [rule for rule in jumps if not any(source in rule.expressions for source in kept)]
+        requests += [nft.rule_deletion(entry, rule.handle) for rule in gone]
+        if len(gone) == len(jumps):
+            requests += [nft.flush(chain), end(chain)]
+    nft.change(socket, *requests)
+
+
+def _proven_chain(kind: ContainerChains, rule: Rule) -> str:
+    """Returns the chain a jump goes to when its comment, wherever it is kept, proves whose it is, else ""."""
+    owner = _OWNER.search(rule.expressions + rule.userdata)
+    chain = kind.name(*(item.decode(errors="replace") for item in owner.groups())) if owner else ""
+    return chain if chain and goes_to(rule, chain) else ""
