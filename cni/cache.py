@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cni import gojson
+from cni.address import Address
 from cni.conf import Attachment
+from cni.errors import CniError
+from cni.result import from_json
 
 RESULTS_DIR = "/var/lib/cni/results"
 
@@ -25,6 +28,7 @@ class ResultCache:
     network: str
     sandboxes: Mapping[Attachment, str]
     _files: frozenset[str]
+    _results: Mapping[Attachment, object] = field(default_factory=dict)
 
     @classmethod
     def read(cls, network: str, directory: str = RESULTS_DIR) -> ResultCache:
@@ -38,12 +42,23 @@ class ResultCache:
         except OSError:
             files = frozenset()
         sandboxes = {}
+        results = {}
         for name in files:
             entry = _load(f"{directory}/{name}")
             if entry and network in ("", entry.get("networkName")):
                 attachment = Attachment(str(entry.get("containerId")), str(entry.get("ifName")))
                 sandboxes[attachment] = str(entry.get("netns") or "")
-        return cls(network, sandboxes, files)
+                results[attachment] = entry.get("result")
+        return cls(network, sandboxes, files, results)
+
+    def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
+        """Returns the addresses of the container's other interfaces that may live, as far as they are known."""
+        found: set[Address] = set()
+        for other, netns in self.sandboxes.items():
+            same = other.container_id == attachment.container_id and other.ifname != attachment.ifname
+            if same and _may_live(netns):
+                found.update(_addresses(self._results.get(other)))
+        return frozenset(found)
 
     def is_gone(self, attachment: Attachment) -> bool:
         """Tells whether the container surely does not live any more; an `ifname` of "" stands for any.
@@ -74,6 +89,15 @@ def _load(path: str) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _addresses(result: object) -> list[Address]:
+    """Returns the addresses of a cached result, which is of the version it names; none of one that cannot be read."""
+    version = result.get("cniVersion") if isinstance(result, dict) else None
+    try:
+        return [ip.address.ip for ip in from_json(result, version if isinstance(version, str) else "").ips]
+    except CniError:
+        return []
 
 
 def _may_live(netns: str) -> bool:

@@ -1,40 +1,167 @@
-"""Host ports with iptables."""
+"""Host ports with iptables: for each container and network a chain in table nat, and entries that lead to it.
+
+One rule: names, rules, comments and their order are the reference's (plugins.portmap.iptables_rules), so that either
+can take away what the other has made.
+
+What it costs: ADD runs one program for each family when netlink shows that nothing is in the way, else two, whatever
+the number of ports; CHECK runs one; DEL and GC run none, except where iptables-legacy has made table nat.
+
+No rule names the interface: two interfaces of one container on one network share the chain, and the first one's rules
+win, as with the reference. ADD keeps rules that lead to an address which another, living interface of the container has
+according to libcni's cache; DEL of either interface takes the chain away.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
+from cni.address import Address
+from cni.cache import ResultCache
 from cni.conf import Attachment
+from cni.errors import CniError, Code, all_of
+from kernel import iptables, iptables_chains, iptables_nft, nft
+from kernel.iptables import UnusableError, WordsError
+from kernel.iptables_chains import TABLE
 from kernel.nft import NftSocket
+from plugins.portmap import iptables_check, iptables_plan
+from plugins.portmap.iptables_look import Seen, look
+from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS
 from plugins.portmap.wanted import HostPorts
+
+_ROUNDS = 3  # another verb may change what we have seen before we write
+_CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 
 def add(wanted: HostPorts) -> None:
-    """Makes the rules."""
-    raise NotImplementedError
+    """Makes the rules; the container's own that are there already are replaced.
+
+    Raises iptables.UnusableError, CniError(11) for a port that is taken or a lock that is not had, CniError(999); some
+    rules may be there then, which `delete` and `delete_legacy` take away.
+    """
+    try:
+        for tries_left in reversed(range(_ROUNDS)):
+            seen = look(wanted)
+            listings = _listings(seen, {})
+            if listings is not None and _written(wanted, listings, may_fail=tries_left > 0):
+                return
+        raise _restless()
+    except UnusableError:  # the other backend's turn: one family may have its rules
+        with suppress(CniError):
+            all_of(
+                partial(delete_legacy, wanted.network, wanted.container_id),
+                partial(nft.each, [lambda socket: delete(socket, wanted.network, wanted.container_id)]),
+            )
+        raise
 
 
 def check(wanted: HostPorts) -> None:
-    """Checks them."""
-    raise NotImplementedError
+    """Checks each rule and the shared chains; raises CniError(999) naming what is missing, and as `add`."""
+    questions = {version: iptables_check.questions(wanted, version) for version in wanted.families}
+    for _ in range(_ROUNDS):
+        seen = look(wanted)
+        for version, family in seen.items():
+            iptables_check.chains(wanted, version, family)
+        listings = _listings({version: replace(family, clear=False) for version, family in seen.items()}, questions)
+        if listings is not None:
+            break
+    else:
+        raise _restless()
+    for version, listing in listings.items():
+        iptables_check.rules(wanted, version, listing, seen[version])
 
 
 def problem() -> str:
-    """Tells what is missing."""
-    raise NotImplementedError
+    """Returns "" when host ports of IPv4 can be served with iptables, else what is missing (IPv6 may be)."""
+    return iptables.problem((4,))
 
 
 def delete(socket: NftSocket, network: str, container_id: str) -> None:
-    """Deletes what iptables-nft made, by netlink."""
+    """Deletes the container's chain and the entries that lead there, of iptables-nft; absent is success.
+
+    Also those that the reference made before 0.7.0. Raises KernelError.
+    """
+    all_of(
+        *(partial(iptables_nft.delete, socket, kind, kind.name(network, container_id)) for kind in (CHAINS, OLD_CHAINS))
+    )
 
 
 def delete_legacy(network: str, container_id: str) -> None:
-    """Deletes what iptables-legacy made."""
+    """Deletes the same of iptables-legacy, which takes its lock; raises CniError(11), CniError(999)."""
+    chains = {kind.name(network, container_id): kind for kind in (CHAINS, OLD_CHAINS)}
+    iptables_chains.delete_legacy(chains, f"delete the host ports of container {container_id}")
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
-    """Deletes what iptables-nft made of attachments that are not valid."""
+    """Deletes the chains and entries of a network's containers that are not `valid`, of iptables-nft.
+
+    What cannot be proven to be the network's stays, and is told of on stderr. Raises KernelError.
+    """
+    kept = _names(network, valid)
+    all_of(*(partial(iptables_nft.gc, socket, kind, network, kept) for kind in (CHAINS, OLD_CHAINS)))
 
 
 def gc_legacy(network: str, valid: Iterable[Attachment]) -> None:
-    """Deletes what iptables-legacy made of attachments that are not valid."""
+    """Deletes the same of iptables-legacy; raises CniError(11), CniError(999)."""
+    iptables_chains.gc_legacy((CHAINS, OLD_CHAINS), network, _names(network, valid))
+
+
+def _names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
+    return frozenset(kind.name(network, item.container_id) for item in valid for kind in (CHAINS, OLD_CHAINS))
+
+
+def _listings(seen: Mapping[int, Seen], questions: Mapping[int, list[str]]) -> dict[int, list[str]] | None:
+    """Returns what there is in each family, read by the program where netlink does not tell; None if that was changing.
+
+    `questions` are further lines to ask the program.
+    """
+    asked = {
+        version: [*(f"-S {chain}" for chain in family.chains), *([] if family.chains else ["-S"])]
+        for version, family in seen.items()
+        if not family.clear
+    }
+    read = iptables.ask({version: lines + questions.get(version, []) for version, lines in asked.items()}, TABLE)
+    for version, listing in read.items():
+        listed = {line.split()[1] for line in listing if line.startswith(("-N ", "-P "))}
+        if not listed.issuperset(seen[version].chains):
+            return None
+    return {version: list(family.listing) for version, family in seen.items()} | read
+
+
+def _restless() -> CniError:
+    hint = "see what changes them all the time: nft monitor"
+    return CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables kept changing while it was read", hint)
+
+
+def _written(wanted: HostPorts, listings: dict[int, list[str]], *, may_fail: bool) -> bool:
+    others = _others(wanted, listings)
+    doing = f"lead host ports to container {wanted.container_id}"
+    try:
+        return iptables_chains.apply_planned(
+            listings, partial(iptables_plan.lines, wanted, others), doing, may_fail=may_fail
+        )
+    except WordsError as error:
+        raise _explained(wanted, listings, error) from None
+
+
+def _others(wanted: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[Address]:
+    """Returns the addresses of the container's other interfaces on this network; asked for only when it matters."""
+    own = {address.ip for address in wanted.addresses.values()}
+    if all(iptables_plan.leads_to(wanted, listing) <= own for listing in listings.values()):
+        return frozenset()
+    attachment = Attachment(wanted.container_id, wanted.ifname)
+    return ResultCache.read(wanted.network).addresses_beside(attachment) - own
+
+
+def _explained(wanted: HostPorts, listings: Mapping[int, list[str]], error: WordsError) -> CniError:
+    """Returns the error with the key that is to blame: conditions, when without them all would be understood."""
+    version = error.family
+    if not wanted.conditions.get(version):
+        return error
+    plain = iptables_plan.lines(replace(wanted, conditions={}), (), version, listings[version])
+    if not iptables.understands(version, TABLE, plain):
+        return error
+    hint = f"write the match words of iptables, one word in each string; it said: {error.details}"
+    return CniError(Code.INVALID_NETWORK_CONFIG, f'"{_CONDITIONS[version]}" are no match words: {error.msg}', hint)

@@ -13,7 +13,8 @@ from tests.support import golden
 from tests.support.attaching import Network
 from tests.support.binaries import ROOT
 
-SCENARIOS = sorted(path.stem for path in (ROOT / "tests" / "data" / "golden").glob("*.json"))
+GOLDEN = ROOT / "tests" / "data" / "golden"
+SCENARIOS = sorted(path.stem for path in GOLDEN.glob("*.json") if not path.stem.startswith("portmap-"))
 CONTAINER_ID = "0123abcdef"
 
 # Attributes that must be in both, whatever the kernel and the version of ip: a comparison of nothing proves nothing.
@@ -44,7 +45,7 @@ def scenario(name):
 @pytest.fixture(params=map(scenario, SCENARIOS))
 def expected(request):
     """One scenario: configuration and what the reference made of it."""
-    return json.loads((ROOT / "tests" / "data" / "golden" / f"{request.param}.json").read_text())
+    return json.loads((GOLDEN / f"{request.param}.json").read_text())
 
 
 @pytest.fixture

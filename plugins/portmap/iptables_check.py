@@ -1,0 +1,137 @@
+"""What CHECK demands of the rules of host ports in iptables, given what there is.
+
+One rule: pure; it raises for the first thing that is missing, and names it as `iptables -S` would list it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cni.cache import ResultCache
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from kernel.iptables_chains import TABLE
+from plugins.portmap.claims import shadowed
+from plugins.portmap.iptables_look import Seen
+from plugins.portmap.iptables_plan import claims
+from plugins.portmap.iptables_rules import (
+    ChainRule,
+    Entry,
+    chain_of,
+    chain_rules,
+    entries,
+    found_chain_rules,
+    found_entries,
+    shared_chains,
+    shared_rules,
+)
+from plugins.portmap.wanted import HostPorts, PortMapping
+
+_MARK = "INPUT"  # the chain that is listed after each question, which tells how many were answered with yes
+
+
+def questions(wanted: HostPorts, version: int) -> list[str]:
+    """Returns what to ask the program beside the listing: for entries with conditions, which only it can read."""
+    if not wanted.conditions.get(version):
+        return []
+    return [line for entry in entries(wanted, version) for line in (f"-C{entry.removeprefix('-A')}", f"-S {_MARK}")]
+
+
+def chains(wanted: HostPorts, version: int, seen: Seen) -> None:
+    """Raises CniError(999) for a chain that is known to be missing, before any program is run."""
+    if not seen.whole:
+        for chain in (*shared_chains(wanted), chain_of(wanted)):
+            if chain not in seen.chains:
+                raise _missing(f"chain {chain}", version)
+
+
+def rules(wanted: HostPorts, version: int, listing: Sequence[str], seen: Seen) -> None:
+    """Raises CniError(999) for what is missing, and for a mapping that a rule of another container precedes."""
+    present = set(listing)
+    for chain in (*shared_chains(wanted), chain_of(wanted)):
+        if f"-N {chain}" not in present:
+            raise _missing(f"chain {chain}", version)
+    for rule in shared_rules(wanted):
+        if rule not in present:
+            raise _missing(f"rule {rule}", version)
+    _check_chain(wanted, version, listing)
+    found = found_entries(listing)
+    own = [entry for entry in found if entry.target == chain_of(wanted)]
+    _check_entries(wanted, version, _answered(listing, seen), own)
+    _check_not_shadowed(wanted, version, listing, found)
+
+
+def _answered(listing: Sequence[str], seen: Seen) -> int:
+    """Returns how many questions were answered with yes; the whole table has the marking chain once by itself."""
+    return sum(line.startswith(f"-P {_MARK} ") for line in listing) - seen.whole
+
+
+def _check_chain(wanted: HostPorts, version: int, listing: Sequence[str]) -> None:
+    """Demands each mapping's rules: those that mark before the one that leads to the pod, the mappings in order."""
+    found = found_chain_rules(listing, chain_of(wanted))
+    start = 0
+    for mapping, marks, dnat in chain_rules(wanted, version):
+        if dnat not in found[start:]:
+            raise _missing(f"rule {dnat}", version)
+        end = found.index(dnat, start)
+        for mark in marks:
+            if mark not in found[:end]:
+                raise _missing(f"rule {mark}", version)
+        _check_first(wanted, version, mapping, dnat, found[:end])
+        start = end
+
+
+def _check_first(
+    wanted: HostPorts, version: int, mapping: PortMapping, dnat: ChainRule, before: Sequence[ChainRule]
+) -> None:
+    """Refuses an older rule that sends the packets elsewhere, unless to another interface of the container."""
+    own = [rule for _, _, rule in chain_rules(wanted, version)]
+    for rule in before:
+        if rule.target != dnat.target or rule in own:
+            continue
+        attachment = Attachment(wanted.container_id, wanted.ifname)
+        overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
+        if overlaps and rule.leads_to not in ResultCache.read(wanted.network).addresses_beside(attachment):
+            raise CniError(
+                Code.INTERNAL,
+                f"host port {mapping} leads to {rule.to}, by an older rule that stands first: {rule}",
+                "remove the container and create it again",
+            )
+
+
+def _check_entries(wanted: HostPorts, version: int, answered: int, own: Sequence[Entry]) -> None:
+    """Demands the entries: those with conditions as they are made, else one for each port, however they are grouped."""
+    there = {(entry.protocol, port) for entry in own if not entry.conditional for port in entry.ports}
+    conditional = bool(wanted.conditions.get(version))
+    for number, line in enumerate(entries(wanted, version)):
+        (entry,) = found_entries([line])
+        covered = there.issuperset((entry.protocol, port) for port in entry.ports)
+        if not (number < answered if conditional else covered):
+            raise _missing(f"rule {line}", version)
+
+
+def _check_not_shadowed(wanted: HostPorts, version: int, listing: Sequence[str], found: Sequence[Entry]) -> None:
+    """Refuses entries of others for the same packets in front of ours.
+
+    What has conditions takes some packets only, and which is not known: it is passed over.
+    """
+    chain = chain_of(wanted)
+    plain = [entry for entry in found if not entry.conditional or entry.target == chain]
+    for mapping in wanted.of(version):
+        ours = (entry.target == chain and _is_for(entry, mapping) for entry in plain)
+        before = plain[: next((number for number, own in enumerate(ours) if own), 0)]
+        for entry, claim in claims(wanted, version, listing, before):
+            if entry.target != chain and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip):
+                raise shadowed(mapping, claim)
+
+
+def _is_for(entry: Entry, mapping: PortMapping) -> bool:
+    return entry.protocol == mapping.protocol and mapping.host_port in entry.ports
+
+
+def _missing(what: str, version: int) -> CniError:
+    return CniError(
+        Code.INTERNAL,
+        f"host ports: {what} is missing in table {TABLE} ({'iptables' if version == 4 else 'ip6tables'})",
+        "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
+    )

@@ -1,0 +1,122 @@
+"""What netlink tells of host ports in iptables-nft's tables, so that ADD need not run a program to look first.
+
+One rule: what is not surely recognised counts as unknown, and the program is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kernel import iptables, nft, nft_rule
+from kernel.errors import KernelError
+from kernel.iptables_chains import TABLE
+from kernel.iptables_nft import TABLES, goes_to
+from kernel.nft import Chain, NftSocket, Rule
+from plugins.portmap.iptables_rules import CHAINS, DNAT, MASQ, SETMARK, chain_of, mark_of, shared_chains, shared_rules
+from plugins.portmap.wanted import HostPorts
+
+_BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
+# struct xt_multiport_v1 (linux/netfilter/xt_multiport.h) behind name and revision of the match, as the kernel lists it.
+_MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
+_PORTS = struct.Struct("=BB15H15BB")
+_TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
+_OWN_CHAIN = re.compile(CHAINS.start.encode() + rb"[0-9a-f]+(?=\0)")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Table nat of one family.
+
+    With `clear` nothing is in the way of new rules, and `listing` has what there is of the shared chains, as the
+    program would list it. Else the program is to list `chains`, a built-in one first, or all when there are none.
+    """
+
+    clear: bool
+    listing: tuple[str, ...] = ()
+    chains: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Tells whether nothing is known: iptables-legacy made the table, or netlink does not tell."""
+        return not self.clear and not self.chains
+
+
+def look(wanted: HostPorts) -> dict[int, Seen]:
+    """Returns what is seen of each family; one netlink conversation, no process."""
+    unknown = Seen(clear=False)
+    legacy = {version: unknown for version in wanted.families if iptables.has_legacy(version, TABLE)}
+    asked = [version for version in wanted.families if version not in legacy]
+    try:
+        with nft.opened() as socket:
+            return legacy | _look(socket, wanted, asked)
+    except KernelError:
+        return dict.fromkeys(wanted.families, unknown)
+
+
+def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int]) -> dict[int, Seen]:
+    names = [chain_of(wanted), *filter(None, [wanted.external_mark_chain]), *shared_chains(wanted)]
+    chains = [Chain(TABLES[version], name) for version in versions for name in names]
+    present: dict[int, list[str]] = {version: [] for version in versions}
+    for chain, found in zip(chains, nft.get(socket, *chains), strict=True):
+        if found:
+            present[4 if chain.table == TABLES[4] else 6].append(chain.name)
+    return {version: _seen(socket, wanted, version, present[version]) for version in versions}
+
+
+def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str]) -> Seen:
+    listing = [f"-N {name}" for name in present]
+    clear = chain_of(wanted) not in present
+    for rule in shared_rules(wanted):
+        found = _candidates(socket, wanted, version, rule, present)
+        if any(_is(rule, candidate, mark_of(wanted)) for candidate in found):
+            listing.append(rule)
+        elif found:
+            clear = False
+    rivals: dict[str, None] = {}
+    if DNAT in present:
+        ports = frozenset(mapping.host_port for mapping in wanted.of(version))
+        for found_entry in nft.rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)):
+            clear = False
+            rivals.update((name.decode(), None) for name in _OWN_CHAIN.findall(found_entry.expressions))
+    return Seen(clear, tuple(listing), tuple(dict.fromkeys((*_BUILT_IN, *present, *rivals))))
+
+
+def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, present: list[str]) -> list[Rule]:
+    """Returns those rules that may be the shared `rule`: in a chain of ours all, else those that lead to ours."""
+    name, target = rule.split()[1], rule.rpartition(" ")[2]
+    if name in _BUILT_IN:
+        return [] if target not in present else nft.rules(socket, Chain(TABLES[version], name), f"{target}\0")
+    return nft.rules(socket, Chain(TABLES[version], name)) if name in present else []
+
+
+def _is(rule: str, found: Rule, mark: int) -> bool:
+    """Tells whether a rule that was found is surely the shared `rule`, in a form that iptables-nft gives it."""
+    chain = rule.split()[1]
+    content = found.expressions
+    value = struct.pack("=I", mark)
+    if chain == SETMARK:
+        return b"MARK\0" in content and value + value in content
+    if chain == MASQ:
+        masquerades = b"MASQUERADE\0" in content or b"masq\0" in content
+        as_match = b"mark\0" in content and value + value in content
+        return masquerades and (as_match or content.count(nft_rule.value(value)) == 2)
+    if chain == "POSTROUTING":
+        return goes_to(found, MASQ) and b"CNI portfwd requiring masquerade" in content + found.userdata
+    return goes_to(found, DNAT) and b"addrtype\0" in content
+
+
+def _perhaps_for(ports: Collection[int]) -> Callable[[bytes], bool]:
+    """Returns what tells of a message whether its rule may be for one of `ports`; it is called for each entry."""
+
+    def perhaps(message: bytes) -> bool:
+        match = _MULTIPORT.search(message)
+        if not match:
+            return True
+        kind, number, *rest = _PORTS.unpack(match[1])
+        ranges_or_inverted = any(rest[15:])
+        return kind != _TO_DESTINATION or ranges_or_inverted or any(port in ports for port in rest[:number])
+
+    return perhaps

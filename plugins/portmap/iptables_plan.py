@@ -1,0 +1,133 @@
+"""What ADD writes, given what there is.
+
+One rule: pure; lines in, lines out. No rule of another container is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from cni.address import Address
+from cni.errors import CniError, Code
+from kernel.iptables_chains import TABLE, deletions
+from plugins.portmap.claims import Claim, contested, place
+from plugins.portmap.iptables_rules import (
+    DNAT,
+    Entry,
+    chain_of,
+    chain_rules,
+    entries,
+    found_chain_rules,
+    found_entries,
+    shared_chains,
+    shared_rules,
+)
+from plugins.portmap.wanted import HostPorts
+
+
+def lines(wanted: HostPorts, others: Collection[Address], version: int, listing: Sequence[str]) -> list[str]:
+    """Returns what is to be applied so that the rules of `wanted` are there, once, and where they belong.
+
+    `listing` is what `iptables -S` tells of the built-in and the shared chains, the container's own and those of
+    others that may have a port. Of the own chain what leads to `others` stays, in front.
+    Raises CniError(999) for an external chain that is missing, CniError(11) for a port that is taken.
+    """
+    present = set(listing)
+    if chain := _missing_external(wanted, version, present):
+        raise CniError(
+            Code.INTERNAL,
+            f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {_program(version)}',
+            "make that chain before the network is used, name one that is there, or leave the key out",
+        )
+    shared = [f"-N {chain}" for chain in shared_chains(wanted)] + [_placed(rule) for rule in shared_rules(wanted)]
+    needed = [line for line in shared if line not in present and line.replace("-I ", "-A ", 1) not in present]
+    kept = _kept(wanted, others, listing)
+    return needed + _chain(wanted, version, present, kept) + _entries(wanted, version, listing, replace=not kept)
+
+
+def claims(
+    wanted: HostPorts, version: int, listing: Sequence[str], found: Iterable[Entry]
+) -> list[tuple[Entry, Claim]]:
+    """Returns what the entries take of the ports of `wanted`, in order, each with its entry.
+
+    An entry names ports; which of them lead anywhere, and for which address of the host, its chain tells.
+    """
+    asked = {mapping.host_port for mapping in wanted.of(version)}
+    taken = []
+    for entry in found:
+        if entry.ports and asked.isdisjoint(entry.ports):
+            continue
+        if f"-N {entry.target}" not in listing:
+            for port in entry.ports:
+                taken.append((entry, Claim(entry.protocol, port, None, entry.network, entry.container_id)))
+            continue
+        for rule in found_chain_rules(listing, entry.target):
+            ours = entry.protocol in ("", rule.protocol) and (not entry.ports or rule.port in entry.ports)
+            if ours and rule.target == "DNAT":
+                claim = Claim(rule.protocol, rule.port, rule.host_ip, entry.network, entry.container_id)
+                taken.append((entry, claim))
+    return taken
+
+
+def leads_to(wanted: HostPorts, listing: Iterable[str]) -> set[Address]:
+    """Returns the addresses to which the container's chain leads."""
+    return {rule.leads_to for rule in found_chain_rules(listing, chain_of(wanted)) if rule.leads_to}
+
+
+def _missing_external(wanted: HostPorts, version: int, present: Collection[str]) -> str:
+    chain = wanted.external_mark_chain
+    needed = chain and any(marks for _, marks, _ in chain_rules(wanted, version))
+    return chain if needed and f"-N {chain}" not in present else ""
+
+
+def _placed(rule: str) -> str:
+    """Returns a shared rule as it is made: masquerading comes first, before that of whole networks (reference)."""
+    return rule.replace("-A ", "-I ", 1) if rule.startswith("-A POSTROUTING ") else rule
+
+
+def _kept(wanted: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
+    """Returns what leads to `others`: the DNAT rules, and the marking rules in front of each."""
+    kept: list[str] = []
+    group: list[str] = []
+    for rule in found_chain_rules(listing, chain_of(wanted)):
+        group.append(str(rule))
+        if rule.target == "DNAT":
+            kept += group if rule.leads_to in others else []
+            group = []
+    return kept
+
+
+def _chain(wanted: HostPorts, version: int, present: Collection[str], kept: Sequence[str]) -> list[str]:
+    chain = chain_of(wanted)
+    rules = [str(rule) for _, marks, dnat in chain_rules(wanted, version) for rule in (*marks, dnat)]
+    start = f"-F {chain}" if f"-N {chain}" in present else f"-N {chain}"
+    return [start, *dict.fromkeys((*kept, *rules))]
+
+
+def _entries(wanted: HostPorts, version: int, listing: Sequence[str], *, replace: bool) -> list[str]:
+    """Returns the lines that make the entries, and with `replace` those that delete what there was of them.
+
+    They stay where they were, unless others that are gone stand before them.
+    """
+    found = found_entries(listing)
+    own = [number for number, entry in enumerate(found) if entry.target == chain_of(wanted)]
+    before = found[: own[0]] if own else found
+    taken = claims(wanted, version, listing, before)
+    number = place(wanted, version, [claim for _, claim in taken])
+    if number is not None:
+        # Without a living one before it the very first place is as good, and is right whatever goes meanwhile.
+        living = any(contested(wanted, version, claim) for _, claim in taken[:number])
+        at = before.index(taken[number][0]) if living else 0
+    else:
+        at = own[0] if own else len(found)
+    there = {found[number].line for number in own}
+    deleted = deletions(found[number].line for number in own) if replace else []
+    made = [entry for entry in entries(wanted, version) if replace or entry not in there]
+    if at >= len(found) - len(deleted):
+        return deleted + made
+    inserted = [entry.replace(f"-A {DNAT} ", f"-I {DNAT} {at + 1 + number} ", 1) for number, entry in enumerate(made)]
+    return deleted + inserted
+
+
+def _program(version: int) -> str:
+    return "iptables" if version == 4 else "ip6tables"
