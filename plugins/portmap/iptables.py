@@ -27,8 +27,8 @@ from kernel.iptables import UnusableError, WordsError
 from kernel.iptables_chains import TABLE
 from kernel.nft import NftSocket
 from plugins.portmap import iptables_check, iptables_plan
-from plugins.portmap.iptables_look import Seen, look
-from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS
+from plugins.portmap.iptables_look import Seen, look, tidy
+from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, shared_rules
 from plugins.portmap.wanted import HostPorts
 
 _ROUNDS = 3  # another verb may change what we have seen before we write
@@ -46,6 +46,8 @@ def add(wanted: HostPorts) -> None:
             seen = look(wanted)
             listings = _listings(seen, {})
             if listings is not None and _written(wanted, listings, may_fail=tries_left > 0):
+                if any(rule not in listing for rule in shared_rules(wanted) for listing in listings.values()):
+                    tidy(wanted)
                 return
         raise _restless()
     except UnusableError:  # the other backend's turn: one family may have its rules

@@ -15,6 +15,7 @@ from kernel.errors import KernelError
 from kernel.iptables_chains import TABLE
 from kernel.iptables_nft import TABLES, goes_to
 from kernel.nft import Chain, NftSocket, Rule
+from kernel.rtnl import Request
 from plugins.portmap.iptables_rules import CHAINS, DNAT, MASQ, SETMARK, chain_of, mark_of, shared_chains, shared_rules
 from plugins.portmap.wanted import HostPorts
 
@@ -54,6 +55,28 @@ def look(wanted: HostPorts) -> dict[int, Seen]:
             return legacy | _look(socket, wanted, asked)
     except KernelError:
         return dict.fromkeys(wanted.families, unknown)
+
+
+def tidy(wanted: HostPorts) -> None:
+    """Deletes shared rules that are there twice, since two first containers made them at once; raises KernelError.
+
+    iptables-nft, which repeats its commit when another came between, makes them without looking again.
+    """
+    try:
+        with nft.opened() as socket:
+            nft.retried(lambda: nft.change(socket, *_surplus(socket, wanted)))
+    except nft.UnavailableError:
+        return
+
+
+def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
+    found = []
+    for version in wanted.families:
+        for rule in shared_rules(wanted):
+            chain = Chain(TABLES[version], rule.split()[1])
+            same = [other for other in nft.rules(socket, chain) if _is(rule, other, mark_of(wanted))]
+            found += [nft.rule_deletion(chain, other.handle) for other in same[1:]]
+    return found
 
 
 def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int]) -> dict[int, Seen]:

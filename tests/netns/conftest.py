@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.support import binaries, scripted
+from tests.support import binaries, hostports, scripted
 from tests.support.attaching import Network
+from tests.support.hostports import HostPorts
 from tests.support.namespaces import Namespace
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
 IPV6 = [{"subnet": "fd00:22::/64"}]
+
+# Both variants of iptables, as parameters of `tools`.
+NFT = pytest.param("nft", marks=pytest.mark.needs("iptables_nft_nat"))
+LEGACY = pytest.param("legacy", marks=pytest.mark.needs("iptables_legacy_nat"))
 
 
 @pytest.fixture
@@ -68,3 +73,16 @@ def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]
 def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
     """The commands that the scripted IPAM plugin was run with so far."""
     return scripted.ScriptedIpam(tmp_path / "ipam").calls
+
+
+@pytest.fixture
+def host_ports(bin_dir: Path, host: Namespace, tools: Path) -> HostPorts:
+    """A network with host ports by iptables, whose plugin finds the programs in `tools`."""
+    config = {"cniVersion": "1.0.0", "name": "net", "type": "portmap", "backend": "iptables"}
+    return HostPorts(host, bin_dir, tools, config)
+
+
+@pytest.fixture(params=[NFT, LEGACY])
+def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory where iptables and its company are of one variant."""
+    return hostports.variant(tmp_path / request.param, request.param)

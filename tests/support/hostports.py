@@ -133,7 +133,7 @@ class HostPorts:
 
     def _saved(self, tool: str) -> list[str]:
         lines = self.host.run(f"{self.tools}/{tool}-save", "-t", "nat").splitlines()
-        return [line.partition(" [")[0] for line in lines if line.startswith("-A") or " - [" in line]
+        return [line.partition(" - [")[0] for line in lines if line.startswith("-A") or " - [" in line]
 
     def _config(self, mappings: Iterable[str], addresses: Sequence[str], ifname: str) -> dict[str, Any]:
         runtime = {"runtimeConfig": {"portMappings": ports(*mappings)}} if mappings else {}
