@@ -227,13 +227,18 @@ def chain_deletion(own: Chain) -> Request:
     return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
 
 
-def rule(own: Chain, expressions: bytes, userdata: bytes = b"") -> Request:
-    """Adds a rule at the end of a chain; `expressions` and `userdata` come from kernel.nft_rule."""
+def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0) -> Request:
+    """Adds a rule at the end of a chain, or in front of the one whose handle is `before`, which must be there (ENOENT).
+
+    `expressions` and `userdata` come from kernel.nft_rule. Several in front of the same rule keep their order.
+    """
     attributes = [*_of(own), ("NFTA_RULE_EXPRESSIONS", expressions)]
     if userdata:
         attributes.append(("NFTA_RULE_USERDATA", userdata))
-    doing = f"add a rule to chain {own}"
-    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, NLM_F_CREATE | _NLM_F_APPEND)
+    if before:
+        attributes.append(("NFTA_RULE_POSITION", before))
+    flags = NLM_F_CREATE if before else NLM_F_CREATE | _NLM_F_APPEND
+    return _request(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
 
 
 def rule_deletion(own: Chain, handle: int) -> Request:

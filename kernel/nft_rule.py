@@ -1,4 +1,4 @@
-"""The content of nftables rules: expressions, built as the `nft` tool builds them, and comments.
+"""The content of nftables rules, built as the `nft` tool builds them, and read: matches, verdicts, comments.
 
 One rule: a rule is the bytes of its expressions, joined; what stands here reads like the rule's text, and `nft list`
 prints that text.
@@ -6,92 +6,159 @@ prints that text.
 
 from __future__ import annotations
 
+import re
 import struct
+import sys
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
 
 from cni.address import Address, Network
+from kernel import nft_expression as expression
+from kernel.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, NESTED, TYPE_MASK
 
-# linux/netfilter/nf_tables.h
-_VERDICT_REGISTER, _REGISTER = 0, 1  # NFT_REG_VERDICT, NFT_REG_1
-_CMP_EQ, _CMP_NEQ = 0, 1
-_META_IIFNAME, _META_NFPROTO = 6, 15
-_LINK_HEADER, _NETWORK_HEADER = 0, 1  # NFT_PAYLOAD_*
-_NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5
-_LIST_ELEM, _EXPR_NAME, _EXPR_DATA, _DATA_VALUE, _DATA_VERDICT = 1, 1, 2, 1, 2
-_NESTED, _TYPE_MASK = 0x8000, 0x3FFF  # linux/netlink.h
-
+_NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
 _NFPROTO = {4: 2, 6: 10}  # by IP version (linux/netfilter.h)
 _SADDR = {4: (12, 4), 6: (8, 16)}  # offset and length in the IP header, by version
 _DADDR = {4: (16, 4), 6: (24, 16)}
+_DPORT = (expression.TRANSPORT_HEADER, 2, 2)
+_L4PROTO = {4: (9, 1), 6: (6, 1)}  # `ip protocol`, `ip6 nexthdr`
+PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_* (linux/in.h)
 
-_ATTRIBUTE = struct.Struct("=HH")
+# What a rule loads before it compares it: attributes that say what, and where protocol and address are found.
+_LOADS = {b"payload\0": (2, 3, 4), b"meta\0": (2,)}
+_PROTOCOL_AT = ((expression.META_L4PROTO,), *((expression.NETWORK_HEADER, *field) for field in _L4PROTO.values()))
+_ADDRESS_AT = tuple((expression.NETWORK_HEADER, *field) for field in _DADDR.values())
+_BY_NUMBER = {bytes([number]): name for name, number in PROTOCOLS.items()}
+_NUMBER = struct.Struct(">I")
+# `compare` in a message: the value's attribute in one of type 3, whose flag for nesting the kernel leaves out.
+_COMPARED = re.compile(
+    re.escape(struct.pack("=H", 12)) + b"\x03[\0\x80]" + re.escape(ATTRIBUTE.pack(6, DATA_VALUE)) + b"(..)", re.DOTALL
+)
+
 _UDATA_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, and the same for tables and chains (libnftnl)
 COMMENT_MAX = 128  # bytes that nft takes (NFTNL_UDATA_COMMENT_MAXLEN)
+USERDATA_MAX = 256  # bytes that the kernel takes (NFT_USERDATA_MAXLEN)
 
 
 def of_version(version: int) -> bytes:
     """Matches packets of an IP version: what nft puts before a rule's first `ip` or `ip6` in a table of family inet."""
-    key = _number(1, _REGISTER), _number(2, _META_NFPROTO)
-    return _expression("meta", key[1], key[0]) + _compare(_CMP_EQ, bytes([_NFPROTO[version]]))
+    return expression.meta(expression.META_NFPROTO) + expression.compare(EQ, bytes([_NFPROTO[version]]))
 
 
-def source(address: Address) -> bytes:
-    """Matches `ip saddr <address>` (or ip6)."""
-    return _payload(_NETWORK_HEADER, *_SADDR[address.version]) + _compare(_CMP_EQ, address.packed)
+def source(where: Address | Network, *, inside: bool = True) -> bytes:
+    """Matches `ip saddr <address or network>` (or ip6), or `ip saddr != ...` with `inside` off."""
+    return _address(_SADDR, ip_network(where), inside)
 
 
-def destination(network: Network, *, inside: bool = True) -> bytes:
-    """Matches `ip daddr <network>` (or ip6), or `ip daddr != <network>` with `inside` off.
+def destination(where: Address | Network, *, inside: bool = True) -> bytes:
+    """Matches `ip daddr <address or network>` (or ip6), or `ip daddr != ...` with `inside` off."""
+    return _address(_DADDR, ip_network(where), inside)
 
-    Of a prefix of whole bytes only those are looked at, as nft does.
-    """
-    offset, length = _DADDR[network.version]
-    operation = _CMP_EQ if inside else _CMP_NEQ
+
+def _address(field: dict[int, tuple[int, int]], network: Network, inside: bool) -> bytes:
+    """Looks only at the bytes of the prefix when these are whole, as nft does."""
+    offset, length = field[network.version]
+    operation = EQ if inside else NEQ
     packed = network.network_address.packed
     whole, rest = divmod(network.prefixlen, 8)
     if whole and not rest:
-        return _payload(_NETWORK_HEADER, offset, whole) + _compare(operation, packed[:whole])
-    masked = _expression(
-        "bitwise",
-        _number(1, _REGISTER),
-        _number(2, _REGISTER),
-        _number(3, length),
-        _value(4, network.netmask.packed),
-        _value(5, bytes(length)),
-    )
-    return _payload(_NETWORK_HEADER, offset, length) + masked + _compare(operation, packed)
+        load = expression.payload(expression.NETWORK_HEADER, offset, whole)
+        return load + expression.compare(operation, packed[:whole])
+    load = expression.payload(expression.NETWORK_HEADER, offset, length)
+    return load + expression.bitwise(network.netmask.packed) + expression.compare(operation, packed)
+
+
+def source_range(first: Address, last: Address, *, inside: bool = True) -> bytes:
+    """Matches `ip saddr <first>-<last>` (or ip6), or `ip saddr != ...` with `inside` off."""
+    return _addresses(_SADDR, first, last, inside)
+
+
+def destination_range(first: Address, last: Address, *, inside: bool = True) -> bytes:
+    """Matches `ip daddr <first>-<last>` (or ip6), or `ip daddr != ...` with `inside` off."""
+    return _addresses(_DADDR, first, last, inside)
+
+
+def _addresses(field: dict[int, tuple[int, int]], first: Address, last: Address, inside: bool) -> bytes:
+    load = expression.payload(expression.NETWORK_HEADER, *field[first.version])
+    return load + expression.between(EQ if inside else NEQ, first.packed, last.packed)
 
 
 def from_interface(name: str) -> bytes:
     """Matches `iifname "<name>"`."""
-    meta = _expression("meta", _number(2, _META_IIFNAME), _number(1, _REGISTER))
-    return meta + _compare(_CMP_EQ, name.encode().ljust(_IFNAMSIZ, b"\0"))
+    return expression.meta(expression.META_IIFNAME) + expression.compare(EQ, name.encode().ljust(_IFNAMSIZ, b"\0"))
+
+
+def transport(protocol: str) -> bytes:
+    """Matches `meta l4proto <protocol>`: what nft puts before a rule's first `tcp` (or another of PROTOCOLS)."""
+    return expression.meta(expression.META_L4PROTO) + expression.compare(EQ, bytes([PROTOCOLS[protocol]]))
+
+
+def destination_port(port: int) -> bytes:
+    """Matches `th dport <port>`; behind `transport` it is `tcp dport <port>`."""
+    return expression.payload(*_DPORT) + expression.compare(EQ, port.to_bytes(2, "big"))
+
+
+def to_this_host() -> bytes:
+    """Matches `fib daddr type local`."""
+    local = expression.LOCAL.to_bytes(4, sys.byteorder)
+    return expression.fib_type(expression.FIB_DADDR) + expression.compare(EQ, local)
+
+
+def mark(bit: int) -> bytes:
+    """Sets a bit of the packet's mark: `meta mark set meta mark | <1 << bit>`."""
+    load, store = expression.meta(expression.META_MARK), expression.meta_set(expression.META_MARK)
+    return load + expression.bitwise(_bits(~(1 << bit)), _bits(1 << bit)) + store
+
+
+def marked(bit: int) -> bytes:
+    """Matches `meta mark & <1 << bit> == <1 << bit>`."""
+    set_bit = _bits(1 << bit)
+    return expression.meta(expression.META_MARK) + expression.bitwise(set_bit) + expression.compare(EQ, set_bit)
+
+
+def _bits(mask: int) -> bytes:
+    return (mask & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+
+
+def dnat(address: Address, port: int) -> bytes:
+    """Leads the packet's connection to another address: `dnat to <address>:<port>`."""
+    return expression.dnat(_NFPROTO[address.version], address.packed, port.to_bytes(2, "big"))
 
 
 def value(data: bytes) -> bytes:
     """Returns what stands in a rule that compares something with `data`, whoever made it: to look for."""
-    return _attribute(_DATA_VALUE, data)
+    return expression.attribute(DATA_VALUE, data)
+
+
+def pairs_compared(message: bytes) -> list[bytes]:
+    """Returns the pairs of bytes that a rule compares something with, ports among them; `message` has the rule in it.
+
+    It costs a microsecond; decoding the message takes fifty.
+    """
+    found: list[bytes] = _COMPARED.findall(message)
+    return found
 
 
 def ether_source(mac: bytes) -> bytes:
     """Matches `ether saddr <mac>` in a table of family bridge."""
-    return _payload(_LINK_HEADER, 6, 6) + _compare(_CMP_EQ, mac)
+    return expression.payload(expression.LINK_HEADER, 6, 6) + expression.compare(EQ, mac)
 
 
 def masquerade() -> bytes:
     """Gives the packet's connection the address of the interface it leaves by."""
-    return _expression("masq")
+    return expression.masquerade()
 
 
 def jump(chain: str) -> bytes:
     """Goes on in `chain` and comes back after it."""
-    return _verdict(_JUMP, _attribute(2, chain.encode() + b"\0"))
+    return expression.verdict(_JUMP, chain)
 
 
 def goto(chain: str) -> bytes:
     """Goes on in `chain` and does not come back."""
-    return _verdict(_GOTO, _attribute(2, chain.encode() + b"\0"))
+    return expression.verdict(_GOTO, chain)
 
 
 def comment(text: str, *further: tuple[int, bytes]) -> bytes:
@@ -117,6 +184,42 @@ def comment_of(data: bytes) -> str:
     return userdata(data).get(_UDATA_COMMENT, b"").rstrip(b"\0").decode(errors="replace")
 
 
+class Target(NamedTuple):
+    """What destination a rule demands; "", 0 and None where it does not, or not by plain comparison."""
+
+    protocol: str
+    port: int
+    address: Address | None
+
+
+def target(expressions: bytes) -> Target:
+    """Reads whom a rule is for, of rules built here and of those of any version of nft; any bytes will do."""
+    loaded: tuple[int, ...] = ()
+    found: dict[tuple[int, ...], bytes] = {}
+    for part in split(expressions):
+        content = _content(_content(part).get(expression.LIST_ELEM, b""))
+        name, own = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
+        if name == b"cmp\0" and own.get(2) == _NUMBER.pack(EQ):
+            found.setdefault(loaded, _content(own.get(3, b"")).get(DATA_VALUE, b""))
+        elif name in _LOADS:
+            loaded = tuple(_NUMBER.unpack(own[key])[0] for key in _LOADS[name] if len(own.get(key, b"")) == 4)
+        elif name != b"cmp\0":
+            loaded = ()
+    protocol = next((_BY_NUMBER[found[at]] for at in _PROTOCOL_AT if found.get(at) in _BY_NUMBER), "")
+    address = next((found[at] for at in _ADDRESS_AT if len(found.get(at, b"")) == at[2]), b"")
+    return Target(protocol, int.from_bytes(found.get(_DPORT, b""), "big"), ip_address(address) if address else None)
+
+
+def split(expressions: bytes) -> list[bytes]:
+    """Returns the expressions of a rule one by one; joined they are the rule again."""
+    found, offset = [], 0
+    while offset + ATTRIBUTE.size <= len(expressions):
+        length = max(ATTRIBUTE.size, (ATTRIBUTE.unpack_from(expressions, offset)[0] + 3) & ~3)
+        found.append(expressions[offset : offset + length])
+        offset += length
+    return found
+
+
 def same(ours: bytes, theirs: bytes) -> bool:
     """Tells whether the kernel's rule is the one that was built here.
 
@@ -129,53 +232,24 @@ def same(ours: bytes, theirs: bytes) -> bool:
 
 def _has(ours: bytes, theirs: bytes) -> bool:
     """Tells whether every attribute of ours stands in theirs."""
-    found = {kind: value for kind, _, value in _attributes(theirs)}
+    found = _content(theirs)
     for kind, nested, value in _attributes(ours):
         if kind not in found or not (_has(value, found[kind]) if nested else value == found[kind]):
             return False
     return True
 
 
+def _content(data: bytes) -> dict[int, bytes]:
+    return {kind: value for kind, _, value in _attributes(data)}
+
+
 def _attributes(data: bytes) -> Iterator[tuple[int, bool, bytes]]:
     """Yields type, whether it is nested, and content of the attributes in `data`."""
     offset = 0
-    while offset + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        yield kind & _TYPE_MASK, bool(kind & _NESTED), data[offset + _ATTRIBUTE.size : offset + length]
-        offset += max(_ATTRIBUTE.size, (length + 3) & ~3)
+    while offset + ATTRIBUTE.size <= len(data):
+        length, kind = ATTRIBUTE.unpack_from(data, offset)
+        yield kind & TYPE_MASK, bool(kind & NESTED), data[offset + ATTRIBUTE.size : offset + length]
+        offset += max(ATTRIBUTE.size, (length + 3) & ~3)
 
 
-def _attribute(kind: int, content: bytes) -> bytes:
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
-
-
-def _nested(kind: int, *contents: bytes) -> bytes:
-    return _attribute(kind | _NESTED, b"".join(contents))
-
-
-def _number(kind: int, number: int) -> bytes:
-    return _attribute(kind, struct.pack(">i", number))
-
-
-def _value(kind: int, value: bytes) -> bytes:
-    return _nested(kind, _attribute(_DATA_VALUE, value))
-
-
-def _expression(name: str, *attributes: bytes) -> bytes:
-    return _nested(_LIST_ELEM, _attribute(_EXPR_NAME, name.encode() + b"\0"), _nested(_EXPR_DATA, *attributes))
-
-
-def _payload(header: int, offset: int, length: int) -> bytes:
-    return _expression("payload", _number(1, _REGISTER), _number(2, header), _number(3, offset), _number(4, length))
-
-
-def _compare(operation: int, value: bytes) -> bytes:
-    return _expression("cmp", _number(1, _REGISTER), _number(2, operation), _value(3, value))
-
-
-def _verdict(code: int, *chain: bytes) -> bytes:
-    verdict = _nested(2, _nested(_DATA_VERDICT, _number(1, code), *chain))
-    return _expression("immediate", _number(1, _VERDICT_REGISTER), verdict)
-
-
-ACCEPT, DROP, RETURN = _verdict(_NF_ACCEPT), _verdict(_NF_DROP), _verdict(_RETURN)
+ACCEPT, DROP, RETURN = (expression.verdict(code) for code in (_NF_ACCEPT, _NF_DROP, _RETURN))

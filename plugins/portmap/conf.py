@@ -14,6 +14,7 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.result import Result
+from plugins.portmap.conditions import UNDERSTOOD, compiled
 from plugins.portmap.wanted import HostPorts, PortMapping
 
 IPTABLES, NFTABLES = "iptables", "nftables"
@@ -66,7 +67,10 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         conditions=conditions,
         refuse_taken=_refuse_taken(fields),
     )
-    return PortmapConf(_backend(fields, ports), ports)
+    backend = _backend(fields, ports)
+    if backend == NFTABLES:
+        _check_conditions(fields, conditions)
+    return PortmapConf(backend, ports)
 
 
 def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
@@ -170,6 +174,15 @@ def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
         if any(ord(character) < 0x20 or character == "\x7f" for character in word):
             hint = f"word {index + 1}: use printable characters"
             raise fields.error(key, f"has a control character in {word!r}", hint)
+
+
+def _check_conditions(fields: Fields, words: dict[int, tuple[str, ...]]) -> None:
+    """Refuses what we cannot make rules of without `nft`."""
+    for version, key in _CONDITIONS.items():
+        try:
+            compiled(words[version], version)
+        except ValueError as error:
+            raise fields.error(key, str(error), UNDERSTOOD) from None
 
 
 def _refuse_taken(fields: Fields) -> bool:

@@ -1,0 +1,117 @@
+"""The expressions that nftables rules are made of: what is loaded, what it is compared with, and what follows from it.
+
+One rule: they are bytes, with their attributes in the order in which the `nft` tool sends them.
+"""
+
+from __future__ import annotations
+
+import struct
+
+# linux/netfilter/nf_tables.h
+EQ, NEQ, _LTE, _GTE = 0, 1, 3, 5  # NFT_CMP_*
+LINK_HEADER, NETWORK_HEADER, TRANSPORT_HEADER = 0, 1, 2  # NFT_PAYLOAD_*
+META_MARK, META_IIF, META_OIF, META_IIFNAME, META_OIFNAME, META_NFPROTO, META_L4PROTO = 3, 4, 5, 6, 7, 15, 16
+CT_STATE, CT_MARK = 0, 3
+FIB_SADDR, FIB_DADDR = 1, 2  # NFTA_FIB_F_*
+LOCAL = 2  # RTN_LOCAL (linux/rtnetlink.h)
+_VERDICT_REGISTER, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
+_RANGE_NEQ = 1
+_FIB_RESULT_ADDRTYPE = 3
+_NAT_DNAT = 1
+LIST_ELEM, NAME, DATA, DATA_VALUE, _DATA_VERDICT = 1, 1, 2, 1, 2
+NESTED, TYPE_MASK = 0x8000, 0x3FFF  # linux/netlink.h
+
+ATTRIBUTE = struct.Struct("=HH")
+
+
+def payload(header: int, offset: int, length: int) -> bytes:
+    """Loads bytes of a packet's header."""
+    return _expression("payload", _number(1, _REGISTER), _number(2, header), _number(3, offset), _number(4, length))
+
+
+def meta(key: int) -> bytes:
+    """Loads what the kernel knows of the packet."""
+    return _expression("meta", _number(2, key), _number(1, _REGISTER))
+
+
+def meta_set(key: int) -> bytes:
+    """Stores what was loaded."""
+    return _expression("meta", _number(2, key), _number(3, _REGISTER))
+
+
+def ct(key: int) -> bytes:
+    """Loads what connection tracking knows of the packet's connection."""
+    return _expression("ct", _number(2, key), _number(1, _REGISTER))
+
+
+def fib_type(flag: int) -> bytes:
+    """Loads what kind of address one of the packet's is to this host (RTN_*, linux/rtnetlink.h)."""
+    return _expression("fib", _number(3, flag), _number(2, _FIB_RESULT_ADDRTYPE), _number(1, _REGISTER))
+
+
+def compare(operation: int, data: bytes) -> bytes:
+    """Goes on with the rule if what was loaded is (EQ) or is not (NEQ) `data`."""
+    return _expression("cmp", _number(1, _REGISTER), _number(2, operation), _value(3, data))
+
+
+def between(operation: int, first: bytes, last: bytes) -> bytes:
+    """Goes on with the rule if what was loaded is (EQ) or is not (NEQ) between `first` and `last`."""
+    if operation == EQ:
+        return compare(_GTE, first) + compare(_LTE, last)
+    return _expression("range", _number(1, _REGISTER), _number(2, _RANGE_NEQ), _value(3, first), _value(4, last))
+
+
+def bitwise(mask: bytes, flipped: bytes = b"") -> bytes:
+    """Keeps the bits of `mask` of what was loaded, then flips those of `flipped`."""
+    return _expression(
+        "bitwise",
+        _number(1, _REGISTER),
+        _number(2, _REGISTER),
+        _number(3, len(mask)),
+        _value(4, mask),
+        _value(5, flipped or bytes(len(mask))),
+    )
+
+
+def dnat(family: int, address: bytes, port: bytes) -> bytes:
+    """Gives the packet's connection another destination (three expressions).
+
+    nft also says by flags that a port is given; the kernel knows that, and from 5.7 on lists more flags than were sent.
+    """
+    first = _expression("immediate", _number(1, _REGISTER), _value(2, address))
+    second = _expression("immediate", _number(1, _SECOND_REGISTER), _value(2, port))
+    registers = _number(3, _REGISTER), _number(5, _SECOND_REGISTER)
+    return first + second + _expression("nat", _number(1, _NAT_DNAT), _number(2, family), *registers)
+
+
+def masquerade() -> bytes:
+    """Gives the packet's connection the address of the interface it leaves by."""
+    return _expression("masq")
+
+
+def verdict(code: int, chain: str = "") -> bytes:
+    """Ends the rule; `chain` is where to go on, if the code says so."""
+    target = [attribute(2, chain.encode() + b"\0")] if chain else []
+    content = _nested(2, _nested(_DATA_VERDICT, _number(1, code), *target))
+    return _expression("immediate", _number(1, _VERDICT_REGISTER), content)
+
+
+def attribute(kind: int, content: bytes) -> bytes:
+    """Returns one netlink attribute, padded."""
+    return ATTRIBUTE.pack(ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
+
+
+def _nested(kind: int, *contents: bytes) -> bytes:
+    return attribute(kind | NESTED, b"".join(contents))
+
+
+def _number(kind: int, number: int) -> bytes:
+    return attribute(kind, struct.pack(">i", number))
+
+
+def _value(kind: int, data: bytes) -> bytes:
+    return _nested(kind, attribute(DATA_VALUE, data))
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return _nested(LIST_ELEM, attribute(NAME, name.encode() + b"\0"), _nested(DATA, *attributes))
