@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
@@ -228,6 +228,11 @@ def same(ours: bytes, theirs: bytes) -> bool:
     """
     mine, found = list(_attributes(ours)), list(_attributes(theirs))
     return len(mine) == len(found) and all(_has(a[2], b[2]) for a, b in zip(mine, found, strict=True))
+
+
+def is_one_of(ours: Iterable[bytes], theirs: bytes) -> bool:
+    """Tells whether the kernel's rule is one of those that were built here."""
+    return any(same(expressions, theirs) for expressions in ours)
 
 
 def _has(ours: bytes, theirs: bytes) -> bool:

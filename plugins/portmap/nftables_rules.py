@@ -16,7 +16,6 @@ else goes from pod to pod (a service's address, or none in between) keeps its so
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from plugins.portmap import conditions
 from plugins.portmap.claims import Claim
 from plugins.portmap.wanted import HostPorts, PortMapping
 
-TABLE_NAME = "cni_hostport"
+TABLE = "cni_hostport"
 _DSTNAT, _SRCNAT = -100, 100  # priorities
 _OWNER, _NETWORK = 0x70, 0x71  # types of our items in a rule's userdata; nft's own are small numbers
 _HASH_BYTES = 16
@@ -47,7 +46,7 @@ class Chains(NamedTuple):
 
 
 def _chains(family: int) -> Chains:
-    table = Table(family, TABLE_NAME, "CNI portmap plugin")
+    table = Table(family, TABLE, "CNI portmap plugin")
     return Chains(
         Chain(table, "hostports"),
         Chain(table, "hostip_hostports"),
@@ -71,12 +70,24 @@ class Expected(NamedTuple):
     mapping: PortMapping | None = None
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A rule where it stands."""
+def with_ports(version: int) -> tuple[Chain, Chain]:
+    """Returns the chains with rules of ports, in the order in which packets pass them.
 
-    chain: Chain
-    rule: Rule
+    The first has those with a host address of 1.6 to 1.8 of the reference.
+    """
+    own = CHAINS[version]
+    return own.hostip_hostports, own.hostports
+
+
+def with_rules(version: int) -> tuple[Chain, ...]:
+    """Returns the chains with rules of attachments."""
+    return *with_ports(version), CHAINS[version].masquerading
+
+
+def needed(wanted: HostPorts, version: int) -> list[Chain]:
+    """Returns the chains that there must be."""
+    own = CHAINS[version]
+    return [chain for chain in own if wanted.snat or chain != own.masquerading]
 
 
 def entries(wanted: HostPorts, version: int) -> list[bytes]:
@@ -99,7 +110,7 @@ def port_rules(wanted: HostPorts, version: int) -> list[Expected]:
     """Returns the rules of chain hostports, in order: for each port first what marks the hairpin, then its own."""
     found = []
     subnet = wanted.addresses[version].network
-    text = f"{_ip(version)} saddr {subnet} "
+    text = f"{family(version)} saddr {subnet} "
     hairpin = wanted.snat and not wanted.masq_all
     for mapping in wanted.of(version):
         for condition in conditions.compiled(wanted.conditions.get(version, ()), version):
@@ -131,7 +142,7 @@ def _port_rule(wanted: HostPorts, version: int, mapping: PortMapping, before: by
     address = wanted.addresses[version].ip
     text, expressions = "", before
     if mapping.only_to:
-        text = f"{_ip(version)} daddr {mapping.only_to} "
+        text = f"{family(version)} daddr {mapping.only_to} "
         expressions += nft_rule.destination(mapping.only_to)
     if nft_rule.target(before).protocol != mapping.protocol:
         expressions += nft_rule.transport(mapping.protocol)
@@ -166,13 +177,14 @@ def _from_localhost(wanted: HostPorts, version: int) -> list[Expected]:
 
 
 def _masquerade(wanted: HostPorts, version: int, source: Network, text: str = "", further: bytes = b"") -> Expected:
-    address, ip = wanted.addresses[version].ip, _ip(version)
+    address, ip = wanted.addresses[version].ip, family(version)
     shown = source if source.prefixlen < source.max_prefixlen else source.network_address
     expressions = nft_rule.source(source) + nft_rule.destination(address) + further + nft_rule.masquerade()
     return Expected(f"{ip} saddr {shown} {ip} daddr {address}{text} masquerade", expressions)
 
 
-def _ip(version: int) -> str:
+def family(version: int) -> str:
+    """Returns what nft calls an IP version."""
     return "ip" if version == 4 else "ip6"
 
 
@@ -191,12 +203,12 @@ def userdata(wanted: HostPorts) -> bytes:
 
 def owner_of(network: str, container_id: str, ifname: str) -> bytes:
     """Returns what names an attachment in its rules' userdata."""
-    return network_hash(network) + _hash(f"{ifname}:{container_id}")
+    return hash_of(network) + hash_of(f"{ifname}:{container_id}")
 
 
-def network_hash(network: str) -> bytes:
-    """Returns what names a network there."""
-    return _hash(network)
+def hash_of(text: str) -> bytes:
+    """Returns what names a network in them, at their beginning."""
+    return hashlib.sha512(text.encode()).digest()[:_HASH_BYTES]
 
 
 def owner(rule: Rule) -> bytes:
@@ -212,6 +224,11 @@ def names_no_owner(message: bytes) -> bool:
 def may_be_of(own_hash: bytes, message: bytes) -> bool:
     """Tells by the message alone whether a rule may be of a network, one of the reference's included."""
     return own_hash in message or names_no_owner(message)
+
+
+def cannot_be_copied(expressions: bytes) -> bool:
+    """Tells whether expressions look something up in a set, which belongs to one rule."""
+    return b"lookup\0" in expressions
 
 
 def is_of(rule: Rule, wanted: HostPorts) -> bool:
@@ -239,7 +256,3 @@ def claim_of(rule: Rule, wanted: HostPorts) -> Claim | None:
     network = nft_rule.userdata(rule.userdata).get(_NETWORK, b"").decode(errors="replace")
     whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX  # one that may have been cut names nobody for sure
     return Claim(protocol, port, address, network, rule.comment if whole else "")
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha512(text.encode()).digest()[:_HASH_BYTES]
