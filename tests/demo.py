@@ -22,9 +22,11 @@ from tests.support.netlist import NetworkList
 from tests.support.netstate import links
 from tests.support.processes import output
 from tests.support.running import Outcome, environment
+from tests.support.tcp import PORT, seen_from, serving
 
 _LEASES = Path("/var/lib/cni/networks")  # host-local's default
 _CONF = binaries.ROOT / "conf"
+_HOST, _CLIENT, _HOST_PORT = "192.0.2.1", "192.0.2.2", 80
 
 
 class UnexpectedError(Exception):
@@ -32,22 +34,23 @@ class UnexpectedError(Exception):
 
 
 class Pod(NamedTuple):
-    """A pod: its name, which is also its container ID, and its network namespace."""
+    """A pod: its name, which is also its container ID, its network namespace, and its host ports."""
 
     name: str
     sandbox: Namespace
+    host_ports: tuple[dict[str, Any], ...] = ()
 
     def attach(self, network: NetworkList) -> dict[str, Any]:
         """Adds the pod to a network, returns the result."""
-        return network.add(self._run)
+        return self._asking(network).add(self._run)
 
     def check(self, network: NetworkList, result: dict[str, Any]) -> None:
         """Has the attachment checked."""
-        network.check(self._run, result)
+        self._asking(network).check(self._run, result)
 
     def detach(self, network: NetworkList, result: dict[str, Any]) -> None:
         """Takes the pod from a network."""
-        network.delete(self._run, result)
+        self._asking(network).delete(self._run, result)
 
     def ping(self, address: str, whose: str) -> None:
         """Pings once and tells how long it took."""
@@ -55,6 +58,9 @@ class Pod(NamedTuple):
         found = re.search(r"time=(\S+ ms)", answer)
         expect(found is not None, f"{self.name} reaches {whose} at {address}")
         say(f"{self.name:<4} -> {whose:<12} {address:<12} {found[1] if found else ''}")
+
+    def _asking(self, network: NetworkList) -> NetworkList:
+        return network.asking(portMappings=list(self.host_ports))
 
     def _run(self, plugin: str, command: str, config: dict[str, Any]) -> Outcome:
         directory = binaries.directory()
@@ -105,8 +111,9 @@ def _demo(stack: ExitStack) -> None:
     loopback, network = (NetworkList.load(_CONF / name) for name in ("99-loopback.conflist", "10-podwire.conflist"))
     say("\n".join(json.dumps(plugin) for plugin in network.plugins))
 
-    step("Two pods join: loopback and bridge each, as a runtime starts them")
-    pods = [Pod(name, stack.enter_context(namespaces.temporary(name))) for name in ("web", "db")]
+    step("Two pods join: loopback, bridge and portmap each, as a runtime starts them")
+    host_ports = {"web": ({"hostPort": _HOST_PORT, "containerPort": PORT, "protocol": "tcp"},), "db": ()}
+    pods = [Pod(name, stack.enter_context(namespaces.temporary(name)), ports) for name, ports in host_ports.items()]
     lo_results = [pod.attach(loopback) for pod in pods]
     results = [pod.attach(network) for pod in pods]
     addresses = [result["ips"][0]["address"].partition("/")[0] for result in results]
@@ -128,6 +135,9 @@ def _demo(stack: ExitStack) -> None:
         pod.ping(address, other.name)
         pod.ping(gateway, "the gateway")
 
+    step(f"Port {_HOST_PORT} of the host leads to {pods[0].name}")
+    _call(host, pods[0], addresses[0])
+
     step("CHECK finds all in order")
     for pod, lo_result, result in zip(pods, lo_results, results, strict=True):
         pod.check(loopback, lo_result)
@@ -138,21 +148,39 @@ def _demo(stack: ExitStack) -> None:
         pod.detach(network, result)
         pod.detach(loopback, lo_result)
 
-    step("What is left: the bridge with its address, forwarding, host-local's notes of the last address given")
+    step("What is left: the bridge with its address, forwarding, chains for host ports, the last address given")
     _show_rest(host, [pod.sandbox for pod in pods], f"{gateway}/16", network.name)
+
+
+def _call(host: Namespace, pod: Pod, address: str) -> None:
+    """Has somebody elsewhere, and the host itself, call the pod's server by the host's addresses."""
+    with namespaces.temporary("client") as client, serving(pod.sandbox, address):
+        host.ip("link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", client.name)
+        for namespace, own in ((host, _HOST), (client, _CLIENT)):
+            namespace.ip("address", "add", f"{own}/24", "dev", "up0")
+            namespace.ip("link", "set", "up0", "up")
+        for caller, who, called in ((client, "client", _HOST), (host, "host", "127.0.0.1")):
+            seen = seen_from(caller, called, _HOST_PORT)
+            say(f"{who:<6} -> {called}:{_HOST_PORT} -> {address}:{PORT}, which sees {seen or 'nobody'}")
+            expect(bool(seen), f"{pod.name} answers at {called}:{_HOST_PORT}")
+            expect(caller == host or seen == _CLIENT, f"{pod.name} sees {_CLIENT}, not {seen}")
+        host.ip("link", "delete", "up0")
 
 
 def _show_rest(host: Namespace, sandboxes: list[Namespace], gateway: str, network: str) -> None:
     forwarding = host.sysctl("net/ipv4/ip_forward")
+    chains = [line for line in host.run("iptables-save", "-t", "nat").splitlines() if "CNI-" in line]
     files = sorted(str(path.relative_to(_LEASES)) for path in _LEASES.rglob("*") if path.is_file())
     say(host.ip("-br", "addr"))
     say(f"net.ipv4.ip_forward = {forwarding}")
     say(f"{_LEASES}: {' '.join(files)}")
+    say("\n".join(chains))
     left = links(host)
     bridge = [f"{entry['local']}/{entry['prefixlen']}" for entry in left.get("cni0", {}).get("addresses", [])]
     expect(set(left) == {"lo", "cni0"}, f"only lo and cni0 are left on the host: {sorted(left)}")
     expect(bridge == [gateway], f"cni0 keeps {gateway}: {bridge}")
     expect(forwarding == "1", "forwarding stays on")
+    expect(not any("CNI-DN-" in line for line in chains), "no pod has a host port any more")
     by_design = {f"{network}/lock", f"{network}/last_reserved_ip.0", f".podwire/{network}"}
     expect(set(files) <= by_design, f"no address is reserved any more: {files}")
     for sandbox in sandboxes:

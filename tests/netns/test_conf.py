@@ -10,14 +10,24 @@ from tests.support import netstate
 from tests.support.binaries import ROOT
 from tests.support.netlist import NetworkList, Run
 from tests.support.running import run_plugin
+from tests.support.tcp import PORT, seen_from, serving
 
 FILES = sorted((ROOT / "conf").glob("*.conflist"))
-SAMPLES = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+HOST_PORT = 8000
+OUTSIDE = {4: ("192.0.2.1", "192.0.2.2", 24), 6: ("2001:db8::1", "2001:db8::2", 64)}  # the host's, the caller's
+
+
+def samples(*, host_ports: bool = False):
+    """Runs a test for each sample, or each with host ports, but not for those of nftables where it cannot be used."""
+    found = [path for path in FILES if not host_ports or "portMappings" in path.read_text()]
+    needs = {path: [pytest.mark.needs("nft_nat")] * ("nftables" in path.stem) for path in found}
+    return pytest.mark.parametrize("path", [pytest.param(path, marks=needs[path], id=path.stem) for path in found])
 
 
 def load(path: Path, store: Path) -> NetworkList:
-    """Reads a sample, its leases redirected to `store`."""
-    network = NetworkList.load(path)
+    """Reads a sample, its leases redirected to `store`; its pods have one host port, another one in each sample."""
+    mapping = {"hostPort": HOST_PORT + FILES.index(path), "containerPort": PORT, "protocol": "tcp"}
+    network = NetworkList.load(path).asking(portMappings=[mapping])
     for plugin in network.plugins:
         if "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
@@ -39,7 +49,7 @@ def leases(store: Path) -> set[str]:
     return {path.name for path in store.glob("[!.]*/*") if path.name[0].isdigit() or ":" in path.name}
 
 
-@SAMPLES
+@samples()
 def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     """Each file in conf/ takes an attachment through ADD, CHECK and DEL and is then as before."""
     network = load(path, store)
@@ -51,17 +61,48 @@ def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     assert set(netstate.links(host)) == {"lo", *bridges}
     assert set(netstate.links(sandbox)) == {"lo"}
 
-    before = netstate.state(host), netstate.state(sandbox)
+    before = netstate.state(host, netfilter=True), netstate.state(sandbox)
     result = network.add(run)
     assert result["cniVersion"] == network.cni_version
     assert leases(store) == {ip["address"].partition("/")[0] for ip in result.get("ips", [])} - {"127.0.0.1", "::1"}
     assert netstate.state(sandbox) != before[1]
     network.check(run, result)
     network.delete(run, result)
-    assert (netstate.state(host), netstate.state(sandbox)) == before
+    assert (netstate.state(host, netfilter=True), netstate.state(sandbox)) == before
     assert leases(store) == set()
 
 
+@samples(host_ports=True)
+def test_host_ports_lead_to_the_pod(path, bin_dir, host, sandbox, new_sandbox, store):
+    """A pod of a sample that has host ports is called by the host's address, from elsewhere, and not after DEL."""
+    network, outside = load(path, store), new_sandbox()
+    run, port = runner(host, sandbox, network), HOST_PORT + FILES.index(path)
+    host.ip("link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", outside.name)
+    result = network.add(run)
+    for namespace, end in ((host, 0), (outside, 1)):
+        for *ends, prefix in OUTSIDE.values():
+            namespace.ip("address", "add", f"{ends[end]}/{prefix}", "dev", "up0", "nodad")
+        namespace.ip("link", "set", "up0", "up")
+    addresses = [ip["address"].partition("/")[0] for ip in result["ips"]]
+    for pod in addresses:
+        own, caller, _ = OUTSIDE[6 if ":" in pod else 4]
+        with serving(sandbox, pod):
+            assert seen_from(outside, own, port) == caller
+    network.delete(run, result)
+    with serving(sandbox, "127.0.0.1"):
+        assert seen_from(outside, OUTSIDE[4][0], port) == ""
+
+
+@samples(host_ports=True)
+def test_host_ports_lead_to_the_pod_from_the_host_itself(path, bin_dir, host, sandbox, store):
+    """The host calls the pod at 127.0.0.1 and the host port."""
+    network = load(path, store)
+    pod = network.add(runner(host, sandbox, network))["ips"][0]["address"].partition("/")[0]
+    with serving(sandbox, pod):
+        assert seen_from(host, "127.0.0.1", HOST_PORT + FILES.index(path))
+
+
+@pytest.mark.needs("nft_nat")
 def test_samples_can_be_used_side_by_side(bin_dir, host, sandbox, new_sandbox, store):
     """All files in conf/ serve one host at a time, since neither their names nor their bridges and subnets collide."""
     networks = [load(path, store) for path in FILES]

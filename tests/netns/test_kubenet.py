@@ -41,7 +41,7 @@ class Node:
 def node(bin_dir, host, new_sandbox, store):
     """A node as the cloud makes it: an uplink of MTU 1450, a default route, and a router that knows its pod CIDR."""
     sample = NetworkList.load(ROOT / "conf" / "40-kubenet.conflist")
-    (plugin,) = sample.plugins
+    plugin = next(plugin for plugin in sample.plugins if plugin["type"] == "bridge")
     ipam = {**plugin["ipam"], "dataDir": str(store)}
     router = new_sandbox()
     end = ("name", "up0", "mtu", "1450")
@@ -186,6 +186,37 @@ def test_nothing_is_masqueraded_when_everything_is_in_the_cluster(node, sandbox)
     own = pod_on(node.having(nonMasqueradeCIDRs=["0.0.0.0/0"]), sandbox)
     with serving(node.router, WORLD):
         assert seen_from(sandbox, WORLD) == own
+
+
+@pytest.fixture
+def published(node, sandbox):
+    """The address of a pod with the host port 80, as the sample's portmap makes it."""
+    sample = NetworkList.load(ROOT / "conf" / "40-kubenet.conflist")
+    portmap = next(plugin for plugin in sample.plugins if plugin["type"] == "portmap")
+    assert portmap["capabilities"] == {"portMappings": True}
+    mapping = {"hostPort": 80, "containerPort": PORT, "protocol": "tcp"}
+    config = {**portmap, "name": sample.name, "cniVersion": "1.0.0", "runtimeConfig": {"portMappings": [mapping]}}
+    result = node.network.add(sandbox)
+    how = {"host": node.host, "netns": sandbox, "container_id": sandbox.name}
+    run_plugin("portmap", "ADD", {**config, "prevResult": result}, **how).result()
+    return address(result)
+
+
+def test_a_host_port_leads_to_the_pod(node, sandbox, published):
+    """A hostPort is reached from other nodes, whose address the pod sees, from the node, and by localhost."""
+    with serving(sandbox, published):
+        assert seen_from(node.router, NODE, 80) == OTHER_NODE
+        assert seen_from(node.host, NODE, 80) == NODE
+        assert seen_from(node.host, "127.0.0.1", 80) == "10.24.0.1"
+
+
+def test_a_pod_reaches_a_host_port(node, sandbox, new_sandbox, published):
+    """A hostPort is reached by other pods of the node and by the pod itself, at the node's address."""
+    other = new_sandbox()
+    pod_on(node, other)
+    with serving(sandbox, published):
+        assert seen_from(other, NODE, 80) == "10.24.0.1"
+        assert seen_from(sandbox, NODE, 80) == "10.24.0.1"
 
 
 def test_a_pod_that_leaves_leaves_no_rule(node, sandbox):

@@ -1,13 +1,14 @@
 """A network configuration list and what libcni does with it: each verb through all plugins of the list.
 
-One rule: a plugin is asked exactly what libcni would ask it (name, cniVersion, prevResult added to its object).
+One rule: a plugin is asked exactly what libcni would ask it (name, cniVersion, prevResult added to its object, and of
+what the runtime has for pods that for which the plugin declares the capability).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ Run = Callable[[str, str, dict[str, Any]], Outcome]  # plugin, CNI_COMMAND, conf
 
 @dataclass(frozen=True)
 class NetworkList:
-    """One *.conflist file."""
+    """One *.conflist file; `capability_args` is what the runtime has for a pod, by capability."""
 
     name: str
     cni_version: str
     plugins: tuple[dict[str, Any], ...]
+    capability_args: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> NetworkList:
@@ -30,6 +32,10 @@ class NetworkList:
         body = json.loads(path.read_text())
         assert body["plugins"], f"{path}: no plugins in list"
         return cls(body["name"], body["cniVersion"], tuple(body["plugins"]))
+
+    def asking(self, **capability_args: Any) -> NetworkList:
+        """Returns the same list for a pod that needs something of the runtime: `asking(portMappings=[...])`."""
+        return replace(self, capability_args=capability_args)
 
     def add(self, run: Run) -> dict[str, Any]:
         """Adds an attachment: each plugin in turn, the result of one being prevResult of the next; returns the last."""
@@ -51,4 +57,7 @@ class NetworkList:
 
     def _request(self, plugin: dict[str, Any], prev_result: dict[str, Any] | None) -> dict[str, Any]:
         request = {**plugin, "name": self.name, "cniVersion": self.cni_version}
+        declared = plugin.get("capabilities", {})
+        if runtime := {name: value for name, value in self.capability_args.items() if declared.get(name)}:
+            request["runtimeConfig"] = runtime
         return request if prev_result is None else {**request, "prevResult": prev_result}
