@@ -38,7 +38,7 @@ Network = Callable[[Subject], Config]
 
 def version(subjects: Subjects, rounds: int) -> list[Row]:
     """Measures VERSION: what starting a plugin costs."""
-    return _rows(subjects, rounds, lambda subject: {"VERSION": subject.run("bridge", "VERSION", {})}, _START_WANTED)
+    return compare(subjects, rounds, lambda subject: {"VERSION": subject.run("bridge", "VERSION", {})}, _START_WANTED)
 
 
 def loopback(subjects: Subjects, rounds: int, pod: Namespace) -> list[Row]:
@@ -46,9 +46,9 @@ def loopback(subjects: Subjects, rounds: int, pod: Namespace) -> list[Row]:
 
     def act(subject: Subject) -> Samples:
         taken = {command: subject.run("loopback", command, _LOOPBACK, pod) for command in ("ADD", "DEL")}
-        return _named("loopback", taken)
+        return named("loopback", taken)
 
-    return _rows(subjects, rounds, act)
+    return compare(subjects, rounds, act)
 
 
 @contextlib.contextmanager
@@ -72,9 +72,9 @@ def bridge(
     turn = itertools.count()
 
     def act(subject: Subject) -> Samples:
-        return _named(name, subject.cycle("bridge", network(subject), pods[next(turn) // 2 % len(pods)]))
+        return named(name, subject.cycle("bridge", network(subject), pods[next(turn) // 2 % len(pods)]))
 
-    return _rows(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in wanted.items()})
+    return compare(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in wanted.items()})
 
 
 def throughput(subjects: Subjects, rounds: int, network: Network, pods: Sequence[Namespace]) -> list[Row]:
@@ -84,7 +84,7 @@ def throughput(subjects: Subjects, rounds: int, network: Network, pods: Sequence
     """
     taken: dict[tuple[str, str], list[float]] = defaultdict(list)
     titles = {1: "DEL, one after the other", _PARALLEL: f"DEL, {_PARALLEL} at a time"}
-    for _, subject in _turns(subjects, rounds, warm_up=0):
+    for _, subject in turns(subjects, rounds, warm_up=0):
         for width, title in titles.items():
             calls = []
             for number, pod in enumerate(pods[:_BATCH]):
@@ -105,7 +105,7 @@ def crowd(subjects: Subjects, rounds: int) -> list[tuple[str, Row, Row]]:
             given = subject.cycle("host-local", subject.crowd(reserved))["ADD"].outcome.result()
             found = given["ips"][0]["address"]
             assert found == f"{free}/16", f"{subject.label} gave {found}, not {free}/16"
-        for row in _rows(subjects, rounds, _crowded(reserved)):
+        for row in compare(subjects, rounds, _crowded(reserved)):
             rows[row.case] = row
     return [
         (f"host-local {command}", rows[_crowd_title(command, _FEW)], rows[_crowd_title(command, _MANY)])
@@ -116,7 +116,7 @@ def crowd(subjects: Subjects, rounds: int) -> list[tuple[str, Row, Row]]:
 def memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
     """Measures the peak of resident memory, in KiB: the largest of some runs."""
     peaks: dict[tuple[str, str], int] = defaultdict(int)
-    for _, subject in _turns(subjects, _MEMORY_RUNS, warm_up=0):
+    for _, subject in turns(subjects, _MEMORY_RUNS, warm_up=0):
         config, many = network(subject), subject.crowd(_MANY)
         for title, call in (
             ("VERSION", subject.call("bridge", "VERSION", {})),
@@ -136,14 +136,14 @@ def size(subjects: Subjects) -> list[Row]:
     rows = []
     for title, names in (
         ("bridge", ["bridge"]),
-        ("bridge, host-local, loopback", ["bridge", "host-local", "loopback"]),
+        ("bridge, host-local, loopback, portmap", ["bridge", "host-local", "loopback", "portmap"]),
     ):
         ours, reference = (figures([subject.bytes_of(*names)]) for subject in subjects)
         rows.append(Row(title, ours, reference))
     return rows
 
 
-def _turns(subjects: Subjects, rounds: int, *, warm_up: int = _WARM_UP) -> Iterator[tuple[bool, Subject]]:
+def turns(subjects: Subjects, rounds: int, *, warm_up: int = _WARM_UP) -> Iterator[tuple[bool, Subject]]:
     """Yields the implementations in turn, and whether the turn counts; waits for quiet after each."""
     for number in range(-warm_up, rounds):
         for subject in subjects if number % 2 == 0 else subjects[::-1]:
@@ -151,12 +151,12 @@ def _turns(subjects: Subjects, rounds: int, *, warm_up: int = _WARM_UP) -> Itera
             settle()
 
 
-def _rows(
+def compare(
     subjects: Subjects, rounds: int, act: Callable[[Subject], Samples], wanted: dict[str, float] | None = None
 ) -> list[Row]:
     """Lets both implementations act in turn and returns a row for each thing they did."""
     taken: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for counts, subject in _turns(subjects, rounds):
+    for counts, subject in turns(subjects, rounds):
         for case, run in act(subject).items():
             if counts:
                 taken[case, subject.label].append(run)
@@ -184,5 +184,6 @@ def _crowd_title(command: str, reserved: int) -> str:
     return f"host-local {command}, {reserved:,} taken"
 
 
-def _named(name: str, taken: Samples) -> Samples:
+def named(name: str, taken: Samples) -> Samples:
+    """Returns what was taken with `name` before each case."""
     return {f"{name} {command}": run for command, run in taken.items()}

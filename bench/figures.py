@@ -50,9 +50,9 @@ def figures(values: Sequence[float], faults: Sequence[int] = ()) -> Figures:
     )
 
 
-def timing_table(rows: Sequence[Row]) -> str:
+def timing_table(rows: Sequence[Row], unit: str = "ms") -> str:
     """Returns the table of times: medians, minima, page faults, both ratios, and what is wanted."""
-    head = ("ms", "podwire", "min", "faults", "reference", "min", "faults", "ratio", "of min", "wanted")
+    head = (unit, "podwire", "min", "faults", "reference", "min", "faults", "ratio", "of min", "wanted")
     return table(head, [_timing(row) for row in rows])
 
 

@@ -12,18 +12,19 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import cases
+from bench import cases, mappings, ports
 from bench.figures import Row, as_json, growth_table, size_table, timing_table
 from bench.process import adopt_orphans
 from bench.subject import DUAL, IPTABLES, NFTABLES, SINGLE, Subject
 from tests.support import binaries, namespaces, private
+from tests.support.namespaces import Namespace
 
 _ROUNDS, _QUICK_ROUNDS = 100, 15
-_PLUGINS = ("bridge", "host-local", "loopback")
+_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
 _PODS = 16
 _QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("bench needs root: it makes network namespaces", file=sys.stderr)
         return 2
     try:
-        report = _run(directories, _QUICK_ROUNDS if options.quick else options.rounds)
+        rounds = _QUICK_ROUNDS if options.quick else options.rounds
+        report = _run(directories, rounds, _measure_mappings if options.mappings else _measure)
     except (RuntimeError, AssertionError) as error:
         print(f"\nstopped, since a plugin does not work: {error}", file=sys.stderr)
         return 1
@@ -58,6 +60,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"turns of each implementation ({_ROUNDS})")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} turns: a first look")
+    about = "measure connections through 1,000 host ports instead of everything else"
+    parser.add_argument("--mappings", action="store_true", help=about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file too")
     options = parser.parse_args(argv)
     if options.rounds < 1:
@@ -65,7 +69,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(directories: tuple[Path, Path], rounds: int) -> dict[str, object]:
+def _run(
+    directories: tuple[Path, Path], rounds: int, measure: Callable[[cases.Subjects, int], dict[str, object]]
+) -> dict[str, object]:
     """Measures in a network and on a disk of its own, which end with this process."""
     private.enter()
     adopt_orphans()
@@ -77,21 +83,12 @@ def _run(directories: tuple[Path, Path], rounds: int) -> dict[str, object]:
         Subject("podwire", 1, ours, _DISK / "podwire"),
         Subject("reference", 2, reference, _DISK / "reference"),
     )
-    return _measure(subjects, rounds)
+    return measure(subjects, rounds)
 
 
 def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
     """Runs the cases, prints their tables, and returns all of it for JSON."""
-    about = {
-        "rounds": rounds,
-        "kernel": platform.release(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-        **{subject.label: str(subject.bin_dir) for subject in subjects},
-    }
-    print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
-    if os.getloadavg()[0] > _QUIET_LOAD:
-        print("The machine is busy with something else: trust the minima rather than the medians.", flush=True)
+    about = _about(subjects, rounds)
     few, fewer = max(3, rounds // 5), max(2, rounds // 20)
     with ExitStack() as stack:
         pods = [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
@@ -109,16 +106,60 @@ def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
         ):
             with cases.networks(subjects, kind) as network:
                 times += cases.bridge(subjects, rounds, title, network, pods, wanted)
+        ports_rows = _host_ports(subjects, rounds, pods)
     sizes = cases.size(subjects)
     _show("A call as the runtime sees it, median and minimum in ms, minor page faults", timing_table(times))
+    _show("Host ports; the reference has iptables only", timing_table(ports_rows))
     _show("DEL until every process it left behind is gone, ms per DEL", timing_table(batches))
     _show("host-local alone", timing_table([row for _, *pair in crowds for row in pair]))
     _show("10,000 reservations against 10", growth_table(crowds))
     _show("Peak of resident memory, the largest process of a call", size_table("MiB", 1024, memory))
     _show("Files; one file under several names counts once", size_table("MB", 1e6, sizes))
-    groups: dict[str, list[Row]] = {"ms": [*times, *batches], "memory_kib": memory, "size_bytes": sizes}
+    groups: dict[str, list[Row]] = {"ms": [*times, *ports_rows, *batches], "memory_kib": memory, "size_bytes": sizes}
     groups["ms"] += [row for _, *pair in crowds for row in pair]
     return {"about": about, **{name: [as_json(row) for row in rows] for name, rows in groups.items()}}
+
+
+def _host_ports(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -> list[Row]:
+    """Runs the cases of portmap; fewer rounds for 100 host ports, of which the reference takes seconds."""
+    rows: list[Row] = []
+    with ports.attached(subjects) as attached:
+        for count, title, turns, wanted in (
+            (1, "1 host port", rounds, ports.FEW_WANTED),
+            (100, "100 host ports", max(2, rounds // 20), ports.MANY_WANTED),
+        ):
+            for backend in ("iptables", "nftables"):
+                aims = wanted if backend == "iptables" else {}
+                rows += ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached, aims)
+    for kind, backend in ((IPTABLES, "iptables"), (NFTABLES, "nftables")):
+        rows += ports.chain(subjects, rounds, f"masquerading bridge, 1 host port, {backend}:", kind, backend, pods)
+    return rows
+
+
+def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+    """Runs the case of 1,000 mappings, prints its tables, and returns all of it for JSON."""
+    about = _about(subjects, rounds)
+    rows, notes = mappings.connections(subjects, rounds * mappings.CALLS)
+    _show(
+        "A TCP connection to a host port, until it stands, median and minimum in microseconds", timing_table(rows, "us")
+    )
+    print("\n" + "\n".join(notes))
+    return {"about": about, "us": [as_json(row) for row in rows]}
+
+
+def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+    """Prints what is measured where, and returns it for JSON."""
+    about = {
+        "rounds": rounds,
+        "kernel": platform.release(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        **{subject.label: str(subject.bin_dir) for subject in subjects},
+    }
+    print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
+    if os.getloadavg()[0] > _QUIET_LOAD:
+        print("The machine is busy with something else: trust the minima rather than the medians.", flush=True)
+    return about
 
 
 def _show(title: str, text: str) -> None:

@@ -19,12 +19,14 @@ from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 from tests.support.processes import output
 from tests.support.running import environment
+from tests.support.tcp import PORT
 
 Config = Mapping[str, Any]
 
 _VERSION = "1.0.0"  # the newest that Debian's plugins know
 _CONTAINER_ID = "b" * 64
 _NO_POD = Namespace("none")  # host-local does not look at the namespace
+_FIRST_PORT = 20_000
 
 
 class Kind(NamedTuple):
@@ -37,6 +39,7 @@ class Kind(NamedTuple):
 
 
 SINGLE, DUAL = Kind("single", 100), Kind("dual", 120, dual=True)
+PORTS = Kind("ports", 180)
 IPTABLES = Kind("iptables", 140, keys={"ipMasq": True, "ipMasqBackend": "iptables"})
 NFTABLES = Kind(
     "nftables", 160, keys={"ipMasq": True, "ipMasqBackend": "nftables"}
@@ -67,6 +70,29 @@ class Subject:
             **kind.keys,
         }
 
+    def host_ports(self, backend: str, count: int, result: Config, *, skip: int = 0) -> Config:
+        """Returns portmap for an attachment with `count` host ports, numbered from `host_port` on after `skip`.
+
+        Debian's Go plugin has no other backend than iptables and does not look at the key.
+        """
+        mappings = [
+            {"hostPort": self.host_port + skip + number, "containerPort": PORT, "protocol": "tcp"}
+            for number in range(count)
+        ]
+        return {
+            "cniVersion": _VERSION,
+            "name": f"{backend}-{self.number}",
+            "type": "portmap",
+            "backend": backend,
+            "runtimeConfig": {"portMappings": mappings},
+            "prevResult": result,
+        }
+
+    @property
+    def host_port(self) -> int:
+        """Its first host port; the next 10,000 are its own."""
+        return _FIRST_PORT + 10_000 * self.number
+
     def crowd(self, reserved: int) -> Config:
         """Returns a host-local network of which `reserved` addresses are taken, made the first time it is asked for."""
         subnet = ipaddress.ip_network("10.110.0.0/16")
@@ -92,11 +118,12 @@ class Subject:
         )
         return Invocation(str(self.bin_dir / plugin), env, json.dumps(config).encode())
 
-    def run(self, *what: Any) -> Run:
-        """Runs one call (as `call` takes it) and demands success."""
+    def run(self, *what: Any, may_say: str = "") -> Run:
+        """Runs one call (as `call` takes it) and demands success, or an error that contains `may_say`."""
         call = self.call(*what)
         done = run(call)
-        if done.outcome.status != 0:
+        expected = bool(may_say) and may_say in done.outcome.stdout.decode(errors="replace")
+        if done.outcome.status != 0 and not expected:
             said = done.outcome.stdout.decode(errors="replace") + done.outcome.stderr
             raise RuntimeError(f"{self.label}: {call.program} {call.env['CNI_COMMAND']} failed: {said}")
         return done

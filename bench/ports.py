@@ -1,0 +1,106 @@
+"""Host ports: what portmap takes alone and at the end of a chain.
+
+One rule: before a case is timed its host ports are called, so that no rule is measured that leads nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from bench.cases import Samples, Subjects, compare, named
+from bench.figures import Row
+from bench.process import Run, settle
+from bench.subject import PORTS, Config, Kind, Subject
+from tests.support import namespaces
+from tests.support.namespaces import Namespace
+from tests.support.netstate import links
+from tests.support.tcp import seen_from, serving
+
+# Ratios of medians that we want to stay below, of iptables on both sides.
+FEW_WANTED = {"ADD": 0.4, "DEL": 0.35}
+MANY_WANTED = {"ADD": 0.05, "CHECK": 0.05, "DEL": 0.3}
+
+# The reference before 1.2.0 looks for IPv6 rules of a pod that has no IPv6 address, when it is done with the others.
+_IPV4_ONLY = "could not check ipv6 dnat"
+_HOST = Namespace("host")  # private.enter calls it so
+
+Pods = dict[str, tuple[Namespace, Config]]  # by implementation: a pod and the result of its ADD
+
+
+@contextlib.contextmanager
+def attached(subjects: Subjects) -> Iterator[Pods]:
+    """Yields for each implementation a pod on its bridge, IPv4 only, and the result of its ADD."""
+    with contextlib.ExitStack() as stack:
+        found: Pods = {}
+        for subject in subjects:
+            pod = stack.enter_context(namespaces.temporary())
+            network = subject.network(PORTS)
+            result = subject.run("bridge", "ADD", network, pod).outcome.result()
+            stack.callback(_detach, subject, {**network, "prevResult": result}, pod)
+            found[subject.label] = pod, result
+        yield found
+
+
+def alone(
+    subjects: Subjects, rounds: int, name: str, backend: str, count: int, pods: Pods, wanted: dict[str, float]
+) -> list[Row]:
+    """Measures ADD, CHECK and DEL of portmap with `count` host ports.
+
+    The pods have no IPv6 address, for which the reference's CHECK fails: it is measured to its answer.
+    """
+
+    def act(subject: Subject) -> Samples:
+        pod, result = pods[subject.label]
+        return named(name, _cycle(subject, subject.host_ports(backend, count, result), pod))
+
+    for subject in subjects:
+        pod, result = pods[subject.label]
+        _prove(subject, subject.host_ports(backend, count, result), pod)
+    return compare(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in wanted.items()})
+
+
+def chain(subjects: Subjects, rounds: int, name: str, kind: Kind, backend: str, pods: Sequence[Namespace]) -> list[Row]:
+    """Measures a chain as runtimes run it, one process after the other: bridge, masquerading, and portmap, 1 port."""
+
+    def act(subject: Subject) -> Samples:
+        network, pod = subject.network(kind), pods[subject.number]
+        bridge = subject.run("bridge", "ADD", network, pod)
+        ports = subject.host_ports(backend, 1, bridge.outcome.result())
+        added = _sum(bridge, subject.run("portmap", "ADD", ports, pod))
+        full = {**network, "prevResult": added.outcome.result()}
+        deleted = _sum(subject.run("portmap", "DEL", ports, pod), subject.run("bridge", "DEL", full, pod))
+        return named(name, {"ADD": added, "DEL": deleted})
+
+    return compare(subjects, rounds, act)
+
+
+def _cycle(subject: Subject, config: Config, pod: Namespace) -> dict[str, Run]:
+    done = {"ADD": subject.run("portmap", "ADD", config, pod)}
+    done["CHECK"] = subject.run("portmap", "CHECK", config, pod, may_say=_IPV4_ONLY)
+    done["DEL"] = subject.run("portmap", "DEL", config, pod)
+    return done
+
+
+def _prove(subject: Subject, config: Config, pod: Namespace) -> None:
+    """Calls the first and the last host port from the host, which must reach the pod, until DEL."""
+    (address,) = (ip["address"].partition("/")[0] for ip in config["prevResult"]["ips"])
+    bridge = config["prevResult"]["interfaces"][0]["name"]
+    own = links(_HOST)[bridge]["addresses"][0]["local"]
+    ports = [mapping["hostPort"] for mapping in config["runtimeConfig"]["portMappings"]]
+    with serving(pod, address):
+        for command, answers in (("ADD", True), ("DEL", False)):
+            subject.run("portmap", command, config, pod)
+            for port in (ports[0], ports[-1]):
+                said = f"{subject.label}: {config['name']}, port {port} after {command}"
+                assert bool(seen_from(_HOST, own, port)) == answers, said
+    settle()
+
+
+def _sum(first: Run, second: Run) -> Run:
+    return Run(second.outcome, first.ms + second.ms, first.faults + second.faults)
+
+
+def _detach(subject: Subject, config: Config, pod: Namespace) -> None:
+    subject.run("bridge", "DEL", config, pod)
+    settle()
