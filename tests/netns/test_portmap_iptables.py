@@ -292,6 +292,13 @@ def test_del_removes_what_old_references_made(net):
     assert any("CNI-HOSTPORT-SNAT" in line for line in net.rules()["iptables"])
 
 
+def test_conditions_that_say_nothing(net):
+    """Words that iptables leaves out when it lists a rule, since they say nothing, are no reason for CHECK to fail."""
+    net = net.having(conditionsV4=["-s", "0.0.0.0/0"])
+    net.add("cid", "8080:80", addresses=ONE_IPV4)
+    net.check("cid", "8080:80", addresses=ONE_IPV4)
+
+
 def gc(net, *container_ids):
     valid = [{"containerID": item, "ifname": "eth0"} for item in container_ids]
     outcome = net.having(cniVersion="1.1.0", prevResult=None, **{"cni.dev/valid-attachments": valid}).run("GC")
