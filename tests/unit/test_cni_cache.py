@@ -104,3 +104,22 @@ def test_without_a_network_what_cannot_be_read_lives(tmp_path, write):
     assert not gone(tmp_path, "a", "", network="")
     assert not gone(tmp_path, "a", network="")
     assert gone(tmp_path, "b", "", network="")
+
+
+def test_addresses_of_the_other_interfaces(tmp_path, write):
+    """Those of the container's other interfaces that may live are known from their results, of any version."""
+
+    def entry(container_id, ifname, netns, result):
+        names = {"networkName": "net", "containerId": container_id, "ifName": ifname, "netns": netns}
+        write("net", container_id, "", ifname, json.dumps({**names, "result": result}))
+
+    new = {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}, {"address": "fd00::3/64"}]}
+    entry("a", "eth0", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.2/24"}]})
+    entry("a", "eth1", HERE, new)
+    entry("a", "eth2", HERE, {"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.4/24"}})
+    entry("a", "eth3", "/run/netns/absent", {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]})
+    entry("b", "eth1", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.6/24"}]})
+    for number, result in enumerate((None, [], "x", {"cniVersion": 1}, {"cniVersion": "1.0.0", "ips": 7})):
+        entry("a", f"bad{number}", HERE, result)
+    found = ResultCache.read("net", str(tmp_path)).addresses_beside(Attachment("a", "eth0"))
+    assert sorted(map(str, found)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
