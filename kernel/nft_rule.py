@@ -207,7 +207,8 @@ def target(expressions: bytes) -> Target:
             loaded = ()
     protocol = next((_BY_NUMBER[found[at]] for at in _PROTOCOL_AT if found.get(at) in _BY_NUMBER), "")
     address = next((found[at] for at in _ADDRESS_AT if len(found.get(at, b"")) == at[2]), b"")
-    return Target(protocol, int.from_bytes(found.get(_DPORT, b""), "big"), ip_address(address) if address else None)
+    port = int.from_bytes(found.get(_DPORT, b"")[:2], "big")
+    return Target(protocol, port, ip_address(address) if address else None)
 
 
 def split(expressions: bytes) -> list[bytes]:

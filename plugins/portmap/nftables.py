@@ -22,6 +22,7 @@ from plugins.portmap import nftables_rules as rules
 from plugins.portmap.claims import contested, place
 from plugins.portmap.nftables_look import Look, Placed
 from plugins.portmap.nftables_rules import ALL, CHAINS, ENTRY, Expected
+from plugins.portmap.tables import TABLES
 from plugins.portmap.wanted import HostPorts
 
 _USES_OF_ALL = 4  # what hostports_all has: two rules, and two that lead to it
@@ -95,7 +96,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
     if unknown := nft.retried(attempt):
         print(
-            f"portmap: GC leaves {unknown} rule(s) in tables {rules.TABLE} alone that name no network: "
+            f"portmap: GC leaves {unknown} rule(s) in tables {TABLES[4].name} alone that name no network: "
             "the reference plugin made them, for this network or another",
             file=sys.stderr,
         )
@@ -225,6 +226,7 @@ def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
             nft.rehearse(socket, nft.table(own.hostports.table), *map(nft.chain, own), *tried)
         except KernelError as error:
             if error.errno == errno.EEXIST:
-                return f"somebody has made it otherwise: nft list table {rules.family(version)} {rules.TABLE} ({error})"
+                name = f"{rules.family(version)} {TABLES[version].name}"
+                return f"somebody has made it otherwise: nft list table {name} ({error})"
             return f"{_NEEDS} ({error})"
     return ""

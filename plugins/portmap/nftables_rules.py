@@ -20,13 +20,13 @@ from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
 from cni.address import Network
-from kernel import nft, nft_rule
+from kernel import nft_rule
 from kernel.nft import Chain, Hook, Rule, Table
 from plugins.portmap import conditions
 from plugins.portmap.claims import Claim
+from plugins.portmap.tables import TABLES
 from plugins.portmap.wanted import HostPorts, PortMapping
 
-TABLE = "cni_hostport"
 _DSTNAT, _SRCNAT = -100, 100  # priorities
 _OWNER, _NETWORK = 0x70, 0x71  # types of our items in a rule's userdata; nft's own are small numbers
 _HASH_BYTES = 16
@@ -45,8 +45,7 @@ class Chains(NamedTuple):
     masquerading: Chain
 
 
-def _chains(family: int) -> Chains:
-    table = Table(family, TABLE, "CNI portmap plugin")
+def _chains(table: Table) -> Chains:
     return Chains(
         Chain(table, "hostports"),
         Chain(table, "hostip_hostports"),
@@ -57,7 +56,7 @@ def _chains(family: int) -> Chains:
     )
 
 
-CHAINS = {4: _chains(nft.IPV4), 6: _chains(nft.IPV6)}
+CHAINS = {version: _chains(table) for version, table in TABLES.items()}
 ALL = (nft_rule.jump("hostip_hostports"), nft_rule.jump("hostports"))
 ENTRY = nft_rule.to_this_host() + nft_rule.jump("hostports_all")
 

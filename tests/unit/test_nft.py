@@ -168,3 +168,16 @@ def test_any_userdata_is_read(data):
 def test_any_expressions_are_compared(ours, theirs):
     """Whatever the bytes, they are compared without an error."""
     assert nft_rule.same(ours, theirs) in (True, False)
+
+
+@given(st.binary(max_size=96))
+def test_any_expressions_are_read(data):
+    """Whatever the bytes of a rule, whom it is for is read without an error."""
+    assert nft_rule.target(data).port in range(1 << 16)
+    assert data.startswith(b"".join(nft_rule.split(data)))
+
+
+def test_ports_are_seen_without_decoding():
+    """The pairs of bytes that a rule compares something with have its port, and not the one that it leads to."""
+    rule = nft_rule.transport("tcp") + nft_rule.destination_port(8080) + nft_rule.dnat(IPV4, 9090)
+    assert nft_rule.pairs_compared(nft.rule(CHAIN, rule).encoded(1)) == [(8080).to_bytes(2, "big")]

@@ -1,0 +1,114 @@
+"""Conditions of nftables as the kernel has them: the same bytes and the same text as `nft` makes of the words."""
+
+import pytest
+
+from kernel import nft, nft_rule
+from kernel.netns import Netns, entered
+from kernel.nft import Chain, Table
+from plugins.portmap.conditions import compiled
+from tests.support.netstate import nft_rules
+
+pytestmark = pytest.mark.needs("nft_nat")
+
+TABLES = {4: Table(nft.IPV4, "t"), 6: Table(nft.IPV6, "t")}
+SAME = {
+    4: [
+        "ip saddr 10.0.0.1",
+        "ip saddr != 10.0.0.1",
+        "ip saddr == 10.0.0.0/8",
+        "ip daddr 10.22.0.0/17",
+        "ip daddr != 10.22.128.9/17",
+        "ip daddr 10.0.0.1-10.0.0.9",
+        "ip saddr != 10.0.0.1-10.0.0.9",
+        "ip saddr 10.0.0.1 ip daddr != 192.0.2.9",
+        "ip protocol tcp tcp sport 5",
+        "ip protocol != sctp",
+        "tcp sport 5",
+        "udp dport 0x35",
+        "sctp dport != 7",
+        "tcp dport 80-90",
+        "tcp sport != 80-90",
+        "th dport 53",
+        "meta l4proto udp udp sport 68",
+        "meta l4proto != 47",
+        "iif 1",
+        "meta oif != 1",
+        "iifname lo",
+        'iifname != "eth*"',
+        "oifname == veth0",
+        'meta iifname "e\\*"',
+        "mark 16",
+        "meta mark != 0x10",
+        "meta mark & 0xff == 0x10",
+        "mark and 0xff 1",
+        "ct state new",
+        "ct state established,related",
+        "ct state == new",
+        "ct state != new,untracked",
+        "ct mark 7",
+        "ct mark & 0x7 != 0x1",
+        "fib daddr type local",
+        "fib saddr type != local",
+        "fib saddr type multicast iifname lo ip saddr 10.0.0.1 tcp dport 5",
+    ],
+    6: [
+        "ip6 saddr fd00::1",
+        "ip6 saddr != fd00::/64",
+        "ip6 daddr fe80::/10",
+        "ip6 daddr fd00::1-fd00::9",
+        "ip6 daddr != fd00::1-fd00::9",
+        "tcp dport 80 iifname lo",
+        "fib daddr type local",
+    ],
+}
+SETS = {
+    "ip daddr { 192.0.2.1, 192.0.2.9 }": ["ip daddr 192.0.2.1", "ip daddr 192.0.2.9"],
+    "ip daddr != { 192.0.2.1, 10.0.0.0/8 }": ["ip daddr != 192.0.2.1 ip daddr != 10.0.0.0/8"],
+    "ip saddr == { 10.0.0.1-10.0.0.9 }": ["ip saddr 10.0.0.1-10.0.0.9"],
+    "meta l4proto { tcp, udp } th dport 53": ["meta l4proto tcp th dport 53", "meta l4proto udp th dport 53"],
+    "ct state { new, established }": ["ct state new", "ct state established"],
+    "iif lo": ['iifname "lo"'],
+}
+
+
+@pytest.fixture
+def compared(host):
+    """A function that makes rules of words and of texts and returns both, as the kernel has them."""
+    with Netns(host.path) as namespace:
+        with entered(namespace):
+            inner = nft.opened()
+
+        def rules(words, version, texts):
+            ours, theirs = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
+            nft.change(inner, nft.table(TABLES[version]), nft.chain(ours), nft.chain(theirs))
+            for text in texts:
+                host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
+            nft.change(inner, *(nft.rule(ours, each + nft_rule.ACCEPT) for each in compiled(words.split(), version)))
+            lines = [line.strip() for line in nft_rules(host)]
+            half = lines.index("chain theirs {")
+            listed = (
+                [line for line in lines[:half] if "accept" in line],
+                [line for line in lines[half:] if "accept" in line],
+            )
+            found = [[rule.expressions for rule in nft.rules(inner, chain)] for chain in (ours, theirs)]
+            return found, listed
+
+        with inner:
+            yield rules
+
+
+@pytest.mark.parametrize(("version", "words"), [(version, words) for version, all_ in SAME.items() for words in all_])
+def test_words_become_what_the_tool_makes_of_them(compared, version, words):
+    """The rule is byte for byte the one that `nft` makes of the same words, and is listed as that."""
+    (ours, theirs), (our_text, their_text) = compared(words, version, [words])
+    assert ours == theirs
+    assert our_text == their_text
+    assert len(ours) == 1
+
+
+@pytest.mark.parametrize("words", SETS)
+def test_sets_become_rules(compared, words):
+    """A set of values becomes a rule for each, with "!=" several comparisons in one; "iif" compares the name."""
+    (ours, theirs), (our_text, their_text) = compared(words, 4, SETS[words])
+    assert ours == theirs
+    assert our_text == their_text

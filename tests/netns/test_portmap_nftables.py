@@ -1,0 +1,363 @@
+"""Host ports by nftables: whose rules are whose, who comes first, and what is there after each verb."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.mapped import ADDRESSES, BOTH, Cache, Mapped, chain, prev_result, ruleset, tcp
+from tests.support.running import finish
+
+pytestmark = pytest.mark.needs("nft_nat")
+
+OTHER = "10.22.0.3/16"
+SHARED = 2  # rules of hostports for one port: of the hairpin, and its own
+
+
+@pytest.fixture
+def network(bin_dir, host):
+    """A network with one port of the pod 10.22.0.2."""
+    config = {
+        "cniVersion": "1.1.0",
+        "name": "net",
+        "type": "portmap",
+        "backend": "nftables",
+        "runtimeConfig": {"portMappings": [tcp(8080)]},
+        "prevResult": prev_result(*ADDRESSES),
+    }
+    return Mapped(host, config)
+
+
+@pytest.fixture
+def cached(network, tmp_path):
+    """The network, and a function that says which of its containers live, by what libcni's cache has of them."""
+    cache = Cache(tmp_path)
+
+    def say(**lives):
+        for container_id, alive in lives.items():
+            cache.put("net", container_id, network.host.path if alive else "/run/netns/gone")
+
+    return replace(network, bin_dir=cache.bin), say
+
+
+def leads_to(host, port=8080, family="ip"):
+    """Returns where the rules of a port lead to, in order."""
+    rules = [rule for rule in chain(host, "hostports", family) if f"dport {port} dnat" in rule]
+    return [rule.partition(" dnat to ")[2].partition(" comment ")[0] for rule in rules]
+
+
+def test_readable_rules(network):
+    """`nft list` shows what leads where and for whom: the address of the host, dual stack, the container's ID."""
+    ports = tcp(8080), tcp(8443, 443, hostIP="192.0.2.1"), tcp(9000, 90, hostIP="2001:db8::1")
+    network = network.having(*ports, addresses=BOTH)
+    network.add()
+    mark = "meta mark set meta mark | 0x00002000"
+    assert chain(network.host, "hostports") == [
+        f'ip saddr 10.22.0.0/16 tcp dport 8080 {mark} dnat to 10.22.0.2:80 comment "cid"',
+        'tcp dport 8080 dnat to 10.22.0.2:80 comment "cid"',
+        f'ip saddr 10.22.0.0/16 ip daddr 192.0.2.1 tcp dport 8443 {mark} dnat to 10.22.0.2:443 comment "cid"',
+        'ip daddr 192.0.2.1 tcp dport 8443 dnat to 10.22.0.2:443 comment "cid"',
+    ]
+    assert chain(network.host, "masquerading") == [
+        'ip saddr 10.22.0.0/16 ip daddr 10.22.0.2 meta mark & 0x00002000 == 0x00002000 masquerade comment "cid"',
+        'ip saddr 127.0.0.1 ip daddr 10.22.0.2 masquerade comment "cid"',
+    ]
+    assert leads_to(network.host, 8080, "ip6") == ["[fd00:22::2]:80"]
+    assert leads_to(network.host, 9000, "ip6") == ["[fd00:22::2]:90"]
+    network.check()
+    network.delete()
+    assert chain(network.host, "hostports") == chain(network.host, "hostports", "ip6") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "masquerading"),
+    [
+        (
+            {"markMasqBit": 5},
+            "ip saddr 10.22.0.0/16 ip daddr 10.22.0.2 meta mark & 0x00000020 == 0x00000020 masquerade",
+        ),
+        ({"masqAll": True}, "ip saddr 0.0.0.0/0 ip daddr 10.22.0.2 masquerade"),
+        ({"snat": False}, None),
+    ],
+)
+def test_what_is_masqueraded(network, keys, masquerading):
+    """The bit of the mark can be chosen; masqAll is one rule without a mark; without snat there is not even a chain."""
+    network = network.having(**keys)
+    network.add()
+    rules = chain(network.host, "masquerading")
+    assert (rules[0].partition(" comment ")[0] if rules else None) == masquerading
+    assert ("chain masquerading" in "".join(ruleset(network.host))) == bool(rules)
+    assert any("mark set" in rule for rule in chain(network.host, "hostports")) == ("markMasqBit" in keys)
+    network.check()
+
+
+def test_no_process_is_started(network):
+    """All verbs work where there is neither nft nor iptables."""
+    nowhere = {"env": {"PATH": "/nowhere"}}
+    network.add(**nowhere)
+    network.check(**nowhere)
+    network.having(**{"cni.dev/valid-attachments": []}).run("GC", **nowhere).silence()
+    assert leads_to(network.host) == []
+    network.add(**nowhere)
+    network.having(prevResult=None, runtimeConfig=None).delete(**nowhere)
+    assert leads_to(network.host) == []
+    network.run("STATUS", **nowhere).silence()
+
+
+def test_a_repeated_add_leaves_the_same_rules(network):
+    """ADD again changes nothing, and with another address or other ports replaces what was there."""
+    network.add()
+    before = network.host.run("nft", "-a", "list", "ruleset")
+    network.add()
+    assert network.host.run("nft", "-a", "list", "ruleset") == before
+    network.having(tcp(8080), tcp(9090), addresses=(OTHER,)).add()
+    assert leads_to(network.host) == leads_to(network.host, 9090) == ["10.22.0.3:80"]
+    assert len(chain(network.host, "masquerading")) == 2
+    network.having(addresses=("fd00:22::2/64",)).add()
+    assert leads_to(network.host) == []
+    assert leads_to(network.host, family="ip6") == ["[fd00:22::2]:80"]
+    network.having(addresses=(OTHER,), snat=False).add()
+    assert chain(network.host, "masquerading") == chain(network.host, "masquerading", "ip6") == []
+
+
+def test_a_repeated_add_keeps_its_place(cached):
+    """A container that was first for a port stays first when its ADD is repeated with another address."""
+    network, say = cached
+    say(one=True, two=True)
+    network.add("one")
+    network.having(addresses=(OTHER,)).add("two")
+    network.having(addresses=("10.22.0.9/16",), onConflict="fail").add("one")
+    assert leads_to(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
+    network.having(tcp(8080), tcp(9090), addresses=(OTHER,)).add("two")
+    assert leads_to(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
+
+
+def test_who_lives_keeps_a_port(cached):
+    """A port goes on leading to the living container that had it; the second comes behind it, and CHECK tells that."""
+    network, say = cached
+    say(one=True, two=True)
+    network.add("one")
+    second = network.having(addresses=(OTHER,))
+    second.add("two")
+    assert leads_to(network.host) == ["10.22.0.2:80", "10.22.0.3:80"]
+    network.check("one")
+    error = second.run("CHECK", "two").error()
+    assert error["msg"] == "host port 8080/tcp leads to container one of network net, whose rule stands first"
+    network.delete("one")
+    second.check("two")
+
+
+def test_who_is_gone_loses_a_port(cached):
+    """The rules of a new container come before those of one that is gone, which stay."""
+    network, say = cached
+    say(living=True, gone=False, new=True)
+    network.having(tcp(9090), addresses=(OTHER,)).add("living")
+    network.having(tcp(8080), tcp(9090)).add("gone")
+    network.having(tcp(8080), addresses=("10.22.0.9/16",)).add("new")
+    assert leads_to(network.host) == ["10.22.0.9:80", "10.22.0.2:80"]
+    assert leads_to(network.host, 9090) == ["10.22.0.3:80", "10.22.0.2:80"]
+    network.having(addresses=("10.22.0.9/16",)).check("new")
+
+
+def test_a_repeated_add_passes_who_is_gone_by_then(cached):
+    """A repeated ADD comes before the rules of a container that was first and is gone."""
+    network, say = cached
+    say(one=True, two=True)
+    network.add("one")
+    second = network.having(addresses=(OTHER,))
+    second.add("two")
+    say(one=False)
+    second.add("two")
+    assert leads_to(network.host) == ["10.22.0.3:80", "10.22.0.2:80"]
+
+
+def test_a_taken_port_is_refused_if_asked_for(cached):
+    """With onConflict "fail" ADD refuses a port of a living container, and leaves nothing; other addresses are free."""
+    network, say = cached
+    say(one=True, two=True)
+    network.having(tcp(8080, hostIP="192.0.2.1")).add("one")
+    before = ruleset(network.host)
+    second = network.having(addresses=(OTHER,), onConflict="fail")
+    error = second.run("ADD", "two").error()
+    assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is taken by container one of network net")
+    assert ruleset(network.host) == before
+    second.having(tcp(8080, hostIP="192.0.2.2")).add("two")
+    second.having({**tcp(8080), "protocol": "udp"}).add("three")
+
+
+def test_one_container_on_two_networks(network):
+    """DEL on one network, and of one interface, keeps the container's ports of the others; CHECK passes everywhere."""
+    elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
+    second = network.having(addresses=(OTHER,))
+    network.add()
+    elsewhere.having(onConflict="fail").add()
+    second.add(
+        ifname="eth1",
+    )
+    assert leads_to(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
+    network.delete()
+    assert leads_to(network.host) == ["10.33.0.2:80"]
+    elsewhere.check()
+
+
+def test_del_by_name_alone(network):
+    """DEL without ports and without the earlier result removes the attachment's rules and leaves the others'."""
+    elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
+    for each in (network, elsewhere):
+        each.add()
+    network.having(addresses=(OTHER,)).add("other")
+    network.having(prevResult=None, runtimeConfig=None).delete()
+    assert leads_to(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
+    network.delete()
+    network.delete("never-seen")
+    elsewhere.check()
+
+
+def test_gc_keeps_what_is_valid(network):
+    """GC removes a network's rules of what is not listed; other networks' and the reference's stay, and are counted."""
+    elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
+    for container_id in ("listed", "unlisted"):
+        network.add(container_id)
+    elsewhere.add("unlisted")
+    rule = "add rule ip cni_hostport hostports tcp dport 7000 dnat to 10.22.0.7:80 comment"
+    for container_id in ("listed", "theirs"):
+        network.host.run("nft", rule, f'"{container_id}"')
+    outcome = network.gc(("listed", "eth0"))
+    assert leads_to(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
+    assert leads_to(network.host, 7000) == ["10.22.0.7:80"] * 2
+    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in outcome.stderr
+    network.gc(("listed", "eth1"))
+    assert leads_to(network.host) == ["10.33.0.2:80"]
+
+
+def test_names_of_any_length(network):
+    """Names that do not fit into a comment are cut there; containers that differ behind the cut are told apart."""
+    network = network.having(name="n" * 200)
+    ids = ["c" * 255 + last for last in "ab"]
+    network.add(ids[0])
+    network.having(addresses=(OTHER,)).add(ids[1])
+    assert len({rule.partition(" comment ")[2] for rule in chain(network.host, "hostports")}) == 1
+    network.check(ids[0])
+    network.delete(ids[0])
+    assert leads_to(network.host) == ["10.22.0.3:80"]
+    network.gc((ids[1], "eth0"))
+    assert leads_to(network.host) == ["10.22.0.3:80"]
+    network.gc()
+    assert leads_to(network.host) == []
+
+
+def test_many_ports(network):
+    """A hundred ports are mapped, checked and removed."""
+    network = network.having(*(tcp(port) for port in range(8000, 8100)), addresses=BOTH)
+    network.add()
+    network.check()
+    assert len(chain(network.host, "hostports")) == len(chain(network.host, "hostports", "ip6")) == 100 * SHARED
+    network.delete()
+    assert chain(network.host, "hostports") == chain(network.host, "hostports", "ip6") == []
+
+
+def test_many_at_once(network):
+    """Sixteen first ADDs at once leave each one's rules and the shared chains once; so do sixteen DELs."""
+    pods = [network.having(tcp(8000 + last), addresses=(f"10.22.0.{last}/16",)) for last in range(2, 18)]
+    for verb in ("ADD", "DEL"):
+        started = [pod.start(verb, f"c{number}") for number, pod in enumerate(pods)]
+        outcomes = [finish(process) for process in started]
+        assert [outcome.status for outcome in outcomes] == [0] * len(pods), outcomes
+        for number, pod in enumerate(pods if verb == "ADD" else ()):
+            pod.check(f"c{number}")
+        assert len(chain(network.host, "hostports")) == (len(pods) * SHARED if verb == "ADD" else 0)
+        assert len(chain(network.host, "hostports_all")) == 2
+        assert len(chain(network.host, "prerouting")) == len(chain(network.host, "output")) == 1
+
+
+SPOILT = {
+    "a port": ("delete rule ip cni_hostport hostports handle {}", "tcp dport 8080"),
+    "masquerading": ("flush chain ip cni_hostport masquerading", "masquerade"),
+    "the way in": ("flush chain ip cni_hostport prerouting", "chain cni_hostport prerouting does not lead"),
+    "conditions": (
+        "flush chain ip cni_hostport output; add rule ip cni_hostport output ip daddr 192.0.2.1 jump hostports_all",
+        "chain cni_hostport output does not lead",
+    ),
+    "the middle": ("flush chain ip cni_hostport hostports_all", "does not lead to hostports"),
+    "the table": ("delete table ip cni_hostport", "chain cni_hostport hostports is missing"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_check_tells_what_is_missing(network, what):
+    """CHECK fails with code 999 and says what is missing; ADD puts it right again."""
+    command, text = SPOILT[what]
+    network.add()
+    handles = network.host.run("nft", "-a", "list", "chain", "ip", "cni_hostport", "hostports").splitlines()
+    handle = next(line.rpartition(" ")[2] for line in handles if "tcp dport" in line)
+    network.host.run("nft", command.format(handle))
+    error = network.run("CHECK").error()
+    assert error["code"] == 999
+    assert error["msg"].startswith("missing hostport rules in")
+    assert text in error["details"]
+    network.add()
+    network.check()
+
+
+def test_conditions_belong_to_their_network(network):
+    """Two networks with different conditions each have their own, and the base chains have none."""
+    one = network.having(conditionsV4=["ip", "daddr", "!=", "192.0.2.9"])
+    two = network.having(tcp(9090), addresses=("10.33.0.2/16",), name="two", conditionsV4=["iifname { a, b }"])
+    one.add("one")
+    two.add("two")
+    own = [rule.partition(" dnat")[0] for rule in chain(network.host, "hostports") if "mark" not in rule]
+    assert own == [
+        "ip daddr != 192.0.2.9 tcp dport 8080",
+        'iifname "a" tcp dport 9090',
+        'iifname "b" tcp dport 9090',
+    ]
+    assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
+    one.check("one")
+    two.check("two")
+    network.having(tcp(9090), addresses=("10.33.0.2/16",), name="two").run("CHECK", "two").error()
+
+
+def test_the_references_conditions_are_not_lost(network):
+    """Conditions that the reference put into the base chains for its rules are moved into these by another's ADD."""
+    network.add("ours")
+    rule = "add rule ip cni_hostport {}"
+    for text in (
+        "hostports tcp dport 9090 dnat to 10.22.0.7:80 comment theirs",
+        "hostports tcp dport 8080 dnat to 10.22.0.7:80 comment theirs",
+    ):
+        network.host.run("nft", rule.format(text))
+    for name in ("prerouting", "output"):
+        condition = "ip daddr != 192.0.2.9 fib daddr type local jump hostports_all"
+        network.host.run("nft", f"flush chain ip cni_hostport {name}; {rule.format(name)} {condition}")
+    network.run("CHECK", "ours").error()
+    network.having(tcp(9090), addresses=(OTHER,)).add("new")
+    assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
+    own = [rule for rule in chain(network.host, "hostports") if "mark" not in rule]
+    assert own == [
+        'tcp dport 8080 dnat to 10.22.0.2:80 comment "ours"',
+        'ip daddr != 192.0.2.9 tcp dport 9090 dnat to 10.22.0.7:80 comment "theirs"',
+        'ip daddr != 192.0.2.9 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"',
+        'tcp dport 9090 dnat to 10.22.0.3:80 comment "new"',
+    ]
+    network.check("ours")
+
+
+def test_what_is_in_the_way_is_told(network):
+    """Where somebody has made a chain of the name otherwise, ADD and STATUS say so, and ADD leaves nothing."""
+    network.host.run("nft", "add table ip cni_hostport; add chain ip cni_hostport prerouting")
+    before = ruleset(network.host)
+    error = network.run("ADD").error()
+    assert error["msg"].startswith("unable to set up nftables rules for port mappings: failed to add chain")
+    assert "somebody has made it otherwise: nft list table ip cni_hostport" in error["details"]
+    assert ruleset(network.host) == before
+    status = network.run("STATUS").error()
+    assert status["code"] == 50
+    assert "nft list table ip cni_hostport" in status["msg"]
+
+
+def test_conditions_that_are_not_understood_are_refused(network):
+    """What we cannot compile is refused before anything is made: key, word, and what is understood."""
+    error = network.having(conditionsV4=["ip", "saddr", "10.0.0.0/8", "meta", "skuid", "0"]).run("ADD").error()
+    assert error["code"] == 7
+    assert '"conditionsV4" has what is not understood here: "meta skuid"' in error["msg"]
+    assert '"ip saddr"' in error["details"]
+    assert ruleset(network.host) == []
