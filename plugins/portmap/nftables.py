@@ -80,13 +80,12 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     own = rules.hash_of(network)
     kept = {rules.owner_of(network, item.container_id, item.ifname) for item in attachments}
     known = {rules.comment(item.container_id) for item in attachments}
+    chains = [chain for version in CHAINS for chain in rules.with_rules(version)]
 
     def attempt() -> int:
         look = Look(socket)
         stale, unknown = [], 0
-        for placed in look.placed(
-            [chain for version in CHAINS for chain in rules.with_rules(version)], partial(rules.may_be_of, own)
-        ):
+        for placed in look.placed(chains, partial(rules.may_be_stale, own, kept)):
             owner = rules.owner(placed.rule)
             if owner.startswith(own) and owner not in kept:
                 stale.append(placed)

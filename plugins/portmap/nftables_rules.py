@@ -16,6 +16,8 @@ else goes from pod to pod (a service's address, or none in between) keeps its so
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Collection
 from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
@@ -30,6 +32,8 @@ from plugins.portmap.wanted import HostPorts, PortMapping
 _DSTNAT, _SRCNAT = -100, 100  # priorities
 _OWNER, _NETWORK = 0x70, 0x71  # types of our items in a rule's userdata; nft's own are small numbers
 _HASH_BYTES = 16
+_OWNER_HEAD = bytes((_OWNER, 2 * _HASH_BYTES))
+_OWNERS = re.compile(b"(?=" + re.escape(_OWNER_HEAD) + b"(.{%d}))" % (2 * _HASH_BYTES), re.DOTALL)
 _LOCALHOST = IPv4Address("127.0.0.1")
 _ALL: dict[int, Network] = {4: ip_network("0.0.0.0/0"), 6: ip_network("::/0")}
 
@@ -217,12 +221,17 @@ def owner(rule: Rule) -> bytes:
 
 def names_no_owner(message: bytes) -> bool:
     """Tells by the message alone whether a rule may be the reference's."""
-    return bytes((_OWNER, 2 * _HASH_BYTES)) not in message
+    return _OWNER_HEAD not in message
 
 
-def may_be_of(own_hash: bytes, message: bytes) -> bool:
-    """Tells by the message alone whether a rule may be of a network, one of the reference's included."""
-    return own_hash in message or names_no_owner(message)
+def may_be_stale(network: bytes, kept: Collection[bytes], message: bytes) -> bool:
+    """Tells by the message alone whether a rule may be of a network and of none of the `kept` owners.
+
+    The reference's rules may be.
+    """
+    if any(owner in kept for owner in _OWNERS.findall(message)):
+        return False
+    return network in message or names_no_owner(message)
 
 
 def cannot_be_copied(expressions: bytes) -> bool:

@@ -341,6 +341,42 @@ def test_the_references_conditions_are_not_lost(network):
     network.check("ours")
 
 
+OLD = """
+table ip cni_hostport {
+    chain hostports { }
+    chain hostip_hostports { ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"; }
+    chain prerouting { type nat hook prerouting priority -100
+        ip daddr != 192.0.2.9 jump hostip_hostports
+        ip daddr != 192.0.2.9 jump hostports
+    }
+    chain output { type nat hook output priority -100
+        ip daddr != 192.0.2.9 jump hostip_hostports
+        ip daddr != 192.0.2.9 fib daddr type local jump hostports
+    }
+}
+"""
+
+
+def test_what_older_versions_made_goes_on(cached, tmp_path):
+    """Rules that the reference 1.6 to 1.8 made keep leading on, and their conditions; who is gone there is passed."""
+    network, say = cached
+    (tmp_path / "rules").write_text(OLD)
+    network.host.run("nft", "-f", str(tmp_path / "rules"))
+    network.having(tcp(9090)).add("ours")
+    network.having(tcp(9090)).check("ours")
+    (rule,) = chain(network.host, "hostip_hostports")
+    assert rule == 'ip daddr != 192.0.2.9 ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"'
+    assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
+    network.add("second")
+    assert "container theirs, whose rule stands first" in network.run("CHECK", "second").error()["msg"]
+    say(theirs=False)
+    network.add("second")
+    network.check("second")
+    network.having(prevResult=None, runtimeConfig=None).delete("theirs")
+    network.delete("second")
+    assert chain(network.host, "hostip_hostports") == []
+
+
 def test_what_is_in_the_way_is_told(network):
     """Where somebody has made a chain of the name otherwise, ADD and STATUS say so, and ADD leaves nothing."""
     network.host.run("nft", "add table ip cni_hostport; add chain ip cni_hostport prerouting")
