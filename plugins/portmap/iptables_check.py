@@ -69,26 +69,25 @@ def _answered(listing: Sequence[str], seen: Seen) -> int:
 def _check_chain(wanted: HostPorts, version: int, listing: Sequence[str]) -> None:
     """Demands each mapping's rules: those that mark before the one that leads to the pod, the mappings in order."""
     found = found_chain_rules(listing, chain_of(wanted))
+    first = {rule: at for at, rule in reversed([*enumerate(found)])}
+    expected = chain_rules(wanted, version)
+    own = {dnat for _, _, dnat in expected}
+    older = [(at, rule) for rule, at in first.items() if rule.target == "DNAT" and rule not in own]
     start = 0
-    for mapping, marks, dnat in chain_rules(wanted, version):
-        if dnat not in found[start:]:
+    for mapping, marks, dnat in expected:
+        end = next((at for at in range(start, len(found)) if found[at] == dnat), -1)
+        if end < 0:
             raise _missing(f"rule {dnat}", version)
-        end = found.index(dnat, start)
         for mark in marks:
-            if mark not in found[:end]:
+            if first.get(mark, end) >= end:
                 raise _missing(f"rule {mark}", version)
-        _check_first(wanted, version, mapping, dnat, found[:end])
+        _check_first(wanted, mapping, [rule for at, rule in older if at < end])
         start = end
 
 
-def _check_first(
-    wanted: HostPorts, version: int, mapping: PortMapping, dnat: ChainRule, before: Sequence[ChainRule]
-) -> None:
+def _check_first(wanted: HostPorts, mapping: PortMapping, before: Sequence[ChainRule]) -> None:
     """Refuses an older rule that sends the packets elsewhere, unless to another interface of the container."""
-    own = [rule for _, _, rule in chain_rules(wanted, version)]
     for rule in before:
-        if rule.target != dnat.target or rule in own:
-            continue
         attachment = Attachment(wanted.container_id, wanted.ifname)
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
         if overlaps and rule.leads_to not in ResultCache.read(wanted.network).addresses_beside(attachment):
@@ -120,11 +119,12 @@ def _check_not_shadowed(wanted: HostPorts, version: int, listing: Sequence[str],
     """
     chain = chain_of(wanted)
     plain = [entry for entry in found if not entry.conditional or entry.target == chain]
+    first = {entry: at for at, entry in reversed([*enumerate(plain)])}
+    others = claims(wanted, version, listing, [entry for entry in plain if entry.target != chain])
     for mapping in wanted.of(version):
-        ours = (entry.target == chain and _is_for(entry, mapping) for entry in plain)
-        before = plain[: next((number for number, own in enumerate(ours) if own), 0)]
-        for entry, claim in claims(wanted, version, listing, before):
-            if entry.target != chain and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip):
+        own = next((at for at, entry in enumerate(plain) if entry.target == chain and _is_for(entry, mapping)), 0)
+        for entry, claim in others:
+            if first[entry] < own and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip):
                 raise shadowed(mapping, claim)
 
 
