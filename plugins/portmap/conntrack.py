@@ -16,48 +16,46 @@ from kernel.conntrack import Entry
 from kernel.errors import KernelError
 from kernel.nft import NftSocket
 from kernel.rtnl import Socket
-from plugins.portmap.wanted import HostPorts
-
-_VERSIONS = (4, 6)
+from plugins.portmap.wanted import HostPorts, PortMapping
 
 
 def forget(wanted: HostPorts) -> None:
     """Deletes the kernel's entries of flows to the UDP host ports; a failure is told on stderr (reference).
 
-    Costs a message for each IP version with UDP mappings, nothing without.
+    Costs a message for each IP version, which takes the kernel a while (conntrack.udp); nothing without UDP.
     """
-    if not _ports(wanted):
+    if not _mappings(wanted):
         return
     try:
         with nft.opened() as socket:
-            _forget(socket, wanted)
+            forget_by(socket, wanted)
     except KernelError as error:
         _tell(error)
 
 
-def forget_with(socket: NftSocket, wanted: HostPorts) -> None:
-    """Does the same with a netfilter socket that is there."""
+def forget_by(socket: NftSocket, wanted: HostPorts) -> None:
+    """Does so with the socket by which rules were deleted: closing another one would wait for those (kernel.nft)."""
     try:
-        _forget(socket, wanted)
+        # DEL may know no address of the pod: then the mappings alone say which versions.
+        for version in wanted.families or (4, 6):
+            mappings = _mappings(wanted, version)
+            if mappings:
+                entries = conntrack.udp(socket, version, {mapping.host_port for mapping in mappings})
+                conntrack.delete(socket, _concerned(version, mappings, entries))
     except KernelError as error:
         _tell(error)
 
 
-def _forget(socket: NftSocket, wanted: HostPorts) -> None:
-    # DEL may know no address of the pod: then the mappings alone say which versions.
-    for version in wanted.families or _VERSIONS:
-        ports = _ports(wanted, version)
-        if ports:
-            conntrack.delete(socket, _concerned(wanted, version, conntrack.udp(socket, version, ports)))
+def _mappings(wanted: HostPorts, *versions: int) -> list[PortMapping]:
+    """Returns the UDP mappings that are for one of these IP versions, for any unless given."""
+    return [
+        mapping
+        for mapping in wanted.mappings
+        if mapping.protocol == "udp" and any(map(mapping.serves, versions or (4, 6)))
+    ]
 
 
-def _ports(wanted: HostPorts, *versions: int) -> set[int]:
-    """Returns the UDP host ports of these IP versions, of all unless given."""
-    mappings = [mapping for version in versions or _VERSIONS for mapping in wanted.of(version)]
-    return {mapping.host_port for mapping in mappings if mapping.protocol == "udp"}
-
-
-def _concerned(wanted: HostPorts, version: int, entries: list[Entry]) -> list[Entry]:
+def _concerned(version: int, mappings: list[PortMapping], entries: list[Entry]) -> list[Entry]:
     """Returns the entries that went to a mapping's address, or to any of this host's where it has none.
 
     Those are asked for only when there is an entry to judge.
@@ -66,20 +64,14 @@ def _concerned(wanted: HostPorts, version: int, entries: list[Entry]) -> list[En
         return []
     with Socket() as socket:
         local = route.local(socket, version)
-    mappings = [mapping for mapping in wanted.of(version) if mapping.protocol == "udp"]
-    return [
-        entry
-        for entry in entries
-        if any(
-            mapping.host_port == entry.port
-            and (
-                mapping.only_to == entry.destination
-                if mapping.only_to
-                else any(entry.destination in network for network in local)
-            )
-            for mapping in mappings
-        )
-    ]
+
+    def went_to(mapping: PortMapping, entry: Entry) -> bool:
+        if mapping.host_port != entry.port:
+            return False
+        only_to = mapping.only_to
+        return only_to == entry.destination if only_to else any(entry.destination in network for network in local)
+
+    return [entry for entry in entries if any(went_to(mapping, entry) for mapping in mappings)]
 
 
 def _tell(error: KernelError) -> None:

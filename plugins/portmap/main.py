@@ -51,9 +51,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's host ports, in both backends; gone is success, and the configuration may be broken."""
-    ports = portmap_conf.lenient(args, conf)
-    _remove(ports, legacy=portmap_conf.may_have_ports(conf))
-    conntrack.forget(ports)
+    _remove(portmap_conf.lenient(args, conf), legacy=portmap_conf.may_have_ports(conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -100,11 +98,13 @@ def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
 def _remove(ports: HostPorts, *, legacy: bool) -> None:
     """Removes the attachment's rules wherever they are: by netlink, and what iptables-legacy made.
 
-    The latter takes a program and the lock of the host, so `legacy` tells whether there were host ports at all.
+    The latter takes a program and the lock of the host, so `legacy` tells whether there were host ports at all. UDP
+    flows are forgotten last, when no rule leads them to the pod any more.
     """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports.network, ports.container_id),
         lambda socket: nftables.delete(socket, ports),
+        lambda socket: conntrack.forget_by(socket, ports),
     ]
     programs = [partial(iptables.delete_legacy, ports.network, ports.container_id)] if legacy else []
     all_of(*programs, partial(nft.each, rules))

@@ -1,0 +1,169 @@
+"""Connection tracking's messages (kernel.conntrack), compared with pyroute2's full class, and whose flows are taken."""
+
+import importlib
+from ipaddress import ip_address, ip_interface, ip_network
+from types import SimpleNamespace
+
+import pytest
+
+from kernel import conntrack
+from kernel.codec import decode, encode
+from kernel.codec_netfilter import ConntrackMessage
+from kernel.conntrack import Entry
+from kernel.errors import KernelError
+from plugins.portmap import conntrack as flows
+from plugins.portmap.wanted import HostPorts, PortMapping
+
+# Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
+FULL = importlib.import_module("pyroute2.netlink.nfnetlink.nfctsocket").nfct_msg
+
+IPV4 = Entry(ip_address("198.51.100.7"), 40000, ip_address("192.0.2.1"), 53, 4242)
+IPV6 = Entry(ip_address("2001:db8::7"), 40000, ip_address("2001:db8::1"), 53, 4243, zone=7)
+POD = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
+LOCAL = {4: [ip_network("192.0.2.1/32"), ip_network("127.0.0.0/8")], 6: [ip_network("2001:db8::1/128")]}
+
+
+class Recorder:
+    """A socket that notes what it is asked to do."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.requests: list = []
+        self.sends: list[int] = []
+        self._answers = answers
+
+    def dump(self, request):
+        self.requests.append(request)
+        return [decode(request.kind, answer) for answer in self._answers if request.wanted(answer)]
+
+    def change(self, *requests):
+        self.requests += requests
+        self.sends.append(len(requests))
+
+
+def message(entry, protocol=17):
+    """Returns the kernel's message of an entry."""
+    version = entry.source.version
+    ends = [(f"CTA_IP_V{version}_SRC", entry.source.packed), (f"CTA_IP_V{version}_DST", entry.destination.packed)]
+    ports = [
+        ("CTA_PROTO_NUM", protocol),
+        ("CTA_PROTO_SRC_PORT", entry.source_port),
+        ("CTA_PROTO_DST_PORT", entry.port),
+    ]
+    whole = [("CTA_TUPLE_IP", {"attrs": ends}), ("CTA_TUPLE_PROTO", {"attrs": ports})]
+    attributes = [("CTA_TUPLE_ORIG", {"attrs": whole}), ("CTA_ID", entry.number)]
+    attributes += [("CTA_ZONE", entry.zone)] if entry.zone is not None else []
+    return encode(ConntrackMessage, (0x100, 2, 1), {"family": 2 if version == 4 else 10}, attributes)
+
+
+@pytest.mark.parametrize("entry", [IPV4, IPV6])
+def test_a_deletion_names_the_whole_flow(entry):
+    """The request that deletes a flow names its direction, its number and its zone, as the full class reads them."""
+    recorder = Recorder()
+    conntrack.delete(recorder, [entry])
+    (request,) = recorder.requests
+    full = FULL(request.encoded(3))
+    full.decode()
+    assert (full["header"]["type"], full["header"]["flags"]) == (0x102, 0x5)
+    assert (full.get_attr("CTA_ID"), full.get_attr("CTA_ZONE")) == (entry.number, entry.zone)
+    direction = full.get_attr("CTA_TUPLE_ORIG")
+    version = entry.source.version
+    ends = (f"CTA_IP_V{version}_SRC", str(entry.source)), (f"CTA_IP_V{version}_DST", str(entry.destination))
+    assert list(map(tuple, direction.get_attr("CTA_TUPLE_IP")["attrs"])) == list(ends)
+    ports = ("CTA_PROTO_NUM", 17), ("CTA_PROTO_SRC_PORT", entry.source_port), ("CTA_PROTO_DST_PORT", entry.port)
+    assert list(map(tuple, direction.get_attr("CTA_TUPLE_PROTO")["attrs"])) == list(ports)
+
+
+@pytest.mark.parametrize(("ports", "flags"), [({53}, 0b101000), ({53, 54}, 0b001000)])
+def test_the_filter(ports, flags):
+    """The kernel is asked for UDP flows, and for those of one port when it is one."""
+    recorder = Recorder()
+    conntrack.udp(recorder, 4, ports)
+    (request,) = recorder.requests
+    found = decode(ConntrackMessage, request.encoded(1))
+    assert found.get_attr("CTA_FILTER").get_attr("CTA_FILTER_ORIG_FLAGS") == flags
+    asked = found.get_attr("CTA_TUPLE_ORIG").get_attr("CTA_TUPLE_PROTO")
+    assert asked.get_attr("CTA_PROTO_NUM") == 17
+    assert asked.get_attr("CTA_PROTO_DST_PORT") == (53 if len(ports) == 1 else None)
+
+
+def test_what_an_old_kernel_sends_is_sorted_out_here():
+    """Of all flows of all protocols only those of UDP to the ports are returned."""
+    other = Entry(IPV4.source, 53, IPV4.destination, 5353, 1)  # the port, but where it comes from
+    answers = message(IPV4), message(IPV4, protocol=6), message(other), message(IPV6)
+    assert conntrack.udp(Recorder(*answers), 4, {53}) == [IPV4]
+    assert conntrack.udp(Recorder(*answers), 6, {53, 54}) == [IPV6]
+
+
+def test_many_flows_are_deleted_in_several_sends():
+    """As many answers as a socket holds are waited for at a time."""
+    recorder = Recorder()
+    conntrack.delete(recorder, [IPV4] * 250)
+    assert recorder.sends == [100, 100, 50]
+
+
+def to(destination, port=53):
+    """Returns a flow to an address of its version."""
+    entry = IPV6 if ":" in destination else IPV4
+    return Entry(entry.source, 40000, ip_address(destination), port, 1)
+
+
+FLOWS = [
+    to(ip, port) for ip in ("192.0.2.1", "127.0.0.1", "8.8.8.8", "2001:db8::1", "2001:db8::8") for port in (53, 54)
+]
+
+
+@pytest.mark.parametrize(
+    ("mappings", "addresses", "taken"),
+    [
+        ([PortMapping(53, 80, "udp")], POD, {("192.0.2.1", 53), ("127.0.0.1", 53), ("2001:db8::1", 53)}),
+        ([PortMapping(53, 80, "udp")], {4: POD[4]}, {("192.0.2.1", 53), ("127.0.0.1", 53)}),
+        ([PortMapping(53, 80, "udp")], {}, {("192.0.2.1", 53), ("127.0.0.1", 53), ("2001:db8::1", 53)}),
+        ([PortMapping(53, 80, "udp", ip_address("127.0.0.1"))], POD, {("127.0.0.1", 53)}),
+        ([PortMapping(53, 80, "udp", ip_address("8.8.8.8"))], POD, {("8.8.8.8", 53)}),
+        ([PortMapping(53, 80, "udp", ip_address("::"))], POD, {("2001:db8::1", 53)}),
+        (
+            [PortMapping(53, 80, "udp", ip_address("127.0.0.1")), PortMapping(54, 80, "udp")],
+            {4: POD[4]},
+            {("127.0.0.1", 53), ("192.0.2.1", 54), ("127.0.0.1", 54)},
+        ),
+        ([PortMapping(53, 80, "tcp"), PortMapping(54, 80, "sctp")], POD, set()),
+    ],
+)
+def test_whose_flows_are_taken(monkeypatch, mappings, addresses, taken):
+    """Flows to a UDP mapping's address are taken, to the host's own addresses where it has none, and no others."""
+    found = []
+    socket = SimpleNamespace(__enter__=None)
+    monkeypatch.setattr(
+        conntrack,
+        "udp",
+        lambda _, version, ports: [
+            flow for flow in FLOWS if flow.port in ports and flow.destination.version == version
+        ],
+    )
+    monkeypatch.setattr(conntrack, "delete", lambda _, entries: found.extend(entries))
+    monkeypatch.setattr(flows.route, "local", lambda _, version: LOCAL[version])
+    flows.forget_by(socket, HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
+    assert {(str(flow.destination), flow.port) for flow in found} == taken
+
+
+def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
+    """What the kernel refuses is told on stderr and is no error of the verb."""
+
+    def refused(*_):
+        raise KernelError("list the tracked UDP flows", 1)
+
+    monkeypatch.setattr(conntrack, "udp", refused)
+    wanted = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
+    flows.forget_by(None, wanted)
+    monkeypatch.setattr("kernel.nft.opened", refused)
+    flows.forget(wanted)
+    expected = (
+        "podwire: UDP flows may go on to where they went before: list the tracked UDP flows: operation not permitted"
+    )
+    assert capsys.readouterr().err.splitlines() == [expected] * 2
+
+
+def test_without_udp_nothing_is_opened(monkeypatch):
+    """Mappings of other protocols cost nothing."""
+    monkeypatch.setattr("kernel.nft.opened", lambda: pytest.fail("opened"))
+    flows.forget(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "tcp"),), POD))
