@@ -12,6 +12,7 @@ from tests.support import binaries, hostports, scripted
 from tests.support.attaching import Network
 from tests.support.hostports import HostPorts
 from tests.support.namespaces import Namespace
+from tests.support.publishing import Publishing, connect, hasty
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
 IPV6 = [{"subnet": "fd00:22::/64"}]
@@ -41,6 +42,22 @@ def network(bin_dir: Path, host: Namespace, store: Path) -> Network:
 def dual_network(network: Network) -> Network:
     """The same with an IPv6 range beside the IPv4 one."""
     return network.having(ipam={**network.config["ipam"], "ranges": [IPV4, IPV6]})
+
+
+@pytest.fixture
+def published(dual_network: Network) -> Publishing:
+    """A dual-stack, masqueraded network as conf/10 has it, with portmap behind bridge."""
+    hasty(dual_network.host)
+    return Publishing(dual_network.having(ipMasq=True, hairpinMode=True))
+
+
+@pytest.fixture
+def client(host: Namespace, new_sandbox: Callable[[], Namespace]) -> Namespace:
+    """A machine beside the host, without a route to the pods' networks."""
+    namespace = new_sandbox()
+    hasty(namespace)
+    connect(host, namespace)
+    return namespace
 
 
 @pytest.fixture
