@@ -20,6 +20,7 @@ from tests.support.running import Outcome, run_plugin, start_plugin
 
 ADDRESSES = ("10.22.0.2/16",)
 BOTH = (*ADDRESSES, "fd00:22::2/64")
+OTHER = "10.22.0.3/16"  # another pod's
 
 
 def prev_result(*addresses: str, ifname: str = "eth0", version: str = "1.1.0") -> dict[str, Any]:
@@ -113,11 +114,30 @@ class Mapped:
         }
 
 
+def network(host: Namespace, backend: str) -> Mapped:
+    """Returns a network with one port of a pod with ADDRESSES."""
+    config = {
+        "cniVersion": "1.1.0",
+        "name": "net",
+        "type": "portmap",
+        "backend": backend,
+        "runtimeConfig": {"portMappings": [tcp(8080)]},
+        "prevResult": prev_result(*ADDRESSES),
+    }
+    return Mapped(host, config)
+
+
 def chain(host: Namespace, name: str, family: str = "ip") -> list[str]:
     """Returns the rules of a chain of table cni_hostport as `nft` prints them; none when there is no such chain."""
     text = host.run("nft", "list", "chain", family, "cni_hostport", name, check=False)
     lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith(("table ", "chain ", "type ", "comment ", "}"))]
+
+
+def leads_to(host: Namespace, port: int = 8080, family: str = "ip") -> list[str]:
+    """Returns where the rules of a port lead to, in order."""
+    rules = [rule for rule in chain(host, "hostports", family) if f"dport {port} dnat" in rule]
+    return [rule.partition(" dnat to ")[2].partition(" comment ")[0] for rule in rules]
 
 
 def ruleset(host: Namespace) -> list[str]:
