@@ -47,8 +47,11 @@ class ResultCache:
             entry = _load(f"{directory}/{name}")
             if entry and network in ("", entry.get("networkName")):
                 attachment = Attachment(str(entry.get("containerId")), str(entry.get("ifName")))
-                sandboxes[attachment] = str(entry.get("netns") or "")
-                results[attachment] = entry.get("result")
+                netns = str(entry.get("netns") or "")
+                # On several networks (of all that were asked for) it lives if it lives on one, whichever is read first.
+                if attachment not in sandboxes or _may_live(netns):
+                    sandboxes[attachment] = netns
+                    results[attachment] = entry.get("result")
         return cls(network, sandboxes, files, results)
 
     def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
