@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-# The steps of boot.practice: VERSION; ADD, CHECK, DEL of loopback, then of bridge; masquerading.
+# The steps of boot.practice: VERSION; ADD, CHECK, DEL of loopback, then of bridge; what needs netfilter, portmap too.
 _VERSION = 0b0000_0001
 _BRIDGE = 0b0111_0000
 _COUNT = struct.Struct("=I")

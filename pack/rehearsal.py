@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import select
 import shutil
@@ -32,13 +33,17 @@ import kernel.sysctl
 import kernel.teardown
 from cni import gojson, skel
 from cni.address import Interface, parse_cidr
-from cni.child import Outcome
+from cni.child import Command, Outcome
 from kernel.codec import AddressMessage, Attributes, LinkMessage, NamespaceMessage, RouteMessage, encode
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
-_NEWCHAIN, _GETCHAIN, _NEWRULE, _GETRULE = 0xA03, 0xA04, 0xA06, 0xA07  # linux/netfilter/nf_tables.h
-_HANDLE = b"\x0c\0\x03\0" + bytes(7) + b"\x01"  # NFTA_RULE_HANDLE, which the kernel gives
+# linux/netfilter/nf_tables.h
+_NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = 0xA03, 0xA04, 0xA05, 0xA06, 0xA07, 0xA08
+_HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel gives
+_HANDLE_START = b"\x0c\0\x03\0"
+_NAME_START = struct.Struct("=HH")  # of a chain's name in its rules, and in those that jump to it: both of type 2
+_USE = struct.Struct("=HH4s")  # NFTA_CHAIN_USE, of type 6
 _HEADER = struct.Struct("=IHHII")
 _LO, _BRIDGE, _VETH = 1, 2, 3  # the ifindexes on the stage; both ends of the pair are one
 _NAMES = {_LO: "lo", _BRIDGE: "cni0", _VETH: "eth0"}
@@ -55,6 +60,11 @@ _NETWORK = {
     "isDefaultGateway": True,
 }
 _BACKENDS = ("nftables", "iptables")
+_PORTS = [
+    {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+    {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
+]
+_MARK = 2 * struct.pack("=I", 0x2000)
 _IPAM = {
     "type": "host-local",
     "ranges": [
@@ -81,13 +91,17 @@ def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("CHECK", "DEL"):
                 yield f"{name} {verb}"
                 _play(plugins, name, verb, {**network, "prevResult": result}, leases)
-        # One scene for all verbs, so that what only masquerading needs lies apart (layout.py).
-        yield "masquerade"
+        # One scene for all verbs, so that what only netfilter needs lies apart (layout.py).
+        yield "netfilter"
         for backend in _BACKENDS:
             network |= {"ipMasq": True, "ipMasqBackend": backend}
             result = _play(plugins, "bridge", "ADD", network, leases)
-            for verb in ("CHECK", "DEL") if backend == "nftables" else ("DEL",):
+            for verb in ("CHECK", "DEL"):
                 _play(plugins, "bridge", verb, {**network, "prevResult": result}, leases)
+            ports = {"backend": backend, "runtimeConfig": {"portMappings": _PORTS}, "prevResult": result}
+            # Twice, since the second container finds what all share: that is what most do.
+            for verb in ("ADD", "CHECK", "DEL") * 2:
+                _play(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
 
 
 def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
@@ -110,7 +124,9 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
-_netfilter: list[tuple[int, bytes]] = []  # the chains and rules made in a scene: type and content of their messages
+# The chains and rules made in a scene, by handle: type and content of their messages, iptables' line.
+_netfilter: dict[int, tuple[int, bytes, str]] = {}
+_handles = itertools.count(1)
 
 
 class _Socket(socket.socket):
@@ -156,23 +172,71 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     elif kind == kernel.route.RTM_GETROUTE:
         values = {"family": request[16], "table": 254, "type": 1}
         yield encode(RouteMessage, (kernel.route.RTM_NEWROUTE, multi, sequence), values, [("RTA_OIF", _VETH)])
-    elif kind in (_NEWCHAIN, _NEWRULE):
-        _netfilter.append((kind, request[_HEADER.size :]))
-    elif kind == _GETRULE:
-        for made, content in _netfilter:
-            if made == _NEWRULE:
-                yield _HEADER.pack(_HEADER.size + len(content) + 12, made, multi, sequence, 0) + content + _HANDLE
-    elif kind == _GETCHAIN:
-        wanted = request[_HEADER.size :]
-        chains = (content for made, content in _netfilter if made == _NEWCHAIN)
-        found = next((content for content in chains if content.startswith(wanted)), None)
-        answer = struct.pack("=i", -errno.ENOENT) if found is None else found
-        header = (_NLMSG_ERROR if found is None else _NEWCHAIN, 0, sequence, 0)
-        yield _HEADER.pack(_HEADER.size + len(answer), *header) + answer
+    elif kind >> 8 == _NEWCHAIN >> 8:
+        yield from _nftables(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.link.RTM_GETNSID:
         yield encode(NamespaceMessage, (kernel.link.RTM_NEWNSID, 0, sequence), {}, [("NETNSA_NSID", 0)])
     if dump or flags & kernel.rtnl.NLM_F_ACK:
         yield _HEADER.pack(20, _NLMSG_DONE if dump else _NLMSG_ERROR, multi, sequence, 0) + bytes(4)
+
+
+def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
+    if kind in (_NEWCHAIN, _NEWRULE):
+        _make(kind, content)
+    elif kind in (_DELCHAIN, _DELRULE):
+        start, handle = _HANDLE.unpack(content[-_HANDLE.size :]) if len(content) > _HANDLE.size else (b"", 0)
+        one = [handle] if start == _HANDLE_START else None
+        for number in one or [number for number, made in _netfilter.items() if made[1].startswith(content)]:
+            _netfilter.pop(number, None)
+    elif kind == _GETRULE:
+        for number, (made, own, _) in _netfilter.items():
+            if made == _NEWRULE and own.startswith(content):
+                answer = own + _HANDLE.pack(_HANDLE_START, number)
+                yield _HEADER.pack(_HEADER.size + len(answer), made, *header) + answer
+    elif kind == _GETCHAIN:
+        found = next(
+            (own for made, own, _ in _netfilter.values() if made == _NEWCHAIN and own.startswith(content)), b""
+        )
+        answer = found + _uses(content) if found else struct.pack("=i", -errno.ENOENT)
+        yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if found else _NLMSG_ERROR, *header) + answer
+
+
+def _make(kind: int, content: bytes, line: str = "") -> None:
+    if kind == _NEWRULE or not any(own.startswith(content) for _, own, _ in _netfilter.values()):
+        _netfilter[next(_handles)] = kind, content, line
+
+
+def _uses(chain: bytes) -> bytes:
+    """Returns how many rules a chain has and rules that lead to it, as the kernel says it."""
+    name = chain.rstrip(b"\0").rpartition(b"\0")[2] + b"\0"
+    mark = _NAME_START.pack(_NAME_START.size + len(name), 2) + name
+    own = [made for kind, made, _ in _netfilter.values() if kind == _NEWRULE and made[0] == chain[0]]
+    return _USE.pack(_USE.size, 6, sum(mark in made for made in own).to_bytes(4, "big"))
+
+
+def _restore(*commands: Command, **unused: object) -> list[Outcome]:
+    """Stands for iptables-nft: how long a program takes would show in what is practised."""
+    return [Outcome(0, "\n".join(_restored(command)).encode(), b"") for command in commands]
+
+
+def _restored(command: Command) -> Iterator[str]:
+    """Makes chains and rules, which netlink shows then, and lists them."""
+    table = kernel.nft.Table(kernel.iptables.NFPROTO[6 if "ip6" in command.argv[0] else 4], "nat")
+    for line in command.stdin.decode().splitlines():
+        verb, name, *_ = line.split() * 2
+        own = kernel.nft.Chain(table, name)
+        if verb == "-N":
+            _make(_NEWCHAIN, kernel.nft.chain(own).encoded(0)[_HEADER.size :])
+        elif verb in ("-A", "-I"):
+            # What tells the rules of portmap that all pods share.
+            expressions = line.encode() + b"\0addrtype\0MARK\0mark\0masq\0" + _MARK
+            content = kernel.nft.rule(own, expressions).encoded(0)[_HEADER.size :]
+            _make(_NEWRULE, content, f"-A {line[len(verb) + 1 :]}")
+        elif verb == "-S":
+            yield f"-N {name}" if name.startswith("CNI-") else f"-P {name} ACCEPT"
+            for _, content, made in _netfilter.values():
+                if content[0] == table.family and made.startswith(f"-A {name} "):
+                    yield made
 
 
 def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
@@ -220,9 +284,8 @@ def _stage() -> Iterator[str]:
         (socket, "socket", _Socket),
         (kernel.nft, "_FREED_AFTER_S", 0),
         (kernel.iptables, "_LEGACY_TABLES", dict.fromkeys(kernel.iptables.FAMILIES, f"{directory}/parameter")),
-        (kernel.iptables, "_find", lambda family: "/usr/sbin/iptables-restore"),
-        # How long a program takes would show in what is practised.
-        (cni.child, "run", lambda *commands, **how: [Outcome(0, b"", b"") for _ in commands]),
+        (kernel.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
+        (cni.child, "run", _restore),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "wait_readable", _wait_readable),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
