@@ -17,7 +17,7 @@ WAYS = [pytest.param(OUTSIDE, NODE, id="IPv4"), pytest.param(OUTSIDE6, NODE6, id
 
 
 @pytest.fixture(params=BACKENDS)
-def network(request, published, client):
+def net(request, published, client):
     """The network with each backend."""
     return published.having(backend=request.param)
 
@@ -38,51 +38,52 @@ def tracked(ports=(53, 54)):
 
 
 @pytest.mark.parametrize(("caller", "node"), WAYS)
-def test_a_flow_moves_to_the_next_pod(network, client, new_sandbox, caller, node):
+def test_a_flow_moves_to_the_next_pod(net, client, new_sandbox, caller, node):
     """A client that goes on sending from one port is led to the next pod as soon as that has the host port."""
     one, two = new_sandbox(), new_sandbox()
     with ExitStack() as stack:
         services = all_of(stack, {"one": one, "two": two}, ("udp",), "0.0.0.0", "::")
         sender = stack.enter_context(opened(client, "udp", caller))
-        network.add(one, mapping(5353, "udp"))
+        net.add(one, mapping(5353, "udp"))
         assert ask(services, sender, node, 5353) == Reached("one", caller)
-        network.delete(one, mapping(5353, "udp"))
+        net.delete(one, mapping(5353, "udp"))
         sender.sendto(b"meanwhile", (node, 5353))
-        network.add(two, mapping(5353, "udp"))
+        net.add(two, mapping(5353, "udp"))
         assert ask(services, sender, node, 5353) == Reached("two", caller)
 
 
 @pytest.mark.parametrize(("caller", "node"), WAYS)
-def test_a_flow_that_was_there_first(network, client, sandbox, caller, node):
+def test_a_flow_that_was_there_first(net, client, new_sandbox, caller, node):
     """A flow that began while nobody had the port, and so went to the host itself, reaches the pod right after ADD."""
-    network.bridge.add(sandbox, ifname="eth1", container_id="other")  # from now on connections are tracked
+    net.bridge.add(new_sandbox())  # from now on connections are tracked
+    sandbox = new_sandbox()
     with ExitStack() as stack:
         services = all_of(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
         sender = stack.enter_context(opened(client, "udp", caller))
-        with service(network.host, "udp", node, 5353, "host") as before:
+        with service(net.host, "udp", node, 5353, "host") as before:
             assert ask([before], sender, node, 5353) == Reached("host", caller)
-            network.add(sandbox, mapping(5353, "udp"))
+            net.add(sandbox, mapping(5353, "udp"))
             assert ask([before, *services], sender, node, 5353) == Reached("pod", caller)
 
 
 @pytest.mark.parametrize(("caller", "node"), WAYS)
 @pytest.mark.parametrize("known", [True, False], ids=["prevResult", "no-prevResult"])
-def test_a_flow_ends_with_the_mapping(network, client, sandbox, caller, node, known):
+def test_a_flow_ends_with_the_mapping(net, client, sandbox, caller, node, known):
     """After DEL, also without prevResult, what a client goes on sending is for the host again."""
     with ExitStack() as stack:
         pod = all_of(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
         sender = stack.enter_context(opened(client, "udp", caller))
-        result = network.add(sandbox, mapping(5353, "udp"))
+        result = net.add(sandbox, mapping(5353, "udp"))
         assert ask(pod, sender, node, 5353) == Reached("pod", caller)
-        after = stack.enter_context(service(network.host, "udp", node, 5353, "host"))
-        network.delete(sandbox, mapping(5353, "udp"), result=result if known else None)
+        after = stack.enter_context(service(net.host, "udp", node, 5353, "host"))
+        net.delete(sandbox, mapping(5353, "udp"), result=result if known else None)
         assert ask([*pod, after], sender, node, 5353) == Reached("host", caller)
 
 
-def test_other_flows_stay(network, client, new_sandbox):
+def test_other_flows_stay(net, client, new_sandbox):
     """Flows to other ports, and those that pass through the node to the same port, keep their entries."""
     pod, other = new_sandbox(), new_sandbox()
-    network.add(other, mapping(54, "udp"))
+    net.add(other, mapping(54, "udp"))
     with ExitStack() as stack:
         services = all_of(stack, {"other": other}, ("udp",), "0.0.0.0")
         services += [stack.enter_context(service(client, "udp", OUTSIDE, 53, "server"))]
@@ -91,15 +92,15 @@ def test_other_flows_stay(network, client, new_sandbox):
         assert ask(services, outside, NODE, 54) == Reached("other", OUTSIDE)
         assert ask(services, inside, OUTSIDE, 53) == Reached("server", NODE)
         outside.sendto(b"nobody there yet", (NODE, 53))
-        with network.host.entered():
+        with net.host.entered():
             before = tracked()
-        result = network.add(pod, mapping(53, "udp"))
-        with network.host.entered():
+        result = net.add(pod, mapping(53, "udp"))
+        with net.host.entered():
             after = tracked()
         assert {key[:2] for key in before} == {(NODE, 54), (OUTSIDE, 53), (NODE, 53)}
         assert after == {key: number for key, number in before.items() if key[:2] != (NODE, 53)}
-        network.delete(pod, mapping(53, "udp"), result=result)
-        with network.host.entered():
+        net.delete(pod, mapping(53, "udp"), result=result)
+        with net.host.entered():
             assert tracked() == after
 
 

@@ -59,7 +59,7 @@ def forged(pod, result):
 
 def hears(own):
     """Tells whether a datagram arrives within a moment."""
-    own.settimeout(0.3)
+    own.settimeout(0.5)
     try:
         return own.recv(99) == b"forged"
     except TimeoutError:
@@ -210,6 +210,14 @@ def test_check(bridge, capsys):
     localnet.ensure(wanted())
     localnet.check(wanted())
     assert capsys.readouterr().err == ""
+
+
+def test_a_pod_of_the_reference_passes(published, reference, sandbox):
+    """CHECK of a pod whose host ports the reference made succeeds, and tells that there is no guard."""
+    result = replace(published, bin_dir=reference).add(sandbox, mapping(8080))
+    outcome = published.portmap("CHECK", sandbox, (mapping(8080),), result)
+    assert (outcome.status, outcome.stdout) == (0, b"")
+    assert "packets that arrive by cni0 for 127.0.0.0/8 are not dropped" in outcome.stderr
 
 
 def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):

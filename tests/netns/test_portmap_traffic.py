@@ -10,26 +10,24 @@ from tests.support.attaching import address
 from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, OUTSIDE, OUTSIDE6, mapping
 from tests.support.sockets import Reached, all_of, call, opened, service
 
-BACKENDS = ["reference", "iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
+BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 PROTOCOLS = ["tcp", "udp", pytest.param("sctp", marks=pytest.mark.needs("sctp"))]
 BRIDGED = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
 @pytest.fixture(params=BACKENDS)
-def network(request, published, reference, client):
-    """The network with each backend, and with the reference's portmap."""
-    if request.param == "reference":
-        return replace(published, bin_dir=reference)
+def net(request, published, client):
+    """The network with each backend."""
     return published.having(backend=request.param)
 
 
-@pytest.fixture
-def own_network(network):
-    """The network with our portmap only."""
-    if network.bin_dir:
-        pytest.skip("the reference does not know this")
-    return network
+@pytest.fixture(params=[*BACKENDS, "reference"])
+def compared(request, published, client, reference):
+    """The network with each backend, and with the reference's portmap: what is expected is what users have."""
+    if request.param == "reference":
+        return replace(published, bin_dir=reference)
+    return published.having(backend=request.param)
 
 
 @pytest.fixture
@@ -39,11 +37,11 @@ def pods(new_sandbox):
 
 
 @pytest.fixture
-def found(network, client, pods):
+def found(published, client, pods):
     """A function that makes the calls that are expected, (from, to) with a port, and tells whom they reach."""
     with ExitStack() as stack:
         services = all_of(stack, pods, ("tcp", "udp"), *EVERYWHERE)
-        callers = {"outside": client, "host": network.host, **pods}
+        callers = {"outside": client, "host": published.host, **pods}
 
         def of(calls, protocol="tcp", port=8080):
             return {(who, ip): call(services, callers[who], protocol, ip, port) for who, ip in calls}
@@ -72,11 +70,11 @@ SEEN = {
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_who_reaches_the_pod(network, client, pods, protocol):
+def test_who_reaches_the_pod(compared, client, pods, protocol):
     """From outside, the host, its loopback, the pod itself and a neighbour a host port leads to the pod."""
     for pod, port in zip(pods.values(), (8080, 8081), strict=True):
-        network.add(pod, mapping(port, protocol))
-    callers = {"outside": client, "host": network.host, **pods}
+        compared.add(pod, mapping(port, protocol))
+    callers = {"outside": client, "host": compared.host, **pods}
     with ExitStack() as stack:
         services = all_of(stack, pods, (protocol,), *EVERYWHERE)
         found = {(who, ip): call(services, callers[who], protocol, ip, 8080) for who, ip in SEEN}
@@ -85,14 +83,14 @@ def test_who_reaches_the_pod(network, client, pods, protocol):
 
 @pytest.mark.parametrize("hairpin", [True, False], ids=["hairpin", "no-hairpin"])
 @pytest.mark.parametrize("bridged", ["0", pytest.param("1", marks=pytest.mark.needs("br_netfilter"))])
-def test_pods_and_their_bridge(network, pods, found, hairpin, bridged):
+def test_pods_and_their_bridge(compared, pods, found, hairpin, bridged):
     """Pods reach their own and each other's host ports whether or not bridged frames pass through netfilter.
 
     Where they do, an answer of the bridge's port to itself needs hairpinMode.
     """
     for key in BRIDGED if kernels.has("br_netfilter") else ():
-        network.host.set_sysctl(key, bridged)
-    own = replace(network, bridge=network.bridge.having(hairpinMode=hairpin))
+        compared.host.set_sysctl(key, bridged)
+    own = replace(compared, bridge=compared.bridge.having(hairpinMode=hairpin))
     own.add(pods["pod"], mapping(8080))
     own.add(pods["other"], mapping(8081))
     calls = [case for case in SEEN if case[0] in pods]
@@ -102,22 +100,22 @@ def test_pods_and_their_bridge(network, pods, found, hairpin, bridged):
     assert found(calls) == expected
 
 
-def test_two_pods_and_one_of_them_leaves(network, client, pods, found):
+def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
     """Each port leads to its own pod; when one leaves, the other's connections go on and the port is closed."""
     outside = [("outside", NODE), ("outside", NODE6)]
     ports = {"pod": 8080, "other": 8081}
-    results = {name: network.add(pod, mapping(ports[name])) for name, pod in pods.items()}
+    results = {name: net.add(pod, mapping(ports[name])) for name, pod in pods.items()}
     for name, port in ports.items():
         assert found(outside, port=port) == leading_to(name, {case: SEEN[case] for case in outside})
     with (
         service(pods["other"], "tcp", address(results["other"]), 81) as listening,
         opened(client, "tcp", OUTSIDE) as end,
     ):
-        network.portmap("ADD", pods["other"], (mapping(8082, container_port=81), mapping(8081)), results["other"])
+        net.portmap("ADD", pods["other"], (mapping(8082, container_port=81), mapping(8081)), results["other"])
         end.connect((NODE, 8082))
         connection, _ = listening.socket.accept()
         with connection:
-            network.delete(pods["pod"], mapping(8080), result=results["pod"])
+            net.delete(pods["pod"], mapping(8080), result=results["pod"])
             end.sendall(b"still there?")
             assert connection.recv(99) == b"still there?"
     assert found(outside) == dict.fromkeys(outside)
@@ -125,10 +123,10 @@ def test_two_pods_and_one_of_them_leaves(network, client, pods, found):
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_what_is_not_for_the_node_passes(network, client, pods, protocol):
+def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
     """With host port 53 a pod's query to a server outside, or to a neighbour, goes where it was sent to."""
-    result = network.add(pods["pod"], mapping(53, "udp"), mapping(53, "tcp"))
-    neighbour = network.add(pods["other"])
+    result = net.add(pods["pod"], mapping(53, "udp"), mapping(53, "tcp"))
+    neighbour = net.add(pods["other"])
     with ExitStack() as stack:
         services = all_of(stack, pods, (protocol,), *EVERYWHERE)
         dns = [
@@ -146,21 +144,21 @@ def test_what_is_not_for_the_node_passes(network, client, pods, protocol):
     }
 
 
-def test_without_snat(network, pods, found):
+def test_without_snat(compared, pods, found):
     """With snat off the port is served at the node's addresses only, and no setting is made for localhost."""
-    network.having(snat=False).add(pods["pod"], mapping(8080))
+    compared.having(snat=False).add(pods["pod"], mapping(8080))
     calls = [("outside", NODE), ("host", NODE), ("outside", NODE6), ("host", NODE6)]
     assert found(calls) == leading_to("pod", {case: SEEN[case] for case in calls})
     assert found([("host", "127.0.0.1")]) == {("host", "127.0.0.1"): None}
-    assert localnet(network.host) == {}
+    assert localnet(compared.host) == {}
 
 
-def test_the_setting_is_the_bridges_only(network, pods):
+def test_the_setting_is_the_bridges_only(net, pods):
     """Only the interface that leads to the pods has route_localnet, which stays when they leave."""
-    result = network.add(pods["pod"], mapping(8080))
-    assert localnet(network.host) == {"cni0": "1"}
-    network.delete(pods["pod"], mapping(8080), result=result)
-    assert localnet(network.host) == {"cni0": "1"}
+    result = net.add(pods["pod"], mapping(8080))
+    assert localnet(net.host) == {"cni0": "1"}
+    net.delete(pods["pod"], mapping(8080), result=result)
+    assert localnet(net.host) == {"cni0": "1"}
 
 
 def localnet(host):
@@ -170,17 +168,17 @@ def localnet(host):
     return {name: value for name, value in found.items() if value != "0"}
 
 
-def test_masquerade_of_everybody(own_network, pods, found):
+def test_masquerade_of_everybody(net, pods, found):
     """With masqAll the pod sees the node's address whoever calls."""
-    own_network.having(masqAll=True).add(pods["pod"], mapping(8080))
-    own_network.add(pods["other"], mapping(8081))
+    net.having(masqAll=True).add(pods["pod"], mapping(8080))
+    net.add(pods["other"], mapping(8081))
     calls = {case: GATEWAY6 if ":" in case[1] else GATEWAY for case in SEEN}
     assert found(calls) == leading_to("pod", calls)
 
 
-def test_one_address_of_the_node(network, pods, found):
+def test_one_address_of_the_node(net, pods, found):
     """A mapping with hostIP is served at that address, and not at the node's others."""
-    network.add(pods["pod"], mapping(8080, hostIP=NODE), mapping(8081, hostIP=NODE6), mapping(8082, hostIP="0.0.0.0"))
+    net.add(pods["pod"], mapping(8080, hostIP=NODE), mapping(8081, hostIP=NODE6), mapping(8082, hostIP="0.0.0.0"))
     calls = [("outside", NODE), ("outside", NODE6), ("host", GATEWAY)]
     reached = {port: [who and who.name for who in found(calls, port=port).values()] for port in (8080, 8081, 8082)}
     assert reached == {8080: ["pod", None, None], 8081: [None, "pod", None], 8082: ["pod", None, "pod"]}

@@ -23,7 +23,7 @@ _KINDS = {
     "udp": (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
     "sctp": (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
 }
-_PATIENCE_S = 1.0
+_PATIENCE_S = 2.0  # a neighbour may have to be asked for twice
 _BUFFER = 100
 
 
