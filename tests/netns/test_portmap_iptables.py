@@ -292,6 +292,14 @@ def test_del_removes_what_old_references_made(net):
     assert any("CNI-HOSTPORT-SNAT" in line for line in net.rules()["iptables"])
 
 
+def test_other_conditions_than_those(net):
+    """An entry with other conditions than the configuration has by now is none."""
+    net.having(conditionsV4=["-i", "eth0"]).add("cid", "8080:80", addresses=ONE_IPV4)
+    for words in (["-i", "eth1"], ["!", "-i", "eth0"], None):
+        error = net.having(conditionsV4=words).run("CHECK", "cid", "8080:80", addresses=ONE_IPV4).error()
+        assert "rule -A CNI-HOSTPORT-DNAT -p tcp " in error["msg"]
+
+
 def test_conditions_that_say_nothing(net):
     """Words that iptables leaves out when it lists a rule, since they say nothing, are no reason for CHECK to fail."""
     net = net.having(conditionsV4=["-s", "0.0.0.0/0"])

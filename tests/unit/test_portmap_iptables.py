@@ -73,6 +73,15 @@ def test_what_add_makes_check_accepts(version, keys):
     assert after(wanted, listing, version=version) == listing
 
 
+def test_a_mark_that_comes_too_late_is_missing():
+    """A marking rule behind the one that leads away is never reached, and CHECK names it."""
+    listing = after(WANTED)
+    late = next(line for line in listing if "-s 127.0.0.1/32" in line)
+    listing.remove(late)
+    error = failure_of(lambda: check(WANTED, [*listing, late]), CniError)
+    assert error.msg == f"host ports: rule {late} is missing in table nat (iptables)"
+
+
 def test_the_shared_rules_are_made_once():
     """Of shared chains and rules only those are made that are not there; the masquerading comes first."""
     listing = after(WANTED)
