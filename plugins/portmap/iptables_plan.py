@@ -50,12 +50,13 @@ def claims(
 ) -> list[tuple[Entry, Claim]]:
     """Returns what the entries take of the ports of `wanted`, in order, each with its entry.
 
-    An entry names ports; which of them lead anywhere, and for which address of the host, its chain tells.
+    An entry names ports; which of them lead anywhere, and for which address of the host, its chain tells. The
+    container's own on other networks take nothing from it.
     """
     asked = {mapping.host_port for mapping in wanted.of(version)}
     taken = []
     for entry in found:
-        if entry.ports and asked.isdisjoint(entry.ports):
+        if entry.container_id == wanted.container_id or (entry.ports and asked.isdisjoint(entry.ports)):
             continue
         if f"-N {entry.target}" not in listing:
             for port in entry.ports:

@@ -161,6 +161,13 @@ def test_a_taken_port_is_refused_without_a_name():
     assert (error.code, error.msg) == (11, "host port 8080/tcp is taken by a rule that names no container")
 
 
+def test_a_container_takes_nothing_from_itself():
+    """A port that the container has on another network as well is not taken: not refused, and not shadowed."""
+    listing = after(replace(WANTED, network="other"))
+    strict = replace(WANTED, refuse_taken=True)
+    check(strict, after(strict, listing))
+
+
 @given(st.text(st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])))
 def test_a_quoted_word_is_one_word(text):
     """What iptables-restore makes of a quoted word is the word."""
