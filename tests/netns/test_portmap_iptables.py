@@ -119,6 +119,8 @@ def test_a_repeated_add_replaces(net):
     net.check("cid", "8080:80", addresses=["10.22.0.9/16"])
     assert not any("10.22.0.2" in line or "53" in line.split() for line in own(net))
     assert len(entries(net)) == 1
+    net.add("cid", "9090:90", addresses=ONE_IPV4)
+    assert [line.partition("--dports ")[2].split()[0] for line in entries(net)] == ["9090"]
 
 
 def test_a_repeated_add_keeps_its_place(net):

@@ -205,10 +205,12 @@ def test_few_processes(ours, tmp_path):
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
 def test_what_stands_there_twice_goes(ours, host):
     """Shared rules that two first containers made at once are there once in the end, and others' stay."""
+    ours.having(markMasqBit=5).add("other", "8081:80")
     ours.add("cid", "8080:80")
     before = ours.rules()
     for tool in TOOLS:
         lines = [line for line in before[tool] if line.startswith("-A") and "CNI-DN-" not in line]
+        lines = [line for line in lines if "0x20/" not in line]
         ours.load(*lines, "-A PREROUTING -j RETURN", *lines, tool=tool)
     with Netns(host.path) as namespace, entered(namespace):
         addresses = dict.fromkeys((4, 6))
