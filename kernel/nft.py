@@ -121,6 +121,8 @@ def each(steps: Iterable[Callable[[NftSocket], object]]) -> None:
 class NftSocket(Socket):
     """A netfilter socket; `garbage` tells whether the kernel has memory to free since something was sent."""
 
+    refuses_all = True
+
     def __init__(self) -> None:
         super().__init__(_NETLINK_NETFILTER)
         self.garbage = False

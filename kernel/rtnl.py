@@ -72,8 +72,11 @@ class _Answer:
 class Socket:
     """A netlink socket in the namespace that was current when it was made. A context manager.
 
-    `protocol` is a NETLINK_* number (linux/netlink.h), NETLINK_ROUTE unless given.
+    `protocol` is a NETLINK_* number (linux/netlink.h), NETLINK_ROUTE unless given. `refuses_all` tells that who lacks
+    CAP_NET_ADMIN is told so at the first request of a send, and nothing of the others.
     """
+
+    refuses_all = False
 
     def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
@@ -160,7 +163,8 @@ class Socket:
     def _talk(self, requests: Sequence[Request]) -> list[_Answer]:
         """Sends all requests at once and reads until each has its answer.
 
-        A transaction that is refused as a whole is answered at its first request only, which is silent otherwise.
+        What is refused as a whole is answered at its first request only: a transaction, whose first request is silent
+        otherwise, and everything by a socket that `refuses_all`.
         """
         if not requests:
             return []
@@ -175,11 +179,14 @@ class Socket:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 2 * len(data))
             self._socket.send(data)
         answers = [_Answer([], complete=request.silent) for request in requests]
-        while not (all(answer.complete for answer in answers) or (requests[0].silent and answers[0].error)):
+        while not all(answer.complete for answer in answers):
             for header, body in _messages(self._socket.recv(_RECEIVE_BYTES)):
                 number = header[3] - first
                 if 0 <= number < len(requests):
                     _take(answers[number], requests[number], header, body)
+            error = answers[0].error
+            if error and (requests[0].silent or (self.refuses_all and error.errno == errno.EPERM)):
+                return [answers[0]] * len(answers)
         return answers
 
 

@@ -303,4 +303,5 @@ def _stage() -> Iterator[str]:
         for place, name, thing in real:
             setattr(place, name, thing)
         _netfilter.clear()
-        shutil.rmtree(directory)
+        for made in (directory, f"{directory}.podwire"):  # the second is host-local's index
+            shutil.rmtree(made)

@@ -148,6 +148,8 @@ def _problem(socket: NftSocket) -> str:
     try:
         nft.rehearse(socket, nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING), rule)
     except KernelError as error:
+        if error.errno == errno.EPERM:
+            return str(error)
         if error.errno == errno.EEXIST:
             return f"somebody has made it otherwise: nft list table inet {_TABLE.name} ({error})"
         return f"{_NEEDS} ({error})"

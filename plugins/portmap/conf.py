@@ -111,6 +111,8 @@ def _asked(conf: NetConf) -> tuple[Fields, ...]:
 def _mapping(item: Fields) -> PortMapping:
     container_port = _port(item, "containerPort", "Invalid container port number")
     host_port = _port(item, "hostPort", "Invalid host port number")
+    if not item.string("protocol"):
+        raise item.error("protocol", "is missing", f"one of {', '.join(PROTOCOLS)}")
     protocol = item.string("protocol").lower()  # runtimes send lower case, Kubernetes' objects have capitals
     if protocol not in PROTOCOLS:
         said = item.string("protocol")
@@ -154,16 +156,23 @@ def _backend(fields: Fields, ports: HostPorts) -> str:
     keys: dict[str, list[str]] = {IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [], NFTABLES: []}
     for version, key in _CONDITIONS.items():
         words = ports.conditions[version]
+        if words and not words[0].strip():
+            raise fields.error(key, "begins with an empty word", "leave the key out for no conditions")
         if words:
             keys[IPTABLES if words[0][:1] in ("-", "!") else NFTABLES].append(key)
     backend = asked or next((name for name, own in keys.items() if own), "")
     if backend:
         other = NFTABLES if backend == IPTABLES else IPTABLES
         if keys[other]:
+            cure = f'write conditions in the words of {backend}, or set "backend" to "{other}"'
+            if ports.external_mark_chain:
+                cure = f'leave out "externalSetMarkChain", which is for {IPTABLES} only, or what is for {NFTABLES}'
+            elif not asked:
+                cure = f'{backend} by the words of "{keys[backend][0]}": write all conditions in one language'
             raise _wrong(
                 f"{backend} backend was requested but configuration contains {other}-specific options "
                 f"[{' '.join(keys[other])}]",
-                f'write them in the words of {backend}, or set "backend" to "{other}"',
+                cure,
             )
     return backend
 

@@ -27,6 +27,7 @@ from plugins.portmap.wanted import HostPorts
 
 _LOOPBACK = IPv4Network("127.0.0.0/8")
 _CHAIN = Chain(TABLES[4], "localnet", Hook("filter", 0, -300))  # NF_INET_PRE_ROUTING, raw: before conntrack and NAT
+_TABLE = "mangle"  # of iptables, where there is no nftables
 _PURPOSE = "only this host reaches its 127.0.0.0/8, although route_localnet is on"
 _CURE = 'or set "snat" to false: the host port is not served at 127.0.0.1 then'
 
@@ -34,15 +35,15 @@ _CURE = 'or set "snat" to false: the host port is not served at 127.0.0.1 then'
 def ensure(wanted: HostPorts) -> None:
     """Makes 127.0.0.1:hostPort lead to the pod where it is to (snat, IPv4); raises CniError(999), KernelError.
 
-    Where all is as it should be that costs some look-ups by netlink. A process is run only where the kernel has no
-    nftables, when the setting is turned on.
+    Where all is as it should be that costs some look-ups by netlink. Only where the kernel has no nftables processes
+    are run: when the setting is turned on, or was on (the reference makes no guard) while there is no table for it.
     """
     interface = _interface(wanted)
     if not interface:
         return
     name = _setting(interface)
     try:
-        if not _guard_by_nftables(interface) and not _is_on(name):
+        if not _guard_by_nftables(interface) and not (_is_on(name) and iptables.has_legacy(4, _TABLE)):
             _guard_by_iptables(interface)
         sysctl.require(name, "1", "turn it on")
     except CniError as error:
@@ -64,7 +65,8 @@ def check(wanted: HostPorts) -> None:
         raise CniError(Code.INTERNAL, f"127.0.0.1 does not lead to the pod: net/{name} is off", cure)
     if not _is_guarded(interface):
         print(
-            f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: the next ADD sees to it",
+            f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: the next ADD sees to it "
+            f"(on a kernel without nftables, once net/{name} is 0)",
             file=sys.stderr,
         )
 
@@ -97,7 +99,7 @@ def _is_guarded(interface: str) -> bool:
         with nft.opened() as socket:
             if _own(_rules(socket), interface):
                 return True
-        return any(_line(interface) in listing for listing in _listings(iptables.may_have([4], "mangle", "PREROUTING")))
+        return any(_line(interface) in listing for listing in _listings(iptables.may_have([4], _TABLE, "PREROUTING")))
     except CniError:
         return False  # what cannot be looked at
 
@@ -162,13 +164,13 @@ def _guard_by_iptables(interface: str) -> None:
         changes = [*(line.replace("-A", "-D", 1) for line in stale), own]
         doing = f"guard 127.0.0.0/8 from {interface}"
         try:
-            iptables.apply({4: changes}, "mangle", doing)
+            iptables.apply({4: changes}, _TABLE, doing)
         except iptables.RefusedError:  # somebody else took such a line away
-            iptables.apply({4: [own]}, "mangle", doing)
+            iptables.apply({4: [own]}, _TABLE, doing)
 
 
 def _listings(families: Iterable[int]) -> Iterable[list[str]]:
-    return iptables.read(families, "mangle", ["PREROUTING"]).values()
+    return iptables.read(families, _TABLE, ["PREROUTING"]).values()
 
 
 def _line(interface: str) -> str:

@@ -41,6 +41,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         )
     ports = own.ports
     if ports.mappings:
+        _tell_of_idle(ports)
         with Undo() as undo:
             undo.push("remove the host ports", partial(_remove, ports, legacy=True))
             _BACKENDS.add(ports, own.backend)
@@ -93,6 +94,21 @@ def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
         return portmap_conf.parse(args, conf, prev_result), prev_result
     except CniError as error:
         raise error.prefixed("failed to parse config: ") from None
+
+
+def _tell_of_idle(ports: HostPorts) -> None:
+    """Tells on stderr of mappings that the reference accepts as well, and that lead nowhere."""
+    taken = set()
+    for mapping in ports.mappings:
+        port = mapping.protocol, mapping.host_port
+        versions = [version for version in ports.families if mapping.serves(version)]
+        if not versions:
+            print(f"portmap: host port {mapping}: {ports.ifname} has no address for it in prevResult", file=sys.stderr)
+        for version in versions:
+            if not taken.isdisjoint(((version, *port, None), (version, *port, mapping.only_to))):
+                print(f"portmap: host port {mapping} is asked for twice: the first one gets it", file=sys.stderr)
+                break
+        taken.update((version, *port, mapping.only_to) for version in versions)
 
 
 def _remove(ports: HostPorts, *, legacy: bool) -> None:

@@ -224,6 +224,8 @@ def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
         try:
             nft.rehearse(socket, nft.table(own.hostports.table), *map(nft.chain, own), *tried)
         except KernelError as error:
+            if error.errno == errno.EPERM:
+                return str(error)
             if error.errno == errno.EEXIST:
                 name = f"{rules.family(version)} {TABLES[version].name}"
                 return f"somebody has made it otherwise: nft list table {name} ({error})"

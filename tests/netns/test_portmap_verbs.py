@@ -235,3 +235,32 @@ def test_del_removes_what_the_other_backend_made(portmap, backend):
     assert "10.1.2.5" in own.rules()
     own.having(backend=other)("DEL").silence()
     assert "10.1.2.5" not in own.rules()
+
+
+@pytest.mark.parametrize(
+    ("mappings", "said"),
+    [
+        ([{**TCP, "hostIP": "2001:db8::1"}], "host port [2001:db8::1]:8080/tcp: eth0 has no address for it"),
+        ([TCP, {**TCP, "containerPort": 81}], "host port 8080/tcp is asked for twice"),
+        ([TCP, {**TCP, "hostIP": "192.0.2.1", "containerPort": 81}], "host port 192.0.2.1:8080/tcp is asked for twice"),
+        ([{**TCP, "hostIP": "192.0.2.1", "containerPort": 81}, TCP, {**TCP, "protocol": "udp"}], ""),
+    ],
+)
+def test_what_leads_nowhere_is_told(portmap, mappings, said):
+    """ADD tells on stderr of mappings that it takes, as the reference does, and that can never answer."""
+    outcome = portmap.mapping(*mappings)("ADD")
+    outcome.result()
+    assert said in outcome.stderr if said else not outcome.stderr
+
+
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
+@BACKENDS
+def test_without_privilege(portmap, backend, verb, tmp_path):
+    """Who lacks CAP_NET_ADMIN is told so at once, by every verb."""
+    wrapper = tmp_path / "portmap"
+    program = binaries.directory() / "portmap"
+    wrapper.write_text(f"#!/bin/sh\nexec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}\n")
+    wrapper.chmod(0o755)
+    own = portmap.having(backend=backend, **{"cni.dev/valid-attachments": []})
+    error = own(verb, bin_dir=tmp_path).error()
+    assert "ermission" in error["msg"] + error.get("details", "") or "not permitted" in error["msg"]

@@ -197,7 +197,8 @@ def test_types_are_not_converted(keys, text):
     [
         (mapped(TCP, TCP | {"protocol": "icmp"}), '"runtimeConfig.portMappings[1].protocol" is unknown: "icmp"'),
         (mapped(TCP | {"protocol": "tcp "}), '"runtimeConfig.portMappings[0].protocol" is unknown: "tcp "'),
-        (mapped(TCP | {"protocol": None}), '"runtimeConfig.portMappings[0].protocol" is unknown: ""'),
+        (mapped(TCP | {"protocol": None}), '"runtimeConfig.portMappings[0].protocol" is missing'),
+        ({"conditionsV4": [""]}, '"conditionsV4" begins with an empty word'),
         (mapped(TCP, TCP | {"hostIP": "x"}), '"runtimeConfig.portMappings[1].hostIP" is not an IP address: x'),
         (mapped(TCP | {"hostIP": "10.1.2.0/24"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address: 1'),
         (mapped(TCP | {"hostIP": "fe80::1%eth0"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address: f'),
