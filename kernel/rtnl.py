@@ -184,8 +184,8 @@ class Socket:
                 number = header[3] - first
                 if 0 <= number < len(requests):
                     _take(answers[number], requests[number], header, body)
-            error = answers[0].error
-            if error and (requests[0].silent or (self.refuses_all and error.errno == errno.EPERM)):
+            refused = answers[0].error
+            if refused and (requests[0].silent or (self.refuses_all and refused.errno == errno.EPERM)):
                 return [answers[0]] * len(answers)
         return answers
 

@@ -148,7 +148,7 @@ def _demo(stack: ExitStack) -> None:
         pod.detach(network, result)
         pod.detach(loopback, lo_result)
 
-    step("What is left: the bridge with its address, forwarding, chains for host ports, the last address given")
+    step("What is left: the bridge and its address, settings, what host ports share, the last address given")
     _show_rest(host, [pod.sandbox for pod in pods], f"{gateway}/16", network.name)
 
 
@@ -174,6 +174,8 @@ def _show_rest(host: Namespace, sandboxes: list[Namespace], gateway: str, networ
     say(host.ip("-br", "addr"))
     say(f"net.ipv4.ip_forward = {forwarding}")
     say(f"{_LEASES}: {' '.join(files)}")
+    say(f"net.ipv4.conf.cni0.route_localnet = {host.sysctl('net/ipv4/conf/cni0/route_localnet')}")
+    say(host.run("nft", "list", "table", "ip", "cni_hostport"))
     say("\n".join(chains))
     left = links(host)
     bridge = [f"{entry['local']}/{entry['prefixlen']}" for entry in left.get("cni0", {}).get("addresses", [])]

@@ -98,7 +98,7 @@ def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
 
 def _tell_of_idle(ports: HostPorts) -> None:
     """Tells on stderr of mappings that the reference accepts as well, and that lead nowhere."""
-    taken = set()
+    taken: set[tuple[object, ...]] = set()
     for mapping in ports.mappings:
         port = mapping.protocol, mapping.host_port
         versions = [version for version in ports.families if mapping.serves(version)]
