@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import binaries, hostports, scripted
+from tests.support import binaries, scripted, xtables
 from tests.support.attaching import Network
-from tests.support.hostports import HostPorts
+from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
 from tests.support.publishing import Publishing, connect, hasty
 
@@ -93,13 +94,18 @@ def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def host_ports(bin_dir: Path, host: Namespace, tools: Path) -> HostPorts:
-    """A network with host ports by iptables, whose plugin finds the programs in `tools`."""
-    config = {"cniVersion": "1.0.0", "name": "net", "type": "portmap", "backend": "iptables"}
-    return HostPorts(host, bin_dir, tools, config)
+def host_ports(bin_dir: Path, host: Namespace) -> HostPorts:
+    """A network with portmap for dual-stack pods; whether and with which backend they have ports is for the test."""
+    return HostPorts(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"}).having(addresses=DUAL)
 
 
 @pytest.fixture(params=[NFT, LEGACY])
 def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A directory where iptables and its company are of one variant."""
-    return hostports.variant(tmp_path / request.param, request.param)
+    return xtables.variant(tmp_path / request.param, request.param)
+
+
+@pytest.fixture
+def iptables_ports(host_ports: HostPorts, tools: Path) -> HostPorts:
+    """The same with iptables, whose programs are of each variant."""
+    return replace(host_ports.having(backend="iptables"), tools=tools)

@@ -15,7 +15,6 @@ from kernel.netns import Netns, entered
 from plugins.bridge import spoof
 from tests.support import golden
 from tests.support.attaching import host_end, reaches
-from tests.support.binaries import ROOT
 from tests.support.netstate import nft_rules
 from tests.support.running import finish
 
@@ -49,12 +48,7 @@ def protected(network):
 @pytest.fixture(scope="module")
 def expected():
     """The golden state."""
-    return json.loads((ROOT / "tests" / "data" / "golden" / "macspoofchk.json").read_text())
-
-
-def listed(host):
-    """Returns the rule set as golden states have it."""
-    return golden.rules("\n".join(nft_rules(host)))
+    return golden.scenario("macspoofchk")
 
 
 def load(host, tmp_path, text):
@@ -67,13 +61,13 @@ def test_rules_are_the_references(inside, expected):
     """The rule set is the reference's as `nft` prints it, after ADD, after a repeated ADD, and after DEL."""
     for _ in range(2):
         spoof.protect(*ONE)
-        assert listed(inside) == expected["nft"]
+        assert golden.ruleset(inside) == expected["nft"]
         assert f'iifname "{PORT}"' in "".join(nft_rules(inside))
         assert f"ether saddr {MAC.hex(':')} return" in "".join(nft_rules(inside))
     spoof.check(*ONE[1:])
     for _ in range(2):
         unprotect("0123abcdef", "eth0")
-        assert listed(inside) == expected["nft after DEL"]
+        assert golden.ruleset(inside) == expected["nft after DEL"]
 
 
 def test_the_references_rules_are_ours(inside, expected, tmp_path):
@@ -82,10 +76,10 @@ def test_the_references_rules_are_ours(inside, expected, tmp_path):
     load(inside, tmp_path, text)
     spoof.check(*ONE[1:])
     spoof.protect(*ONE)
-    assert listed(inside) == expected["nft"]
+    assert golden.ruleset(inside) == expected["nft"]
     load(inside, tmp_path, "flush ruleset\n" + text)
     unprotect("0123abcdef", "eth0")
-    assert listed(inside) == expected["nft after DEL"]
+    assert golden.ruleset(inside) == expected["nft after DEL"]
 
 
 def test_an_attachment_with_another_port_and_address_replaces_the_old(inside):

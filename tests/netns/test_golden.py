@@ -3,7 +3,6 @@
 tests/data/golden/README.md tells where the files come from.
 """
 
-import json
 import stat
 from pathlib import Path
 
@@ -11,11 +10,8 @@ import pytest
 
 from tests.support import golden
 from tests.support.attaching import Network
-from tests.support.binaries import ROOT
 
-GOLDEN = ROOT / "tests" / "data" / "golden"
-SCENARIOS = sorted(path.stem for path in GOLDEN.glob("*.json") if not path.stem.startswith("portmap-"))
-CONTAINER_ID = "0123abcdef"
+SCENARIOS = [name for name in golden.scenarios() if not name.startswith("portmap-")]
 
 # Attributes that must be in both, whatever the kernel and the version of ip: a comparison of nothing proves nothing.
 SEEN = {
@@ -37,15 +33,15 @@ SEEN = {
 }
 
 
-def scenario(name):
+def needing(name):
     """Returns a scenario as a parameter, with what it needs of the kernel."""
     return pytest.param(name, marks=pytest.mark.needs("nft_nat") if "nftables" in name else ())
 
 
-@pytest.fixture(params=map(scenario, SCENARIOS))
+@pytest.fixture(params=map(needing, SCENARIOS))
 def expected(request):
     """One scenario: configuration and what the reference made of it."""
-    return json.loads((GOLDEN / f"{request.param}.json").read_text())
+    return golden.scenario(request.param)
 
 
 @pytest.fixture
@@ -79,7 +75,7 @@ def files(directory: Path):
 
 def test_add_leaves_what_the_reference_left(network, sandbox, expected, store):
     """Result, links with all their attributes, addresses, routes, sysctls and lease files equal the reference's."""
-    result = network.add(sandbox, container_id=CONTAINER_ID)
+    result = network.add(sandbox, container_id=golden.CONTAINER_ID)
     assert golden.result(result) == expected["result"]
     for namespace, wanted in ((network.host, expected["host"]), (sandbox, expected["pod"])):
         found = golden.of(namespace)
@@ -92,8 +88,8 @@ def test_add_leaves_what_the_reference_left(network, sandbox, expected, store):
 
 def test_del_leaves_what_the_reference_left(network, sandbox, expected, store):
     """After DEL host-local's directory holds what the reference's held, and the sandbox only lo."""
-    network.add(sandbox, container_id=CONTAINER_ID)
-    network.delete(sandbox, container_id=CONTAINER_ID)
+    network.add(sandbox, container_id=golden.CONTAINER_ID)
+    network.delete(sandbox, container_id=golden.CONTAINER_ID)
     assert files(store / "goldnet") == expected["store after DEL"]
     assert golden.of(sandbox)["links"].keys() == {"lo"}
     assert golden.of(network.host)["links"].keys() == {"lo", "cni0"}

@@ -8,28 +8,27 @@ import re
 
 import pytest
 
-from tests.support.binaries import ROOT
-from tests.support.mapped import Mapped, ruleset
+from tests.support import golden
+from tests.support.golden import CONTAINER_ID, ruleset
+from tests.support.hostports import HostPorts
 
 pytestmark = pytest.mark.needs("nft_nat")
 
-SCENARIOS = sorted(path.stem for path in (ROOT / "tests" / "data" / "golden").glob("portmap-nftables*.json"))
-CONTAINER_ID = "0123abcdef"
 CONDITION = "ip daddr != 192.0.2.9 "
 ENTRY = "\t\tfib daddr type local jump hostports_all"
 HAIRPIN = re.compile(r"(ip6?) saddr (\S+) ip6? daddr (\S+) meta mark & 0x00002000 == 0x00002000 masquerade")
 
 
-@pytest.fixture(params=SCENARIOS)
+@pytest.fixture(params=golden.scenarios("portmap-nftables"))
 def expected(request):
     """One scenario: configuration and what the reference made of it."""
-    return json.loads((ROOT / "tests" / "data" / "golden" / f"{request.param}.json").read_text())
+    return golden.scenario(request.param)
 
 
 @pytest.fixture
 def network(bin_dir, host, expected):
     """The scenario's network on our host."""
-    return Mapped(host, expected["config"])
+    return HostPorts(host, expected["config"])
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_what_the_reference_made_is_checked_and_removed(network, expected, load)
 def test_what_the_reference_made_is_removed_by_its_name_alone(network, expected, load):
     """DEL without prevResult and without ports removes the reference's rules."""
     load(expected["nft"])
-    network.having(prevResult=None, runtimeConfig=None).delete(CONTAINER_ID)
+    network.forgotten().delete(CONTAINER_ID)
     assert ruleset(network.host) == expected["nft after DEL"]
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support import xtables
 from tests.support.netstate import links
 from tests.support.running import finish
 
-SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 NEEDS_LEGACY = pytest.mark.needs("iptables_legacy_nat")
 
 
@@ -28,7 +28,7 @@ def tools(tmp_path):
 def net(network, tools):
     """A masqueraded IPv4 network whose plugins find those programs."""
     own = network.having(ipMasq=True, ipMasqBackend="iptables")
-    return replace(own, env={"PATH": f"{tools}:{SYSTEM_PATH}"})
+    return replace(own, env=xtables.path(tools))
 
 
 @pytest.fixture

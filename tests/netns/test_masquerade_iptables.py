@@ -1,7 +1,6 @@
 """Masquerading with iptables, with both variants of it: rules, traffic, taking over, giving back, taking away."""
 
 import fcntl
-import json
 import os
 import signal
 import time
@@ -10,33 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import binaries, namespaces
+from tests.netns.conftest import LEGACY
+from tests.support import binaries, golden, namespaces, xtables
 from tests.support.attaching import address, reaches
-from tests.support.binaries import ROOT
 from tests.support.netstate import links, state
 from tests.support.running import finish
 from tests.support.tcp import seen_from, serving
 
-GOLDEN = ROOT / "tests" / "data" / "golden"
-CONTAINER_ID = "0123abcdef"
 KINDS = ("ours", "reference")
 NOTHING: dict[str, list[str]] = {"iptables": [], "ip6tables": []}
-SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-NFT = pytest.param("nft", marks=pytest.mark.needs("iptables_nft_nat"))
-LEGACY = pytest.param("legacy", marks=pytest.mark.needs("iptables_legacy_nat"))
-
-
-@pytest.fixture(params=[NFT, LEGACY])
-def tools(request, tmp_path):
-    """A directory where iptables and its company are of one variant."""
-    directory = tmp_path / request.param
-    directory.mkdir()
-    for family in ("iptables", "ip6tables"):
-        for suffix in ("", "-restore", "-save"):
-            (directory / f"{family}{suffix}").symlink_to(f"/usr/sbin/xtables-{request.param}-multi")
-    return directory
 
 
 @pytest.fixture
@@ -55,19 +36,8 @@ def by(net, bin_dir):
 @pytest.fixture
 def counted(net, tools, tmp_path):
     """The network with programs that note their names; a function to call for the names since the last call."""
-    directory, notes = tmp_path / "counted", tmp_path / "notes"
-    directory.mkdir()
-    for program in tools.iterdir():
-        wrapper = directory / program.name
-        wrapper.write_text(f'#!/bin/sh\necho {program.name} >> {notes}\nexec {program} "$@"\n')
-        wrapper.chmod(0o755)
-
-    def calls():
-        found = sorted(notes.read_text().split()) if notes.exists() else []
-        notes.unlink(missing_ok=True)
-        return found
-
-    return replace(net, env={"PATH": f"{directory}:{SYSTEM_PATH}"}), calls
+    directory = xtables.counted(tools, tmp_path / "counted")
+    return replace(net, env=xtables.path(directory)), lambda: xtables.calls(directory)
 
 
 @pytest.fixture
@@ -83,7 +53,7 @@ def given(net, scripted_network):
 
 def masqueraded(network, tools):
     own = network.having(ipMasq=True, ipMasqBackend="iptables")
-    return replace(own, env={"PATH": f"{tools}:{SYSTEM_PATH}"})
+    return replace(own, env=xtables.path(tools))
 
 
 def rules(network):
@@ -98,9 +68,7 @@ def rules(network):
 
 def load(network, *lines, tool="iptables"):
     directory = network.env["PATH"].partition(":")[0]
-    file = Path(directory) / "lines"
-    file.write_text("\n".join(("*nat", *lines, "COMMIT", "")))
-    network.host.run(f"{directory}/{tool}-restore", "--noflush", str(file))
+    xtables.load(network.host, Path(directory), *lines, tool=tool)
 
 
 def source_seen(sender, receiver, destination):
@@ -135,12 +103,12 @@ def outside(net):
 @pytest.mark.parametrize("scenario", ["masq-iptables", "masq-iptables-dual"])
 def test_the_rules_are_the_references(network, sandbox, tools, scenario, store):
     """Chains, rules, their order and their comments equal the reference's, and DEL leaves none."""
-    golden = json.loads((GOLDEN / f"{scenario}.json").read_text())
-    config = {**golden["config"], "ipam": {**golden["config"]["ipam"], "dataDir": str(store)}}
+    expected = golden.scenario(scenario)
+    config = {**expected["config"], "ipam": {**expected["config"]["ipam"], "dataDir": str(store)}}
     net = masqueraded(replace(network, config=config), tools)
-    net.add(sandbox, container_id=CONTAINER_ID)
-    assert rules(net) == golden["iptables"]
-    net.delete(sandbox, container_id=CONTAINER_ID)
+    net.add(sandbox, container_id=golden.CONTAINER_ID)
+    assert rules(net) == expected["iptables"]
+    net.delete(sandbox, container_id=golden.CONTAINER_ID)
     assert rules(net) == NOTHING
 
 

@@ -1,6 +1,5 @@
 """Masquerade by nftables (kernel.masquerade.nftables): its rules, who else changes them meanwhile, and real packets."""
 
-import json
 import os
 from dataclasses import replace
 from ipaddress import ip_interface, ip_network
@@ -15,7 +14,6 @@ from kernel.masquerade import nftables
 from kernel.masquerade.wanted import Masquerade
 from kernel.netns import Netns, entered
 from tests.support import golden
-from tests.support.binaries import ROOT
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
@@ -33,16 +31,6 @@ def inside(host):
         yield host
 
 
-def expected(name):
-    """Returns one golden state."""
-    return json.loads((ROOT / "tests" / "data" / "golden" / f"{name}.json").read_text())
-
-
-def listed(host):
-    """Returns the rule set as golden states have it."""
-    return golden.rules("\n".join(nft_rules(host)))
-
-
 def own_rules(host):
     """Returns the attachments' rules without their comments."""
     lines = host.run("nft", "list", "chain", "inet", "cni_plugins_masquerade", "masq_checks").splitlines()
@@ -54,17 +42,17 @@ def test_rules_are_the_references(inside, name, addresses):
     """The rule set is the reference's, byte for byte as `nft` prints it, after ADD and after DEL."""
     wanted = replace(ONE, addresses=addresses)
     nftables.add(wanted)
-    assert listed(inside) == expected(name)["nft"]
+    assert golden.ruleset(inside) == golden.scenario(name)["nft"]
     nftables.check(wanted)
     delete(replace(wanted, addresses=()))
-    assert listed(inside) == expected(name)["nft after DEL"]
+    assert golden.ruleset(inside) == golden.scenario(name)["nft after DEL"]
 
 
 @pytest.mark.parametrize("name", ["masq-nftables", "masq-nftables-dual"])
 def test_the_references_rules_are_ours(inside, tmp_path, name):
     """What the reference made is checked, added to without refilling anything, and deleted."""
     file = tmp_path / "rules"
-    file.write_text("\n".join(expected(name)["nft"]) + "\n")
+    file.write_text("\n".join(golden.scenario(name)["nft"]) + "\n")
     inside.run("nft", "-f", str(file))
     wanted = ONE if "dual" in name else replace(ONE, addresses=(IPV4,))
     nftables.check(wanted)
@@ -73,15 +61,15 @@ def test_the_references_rules_are_ours(inside, tmp_path, name):
     delete(OTHER)
     assert inside.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting") == before
     delete(wanted)
-    assert listed(inside) == expected(name)["nft after DEL"]
+    assert golden.ruleset(inside) == golden.scenario(name)["nft after DEL"]
 
 
 def test_a_repeated_add_leaves_the_same_rules(inside):
     """ADD again, with the same addresses or others, leaves one rule for each address, and other attachments' alone."""
     nftables.add(ONE)
-    once = listed(inside)
+    once = golden.ruleset(inside)
     nftables.add(ONE)
-    assert listed(inside) == once
+    assert golden.ruleset(inside) == once
     nftables.add(OTHER)
     nftables.add(replace(ONE, addresses=(ip_interface("10.22.0.9/16"),)))
     assert [rule.split()[2] for rule in own_rules(inside)] == ["10.22.0.3", "10.22.0.9"]

@@ -9,7 +9,7 @@ import pytest
 from kernel import conntrack, nft
 from plugins.portmap import conntrack as flows
 from plugins.portmap.wanted import HostPorts, PortMapping
-from tests.support.publishing import NODE, NODE6, OUTSIDE, OUTSIDE6, mapping
+from tests.support.publishing import NODE, NODE6, OUTSIDE, OUTSIDE6
 from tests.support.sockets import Reached, all_of, ask, opened, service
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
@@ -44,11 +44,11 @@ def test_a_flow_moves_to_the_next_pod(net, client, new_sandbox, caller, node):
     with ExitStack() as stack:
         services = all_of(stack, {"one": one, "two": two}, ("udp",), "0.0.0.0", "::")
         sender = stack.enter_context(opened(client, "udp", caller))
-        net.add(one, mapping(5353, "udp"))
+        net.add(one, "5353:80/udp")
         assert ask(services, sender, node, 5353) == Reached("one", caller)
-        net.delete(one, mapping(5353, "udp"))
+        net.delete(one, "5353:80/udp")
         sender.sendto(b"meanwhile", (node, 5353))
-        net.add(two, mapping(5353, "udp"))
+        net.add(two, "5353:80/udp")
         assert ask(services, sender, node, 5353) == Reached("two", caller)
 
 
@@ -62,7 +62,7 @@ def test_a_flow_that_was_there_first(net, client, new_sandbox, caller, node):
         sender = stack.enter_context(opened(client, "udp", caller))
         with service(net.host, "udp", node, 5353, "host") as before:
             assert ask([before], sender, node, 5353) == Reached("host", caller)
-            net.add(sandbox, mapping(5353, "udp"))
+            net.add(sandbox, "5353:80/udp")
             assert ask([before, *services], sender, node, 5353) == Reached("pod", caller)
 
 
@@ -73,17 +73,17 @@ def test_a_flow_ends_with_the_mapping(net, client, sandbox, caller, node, known)
     with ExitStack() as stack:
         pod = all_of(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
         sender = stack.enter_context(opened(client, "udp", caller))
-        result = net.add(sandbox, mapping(5353, "udp"))
+        result = net.add(sandbox, "5353:80/udp")
         assert ask(pod, sender, node, 5353) == Reached("pod", caller)
         after = stack.enter_context(service(net.host, "udp", node, 5353, "host"))
-        net.delete(sandbox, mapping(5353, "udp"), result=result if known else None)
+        net.delete(sandbox, "5353:80/udp", result=result if known else None)
         assert ask([*pod, after], sender, node, 5353) == Reached("host", caller)
 
 
 def test_other_flows_stay(net, client, new_sandbox):
     """Flows to other ports, and those that pass through the node to the same port, keep their entries."""
     pod, other = new_sandbox(), new_sandbox()
-    net.add(other, mapping(54, "udp"))
+    net.add(other, "54:80/udp")
     with ExitStack() as stack:
         services = all_of(stack, {"other": other}, ("udp",), "0.0.0.0")
         services += [stack.enter_context(service(client, "udp", OUTSIDE, 53, "server"))]
@@ -94,12 +94,12 @@ def test_other_flows_stay(net, client, new_sandbox):
         outside.sendto(b"nobody there yet", (NODE, 53))
         with net.host.entered():
             before = tracked()
-        result = net.add(pod, mapping(53, "udp"))
+        result = net.add(pod, "53:80/udp")
         with net.host.entered():
             after = tracked()
         assert {key[:2] for key in before} == {(NODE, 54), (OUTSIDE, 53), (NODE, 53)}
         assert after == {key: number for key, number in before.items() if key[:2] != (NODE, 53)}
-        net.delete(pod, mapping(53, "udp"), result=result)
+        net.delete(pod, "53:80/udp", result=result)
         with net.host.entered():
             assert tracked() == after
 

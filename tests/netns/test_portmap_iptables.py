@@ -4,15 +4,16 @@ import re
 
 import pytest
 
-from tests.support.hostports import TOOLS
+from tests.support.hostports import at_once
+from tests.support.xtables import TOOLS
 
 SHARED = {"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"}
 ONE_IPV4 = ["10.22.0.2/16"]
 
 
 @pytest.fixture
-def net(host_ports):
-    return host_ports
+def net(iptables_ports):
+    return iptables_ports
 
 
 def own(net, tool="iptables"):
@@ -287,7 +288,7 @@ def test_del_removes_what_old_references_made(net):
         f'-A CNI-HOSTPORT-SNAT -m comment --comment "snat name: \\"net\\" id: \\"cid\\"" -j {old}',
     )
     net.load("-N CNI-HOSTPORT-SNAT", "-A POSTROUTING -s 127.0.0.1 ! -d 127.0.0.1 -j CNI-HOSTPORT-SNAT")
-    for remove in (lambda: net.delete("cid", "8080:80"), lambda: gc(net)):
+    for remove in (lambda: net.delete("cid", "8080:80"), net.gc):
         net.load(*made)
         remove()
         assert not any(old in line for line in net.rules()["iptables"])
@@ -309,23 +310,16 @@ def test_conditions_that_say_nothing(net):
     net.check("cid", "8080:80", addresses=ONE_IPV4)
 
 
-def gc(net, *container_ids):
-    valid = [{"containerID": item, "ifname": "eth0"} for item in container_ids]
-    outcome = net.having(cniVersion="1.1.0", prevResult=None, **{"cni.dev/valid-attachments": valid}).run("GC")
-    outcome.silence()
-    return outcome.stderr
-
-
 def test_gc_takes_what_has_no_attachment(net):
     """GC removes the rules of containers that are not listed, keeps those that are, and other networks'."""
     for name in ("dead", "alive", "z" * 250):
         net.add(name, "8080:80")
     net.having(name="other").add("dead", "8080:80")
-    assert "host port rule(s) seem to be of network net and stay" in gc(net, "alive")
+    assert "host port rule(s) seem to be of network net and stay" in net.gc("alive")
     net.check("alive", "8080:80")
     assert len(entries(net)) == 3
     assert '\\"dead\\"' not in "".join(line for line in entries(net) if "other" not in line)
-    assert gc(net, "alive", "z" * 250) == ""
+    assert net.gc("alive", "z" * 250) == ""
 
 
 def test_a_foreign_jump_keeps_a_chain(net):
@@ -349,7 +343,7 @@ def test_what_others_made_stays(net):
     net.add("other", "8080:80")
     before = net.rules()
     net.add("cid", "8080:80", "9090:90")
-    gc(net, "other", "cid")
+    net.gc("other", "cid")
     net.delete("cid", "8080:80", "9090:90")
     net.delete("cid", "8080:80", "9090:90")
     assert net.rules() == before
@@ -357,19 +351,23 @@ def test_what_others_made_stays(net):
 
 def test_many_at_once(net):
     """Sixteen first ADDs at once, CHECKs, and DELs beside other ADDs lose nothing and leave nothing twice."""
-    first = {f"a{number}": (f"{8000 + number}:80", f"10.22.1.{number + 1}/16") for number in range(16)}
-    second = {f"b{number}": (f"{9000 + number}:80", f"10.22.2.{number + 1}/16") for number in range(16)}
-    for outcome in net.run_all("ADD", first):
+    first, second = (
+        {
+            f"{name}{number}": net.having(f"{port + number}:80", addresses=[f"{subnet}.{number + 1}/16"])
+            for number in range(16)
+        }
+        for name, port, subnet in (("a", 8000, "10.22.1"), ("b", 9000, "10.22.2"))
+    )
+    for outcome in at_once(*(("ADD", name, pod) for name, pod in first.items())):
         outcome.result()
     everything = [line for line in net.rules()["iptables"] if line.startswith("-A")]
     assert len(everything) == len(set(everything))
-    for name, (mapping, address) in first.items():
-        net.check(name, mapping, addresses=[address])
-    mixed = net.run_all("DEL", first), net.run_all("ADD", second)
-    for outcome in mixed[0]:
-        outcome.silence()
-    for outcome in mixed[1]:
-        outcome.result()
+    for name, pod in first.items():
+        pod.check(name)
+    leaving = [("DEL", name, pod) for name, pod in first.items()]
+    coming = [("ADD", name, pod) for name, pod in second.items()]
+    for outcome in at_once(*leaving, *coming):
+        assert outcome.status == 0, outcome
     assert sorted(owners(net)) == sorted(second)
-    for name, (mapping, address) in second.items():
-        net.check(name, mapping, addresses=[address])
+    for name, pod in second.items():
+        pod.check(name)

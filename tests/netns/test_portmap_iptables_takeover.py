@@ -1,7 +1,6 @@
 """Host ports that change hands between the reference and us, with both variants of iptables; who wins a port."""
 
 import fcntl
-import os
 import re
 import time
 from dataclasses import replace
@@ -13,8 +12,9 @@ from plugins.portmap import iptables_look
 from plugins.portmap.wanted import HostPorts as Wanted
 from plugins.portmap.wanted import PortMapping
 from tests.netns.conftest import LEGACY, NFT
-from tests.support import hostports, namespaces
-from tests.support.hostports import DUAL, TOOLS
+from tests.support import namespaces, xtables
+from tests.support.hostports import DUAL, at_once
+from tests.support.xtables import TOOLS
 
 MAPPINGS = ("8080:80", "192.0.2.1|8081:81", "2001:db8::1|8082:82", "53:53/udp", *(f"{n}:70" for n in range(7000, 7020)))
 VARIANTS = [
@@ -26,13 +26,13 @@ VARIANTS = [
 
 
 @pytest.fixture
-def ours(host_ports):
-    return host_ports
+def ours(iptables_ports):
+    return iptables_ports
 
 
 @pytest.fixture
-def theirs(host_ports, reference):
-    return replace(host_ports, bin_dir=reference)
+def theirs(iptables_ports, reference):
+    return replace(iptables_ports, bin_dir=reference)
 
 
 def of_containers(net, tool="iptables"):
@@ -114,35 +114,31 @@ def test_a_stale_address_of_the_reference(ours, theirs):
 
 
 @pytest.fixture
-def remembered(ours, bin_dir, tmp_path):
+def remembered(ours, tmp_path):
     """The network whose plugin sees a cache of the test's own."""
-    return replace(ours, bin_dir=hostports.with_cache(tmp_path / "cache", bin_dir / "portmap"))
-
-
-GONE, ALIVE = "/run/netns/absent", f"/proc/{os.getpid()}/ns/net"
+    return ours.with_cache(tmp_path / "cache")
 
 
 def test_a_container_that_is_gone_loses_its_port(remembered):
     """New rules stand in front of those of a container whose namespace is gone, and behind those of the living."""
     net = remembered
     pods = {
-        "free": (ALIVE, "9999:99"),
-        "alive": (ALIVE, "192.0.2.1|8080:80"),
-        "gone": (GONE, "8080:80"),
-        "gone2": (GONE, "8080:80"),
-        "elsewhere": (ALIVE, "192.0.2.2|8080:80"),
+        "free": (True, "9999:99"),
+        "alive": (True, "192.0.2.1|8080:80"),
+        "gone": (False, "8080:80"),
+        "gone2": (False, "8080:80"),
+        "elsewhere": (True, "192.0.2.2|8080:80"),
     }
     for name, (_, mapping) in pods.items():
         net.add(name, mapping)
-    for name, (netns, _) in pods.items():
-        net.remember(name, netns)
+    net.remember(**{name: alive for name, (alive, _) in pods.items()})
     net.add("new", "192.0.2.1|8080:80", "8081:81", addresses=["10.22.0.3/16"])
     assert owners(net) == ["free", "alive", "new", "gone", "gone2", "elsewhere"]
-    net.remember("new", ALIVE)
+    net.remember(new=True)
     net.add("first", "192.0.2.3|8080:80", "53:53/udp", addresses=["10.22.0.4/16"])
     assert owners(net) == ["first", "first", "free", "alive", "new", "gone", "gone2", "elsewhere"]
     net.check("first", "192.0.2.3|8080:80", "53:53/udp", addresses=["10.22.0.4/16"])
-    net.remember("first", ALIVE)
+    net.remember(first=True)
     net.having(onConflict="fail").add("fail", "192.0.2.4|8080:80", addresses=["10.22.0.5/16"])
     error = net.having(onConflict="fail").run("ADD", "late", "8080:80", addresses=["10.22.0.5/16"]).error()
     assert error["code"] == 11
@@ -155,7 +151,7 @@ def test_a_repeated_add_leaves_the_gone_behind(remembered):
     net.add("gone", "8080:80")
     net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
     assert "leads to container gone" in net.run("CHECK", "cid", "8080:80", addresses=["10.22.0.3/16"]).error()["msg"]
-    net.remember("gone", GONE)
+    net.remember(gone=False)
     net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
     assert owners(net) == ["cid", "gone"]
     net.check("cid", "8080:80", addresses=["10.22.0.3/16"])
@@ -166,13 +162,13 @@ def test_two_interfaces_of_one_container(remembered):
     net = remembered
     second = ["10.22.0.9/16", "fd00:22::9/64"]
     net.add("cid", "8080:80")
-    net.remember("cid", ALIVE)
+    net.remember(cid=True)
     for _ in range(2):
         net.add("cid", "8080:80", "8081:81", addresses=second, ifname="eth1")
         net.check("cid", "8080:80")
         net.check("cid", "8080:80", "8081:81", addresses=second, ifname="eth1")
     assert len(owners(net)) == 2
-    net.remember("cid", GONE)
+    net.remember(cid=False)
     net.add("cid", "8080:80", addresses=second, ifname="eth1")
     assert owners(net) == ["cid"]
     assert not any("10.22.0.2:" in line for line in of_containers(net))
@@ -180,26 +176,26 @@ def test_two_interfaces_of_one_container(remembered):
 
 def test_few_processes(ours, tmp_path):
     """ADD of a hundred ports runs one program for each family, two where a port is had, CHECK one, and DEL none."""
-    net = replace(ours, tools=hostports.counted(ours.tools, tmp_path / "counted"))
+    net = replace(ours, tools=xtables.counted(ours.tools, tmp_path / "counted"))
     legacy = ours.tools.name == "legacy"
     once, twice = sorted(f"{tool}-restore" for tool in TOOLS), sorted(f"{tool}-restore" for tool in TOOLS * 2)
     mappings = [f"{port}:80" for port in range(7000, 7100)]
     net.add("first", *mappings)
-    assert net.calls() == once
+    assert xtables.calls(net.tools) == once
     net.add("second", "9000:90", addresses=["10.22.0.3/16", "fd00:22::3/64"])
-    assert net.calls() == (twice if legacy else once)
+    assert xtables.calls(net.tools) == (twice if legacy else once)
     net.add("third", *mappings, addresses=["10.22.0.4/16", "fd00:22::4/64"])
-    assert net.calls() == twice
+    assert xtables.calls(net.tools) == twice
     net.add("first", *mappings)
-    assert net.calls() == twice
+    assert xtables.calls(net.tools) == twice
     net.check("first", *mappings)
-    assert net.calls() == once
+    assert xtables.calls(net.tools) == once
     net.having(conditionsV4=["-m", "comment", "--comment", "x"]).run("CHECK", "first", *mappings)
-    assert net.calls() == once
+    assert xtables.calls(net.tools) == once
     net.delete("third", *mappings)
-    assert net.calls() == (twice if legacy else [])
+    assert xtables.calls(net.tools) == (twice if legacy else [])
     net.delete("third", *mappings)
-    assert net.calls() == (once if legacy else [])
+    assert xtables.calls(net.tools) == (once if legacy else [])
 
 
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
@@ -223,11 +219,11 @@ def test_what_stands_there_twice_goes(ours, host):
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
 def test_first_containers_at_once(ours):
     """Six containers that are the first on their host get all their rules, and no rule is there twice."""
-    pods = {f"a{number}": (f"{8000 + number}:80", f"10.22.1.{number + 1}/16") for number in range(6)}
     for _ in range(15):
         with namespaces.temporary_host() as host:
             net = replace(ours, host=host)
-            for outcome in net.run_all("ADD", pods):
+            pods = [net.having(f"{8000 + last}:80", addresses=[f"10.22.1.{last}/16"]) for last in range(1, 7)]
+            for outcome in at_once(*(("ADD", f"a{number}", pod) for number, pod in enumerate(pods))):
                 outcome.result()
             lines = [line for line in net.rules()["iptables"] if line.startswith("-A")]
             assert len(lines) == len(set(lines)) == 5 + 4 * len(pods)
@@ -238,7 +234,7 @@ def test_the_lock_is_waited_for_but_not_without_end(ours, tmp_path):
     """While another program holds the lock of iptables-legacy ADD fails with code 11 in time, and leaves nothing."""
     with (tmp_path / "xtables.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        env = {"PATH": f"{ours.tools}:{hostports.SYSTEM_PATH}", "XTABLES_LOCKFILE": file.name}
+        env = {**xtables.path(ours.tools), "XTABLES_LOCKFILE": file.name}
         start = time.monotonic()
         error = ours.run("ADD", "cid", "8080:80", env=env).error()
         assert 9 < time.monotonic() - start < 35
@@ -249,7 +245,7 @@ def test_the_lock_is_waited_for_but_not_without_end(ours, tmp_path):
 
 def test_a_failure_in_one_family_leaves_nothing_in_the_other(ours, tmp_path):
     """When the IPv6 rules cannot be made the IPv4 ones are taken back."""
-    tools = hostports.counted(ours.tools, tmp_path / "counted")
+    tools = xtables.counted(ours.tools, tmp_path / "counted")
     (tools / "ip6tables-restore").write_text("#!/bin/sh\necho no such luck >&2\nexit 4\n")
     error = replace(ours, tools=tools).run("ADD", "cid", "8080:80").error()
     assert "no such luck" in error["details"]

@@ -15,7 +15,7 @@ from kernel.rtnl import Socket
 from plugins.portmap import localnet
 from plugins.portmap.wanted import HostPorts, PortMapping
 from tests.support.netstate import iptables_rules, nft_rules, state
-from tests.support.publishing import GATEWAY, mapping
+from tests.support.publishing import GATEWAY
 from tests.support.sockets import PORT, Reached, call, opened, service
 
 SETTING = "net/ipv4/conf/cni0/route_localnet"
@@ -99,7 +99,7 @@ def test_a_pod_does_not_reach_the_loopback(published, sandbox, nftables, monkeyp
 @pytest.mark.parametrize("backend", ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))])
 def test_localhost_is_served_behind_the_guard(published, sandbox, backend):
     """At the same time 127.0.0.1:hostPort leads to the pod, while the pod does not reach the node's loopback."""
-    result = published.having(backend=backend).add(sandbox, mapping(8080, "udp"), mapping(8080))
+    result = published.having(backend=backend).add(sandbox, "8080:80/udp", "8080:80")
     with (
         opened(published.host, "udp", "127.0.0.1", PORT) as loopback,
         service(sandbox, "udp", "0.0.0.0", name="pod") as udp,
@@ -214,8 +214,8 @@ def test_check(bridge, capsys):
 
 def test_a_pod_of_the_reference_passes(published, reference, sandbox):
     """CHECK of a pod whose host ports the reference made succeeds, and tells that there is no guard."""
-    result = replace(published, bin_dir=reference).add(sandbox, mapping(8080))
-    outcome = published.portmap("CHECK", sandbox, (mapping(8080),), result)
+    result = replace(published, bin_dir=reference).add(sandbox, "8080:80")
+    outcome = published.portmap("CHECK", sandbox, ("8080:80",), result)
     assert (outcome.status, outcome.stdout) == (0, b"")
     assert "packets that arrive by cni0 for 127.0.0.0/8 are not dropped" in outcome.stderr
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.support import mapped
-from tests.support.mapped import BOTH, OTHER, chain, leads_to, ruleset, tcp
-from tests.support.running import finish
+from tests.support.golden import ruleset
+from tests.support.hostports import DUAL, IPV4, OTHER, at_once, chain, leads_to
 
 pytestmark = pytest.mark.needs("nft_nat")
 
@@ -12,15 +11,15 @@ SHARED = 2  # rules of hostports for one port: of the hairpin, and its own
 
 
 @pytest.fixture
-def network(bin_dir, host):
+def network(host_ports):
     """A network with one port of the pod 10.22.0.2."""
-    return mapped.network(host, "nftables")
+    return host_ports.having("8080:80", addresses=[IPV4], cniVersion="1.1.0", backend="nftables")
 
 
 def test_readable_rules(network):
     """`nft list` shows what leads where and for whom: the address of the host, dual stack, the container's ID."""
-    ports = tcp(8080), tcp(8443, 443, hostIP="192.0.2.1"), tcp(9000, 90, hostIP="2001:db8::1")
-    network = network.having(*ports, addresses=BOTH)
+    ports = "8080:80", "192.0.2.1|8443:443", "2001:db8::1|9000:90"
+    network = network.having(*ports, addresses=DUAL)
     network.add()
     mark = "meta mark set meta mark | 0x00002000"
     assert chain(network.host, "hostports") == [
@@ -67,10 +66,10 @@ def test_no_process_is_started(network):
     nowhere = {"env": {"PATH": "/nowhere"}}
     network.add(**nowhere)
     network.check(**nowhere)
-    network.having(**{"cni.dev/valid-attachments": []}).run("GC", **nowhere).silence()
+    network.gc(**nowhere)
     assert leads_to(network.host) == []
     network.add(**nowhere)
-    network.having(prevResult=None, runtimeConfig=None).delete(**nowhere)
+    network.forgotten().delete(**nowhere)
     assert leads_to(network.host) == []
     network.run("STATUS", **nowhere).silence()
 
@@ -81,7 +80,7 @@ def test_a_repeated_add_leaves_the_same_rules(network):
     before = network.host.run("nft", "-a", "list", "ruleset")
     network.add()
     assert network.host.run("nft", "-a", "list", "ruleset") == before
-    network.having(tcp(8080), tcp(9090), addresses=(OTHER,)).add()
+    network.having("8080:80", "9090:80", addresses=(OTHER,)).add()
     assert leads_to(network.host) == leads_to(network.host, 9090) == ["10.22.0.3:80"]
     assert len(chain(network.host, "masquerading")) == 2
     network.having(addresses=("fd00:22::2/64",)).add()
@@ -97,7 +96,7 @@ def test_del_by_name_alone(network):
     for each in (network, elsewhere):
         each.add()
     network.having(addresses=(OTHER,)).add("other")
-    network.having(prevResult=None, runtimeConfig=None).delete()
+    network.forgotten().delete()
     assert leads_to(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
     network.delete()
     network.delete("never-seen")
@@ -113,11 +112,11 @@ def test_gc_keeps_what_is_valid(network):
     rule = "add rule ip cni_hostport hostports tcp dport 7000 dnat to 10.22.0.7:80 comment"
     for container_id in ("listed", "theirs"):
         network.host.run("nft", rule, f'"{container_id}"')
-    outcome = network.gc(("listed", "eth0"))
+    said = network.gc("listed")
     assert leads_to(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
     assert leads_to(network.host, 7000) == ["10.22.0.7:80"] * 2
-    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in outcome.stderr
-    network.gc(("listed", "eth1"))
+    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in said
+    network.gc("listed", ifname="eth1")
     assert leads_to(network.host) == ["10.33.0.2:80"]
 
 
@@ -131,7 +130,7 @@ def test_names_of_any_length(network):
     network.check(ids[0])
     network.delete(ids[0])
     assert leads_to(network.host) == ["10.22.0.3:80"]
-    network.gc((ids[1], "eth0"))
+    network.gc(ids[1])
     assert leads_to(network.host) == ["10.22.0.3:80"]
     network.gc()
     assert leads_to(network.host) == []
@@ -139,7 +138,7 @@ def test_names_of_any_length(network):
 
 def test_many_ports(network):
     """A hundred ports are mapped, checked and removed."""
-    network = network.having(*(tcp(port) for port in range(8000, 8100)), addresses=BOTH)
+    network = network.having(*(f"{port}:80" for port in range(8000, 8100)), addresses=DUAL)
     network.add()
     network.check()
     assert len(chain(network.host, "hostports")) == len(chain(network.host, "hostports", "ip6")) == 100 * SHARED
@@ -149,10 +148,9 @@ def test_many_ports(network):
 
 def test_many_at_once(network):
     """Sixteen first ADDs at once leave each one's rules and the shared chains once; so do sixteen DELs."""
-    pods = [network.having(tcp(8000 + last), addresses=(f"10.22.0.{last}/16",)) for last in range(2, 18)]
+    pods = [network.having(f"{8000 + last}:80", addresses=(f"10.22.0.{last}/16",)) for last in range(2, 18)]
     for verb in ("ADD", "DEL"):
-        started = [pod.start(verb, f"c{number}") for number, pod in enumerate(pods)]
-        outcomes = [finish(process) for process in started]
+        outcomes = at_once(*((verb, f"c{number}", pod) for number, pod in enumerate(pods)))
         assert [outcome.status for outcome in outcomes] == [0] * len(pods), outcomes
         for number, pod in enumerate(pods if verb == "ADD" else ()):
             pod.check(f"c{number}")

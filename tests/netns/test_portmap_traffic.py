@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import kernels
 from tests.support.attaching import address
-from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, OUTSIDE, OUTSIDE6, mapping
+from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, OUTSIDE, OUTSIDE6
 from tests.support.sockets import Reached, all_of, call, opened, service
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
@@ -73,7 +73,7 @@ SEEN = {
 def test_who_reaches_the_pod(compared, client, pods, protocol):
     """From outside, the host, its loopback, the pod itself and a neighbour a host port leads to the pod."""
     for pod, port in zip(pods.values(), (8080, 8081), strict=True):
-        compared.add(pod, mapping(port, protocol))
+        compared.add(pod, f"{port}:80/{protocol}")
     callers = {"outside": client, "host": compared.host, **pods}
     with ExitStack() as stack:
         services = all_of(stack, pods, (protocol,), *EVERYWHERE)
@@ -91,8 +91,8 @@ def test_pods_and_their_bridge(compared, pods, found, hairpin, bridged):
     for key in BRIDGED if kernels.has("br_netfilter") else ():
         compared.host.set_sysctl(key, bridged)
     own = replace(compared, bridge=compared.bridge.having(hairpinMode=hairpin))
-    own.add(pods["pod"], mapping(8080))
-    own.add(pods["other"], mapping(8081))
+    own.add(pods["pod"], "8080:80")
+    own.add(pods["other"], "8081:80")
     calls = [case for case in SEEN if case[0] in pods]
     expected = {case: Reached("pod", SEEN[case]) for case in calls}
     if bridged == "1" and not hairpin:
@@ -104,18 +104,18 @@ def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
     """Each port leads to its own pod; when one leaves, the other's connections go on and the port is closed."""
     outside = [("outside", NODE), ("outside", NODE6)]
     ports = {"pod": 8080, "other": 8081}
-    results = {name: net.add(pod, mapping(ports[name])) for name, pod in pods.items()}
+    results = {name: net.add(pod, f"{ports[name]}:80") for name, pod in pods.items()}
     for name, port in ports.items():
         assert found(outside, port=port) == leading_to(name, {case: SEEN[case] for case in outside})
     with (
         service(pods["other"], "tcp", address(results["other"]), 81) as listening,
         opened(client, "tcp", OUTSIDE) as end,
     ):
-        net.portmap("ADD", pods["other"], (mapping(8082, container_port=81), mapping(8081)), results["other"])
+        net.portmap("ADD", pods["other"], ("8082:81", "8081:80"), results["other"])
         end.connect((NODE, 8082))
         connection, _ = listening.socket.accept()
         with connection:
-            net.delete(pods["pod"], mapping(8080), result=results["pod"])
+            net.delete(pods["pod"], "8080:80", result=results["pod"])
             end.sendall(b"still there?")
             assert connection.recv(99) == b"still there?"
     assert found(outside) == dict.fromkeys(outside)
@@ -125,7 +125,7 @@ def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
     """With host port 53 a pod's query to a server outside, or to a neighbour, goes where it was sent to."""
-    result = net.add(pods["pod"], mapping(53, "udp"), mapping(53, "tcp"))
+    result = net.add(pods["pod"], "53:80/udp", "53:80/tcp")
     neighbour = net.add(pods["other"])
     with ExitStack() as stack:
         services = all_of(stack, pods, (protocol,), *EVERYWHERE)
@@ -146,7 +146,7 @@ def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
 
 def test_without_snat(compared, pods, found):
     """With snat off the port is served at the node's addresses only, and no setting is made for localhost."""
-    compared.having(snat=False).add(pods["pod"], mapping(8080))
+    compared.having(snat=False).add(pods["pod"], "8080:80")
     calls = [("outside", NODE), ("host", NODE), ("outside", NODE6), ("host", NODE6)]
     assert found(calls) == leading_to("pod", {case: SEEN[case] for case in calls})
     assert found([("host", "127.0.0.1")]) == {("host", "127.0.0.1"): None}
@@ -155,9 +155,9 @@ def test_without_snat(compared, pods, found):
 
 def test_the_setting_is_the_bridges_only(net, pods):
     """Only the interface that leads to the pods has route_localnet, which stays when they leave."""
-    result = net.add(pods["pod"], mapping(8080))
+    result = net.add(pods["pod"], "8080:80")
     assert localnet(net.host) == {"cni0": "1"}
-    net.delete(pods["pod"], mapping(8080), result=result)
+    net.delete(pods["pod"], "8080:80", result=result)
     assert localnet(net.host) == {"cni0": "1"}
 
 
@@ -170,15 +170,15 @@ def localnet(host):
 
 def test_masquerade_of_everybody(net, pods, found):
     """With masqAll the pod sees the node's address whoever calls."""
-    net.having(masqAll=True).add(pods["pod"], mapping(8080))
-    net.add(pods["other"], mapping(8081))
+    net.having(masqAll=True).add(pods["pod"], "8080:80")
+    net.add(pods["other"], "8081:80")
     calls = {case: GATEWAY6 if ":" in case[1] else GATEWAY for case in SEEN}
     assert found(calls) == leading_to("pod", calls)
 
 
 def test_one_address_of_the_node(net, pods, found):
     """A mapping with hostIP is served at that address, and not at the node's others."""
-    net.add(pods["pod"], mapping(8080, hostIP=NODE), mapping(8081, hostIP=NODE6), mapping(8082, hostIP="0.0.0.0"))
+    net.add(pods["pod"], f"{NODE}|8080:80", f"{NODE6}|8081:80", "0.0.0.0|8082:80")
     calls = [("outside", NODE), ("outside", NODE6), ("host", GATEWAY)]
     reached = {port: [who and who.name for who in found(calls, port=port).values()] for port in (8080, 8081, 8082)}
     assert reached == {8080: ["pod", None, None], 8081: [None, "pod", None], 8082: ["pod", None, "pod"]}

@@ -1,19 +1,16 @@
 """portmap as a chained plugin: what it takes from prevResult, hands on, refuses, and leaves alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from tests.spec.configs import VERSIONS, prev_result
+from tests.spec.configs import VERSIONS
 from tests.support import binaries, netstate
-from tests.support.namespaces import Namespace
 from tests.support.netstate import iptables_rules, nft_rules
-from tests.support.running import environment, run_plugin
+from tests.support.results import prev_result
+from tests.support.running import environment
 
 TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 POD, HOST_END = {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}
@@ -24,45 +21,25 @@ BACKENDS = pytest.mark.parametrize(
 )
 
 
-@dataclass(frozen=True)
-class Portmap:
-    """portmap behind an interface plugin whose result is `earlier`, with `keys` in its configuration."""
+def rules(portmap):
+    """Returns all rules of the host, of either kind."""
+    tools = [iptables_rules(portmap.host, tool) for tool in ("iptables", "ip6tables")]
+    return "\n".join([*tools[0], *tools[1], *nft_rules(portmap.host)])
 
-    host: Namespace
-    sandbox: Namespace
-    keys: dict[str, Any]
 
-    def having(self, **keys: Any) -> Portmap:
-        """Returns the same with other keys; None leaves a key out."""
-        return replace(self, keys={**self.keys, **keys})
-
-    def mapping(self, *mappings: dict[str, Any]) -> Portmap:
-        """Returns the same with other host ports."""
-        return self.having(runtimeConfig={"portMappings": list(mappings)})
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration."""
-        return {key: value for key, value in self.keys.items() if value is not None}
-
-    def __call__(self, command: str, **how: Any):
-        """Runs a verb."""
-        return run_plugin("portmap", command, self.config, **{"host": self.host, "netns": self.sandbox, **how})
-
-    def rules(self) -> str:
-        """Returns all rules of the host, of either kind."""
-        tools = [iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")]
-        return "\n".join([*tools[0], *tools[1], *nft_rules(self.host)])
+def mapped(portmap, *mappings):
+    """Returns the same with other host ports, as they are written."""
+    return portmap.having(runtimeConfig={"portMappings": list(mappings)})
 
 
 @pytest.fixture
-def portmap(bin_dir, host, sandbox):
+def portmap(host_ports, host, sandbox):
     """An attachment with one host port; the pod's subnet is behind a bridge, so that there is a way to it."""
     host.ip("link", "add", "cni0", "type", "bridge")
     host.ip("address", "add", "10.1.2.1/24", "dev", "cni0")
     host.ip("link", "set", "cni0", "up")
-    keys = {"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prev_result("1.1.0")}
-    return Portmap(host, sandbox, keys).mapping(TCP)
+    own = replace(host_ports, netns=sandbox)
+    return own.having("8080:80", cniVersion="1.1.0", prevResult=prev_result("1.1.0"))
 
 
 def untouched(portmap):
@@ -74,8 +51,8 @@ def untouched(portmap):
 def test_what_it_works_on_must_be_there(portmap, command, msg):
     """Without prevResult ADD and CHECK are refused with code 7 and the reference's text, with or without host ports."""
     before = untouched(portmap)
-    for alone in (portmap.having(prevResult=None), portmap.having(prevResult=None, runtimeConfig=None)):
-        error = alone(command).error()
+    for alone in (portmap.having(prevResult=None), portmap.forgotten()):
+        error = alone.run(command).error()
         assert (error["code"], error["msg"].startswith(msg), bool(error["details"])) == (7, True, True)
     assert untouched(portmap) == before
 
@@ -85,7 +62,7 @@ def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
     """Without mappings ADD hands on prevResult, and neither it nor CHECK starts a process or touches netfilter."""
     idle = portmap.having(runtimeConfig=runtime_config)
     before, trace = untouched(portmap), tmp_path / "trace"
-    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": portmap.sandbox.path, "CNI_IFNAME": "eth0"}
+    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": portmap.netns.path, "CNI_IFNAME": "eth0"}
     for command in ("ADD", "CHECK"):
         with portmap.host.entered():
             line = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone,clone3,socket"]
@@ -117,8 +94,8 @@ def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
 )
 def test_wrong_mappings_are_refused(portmap, mapping, msg):
     """What is no port, protocol or address is code 7 with the path of its key, before anything has changed."""
-    wrong, before = portmap.mapping(TCP, TCP | mapping), untouched(portmap)
-    added, checked = (wrong(command).error() for command in ("ADD", "CHECK"))
+    wrong, before = mapped(portmap, TCP, TCP | mapping), untouched(portmap)
+    added, checked = (wrong.run(command).error() for command in ("ADD", "CHECK"))
     assert (added["code"], checked["code"]) == (7, 7)
     assert added["msg"] == PREFIX + checked["msg"]
     assert checked["msg"].removeprefix("failed to parse network configuration: ") == msg
@@ -131,20 +108,20 @@ def test_wrong_mappings_are_refused(portmap, mapping, msg):
 def test_the_result_is_the_earlier_plugins(portmap, backend, version):
     """ADD prints prevResult as it is, in the configuration's version."""
     own = portmap.having(cniVersion=version, backend=backend, prevResult=prev_result(version))
-    assert own("ADD").result() == prev_result(version)
-    assert "to 10.1.2.5:80" in own.rules() or "--to-destination 10.1.2.5:80" in own.rules()
+    assert own.run("ADD").result() == prev_result(version)
+    assert "to 10.1.2.5:80" in rules(own) or "--to-destination 10.1.2.5:80" in rules(own)
 
 
 @BACKENDS
 def test_keys_as_containerd_writes_them(portmap, backend):
     """Mappings with capitalised keys and an empty HostIP make the same rules as those written as documented."""
     own = portmap.having(backend=backend)
-    own("ADD").result()
-    wanted = own.rules()
-    own("DEL").silence()
-    assert own.rules() != wanted
-    own.mapping({"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""})("ADD").result()
-    assert own.rules() == wanted
+    own.add()
+    wanted = rules(own)
+    own.delete()
+    assert rules(own) != wanted
+    mapped(own, {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""}).add()
+    assert rules(own) == wanted
 
 
 @BACKENDS
@@ -165,9 +142,9 @@ def test_the_address_is_that_of_the_attachments_interface(portmap, backend, inte
     first = {"address": "10.1.2.7/24", **({} if index is None else {"interface": index})}
     result = {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": [first, {"address": "10.1.2.9/24"}]}
     own = portmap.having(backend=backend, prevResult=result)
-    own("ADD").result()
-    assert f"10.1.2.{7 if taken else 9}:80" in own.rules()
-    assert f"10.1.2.{9 if taken else 7}:80" not in own.rules()
+    own.add()
+    assert f"10.1.2.{7 if taken else 9}:80" in rules(own)
+    assert f"10.1.2.{9 if taken else 7}:80" not in rules(own)
 
 
 @BACKENDS
@@ -190,38 +167,38 @@ def test_the_address_is_that_of_the_attachments_interface(portmap, backend, inte
 def test_del_whatever_the_configuration_has_become(portmap, backend, keys):
     """DEL removes the host ports, and again does nothing, without prevResult or mappings and with wrong keys."""
     own = portmap.having(backend=backend)
-    own("ADD", container_id="other").result()
-    before = own.rules()
-    own("ADD").result()
-    assert own.rules() != before
+    own.add("other")
+    before = rules(own)
+    own.add()
+    assert rules(own) != before
     for _ in range(2):
-        own.having(**keys)("DEL").silence()
-        assert own.rules() == before
+        own.having(**keys).delete()
+        assert rules(own) == before
 
 
 @BACKENDS
 def test_del_without_a_namespace(portmap, backend):
     """DEL removes the host ports of a pod whose namespace is gone."""
     own = portmap.having(backend=backend)
-    own("ADD", container_id="other").result()
-    before = own.rules()
-    own("ADD").result()
-    portmap.sandbox.delete()
-    own("DEL", netns=None).silence()
-    assert own.rules() == before
+    own.add("other")
+    before = rules(own)
+    own.add()
+    portmap.netns.delete()
+    own.delete(netns=None)
+    assert rules(own) == before
 
 
 @BACKENDS
 def test_del_of_what_has_no_host_ports(portmap, backend):
     """DEL without mappings of a container that never had any succeeds and changes nothing, beside those that have."""
     own = portmap.having(backend=backend)
-    own("ADD", container_id="other").result()
-    before = own.rules()
-    own.having(runtimeConfig=None)("DEL").silence()
-    own("DEL").silence()
-    assert own.rules() == before
-    portmap.having(prevResult=None, runtimeConfig=None)("DEL", container_id="third").silence()
-    assert own.rules() == before
+    own.add("other")
+    before = rules(own)
+    own.having(runtimeConfig=None).delete()
+    own.delete()
+    assert rules(own) == before
+    portmap.forgotten().delete("third")
+    assert rules(own) == before
 
 
 @pytest.mark.needs("nft_nat")
@@ -230,25 +207,25 @@ def test_del_removes_what_the_other_backend_made(portmap, backend):
     """DEL of a network that uses the other backend by now removes the rules all the same."""
     other = {"iptables": "nftables", "nftables": "iptables"}[backend]
     own = portmap.having(backend=backend)
-    own("DEL").silence()
-    own("ADD").result()
-    assert "10.1.2.5" in own.rules()
-    own.having(backend=other)("DEL").silence()
-    assert "10.1.2.5" not in own.rules()
+    own.delete()
+    own.add()
+    assert "10.1.2.5" in rules(own)
+    own.having(backend=other).delete()
+    assert "10.1.2.5" not in rules(own)
 
 
 @pytest.mark.parametrize(
     ("mappings", "said"),
     [
-        ([{**TCP, "hostIP": "2001:db8::1"}], "host port [2001:db8::1]:8080/tcp: eth0 has no address for it"),
-        ([TCP, {**TCP, "containerPort": 81}], "host port 8080/tcp is asked for twice"),
-        ([TCP, {**TCP, "hostIP": "192.0.2.1", "containerPort": 81}], "host port 192.0.2.1:8080/tcp is asked for twice"),
-        ([{**TCP, "hostIP": "192.0.2.1", "containerPort": 81}, TCP, {**TCP, "protocol": "udp"}], ""),
+        (["2001:db8::1|8080:80"], "host port [2001:db8::1]:8080/tcp: eth0 has no address for it"),
+        (["8080:80", "8080:81"], "host port 8080/tcp is asked for twice"),
+        (["8080:80", "192.0.2.1|8080:81"], "host port 192.0.2.1:8080/tcp is asked for twice"),
+        (["192.0.2.1|8080:81", "8080:80", "8080:80/udp"], ""),
     ],
 )
 def test_what_leads_nowhere_is_told(portmap, mappings, said):
     """ADD tells on stderr of mappings that it takes, as the reference does, and that can never answer."""
-    outcome = portmap.mapping(*mappings)("ADD")
+    outcome = portmap.having(*mappings).run("ADD")
     outcome.result()
     assert said in outcome.stderr if said else not outcome.stderr
 
@@ -261,6 +238,6 @@ def test_without_privilege(portmap, backend, verb, tmp_path):
     program = binaries.directory() / "portmap"
     wrapper.write_text(f"#!/bin/sh\nexec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}\n")
     wrapper.chmod(0o755)
-    own = portmap.having(backend=backend, **{"cni.dev/valid-attachments": []})
-    error = own(verb, bin_dir=tmp_path).error()
+    own = replace(portmap.having(backend=backend, **{"cni.dev/valid-attachments": []}), bin_dir=tmp_path)
+    error = own.run(verb).error()
     assert "ermission" in error["msg"] + error.get("details", "") or "not permitted" in error["msg"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.results import prev_result
+
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
@@ -54,16 +56,3 @@ def idle(plugin: str, version: str, store: Path) -> dict[str, Any]:
     """Returns a configuration under which `plugin`, one of PASSES_ON, has nothing to do for a pod that has an eth0."""
     wanted = ("runtimeConfig", "ingressRate", "ingressBurst")
     return {key: value for key, value in config(plugin, version, store).items() if key not in wanted}
-
-
-def prev_result(version: str) -> dict[str, Any]:
-    """Returns the result of an earlier plugin, in the shape of `version`, for a pod with the address 10.1.2.5."""
-    if version in ("0.1.0", "0.2.0"):
-        return {"cniVersion": version, "ip4": {"ip": "10.1.2.5/24", "gateway": "10.1.2.1"}, "dns": {}}
-    family = {"version": "4"} if version.startswith("0.") else {}
-    return {
-        "cniVersion": version,
-        "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
-        "ips": [{**family, "interface": 0, "address": "10.1.2.5/24", "gateway": "10.1.2.1"}],
-        **({"dns": {}} if family else {}),
-    }

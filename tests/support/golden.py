@@ -6,13 +6,20 @@ queues) is replaced or left out; everything else counts.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from tests.support.binaries import ROOT
 from tests.support.namespaces import Namespace
+from tests.support.netstate import nft_rules
 
 State = dict[str, Any]
+
+CONTAINER_ID = "0123abcdef"  # of every golden state
+
+_DIRECTORY = ROOT / "tests" / "data" / "golden"
 
 _WORDS = (
     (re.compile(r"veth[0-9a-f]{8}"), "PORT"),
@@ -27,6 +34,17 @@ _WORDS = (
 _NOISE = re.compile(
     r"_timer$|^num[tr]xqueues$|^g[sr]o_|^tso_|_interval$|^(min|max)mtu$|^designated_(port|cost)$|^cost$"
 )
+
+
+def scenarios(start: str = "") -> list[str]:
+    """Returns the names of the states whose names begin so."""
+    return sorted(path.stem for path in _DIRECTORY.glob(f"{start}*.json"))
+
+
+def scenario(name: str) -> State:
+    """Returns one state: the network's configuration and what the reference made of it."""
+    found: State = json.loads((_DIRECTORY / f"{name}.json").read_text())
+    return found
 
 
 def links(text: str) -> dict[str, dict[str, str]]:
@@ -55,6 +73,11 @@ def routes(text: str) -> list[str]:
 def rules(text: str) -> list[str]:
     """Returns the lines of `nft list ruleset`, indented as they are."""
     return [line for line in _plain(text).splitlines() if line.strip()]
+
+
+def ruleset(namespace: Namespace) -> list[str]:
+    """Returns the whole rule set of nftables in a namespace, as `rules` does."""
+    return rules("\n".join(nft_rules(namespace)))
 
 
 def result(body: Mapping[str, Any]) -> State:

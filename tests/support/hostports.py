@@ -1,25 +1,26 @@
 """Host ports on a throwaway host: portmap's verbs for pods that are only a name and an address, and what they made.
 
-One rule: a pod here needs no interface, as portmap works on what an earlier plugin says that it made.
+One rule: a pod here needs no interface, as portmap works on what an earlier plugin says that it made; where packets
+pass, tests/support/publishing.py makes the pods.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support import binaries, xtables
 from tests.support.namespaces import Namespace
-from tests.support.running import Config, Outcome, finish, run_plugin, start_plugin
+from tests.support.results import prev_result
+from tests.support.running import Outcome, feed, finish, run_plugin, start_plugin
 
-SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-TOOLS = ("iptables", "ip6tables")
-DUAL = ("10.22.0.2/16", "fd00:22::2/64")
-
-Ports = Sequence[Mapping[str, Any]]
+IPV4, IPV6 = "10.22.0.2/16", "fd00:22::2/64"
+DUAL = (IPV4, IPV6)
+OTHER = "10.22.0.3/16"  # another pod's
 
 
 def ports(*texts: str) -> list[dict[str, Any]]:
@@ -34,119 +35,119 @@ def ports(*texts: str) -> list[dict[str, Any]]:
     return found
 
 
-def variant(directory: Path, name: str) -> Path:
-    """Makes a directory in which iptables and its company are of variant "nft" or "legacy", and returns it."""
-    directory.mkdir()
-    for tool in TOOLS:
-        for suffix in ("", "-restore", "-save"):
-            (directory / f"{tool}{suffix}").symlink_to(f"/usr/sbin/xtables-{name}-multi")
-    return directory
-
-
-def counted(tools: Path, directory: Path) -> Path:
-    """Makes a directory of the same programs that note each start in `<directory>/notes`, and returns it."""
-    directory.mkdir()
-    for program in tools.iterdir():
-        wrapper = directory / program.name
-        wrapper.write_text(f'#!/bin/sh\necho {program.name} >> {directory}/notes\nexec {program} "$@"\n')
-        wrapper.chmod(0o755)
-    return directory
-
-
-def with_cache(directory: Path, plugin: Path) -> Path:
-    """Makes a directory whose plugin of that name sees `<directory>/results` as libcni's cache, and returns it."""
-    (directory / "results").mkdir(parents=True)
-    wrapper = directory / plugin.name
-    inside = "mount -t tmpfs podwire /var/lib && mkdir /var/lib/cni && ln -s {0}/results /var/lib/cni && exec {1}"
-    wrapper.write_text(f"#!/bin/sh\nexec unshare --mount sh -c '{inside.format(directory, plugin)}'\n")
-    wrapper.chmod(0o755)
-    return directory
-
-
 @dataclass(frozen=True)
 class HostPorts:
-    """A network with host ports on `host`; the plugin is that of `bin_dir`, the programs are those of `tools`."""
+    """A network's portmap on one host, and what is asked of it for one pod.
+
+    `bin_dir` is the plugin's directory, ours unless given, `tools` that of iptables' programs, the machine's unless
+    given, `netns` the pod's namespace.
+    """
 
     host: Namespace
-    bin_dir: Path
-    tools: Path
     config: Mapping[str, Any]
+    bin_dir: Path | None = None
+    tools: Path | None = None
+    netns: Namespace | str = "/run/netns/x"
 
-    def having(self, **keys: Any) -> HostPorts:
-        """Returns the same network with other top-level keys; None leaves a key out."""
+    def having(self, *mappings: str, addresses: Sequence[str] = (), ifname: str = "eth0", **keys: Any) -> HostPorts:
+        """Returns the same with other mappings, addresses of the pod, or top-level keys; None leaves a key out."""
         config = {**self.config, **keys}
+        if mappings:
+            config["runtimeConfig"] = {"portMappings": ports(*mappings)}
+        if addresses:
+            config["prevResult"] = prev_result(config["cniVersion"], *addresses, ifname=ifname)
         return replace(self, config={key: value for key, value in config.items() if value is not None})
 
-    def add(self, container_id: str, *mappings: str, **how: Any) -> None:
-        """Makes the host ports of a container; a failure fails the test."""
-        self.run("ADD", container_id, *mappings, **how).result()
+    def forgotten(self) -> HostPorts:
+        """Returns the same as a runtime asks that knows nothing of the pod but its name."""
+        return self.having(prevResult=None, runtimeConfig=None)
 
-    def check(self, container_id: str, *mappings: str, **how: Any) -> None:
+    def run(
+        self,
+        command: str,
+        container_id: str = "cid",
+        *mappings: str,
+        addresses: Sequence[str] = (),
+        ifname: str = "eth0",
+        **how: Any,
+    ) -> Outcome:
+        """Runs one verb to its end; mappings and addresses as `having`, `how` as start_plugin takes it."""
+        config = self.having(*mappings, addresses=addresses, ifname=ifname).config
+        return run_plugin("portmap", command, config, **self._how(container_id, ifname=ifname, **how))
+
+    def add(self, container_id: str = "cid", *mappings: str, **how: Any) -> dict[str, Any]:
+        """Makes the host ports of a container and returns the result; a failure fails the test."""
+        return self.run("ADD", container_id, *mappings, **how).result()
+
+    def check(self, container_id: str = "cid", *mappings: str, **how: Any) -> None:
         """Checks them; a failure fails the test."""
         self.run("CHECK", container_id, *mappings, **how).silence()
 
-    def delete(self, container_id: str, *mappings: str, **how: Any) -> None:
+    def delete(self, container_id: str = "cid", *mappings: str, **how: Any) -> None:
         """Removes them; a failure fails the test."""
         self.run("DEL", container_id, *mappings, **how).silence()
 
-    def run(
-        self, command: str, container_id: str = "cid", *mappings: str, addresses: Sequence[str] = DUAL, **how: Any
-    ) -> Outcome:
-        """Runs one verb to its end, for a container with these addresses; `how` as start_plugin takes it."""
-        config = self._config(mappings, addresses, how.get("ifname", "eth0"))
-        return run_plugin("portmap", command, config, **self._how(container_id, how))
+    def gc(self, *valid: str, ifname: str = "eth0", **how: Any) -> str:
+        """Collects what belongs to none of the `valid` containers' interfaces; returns what is said on stderr."""
+        attachments = [{"containerID": container_id, "ifname": ifname} for container_id in valid]
+        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
+        outcome = self.forgotten().having(**keys).run("GC", **how)
+        outcome.silence()
+        return outcome.stderr
 
-    def run_all(self, command: str, pods: Mapping[str, tuple[str, str]]) -> list[Outcome]:
-        """Runs a verb at once for several containers: each has a mapping and an IPv4 address."""
-        started = [(start_plugin("portmap", command, **self._how(name, {})), pods[name]) for name in pods]
-        configs: list[Config] = [self._config([mapping], [address], "eth0") for _, (mapping, address) in started]
-        for (process, _), config in zip(started, configs, strict=True):
-            assert process.stdin
-            process.stdin.write(json.dumps(config).encode())
-            process.stdin.close()
-            process.stdin = None
-        return [finish(process) for process, _ in started]
+    def with_cache(self, directory: Path) -> HostPorts:
+        """Returns the same with a plugin that sees `<directory>/results`, now empty, as libcni's cache."""
+        (directory / "results").mkdir(parents=True)
+        wrapper, plugin = directory / "portmap", (self.bin_dir or binaries.directory()) / "portmap"
+        inside = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
+        wrapper.write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{inside.format(directory, plugin)}'\n")
+        wrapper.chmod(0o755)
+        return replace(self, bin_dir=directory)
+
+    def remember(self, **lives: bool) -> None:
+        """Writes the containers' entries in the cache (`with_cache`), with a namespace that is there or is gone."""
+        assert self.bin_dir
+        name = self.config["name"]
+        for container_id, alive in lives.items():
+            entry = {"kind": "cniCacheV1", "networkName": name, "containerId": container_id, "ifName": "eth0"}
+            entry["netns"] = f"/proc/{os.getpid()}/ns/net" if alive else "/run/netns/absent"
+            entry["result"] = self.config["prevResult"]
+            (self.bin_dir / "results" / f"{name}-{container_id}-eth0").write_text(json.dumps(entry))
 
     def rules(self) -> dict[str, list[str]]:
-        """Returns table nat: chains that are not built in and rules, as iptables-save prints them."""
-        return {tool: self._saved(tool) for tool in TOOLS}
+        """Returns table nat of each family, as iptables-save prints it."""
+        return xtables.saved(self.host, self._tools())
 
     def load(self, *lines: str, tool: str = "iptables") -> None:
         """Applies lines to table nat; a failure fails the test."""
-        file = self.tools.parent / f"lines-{os.getpid()}"
-        file.write_text("\n".join(("*nat", *lines, "COMMIT", "")))
-        self.host.run(f"{self.tools}/{tool}-restore", "--noflush", str(file))
+        xtables.load(self.host, self._tools(), *lines, tool=tool)
 
-    def calls(self) -> list[str]:
-        """Returns the programs that were run since the last call; `tools` are `counted`."""
-        notes = self.tools / "notes"
-        found = sorted(notes.read_text().split()) if notes.exists() else []
-        notes.unlink(missing_ok=True)
-        return found
+    def _tools(self) -> Path:
+        assert self.tools, "a test with iptables says which"
+        return self.tools
 
-    def remember(self, container_id: str, netns: str, addresses: Sequence[str] = DUAL, ifname: str = "eth0") -> None:
-        """Writes the container's entry in the cache; `bin_dir` is of `with_cache`."""
-        name = self.config["name"]
-        entry = {"kind": "cniCacheV1", "networkName": name, "containerId": container_id, "ifName": ifname}
-        entry |= {"netns": netns, "result": _result(addresses, ifname)}
-        (self.bin_dir / "results" / f"{name}-{container_id}-{ifname}").write_text(json.dumps(entry))
-
-    def _saved(self, tool: str) -> list[str]:
-        lines = self.host.run(f"{self.tools}/{tool}-save", "-t", "nat").splitlines()
-        return [line.partition(" - [")[0] for line in lines if line.startswith("-A") or " - [" in line]
-
-    def _config(self, mappings: Iterable[str], addresses: Sequence[str], ifname: str) -> dict[str, Any]:
-        runtime = {"runtimeConfig": {"portMappings": ports(*mappings)}} if mappings else {}
-        return {**self.config, **runtime, "prevResult": _result(addresses, ifname)}
-
-    def _how(self, container_id: str, how: dict[str, Any]) -> dict[str, Any]:
-        own = {"host": self.host, "netns": "/run/netns/x", "bin_dir": self.bin_dir, "container_id": container_id}
-        return {**own, "env": {"PATH": f"{self.tools}:{SYSTEM_PATH}"}, **how}
+    def _how(self, container_id: str, **how: Any) -> dict[str, Any]:
+        env = xtables.path(self.tools) if self.tools else None
+        own = {"host": self.host, "netns": self.netns, "bin_dir": self.bin_dir, "env": env}
+        return {**own, "container_id": container_id, **how}
 
 
-def _result(addresses: Sequence[str], ifname: str) -> dict[str, Any]:
-    return {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
-        "ips": [{"interface": 0, "address": address} for address in addresses],
-    }
+def at_once(*calls: tuple[str, str, HostPorts]) -> list[Outcome]:
+    """Runs verbs at once: command, container and what is asked for it; returns the outcomes in that order."""
+    started = [start_plugin("portmap", command, **pod._how(name)) for command, name, pod in calls]
+    for process, (_, _, pod) in zip(started, calls, strict=True):
+        feed(process, pod.config)
+    return [finish(process) for process in started]
+
+
+def chain(host: Namespace, name: str, family: str = "ip") -> list[str]:
+    """Returns the rules of a chain of table cni_hostport as `nft` prints them; none when there is no such chain."""
+    text = host.run("nft", "list", "chain", family, "cni_hostport", name, check=False)
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith(("table ", "chain ", "type ", "comment ", "}"))]
+
+
+def leads_to(host: Namespace, port: int = 8080, family: str = "ip") -> list[str]:
+    """Returns where the rules of a port lead to, in order."""
+    rules = [rule for rule in chain(host, "hostports", family) if f"dport {port} dnat" in rule]
+    return [rule.partition(" dnat to ")[2].partition(" comment ")[0] for rule in rules]

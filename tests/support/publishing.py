@@ -6,15 +6,15 @@ with the reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries
 from tests.support.attaching import Network, reaches
+from tests.support.hostports import HostPorts
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, run_plugin
+from tests.support.running import Outcome
 
 NODE, NODE6, OUTSIDE, OUTSIDE6 = "192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2"
 GATEWAY, GATEWAY6 = "10.22.0.1", "fd00:22::1"  # the bridge's
@@ -37,37 +37,21 @@ class Publishing:
         """Returns the same network with other options of portmap."""
         return replace(self, keys={**self.keys, **keys})
 
-    def add(self, pod: Namespace, *mappings: Mapping[str, Any]) -> dict[str, Any]:
+    def add(self, pod: Namespace, *mappings: str) -> dict[str, Any]:
         """Attaches `pod`; a failure fails the test."""
         result = self.bridge.add(pod)
         return self.portmap("ADD", pod, mappings, result).result()
 
-    def delete(self, pod: Namespace, *mappings: Mapping[str, Any], result: object = None) -> None:
+    def delete(self, pod: Namespace, *mappings: str, result: object = None) -> None:
         """Detaches `pod`, the last plugin first; a failure fails the test."""
         self.portmap("DEL", pod, mappings, result).silence()
         self.bridge.delete(pod, result)
 
-    def portmap(
-        self, command: str, pod: Namespace, mappings: tuple[Mapping[str, Any], ...], prev_result: object = None
-    ) -> Outcome:
-        """Runs one verb of portmap alone."""
-        config: dict[str, Any] = {
-            "cniVersion": self.bridge.config["cniVersion"],
-            "name": self.bridge.config["name"],
-            "type": "portmap",
-            "runtimeConfig": {"portMappings": list(mappings)},
-            **self.keys,
-        }
-        if prev_result is not None:
-            config["prevResult"] = prev_result
-        directory = self.bin_dir or binaries.directory()
-        how = {"netns": pod, "container_id": pod.name, "host": self.host, "bin_dir": directory}
-        return run_plugin("portmap", command, config, **how)
-
-
-def mapping(host_port: int, protocol: str = "tcp", container_port: int = 80, **keys: Any) -> dict[str, Any]:
-    """Returns a port mapping as runtimes write it."""
-    return {"hostPort": host_port, "containerPort": container_port, "protocol": protocol, **keys}
+    def portmap(self, command: str, pod: Namespace, mappings: Sequence[str], prev_result: object = None) -> Outcome:
+        """Runs one verb of portmap alone; mappings as `hostports.ports` takes them."""
+        config = {key: self.bridge.config[key] for key in ("cniVersion", "name")} | {"type": "portmap"}
+        network = HostPorts(self.host, config, self.bin_dir, netns=pod)
+        return network.having(*mappings, prevResult=prev_result, **self.keys).run(command, pod.name)
 
 
 def hasty(namespace: Namespace) -> None:

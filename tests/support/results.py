@@ -1,0 +1,36 @@
+"""The result of an earlier plugin, as a chained one is given it.
+
+One rule: it has the shape of the version asked for, whichever that is.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from typing import Any
+
+
+def prev_result(version: str, *addresses: str, ifname: str = "eth0") -> dict[str, Any]:
+    """Returns the result of `version` for a pod with `addresses`, 10.1.2.5/24 unless given.
+
+    The gateway is the first address of each one's subnet.
+    """
+    own = [ip_interface(address) for address in addresses or ("10.1.2.5/24",)]
+    if version in ("0.1.0", "0.2.0"):
+        families = {f"ip{item.version}": {"ip": str(item), "gateway": _gateway(item)} for item in own}
+        return {"cniVersion": version, **families, "dns": {}}
+    old = version.startswith("0.")
+    ips = [
+        {**({"version": str(item.version)} if old else {}), "interface": 0, "address": str(item)}
+        | {"gateway": _gateway(item)}
+        for item in own
+    ]
+    return {
+        "cniVersion": version,
+        "interfaces": [{"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
+        "ips": ips,
+        **({"dns": {}} if old else {}),
+    }
+
+
+def _gateway(item: IPv4Interface | IPv6Interface) -> str:
+    return str(item.network[1])
