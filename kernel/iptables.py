@@ -24,10 +24,11 @@ from kernel.errors import KernelError
 from kernel.nft import Chain, Table
 
 FAMILIES = (4, 6)
+TOOLS = {4: "iptables", 6: "ip6tables"}
 NFPROTO = {4: nft.IPV4, 6: nft.IPV6}  # the family of iptables-nft's tables
 LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
 
-_PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
+_PROGRAMS = {version: f"{tool}-restore" for version, tool in TOOLS.items()}
 _LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 _LOCK = "/run/xtables.lock"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from cni.errors import CniError, Code
 from kernel import iptables
 
 TABLE = "nat"
@@ -75,6 +76,15 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
         if apply_planned(absent | listings, plan, doing, may_fail=tries_left > 0):
             return
+
+
+def missing(doing: str, what: str, version: int) -> CniError:
+    """Returns (does not raise) CHECK's error for a chain or a rule that is not there."""
+    return CniError(
+        Code.INTERNAL,
+        f"{doing}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
+        "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
+    )
 
 
 def apply_planned(listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool) -> bool:

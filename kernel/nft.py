@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -202,6 +203,16 @@ def delete_or_empty(delete: Callable[[Callable[[Chain], Request]], None]) -> boo
         retried(partial(delete, flush))
         return False
     return True
+
+
+def tell_unnamed(plugin: str, number: int, where: str) -> None:
+    """Tells on stderr how many rules in `where` GC leaves, unless none, since they do not say whose they are."""
+    if number:
+        print(
+            f"{plugin}: GC leaves {number} rule(s) in {where} alone that name no network: "
+            "the reference plugin made them, for this network or another",
+            file=sys.stderr,
+        )
 
 
 def table(own: Table) -> Request:

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from cni.address import Interface, Network
-from cni.errors import CniError, Code
 from kernel import iptables, iptables_chains
-from kernel.iptables_chains import TABLE, quoted
+from kernel.iptables_chains import TABLE, missing, quoted
 from kernel.masquerade.names import CHAINS, ENTRY, chain_name
 from kernel.masquerade.wanted import Masquerade
 
@@ -75,7 +74,7 @@ def check(wanted: Masquerade) -> None:
     chain = chain_name(wanted.network, wanted.container_id)
     for family, listing in iptables.read(_families(wanted), TABLE, [ENTRY, chain]).items():
         if f"-N {chain}" not in listing:
-            raise _missing(f"chain {chain}", family)
+            raise missing("masquerade", f"chain {chain}", family)
         found = _parse(listing)
         exceptions, masquerade, jumps = _rules(wanted, family)
         effective = set(_before(masquerade, found))
@@ -83,7 +82,7 @@ def check(wanted: Masquerade) -> None:
         absent += [rule for rule in (masquerade, *jumps) if rule not in found]
         if absent:
             comment = _comment(wanted)
-            raise _missing(f"rule {absent[0].line('-A', comment)}", family)
+            raise missing("masquerade", f"rule {absent[0].line('-A', comment)}", family)
 
 
 def gc_legacy(network: str, kept: Collection[str]) -> None:
@@ -166,11 +165,3 @@ def _network(text: str | None) -> Network | None:
         return ip_network(text) if text else None
     except ValueError:  # iptables can match on bits that are no prefix
         return None
-
-
-def _missing(what: str, family: int) -> CniError:
-    return CniError(
-        Code.INTERNAL,
-        f"masquerade: {what} is missing in table {TABLE} ({'iptables' if family == 4 else 'ip6tables'})",
-        "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
-    )

@@ -101,12 +101,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
             _take_away(socket, _Names(rule.comment.removeprefix(_COMMENT)))
         elif not _network(rule):
             unknown += 1
-    if unknown:
-        print(
-            f"bridge: GC leaves {unknown} rule(s) in chain {_PREROUTING} alone that name no network: "
-            "the reference plugin made them, for this network or another",
-            file=sys.stderr,
-        )
+    nft.tell_unnamed("bridge", unknown, f"chain {_PREROUTING}")
 
 
 def problem() -> str:

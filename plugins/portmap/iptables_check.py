@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from kernel.iptables_chains import TABLE
+from kernel.iptables_chains import missing
 from plugins.portmap.claims import shadowed
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_plan import claims
@@ -133,8 +133,4 @@ def _is_for(entry: Entry, mapping: PortMapping) -> bool:
 
 
 def _missing(what: str, version: int) -> CniError:
-    return CniError(
-        Code.INTERNAL,
-        f"host ports: {what} is missing in table {TABLE} ({'iptables' if version == 4 else 'ip6tables'})",
-        "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
-    )
+    return missing("host ports", what, version)

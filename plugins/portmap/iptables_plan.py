@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from cni.address import Address
 from cni.errors import CniError, Code
+from kernel.iptables import TOOLS
 from kernel.iptables_chains import TABLE, deletions
 from plugins.portmap.claims import Claim, contested, place
 from plugins.portmap.iptables_rules import (
@@ -36,7 +37,7 @@ def lines(wanted: HostPorts, others: Collection[Address], version: int, listing:
     if chain := _missing_external(wanted, version, present):
         raise CniError(
             Code.INTERNAL,
-            f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {_program(version)}',
+            f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {TOOLS[version]}',
             "make that chain before the network is used, name one that is there, or leave the key out",
         )
     shared = [f"-N {chain}" for chain in shared_chains(wanted)] + [_placed(rule) for rule in shared_rules(wanted)]
@@ -128,7 +129,3 @@ def _entries(wanted: HostPorts, version: int, listing: Sequence[str], *, replace
         return deleted + made
     inserted = [entry.replace(f"-A {DNAT} ", f"-I {DNAT} {at + 1 + number} ", 1) for number, entry in enumerate(made)]
     return deleted + inserted
-
-
-def _program(version: int) -> str:
-    return "iptables" if version == 4 else "ip6tables"

@@ -93,12 +93,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         _delete(socket, stale)
         return unknown
 
-    if unknown := nft.retried(attempt):
-        print(
-            f"portmap: GC leaves {unknown} rule(s) in tables {TABLES[4].name} alone that name no network: "
-            "the reference plugin made them, for this network or another",
-            file=sys.stderr,
-        )
+    nft.tell_unnamed("portmap", nft.retried(attempt), f"tables {TABLES[4].name}")
 
 
 def problem() -> str:
