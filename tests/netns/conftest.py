@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kernel import nft
+from kernel.netns import Netns, entered
+from kernel.nft import NftSocket
 from tests.support import binaries, scripted, xtables
 from tests.support.attaching import Network
 from tests.support.hostports import DUAL, HostPorts
@@ -66,6 +69,16 @@ def bridged(host: Namespace) -> Namespace:
     """The host with a bridge that an administrator made, `cni0`, as the kernel makes one: without VLAN filtering."""
     host.ip("link", "add", "cni0", "type", "bridge")
     return host
+
+
+@pytest.fixture
+def netfilter(host: Namespace) -> Iterator[NftSocket]:
+    """A netfilter socket on the host."""
+    with Netns(host.path) as namespace:
+        with entered(namespace):
+            inner = nft.opened()
+        with inner:
+            yield inner
 
 
 @pytest.fixture

@@ -42,20 +42,10 @@ MADE = {
 
 
 @pytest.fixture
-def socket(host):
-    """A netfilter socket on the host."""
-    with Netns(host.path) as namespace:
-        with entered(namespace):
-            inner = nft.opened()
-        with inner:
-            yield inner
-
-
-@pytest.fixture
-def made(socket):
+def made(netfilter):
     """The same socket, with the table and its chains there."""
-    nft.change(socket, nft.table(TABLE), nft.chain(CHAIN), nft.chain(OTHER), nft.chain(BASE))
-    return socket
+    nft.change(netfilter, nft.table(TABLE), nft.chain(CHAIN), nft.chain(OTHER), nft.chain(BASE))
+    return netfilter
 
 
 @pytest.mark.parametrize("text", MADE)
@@ -78,13 +68,13 @@ def test_masquerade_is_that_of_the_tool(made, host):
     assert ours.expressions == theirs.expressions
 
 
-def test_ether_source_is_that_of_the_tool(socket, host):
+def test_ether_source_is_that_of_the_tool(netfilter, host):
     """Matching a MAC in a bridge table is the tool's."""
     own = Chain(Table(nft.BRIDGE, "t"), "c")
-    nft.change(socket, nft.table(own.table), nft.chain(own))
+    nft.change(netfilter, nft.table(own.table), nft.chain(own))
     host.run("nft", "add", "rule", "bridge", "t", "c", "ether saddr 02:00:00:00:00:01 accept")
-    nft.change(socket, nft.rule(own, nft_rule.ether_source(bytes.fromhex("020000000001")) + nft_rule.ACCEPT))
-    theirs, ours = nft.rules(socket, own)
+    nft.change(netfilter, nft.rule(own, nft_rule.ether_source(bytes.fromhex("020000000001")) + nft_rule.ACCEPT))
+    theirs, ours = nft.rules(netfilter, own)
     assert ours.expressions == theirs.expressions
 
 
@@ -152,18 +142,18 @@ def test_more_requests_than_answers_fit(made):
     assert nft.rules(made, CHAIN) == []
 
 
-def test_a_rehearsal_leaves_nothing(socket, host):
+def test_a_rehearsal_leaves_nothing(netfilter, host):
     """What is rehearsed is tried, refused if it must be, and taken back."""
-    nft.rehearse(socket, nft.table(TABLE), nft.chain(BASE), nft.rule(BASE, nft_rule.masquerade()))
+    nft.rehearse(netfilter, nft.table(TABLE), nft.chain(BASE), nft.rule(BASE, nft_rule.masquerade()))
     assert nft_rules(host) == []
     with pytest.raises(KernelError, match="add chain t base: no such file or directory"):
-        nft.rehearse(socket, nft.table(TABLE), nft.chain(Chain(TABLE, "base", Hook("no-such-type", 4, 100))))
+        nft.rehearse(netfilter, nft.table(TABLE), nft.chain(Chain(TABLE, "base", Hook("no-such-type", 4, 100))))
     assert nft_rules(host) == []
 
 
-def test_nothing_to_change_is_no_transaction(socket, host):
+def test_nothing_to_change_is_no_transaction(netfilter, host):
     """A change of nothing sends nothing."""
-    nft.change(socket)
+    nft.change(netfilter)
     assert nft_rules(host) == []
 
 
@@ -273,11 +263,11 @@ def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
     assert netfilter_sockets(host) == []
 
 
-def test_closing_is_our_own_when_nothing_was_deleted(socket, host, monkeypatch):
+def test_closing_is_our_own_when_nothing_was_deleted(netfilter, host, monkeypatch):
     """A socket by which rules were only added or listed is closed without a child."""
-    nft.change(socket, nft.table(TABLE))
-    assert nft.rules(socket, CHAIN) == []
+    nft.change(netfilter, nft.table(TABLE))
+    assert nft.rules(netfilter, CHAIN) == []
     with monkeypatch.context() as patched:
         patched.setattr(os, "fork", pytest.fail)
-        socket.close()
+        netfilter.close()
     assert netfilter_sockets(host) == []

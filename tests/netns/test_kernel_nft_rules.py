@@ -6,7 +6,6 @@ import pytest
 
 from kernel import nft, nft_rule
 from kernel.errors import KernelError
-from kernel.netns import Netns, entered
 from kernel.nft import Chain, Hook, Table
 from tests.support.netstate import nft_rules
 
@@ -62,24 +61,20 @@ CASES = [(version, hook, text) for (version, hook), texts in MADE.items() for te
 
 
 @pytest.fixture
-def socket(host):
+def made(netfilter):
     """A netfilter socket on the host, with a table of each IP version there."""
-    with Netns(host.path) as namespace:
-        with entered(namespace):
-            inner = nft.opened()
-        with inner:
-            for chains in CHAINS.values():
-                nft.change(inner, nft.table(chains[BEFORE].table), *map(nft.chain, chains.values()))
-            yield inner
+    for chains in CHAINS.values():
+        nft.change(netfilter, nft.table(chains[BEFORE].table), *map(nft.chain, chains.values()))
+    return netfilter
 
 
 @pytest.mark.parametrize(("version", "hook", "text"), CASES)
-def test_rules_are_those_of_the_tool(socket, host, version, hook, text):
+def test_rules_are_those_of_the_tool(made, host, version, hook, text):
     """A rule made here and one that `nft` made from its text are the same bytes in the kernel and in the listing."""
     chain, expressions = CHAINS[version][hook], MADE[version, hook][text]
     host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", chain.name, text)
-    nft.change(socket, nft.rule(chain, expressions))
-    theirs, ours = nft.rules(socket, chain)
+    nft.change(made, nft.rule(chain, expressions))
+    theirs, ours = nft.rules(made, chain)
     assert ours.expressions == theirs.expressions
     assert nft_rule.same(expressions, theirs.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
@@ -100,30 +95,30 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("text", TARGETS)
-def test_whom_a_rule_is_for_is_read(socket, host, text):
+def test_whom_a_rule_is_for_is_read(made, host, text):
     """Protocol, port and address that a rule of the tool's demands are read; what it compares otherwise is not."""
     chain = CHAINS[4][BEFORE]
     host.run("nft", "add", "rule", "ip", "t", chain.name, text)
-    (rule,) = nft.rules(socket, chain)
+    (rule,) = nft.rules(made, chain)
     assert nft_rule.target(rule.expressions) == TARGETS[text]
     assert b"".join(nft_rule.split(rule.expressions)) == rule.expressions
     port = TARGETS[text][1]
     if port:
-        assert nft.rules(socket, chain, lambda message: port.to_bytes(2, "big") in nft_rule.pairs_compared(message))
+        assert nft.rules(made, chain, lambda message: port.to_bytes(2, "big") in nft_rule.pairs_compared(message))
 
 
-def test_rules_are_put_in_front_of_another(socket):
+def test_rules_are_put_in_front_of_another(made):
     """Several rules in front of the same one keep their order; one that is gone is an error."""
     chain = CHAINS[4][BEFORE]
-    nft.change(socket, *(nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment(name)) for name in ("a", "z")))
-    last = nft.rules(socket, chain)[1].handle
-    nft.change(socket, *(nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment(name), before=last) for name in ("b", "c")))
-    assert [rule.comment for rule in nft.rules(socket, chain)] == ["a", "b", "c", "z"]
+    nft.change(made, *(nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment(name)) for name in ("a", "z")))
+    last = nft.rules(made, chain)[1].handle
+    nft.change(made, *(nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment(name), before=last) for name in ("b", "c")))
+    assert [rule.comment for rule in nft.rules(made, chain)] == ["a", "b", "c", "z"]
     nft.change(
-        socket,
+        made,
         nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment("y"), before=last),
         nft.rule_deletion(chain, last),
     )
-    assert [rule.comment for rule in nft.rules(socket, chain)] == ["a", "b", "c", "y"]
+    assert [rule.comment for rule in nft.rules(made, chain)] == ["a", "b", "c", "y"]
     with pytest.raises(KernelError, match="add a rule to chain t prerouting: no such file or directory"):
-        nft.change(socket, nft.rule(chain, nft_rule.ACCEPT, before=last))
+        nft.change(made, nft.rule(chain, nft_rule.ACCEPT, before=last))

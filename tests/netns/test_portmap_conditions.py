@@ -3,7 +3,6 @@
 import pytest
 
 from kernel import nft, nft_rule
-from kernel.netns import Netns, entered
 from kernel.nft import Chain, Table
 from plugins.portmap.conditions import compiled
 from tests.support.netstate import nft_rules
@@ -72,29 +71,25 @@ SETS = {
 
 
 @pytest.fixture
-def compared(host):
+def compared(host, netfilter):
     """A function that makes rules of words and of texts and returns both, as the kernel has them."""
-    with Netns(host.path) as namespace:
-        with entered(namespace):
-            inner = nft.opened()
 
-        def rules(words, version, texts):
-            ours, theirs = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
-            nft.change(inner, nft.table(TABLES[version]), nft.chain(ours), nft.chain(theirs))
-            for text in texts:
-                host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
-            nft.change(inner, *(nft.rule(ours, each + nft_rule.ACCEPT) for each in compiled(words.split(), version)))
-            lines = [line.strip() for line in nft_rules(host)]
-            half = lines.index("chain theirs {")
-            listed = (
-                [line for line in lines[:half] if "accept" in line],
-                [line for line in lines[half:] if "accept" in line],
-            )
-            found = [[rule.expressions for rule in nft.rules(inner, chain)] for chain in (ours, theirs)]
-            return found, listed
+    def rules(words, version, texts):
+        ours, theirs = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
+        nft.change(netfilter, nft.table(TABLES[version]), nft.chain(ours), nft.chain(theirs))
+        for text in texts:
+            host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
+        nft.change(netfilter, *(nft.rule(ours, each + nft_rule.ACCEPT) for each in compiled(words.split(), version)))
+        lines = [line.strip() for line in nft_rules(host)]
+        half = lines.index("chain theirs {")
+        listed = (
+            [line for line in lines[:half] if "accept" in line],
+            [line for line in lines[half:] if "accept" in line],
+        )
+        found = [[rule.expressions for rule in nft.rules(netfilter, chain)] for chain in (ours, theirs)]
+        return found, listed
 
-        with inner:
-            yield rules
+    return rules
 
 
 @pytest.mark.parametrize(("version", "words"), [(version, words) for version, all_ in SAME.items() for words in all_])

@@ -13,15 +13,8 @@ from cni.errors import CniError
 from plugins.portmap.conf import PortmapConf, lenient, may_have_ports, parse
 from plugins.portmap.wanted import HostPorts, PortMapping
 from tests.support.errors import failure_of
-from tests.unit.test_bridge_conf import JSON
+from tests.unit.test_bridge_conf import ENV, JSON
 
-ENV = {
-    "CNI_COMMAND": "ADD",
-    "CNI_CONTAINERID": "cid",
-    "CNI_NETNS": "/run/netns/pod",
-    "CNI_IFNAME": "eth0",
-    "CNI_PATH": "/opt/cni/bin",
-}
 ARGS = cni_args.from_env(ENV)
 TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 POD, OTHER = {"name": "eth0", "sandbox": "/run/netns/pod"}, {"name": "net1", "sandbox": "/run/netns/pod"}
