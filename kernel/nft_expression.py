@@ -89,6 +89,13 @@ def masquerade() -> bytes:
     return _expression("masq")
 
 
+def extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
+    """Is a "match" or "target" of iptables; `info` is its struct, which the kernel has in whole 64-bit words."""
+    return _expression(
+        kind, attribute(1, name.encode() + b"\0"), _number(2, revision), attribute(3, info + bytes(-len(info) % 8))
+    )
+
+
 def verdict(code: int, chain: str = "") -> bytes:
     """Ends the rule; `chain` is where to go on, if the code says so."""
     target = [attribute(2, chain.encode() + b"\0")] if chain else []

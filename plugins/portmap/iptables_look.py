@@ -10,13 +10,14 @@ import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kernel import iptables, nft, nft_rule
+from kernel import iptables, nft
 from kernel.errors import KernelError
 from kernel.iptables_chains import TABLE
-from kernel.iptables_nft import TABLES, goes_to
+from kernel.iptables_nft import TABLES
 from kernel.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
-from plugins.portmap.iptables_rules import CHAINS, DNAT, MASQ, SETMARK, chain_of, mark_of, shared_chains, shared_rules
+from plugins.portmap.iptables_rules import CHAINS, DNAT, chain_of, shared_chains, shared_rules
+from plugins.portmap.iptables_shared import is_shared
 from plugins.portmap.wanted import HostPorts
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
@@ -74,7 +75,7 @@ def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
     for version in wanted.families:
         for rule in shared_rules(wanted):
             chain = Chain(TABLES[version], rule.split()[1])
-            same = [other for other in nft.rules(socket, chain) if _is(rule, other, mark_of(wanted))]
+            same = [other for other in nft.rules(socket, chain) if is_shared(rule, other, wanted, version)]
             found += [nft.rule_deletion(chain, other.handle) for other in same[1:]]
     return found
 
@@ -94,7 +95,7 @@ def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str]
     clear = chain_of(wanted) not in present
     for rule in shared_rules(wanted):
         found = _candidates(socket, wanted, version, rule, present)
-        if any(_is(rule, candidate, mark_of(wanted)) for candidate in found):
+        if any(is_shared(rule, candidate, wanted, version) for candidate in found):
             listing.append(rule)
         elif found:
             clear = False
@@ -113,22 +114,6 @@ def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, p
     if name in _BUILT_IN:
         return [] if target not in present else nft.rules(socket, Chain(TABLES[version], name), f"{target}\0")
     return nft.rules(socket, Chain(TABLES[version], name)) if name in present else []
-
-
-def _is(rule: str, found: Rule, mark: int) -> bool:
-    """Tells whether a rule that was found is surely the shared `rule`, in a form that iptables-nft gives it."""
-    chain = rule.split()[1]
-    content = found.expressions
-    value = struct.pack("=I", mark)
-    if chain == SETMARK:
-        return b"MARK\0" in content and value + value in content
-    if chain == MASQ:
-        masquerades = b"MASQUERADE\0" in content or b"masq\0" in content
-        as_match = b"mark\0" in content and value + value in content
-        return masquerades and (as_match or content.count(nft_rule.value(value)) == 2)
-    if chain == "POSTROUTING":
-        return goes_to(found, MASQ) and b"CNI portfwd requiring masquerade" in content + found.userdata
-    return goes_to(found, DNAT) and b"addrtype\0" in content
 
 
 def _perhaps_for(ports: Collection[int]) -> Callable[[bytes], bool]:
