@@ -48,8 +48,8 @@ class RefusedError(CniError):
     """A line was refused: a rule to delete, a chain to make is not as it was read, or the kernel has no such match."""
 
 
-class WordsError(CniError):
-    """A line was not understood, by the program of `family`."""
+class WordsError(RefusedError):
+    """A line was not understood by the program of `family`; to iptables-legacy that is also a chain that is missing."""
 
     def __init__(self, family: int, code: int, msg: str, details: str) -> None:
         super().__init__(code, msg, details)

@@ -23,7 +23,7 @@ from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, all_of
 from kernel import iptables, iptables_chains, iptables_nft, nft
-from kernel.iptables import UnusableError, WordsError
+from kernel.iptables import RefusedError, UnusableError, WordsError
 from kernel.iptables_chains import TABLE
 from kernel.nft import NftSocket
 from plugins.portmap import iptables_check, iptables_plan
@@ -138,14 +138,21 @@ def _restless() -> CniError:
 
 
 def _written(wanted: HostPorts, listings: dict[int, list[str]], *, may_fail: bool) -> bool:
-    others = _others(wanted, listings)
+    """Writes what is not so yet; returns False when that was refused, and `may_fail`.
+
+    It is when what was read has changed meanwhile, and when the chains that netlink told of are iptables-nft's and the
+    program is iptables-legacy: that has made its table by now, so that the next look finds it.
+    """
+    plan = partial(iptables_plan.lines, wanted, _others(wanted, listings))
     doing = f"lead host ports to container {wanted.container_id}"
     try:
-        return iptables_chains.apply_planned(
-            listings, partial(iptables_plan.lines, wanted, others), doing, may_fail=may_fail
-        )
-    except WordsError as error:
-        raise _explained(wanted, listings, error) from None
+        return iptables_chains.apply_planned(listings, plan, doing, may_fail=False)
+    except RefusedError as error:
+        if isinstance(error, WordsError) and (cause := _wrong_words(wanted, listings, error)):
+            raise cause from None
+        if may_fail:
+            return False
+        raise
 
 
 def _others(wanted: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[Address]:
@@ -157,13 +164,15 @@ def _others(wanted: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[A
     return ResultCache.read(wanted.network).addresses_beside(attachment) - own
 
 
-def _explained(wanted: HostPorts, listings: Mapping[int, list[str]], error: WordsError) -> CniError:
-    """Returns the error with the key that is to blame: conditions, when without them all would be understood."""
+def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: WordsError) -> CniError | None:
+    """Returns the error with the key that is to blame: conditions, when without them all is understood."""
     version = error.family
     if not wanted.conditions.get(version):
-        return error
-    plain = iptables_plan.lines(replace(wanted, conditions={}), (), version, listings[version])
-    if not iptables.understands(version, TABLE, plain):
-        return error
+        return None
+    tried = (
+        iptables_plan.lines(made, (), version, listings[version]) for made in (replace(wanted, conditions={}), wanted)
+    )
+    if [iptables.understands(version, TABLE, lines) for lines in tried] != [True, False]:
+        return None
     hint = f"write the match words of iptables, one word in each string; it said: {error.details}"
     return CniError(Code.INVALID_NETWORK_CONFIG, f'"{_CONDITIONS[version]}" are no match words: {error.msg}', hint)

@@ -1,8 +1,11 @@
 """Host ports with iptables among what others do there: rules that look like ours, rules that iptables cannot express."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.netns.conftest import NFT
+from tests.netns.conftest import LEGACY, NFT
+from tests.support import hostports
 from tests.support.hostports import TOOLS
 
 OTHER = ["10.22.0.3/16", "fd00:22::3/64"]
@@ -30,7 +33,7 @@ def net(host_ports):
 
 @pytest.mark.parametrize(("line", "rule"), LOOK_ALIKE)
 def test_a_rule_that_looks_like_a_shared_one_is_none(net, line, rule):
-    """ADD makes the shared rule beside one that differs in a condition or an option, which stays, and CHECK demands it."""
+    """ADD makes the shared rule beside one that differs in a condition or an option, which stays; CHECK demands it."""
     net.add("cid", "8080:80")
     for tool in TOOLS:
         net.load(line.format(rule), tool=tool)
@@ -53,3 +56,48 @@ def test_jumps_of_the_user_stay(net):
     jumps = [line for line in net.rules()["iptables"] if line.startswith("-A OUTPUT")]
     assert jumps == [mine, f"-A OUTPUT {JUMP}"]
     net.check("cid", "8080:80")
+
+
+def overtaken(tools, directory):
+    """Makes a directory of the same programs, the first of which finds done by another what it is to change."""
+    directory.mkdir()
+    for program in tools.iterdir():
+        wrapper = directory / program.name
+        lines = (
+            "#!/bin/sh",
+            f"cat > {directory}/$$",
+            f"grep -q '^-[DFX]' {directory}/$$ && mkdir {directory}/done && {program} --noflush < {directory}/$$",
+            f'exec {program} "$@" < {directory}/$$',
+        )
+        wrapper.write_text("\n".join(lines))
+        wrapper.chmod(0o755)
+    return directory
+
+
+@pytest.mark.parametrize("tools", [LEGACY], indirect=True)
+@pytest.mark.parametrize("command", ["DEL", "GC"])
+def test_what_another_takes_away_meanwhile(net, tmp_path, command):
+    """DEL and GC succeed though another takes away all that they have read before they write."""
+    net.add("cid", "8080:80")
+    late = replace(net, tools=overtaken(net.tools, tmp_path / "overtaken"))
+    keys = {"cniVersion": "1.1.0", "prevResult": None, "cni.dev/valid-attachments": []}
+    (late.having(**keys) if command == "GC" else late).run(command, "cid", "8080:80").silence()
+    assert (late.tools / "done").exists()
+    assert not any("CNI-DN-" in line for tool in TOOLS for line in net.rules()[tool])
+
+
+@pytest.mark.needs("iptables_legacy_nat")
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_from_one_variant_to_the_other(net, tmp_path):
+    """The first ADD after the host's programs became those of iptables-legacy succeeds, and so do CHECK and DEL."""
+    now = replace(net, tools=hostports.variant(tmp_path / "legacy", "legacy"))
+    net.add("cid", "8080:80")
+    net.add("again", "8082:80", addresses=OTHER)
+    now.add("other", "9090:90", addresses=OTHER)
+    now.check("other", "9090:90", addresses=OTHER)
+    now.add("again", "8082:80", addresses=OTHER)
+    now.check("again", "8082:80", addresses=OTHER)
+    for name in ("cid", "other", "again"):
+        now.delete(name, "8080:80")
+    for tool in TOOLS:
+        assert not any("CNI-DN-" in line for line in net.rules()[tool] + now.rules()[tool])
