@@ -53,6 +53,10 @@ class CniError(Exception):
         return CniError(self.code, prefix + self.msg, self.details)
 
 
+class UnchangedError(CniError):
+    """What failed had changed nothing yet: there is nothing to undo, and what was there before is to stay."""
+
+
 def collected(errors: list[CniError]) -> CniError | None:
     """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
 

@@ -62,21 +62,35 @@ def read(families: Iterable[int], table: str, chains: Sequence[str] = ()) -> dic
     The first chain must be a built-in one; of the others, those behind one that is missing are not listed. Without
     `chains` it is the whole table. Raises CniError(11) when the lock is not had, UnusableError.
     """
-    return ask(dict.fromkeys(families, [f"-S {chain}" for chain in chains] or ["-S"]), table)
-
-
-def ask(lines: Mapping[int, Sequence[str]], table: str) -> dict[int, list[str]]:
-    """Returns what the lines print for each family: "-S CHAIN", of a built-in one first, and "-C CHAIN -j ACCEPT".
-
-    What stands behind a line that is refused (no such chain, no such rule) is not listed. Raises as `read`.
-    """
+    lines = [f"-S {chain}" for chain in chains] or ["-S"]
     listings = {}
-    for family, outcome in _run({family: _document(table, own) for family, own in lines.items()}).items():
-        listing = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
+    for family, (listing, outcome) in _listed(dict.fromkeys(families, lines), table).items():
         # A built-in chain can be listed wherever there is an iptables that works.
-        start = f"-P {lines[family][0].removeprefix('-S').strip()}".rstrip() + " "
-        if outcome.status not in (0, _REFUSED) or not listing[0].startswith(start):
+        start = f"-P {chains[0]} " if chains else "-P "
+        if not listing[0].startswith(start):
             raise _unusable(family, outcome)
+        listings[family] = listing
+    return listings
+
+
+def ask(
+    chains: Mapping[int, Sequence[str]], table: str, questions: Mapping[int, Sequence[str]] | None = None
+) -> dict[int, list[str]]:
+    """Returns what `-S` prints of each family's chains, of the whole table when there are none, and of its questions.
+
+    Those are lines like "-C CHAIN -j ACCEPT"; what stands behind one that is refused is not printed.
+    Raises RefusedError for a chain that is not there, or has a rule that iptables cannot express, and else as `read`.
+    """
+    lines = {family: [f"-S {chain}" for chain in own] or ["-S"] for family, own in chains.items()}
+    for family, further in (questions or {}).items():
+        lines[family] += further
+    listings = {}
+    for family, (listing, outcome) in _listed(lines, table).items():
+        found = {line.split()[1] for line in listing if line.startswith(("-P ", "-N "))}
+        if not chains[family] and not found:
+            raise _unusable(family, outcome)
+        if missing := [chain for chain in chains[family] if chain not in found]:
+            raise _unlisted(family, missing[0], outcome)
         listings[family] = listing
     return listings
 
@@ -145,6 +159,15 @@ def _legacy_tables(family: int) -> list[str]:
         return os.read(descriptor, 4096).decode("ascii", "replace").split()
     finally:
         os.close(descriptor)
+
+
+def _listed(lines: Mapping[int, Sequence[str]], table: str) -> dict[int, tuple[list[str], Outcome]]:
+    found = {}
+    for family, outcome in _run({family: _document(table, own) for family, own in lines.items()}).items():
+        if outcome.status not in (0, _REFUSED):
+            raise _unusable(family, outcome)
+        found[family] = outcome.stdout.decode("utf-8", "surrogateescape").split("\n"), outcome
+    return found
 
 
 def _document(table: str, lines: Sequence[str]) -> bytes:
@@ -218,6 +241,11 @@ def _unusable(family: int, outcome: Outcome) -> UnusableError:
         f"{_PROGRAMS[family]} cannot be used: {outcome.how}",
         _said(outcome) or "does the kernel have the tables that iptables needs?",
     )
+
+
+def _unlisted(family: int, chain: str, outcome: Outcome) -> RefusedError:
+    msg = f"{_PROGRAMS[family]} does not list chain {chain}: {outcome.how}"
+    return RefusedError(Code.INTERNAL, msg, _said(outcome) or "does `iptables-save` list it?")
 
 
 def _failure(doing: str, family: int, outcome: Outcome) -> CniError:

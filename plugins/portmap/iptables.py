@@ -21,7 +21,7 @@ from functools import partial
 from cni.address import Address
 from cni.cache import ResultCache
 from cni.conf import Attachment
-from cni.errors import CniError, Code, all_of
+from cni.errors import CniError, Code, UnchangedError, all_of
 from kernel import iptables, iptables_chains, iptables_nft, nft
 from kernel.iptables import RefusedError, UnusableError, WordsError
 from kernel.iptables_chains import TABLE
@@ -31,7 +31,7 @@ from plugins.portmap.iptables_look import Seen, look, tidy
 from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, shared_rules
 from plugins.portmap.wanted import HostPorts
 
-_ROUNDS = 3  # another verb may change what we have seen before we write
+_ROUNDS = 10  # other verbs may change what we have seen before we write; each round is lost to one that was done
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 
@@ -39,13 +39,20 @@ def add(wanted: HostPorts) -> None:
     """Makes the rules; the container's own that are there already are replaced.
 
     Raises iptables.UnusableError, CniError(11) for a port that is taken or a lock that is not had, CniError(999); some
-    rules may be there then, which `delete` and `delete_legacy` take away.
+    rules may be there then, which `delete` and `delete_legacy` take away, unless it is an UnchangedError.
     """
+    written = False
+    before: dict[int, Seen] = {}
     try:
         for tries_left in reversed(range(_ROUNDS)):
             seen = look(wanted)
-            listings = _listings(seen, {})
-            if listings is not None and _written(wanted, listings, may_fail=tries_left > 0):
+            listings = _listings(seen, before)
+            before = seen
+            if listings is None:
+                continue
+            changes = _changes(wanted, listings)
+            written = True
+            if _written(wanted, listings, changes, may_fail=tries_left > 0):
                 if any(rule not in listing for rule in shared_rules(wanted) for listing in listings.values()):
                     tidy(wanted)
                 return
@@ -57,18 +64,25 @@ def add(wanted: HostPorts) -> None:
                 partial(nft.each, [lambda socket: delete(socket, wanted.network, wanted.container_id)]),
             )
         raise
+    except CniError as error:
+        if written:
+            raise
+        raise UnchangedError(error.code, error.msg, error.details) from error
 
 
 def check(wanted: HostPorts) -> None:
     """Checks each rule and the shared chains; raises CniError(999) naming what is missing, and as `add`."""
     questions = {version: iptables_check.questions(wanted, version) for version in wanted.families}
+    before: dict[int, Seen] = {}
     for _ in range(_ROUNDS):
         seen = look(wanted)
         for version, family in seen.items():
             iptables_check.chains(wanted, version, family)
-        listings = _listings({version: replace(family, clear=False) for version, family in seen.items()}, questions)
+        seen = {version: replace(family, clear=False) for version, family in seen.items()}
+        listings = _listings(seen, before, questions)
         if listings is not None:
             break
+        before = seen
     else:
         raise _restless()
     for version, listing in listings.items():
@@ -114,22 +128,23 @@ def _names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
     return frozenset(kind.name(network, item.container_id) for item in valid for kind in (CHAINS, OLD_CHAINS))
 
 
-def _listings(seen: Mapping[int, Seen], questions: Mapping[int, list[str]]) -> dict[int, list[str]] | None:
+def _listings(
+    seen: Mapping[int, Seen], before: Mapping[int, Seen], questions: Mapping[int, list[str]] | None = None
+) -> dict[int, list[str]] | None:
     """Returns what there is in each family, read by the program where netlink does not tell; None if that was changing.
 
+    It was not when the last look saw the same as the one `before`: then RefusedError tells what is not to be listed.
     `questions` are further lines to ask the program.
     """
-    asked = {
-        version: [*(f"-S {chain}" for chain in family.chains), *([] if family.chains else ["-S"])]
-        for version, family in seen.items()
-        if not family.clear
-    }
-    read = iptables.ask({version: lines + questions.get(version, []) for version, lines in asked.items()}, TABLE)
-    for version, listing in read.items():
-        listed = {line.split()[1] for line in listing if line.startswith(("-N ", "-P "))}
-        if not listed.issuperset(seen[version].chains):
-            return None
-    return {version: list(family.listing) for version, family in seen.items()} | read
+    try:
+        read = iptables.ask(
+            {version: family.chains for version, family in seen.items() if not family.clear}, TABLE, questions
+        )
+    except RefusedError:
+        if seen == before:
+            raise
+        return None
+    return {version: [*family.listing, *read.get(version, [])] for version, family in seen.items()}
 
 
 def _restless() -> CniError:
@@ -137,16 +152,22 @@ def _restless() -> CniError:
     return CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables kept changing while it was read", hint)
 
 
-def _written(wanted: HostPorts, listings: dict[int, list[str]], *, may_fail: bool) -> bool:
+def _changes(wanted: HostPorts, listings: Mapping[int, list[str]]) -> dict[int, list[str]]:
+    others = _others(wanted, listings)
+    return {version: iptables_plan.lines(wanted, others, version, listing) for version, listing in listings.items()}
+
+
+def _written(
+    wanted: HostPorts, listings: Mapping[int, list[str]], changes: Mapping[int, list[str]], *, may_fail: bool
+) -> bool:
     """Writes what is not so yet; returns False when that was refused, and `may_fail`.
 
     It is when what was read has changed meanwhile, and when the chains that netlink told of are iptables-nft's and the
     program is iptables-legacy: that has made its table by now, so that the next look finds it.
     """
-    plan = partial(iptables_plan.lines, wanted, _others(wanted, listings))
-    doing = f"lead host ports to container {wanted.container_id}"
     try:
-        return iptables_chains.apply_planned(listings, plan, doing, may_fail=False)
+        iptables.apply(changes, TABLE, f"lead host ports to container {wanted.container_id}")
+        return True
     except RefusedError as error:
         if isinstance(error, WordsError) and (cause := _wrong_words(wanted, listings, error)):
             raise cause from None

@@ -41,7 +41,7 @@ def chains(wanted: HostPorts, version: int, seen: Seen) -> None:
     """Raises CniError(999) for a chain that is known to be missing, before any program is run."""
     if not seen.whole:
         for chain in (*shared_chains(wanted), chain_of(wanted)):
-            if chain not in seen.chains:
+            if f"-N {chain}" not in seen.listing:
                 raise _missing(f"chain {chain}", version)
 
 

@@ -32,8 +32,9 @@ _OWN_CHAIN = re.compile(CHAINS.start.encode() + rb"[0-9a-f]+(?=\0)")
 class Seen:
     """Table nat of one family.
 
-    With `clear` nothing is in the way of new rules, and `listing` has what there is of the shared chains, as the
-    program would list it. Else the program is to list `chains`, a built-in one first, or all when there are none.
+    `listing` has what netlink tells of chains that are ours and of the shared rules, as the program would list it.
+    With `clear` nothing is in the way of new rules. Else the program is to list `chains`, or all when there are none:
+    no built-in one where it is not needed, since that may have rules that iptables cannot express.
     """
 
     clear: bool
@@ -92,20 +93,19 @@ def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int]) -> di
 
 def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str]) -> Seen:
     listing = [f"-N {name}" for name in present]
-    clear = chain_of(wanted) not in present
+    unknown = []
     for rule in shared_rules(wanted):
         found = _candidates(socket, wanted, version, rule, present)
         if any(is_shared(rule, candidate, wanted, version) for candidate in found):
             listing.append(rule)
         elif found:
-            clear = False
-    rivals: dict[str, None] = {}
-    if DNAT in present:
-        ports = frozenset(mapping.host_port for mapping in wanted.of(version))
-        for found_entry in nft.rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)):
-            clear = False
-            rivals.update((name.decode(), None) for name in _OWN_CHAIN.findall(found_entry.expressions))
-    return Seen(clear, tuple(listing), tuple(dict.fromkeys((*_BUILT_IN, *present, *rivals))))
+            unknown.append(rule.split()[1])
+    own = [name for name in (chain_of(wanted), DNAT) if name in present]
+    ports = frozenset(mapping.host_port for mapping in wanted.of(version))
+    rivals = nft.rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)) if DNAT in present else []
+    names = [name.decode() for rival in rivals for name in _OWN_CHAIN.findall(rival.expressions)]
+    clear = not unknown and not rivals and chain_of(wanted) not in present
+    return Seen(clear, tuple(listing), tuple(dict.fromkeys((*own, *unknown, *names))))
 
 
 def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, present: list[str]) -> list[Rule]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code, all_of
+from cni.errors import CniError, Code, UnchangedError, all_of
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
@@ -44,7 +44,11 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         _tell_of_idle(ports)
         with Undo() as undo:
             undo.push("remove the host ports", partial(_remove, ports, legacy=True))
-            _BACKENDS.add(ports, own.backend)
+            try:
+                _BACKENDS.add(ports, own.backend)
+            except UnchangedError:
+                undo.clear()  # what an earlier ADD made is as it was
+                raise
             localnet.ensure(ports)
             conntrack.forget(ports)
     return prev_result

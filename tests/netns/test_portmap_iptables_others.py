@@ -1,4 +1,4 @@
-"""Host ports with iptables among what others do there: rules that look like ours, rules that iptables cannot express."""
+"""Host ports with iptables among what others do there: rules like ours, rules that iptables cannot express."""
 
 from dataclasses import replace
 
@@ -101,3 +101,47 @@ def test_from_one_variant_to_the_other(net, tmp_path):
         now.delete(name, "8080:80")
     for tool in TOOLS:
         assert not any("CNI-DN-" in line for line in net.rules()[tool] + now.rules()[tool])
+
+
+FOREIGN = "numgen random mod 2 == 0 counter accept"
+
+
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_rules_that_iptables_cannot_express(net, host):
+    """Rules of nft's own in the built-in chains, which iptables cannot list, are in nobody's way and stay."""
+    net.add("cid", "8080:80")
+    for family in ("ip", "ip6"):
+        for chain in ("PREROUTING", "OUTPUT", "POSTROUTING"):
+            host.run("nft", f"add rule {family} nat {chain} {FOREIGN}")
+    net.check("cid", "8080:80")
+    net.add("other", "8080:80", "9090:90", addresses=OTHER)
+    assert "leads to container cid" in net.run("CHECK", "other", "8080:80", addresses=OTHER).error()["msg"]
+    net.add("cid", "8080:80", "8081:81")
+    net.check("cid", "8080:80", "8081:81")
+    net.delete("cid", "8080:80", "8081:81")
+    net.check("other", "8080:80", "9090:90", addresses=OTHER)
+    net.delete("other")
+    rules = host.run("nft", "list", "ruleset")
+    assert (rules.count("numgen random"), "CNI-DN-" in rules) == (6, False)
+
+
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_a_chain_that_cannot_be_listed_is_named(net, host):
+    """Where the chain of entries itself has such a rule ADD and CHECK name it, with code 999, and all stays."""
+    net.add("cid", "8080:80")
+    host.run("nft", f"add rule ip nat CNI-HOSTPORT-DNAT {FOREIGN}")
+    before = host.run("nft", "-s", "list", "ruleset")
+    for command in ("ADD", "CHECK"):
+        error = net.run(command, "cid", "8080:80").error()
+        assert (error["code"], "iptables-restore does not list chain CNI-HOSTPORT-DNAT" in error["msg"]) == (999, True)
+        assert "incompatible" in error["details"]
+    assert host.run("nft", "-s", "list", "ruleset") == before
+
+
+def test_a_repeated_add_that_is_refused_changes_nothing(net):
+    """What a container has stays as it is when its second ADD is refused before anything was changed."""
+    net.add("first", "8081:81", addresses=OTHER)
+    net.add("cid", "8080:80")
+    before = net.rules()
+    assert net.having(onConflict="fail").run("ADD", "cid", "8080:80", "8081:81").error()["code"] == 11
+    assert net.rules() == before
