@@ -5,9 +5,16 @@ One rule: as there, only the attributes that we use; their names are the kernel'
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+from typing import Any
+
 from kernel.codec import nla, nlmsg, prepare
+from kernel.nft_expression import NESTED, attribute, attributes
 
 _FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfgenmsg (nfnetlink.h)
+_HEADER, _NFGENMSG = struct.Struct("=IHHII"), struct.Struct(">BBH")
+_BE64 = struct.Struct(">Q")
 
 
 class BatchMessage(nlmsg):  # type: ignore[misc]
@@ -44,13 +51,13 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
     hook = _Hook
 
 
-class RuleMessage(nlmsg):  # type: ignore[misc]
+class RuleMessage(dict[str, Any]):
     """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
 
-    Expressions are bytes here (kernel.nft_rule makes them): as pyroute2 objects they would be thirty a rule.
+    Packed here, with what `encode` and `decode` use of nlmsg: a verb may send or read a thousand rules, and pyroute2
+    takes a tenth of a millisecond for each. Expressions are bytes (kernel.nft_rule makes them).
     """
 
-    prefix = "NFTA_RULE_"
     fields = _FIELDS
     nla_map = (
         (1, "NFTA_RULE_TABLE", "asciiz"),
@@ -60,6 +67,42 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
         (6, "NFTA_RULE_POSITION", "be64"),
         (7, "NFTA_RULE_USERDATA", "cdata"),
     )
+
+    def __init__(self, data: bytes = b"") -> None:
+        super().__init__(header={})
+        self.data = data
+
+    def encode(self) -> None:
+        """Makes `data` of the content."""
+        parts = [_NFGENMSG.pack(self["family"], 0, 0)]
+        for name, value in self["attrs"]:
+            kind, pack = _RULE_BY_NAME[name]
+            parts.append(attribute(kind, pack(value)))
+        body, header = b"".join(parts), self["header"]
+        numbers = header["type"], header["flags"], header["sequence_number"]
+        self.data = _HEADER.pack(_HEADER.size + len(body), *numbers, 0) + body
+
+    def decode(self) -> None:
+        """Reads the content from `data`."""
+        self["family"], self["version"], self["subsystem"] = _NFGENMSG.unpack_from(self.data, _HEADER.size)
+        for kind, _, content in attributes(self.data, _HEADER.size + _NFGENMSG.size):
+            name, unpack = _RULE_BY_NUMBER[kind]
+            self[name] = unpack(content)
+
+    def get_attr(self, name: str) -> Any:
+        """Returns what an attribute holds, None when there is none."""
+        return self.get(name)
+
+
+# By the names of pyroute2's types: whether it is nested, what packs a value, what unpacks it.
+_FLAT_TYPES: dict[str, tuple[int, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
+    "asciiz": (0, lambda text: text.encode() + b"\0", lambda data: data.rstrip(b"\0").decode()),
+    "be64": (0, _BE64.pack, lambda data: _BE64.unpack(data)[0]),
+    "cdata": (0, bytes, bytes),
+    "cdata|nested": (NESTED, bytes, bytes),
+}
+_RULE_BY_NAME = {name: (kind | _FLAT_TYPES[how][0], _FLAT_TYPES[how][1]) for kind, name, how in RuleMessage.nla_map}
+_RULE_BY_NUMBER = {kind: (name, _FLAT_TYPES[how][2]) for kind, name, how in RuleMessage.nla_map}
 
 
 class _TupleAddresses(nla):  # type: ignore[misc]

@@ -6,6 +6,7 @@ One rule: they are bytes, with their attributes in the order in which the `nft` 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 # linux/netfilter/nf_tables.h
 EQ, NEQ, _LTE, _GTE = 0, 1, 3, 5  # NFT_CMP_*
@@ -106,6 +107,14 @@ def verdict(code: int, chain: str = "") -> bytes:
 def attribute(kind: int, content: bytes) -> bytes:
     """Returns one netlink attribute, padded."""
     return ATTRIBUTE.pack(ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
+
+
+def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bool, bytes]]:
+    """Yields type, whether it is nested, and content of the attributes in `data`, from `offset` on."""
+    while offset + ATTRIBUTE.size <= len(data):
+        length, kind = ATTRIBUTE.unpack_from(data, offset)
+        yield kind & TYPE_MASK, bool(kind & NESTED), data[offset + ATTRIBUTE.size : offset + length]
+        offset += max(ATTRIBUTE.size, (length + 3) & ~3)
 
 
 def _nested(kind: int, *contents: bytes) -> bytes:

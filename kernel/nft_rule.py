@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cache
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from cni.address import Address, Network
 from kernel import nft_expression as expression
-from kernel.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, NESTED, TYPE_MASK
+from kernel.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, attributes
 
 _NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
@@ -227,8 +228,8 @@ def same(ours: bytes, theirs: bytes) -> bool:
     The kernel lists attributes in its own order and adds what it has as a default, more with each version: the
     expressions must be as many and the same, in order, and have all that ours have.
     """
-    mine, found = list(_attributes(ours)), list(_attributes(theirs))
-    return len(mine) == len(found) and all(_has(a[2], b[2]) for a, b in zip(mine, found, strict=True))
+    mine, found = split(ours), split(theirs)
+    return len(mine) == len(found) and all(map(_has_expression, mine, found))
 
 
 def is_one_of(ours: Iterable[bytes], theirs: bytes) -> bool:
@@ -236,26 +237,22 @@ def is_one_of(ours: Iterable[bytes], theirs: bytes) -> bool:
     return any(same(expressions, theirs) for expressions in ours)
 
 
+@cache  # a container's rules have most of their expressions in common
+def _has_expression(ours: bytes, theirs: bytes) -> bool:
+    return _has(ours, theirs)
+
+
 def _has(ours: bytes, theirs: bytes) -> bool:
     """Tells whether every attribute of ours stands in theirs."""
     found = _content(theirs)
-    for kind, nested, value in _attributes(ours):
+    for kind, nested, value in attributes(ours):
         if kind not in found or not (_has(value, found[kind]) if nested else value == found[kind]):
             return False
     return True
 
 
 def _content(data: bytes) -> dict[int, bytes]:
-    return {kind: value for kind, _, value in _attributes(data)}
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bool, bytes]]:
-    """Yields type, whether it is nested, and content of the attributes in `data`."""
-    offset = 0
-    while offset + ATTRIBUTE.size <= len(data):
-        length, kind = ATTRIBUTE.unpack_from(data, offset)
-        yield kind & TYPE_MASK, bool(kind & NESTED), data[offset + ATTRIBUTE.size : offset + length]
-        offset += max(ATTRIBUTE.size, (length + 3) & ~3)
+    return {kind: value for kind, _, value in attributes(data)}
 
 
 ACCEPT, DROP, RETURN = (expression.verdict(code) for code in (_NF_ACCEPT, _NF_DROP, _RETURN))

@@ -99,6 +99,19 @@ def test_a_rule_has_the_bytes_that_nft_sends():
     assert ours.hex(" ", 4) == RULE.hex(" ", 4)
 
 
+def test_a_whole_rule_is_read_by_the_full_class_and_by_ours():
+    """Table, chain, place, comment and expressions of a rule arrive, in either class."""
+    comment = nft_rule.comment("of a rule")
+    data = nft.rule(CHAIN, RULE, comment, before=1 << 40).encoded(1)
+    ours, theirs = decode(RuleMessage, data), FULL[RuleMessage](data)
+    theirs.decode()
+    for key, value in {"TABLE": "t", "CHAIN": "c", "POSITION": 1 << 40}.items():
+        assert ours.get_attr(f"NFTA_RULE_{key}") == theirs.get_attr(f"NFTA_RULE_{key}") == value
+    assert (ours.get_attr("NFTA_RULE_EXPRESSIONS"), ours.get_attr("NFTA_RULE_USERDATA")) == (RULE, comment)
+    assert theirs.get_attr("NFTA_RULE_USERDATA") == "of a rule"
+    assert ours.get_attr("NFTA_RULE_HANDLE") is None
+
+
 def described(expressions):
     """Returns what pyroute2's full class reads: name and attributes of each expression, in order."""
     message = FULL[RuleMessage](nft.rule(CHAIN, expressions).encoded(1))
