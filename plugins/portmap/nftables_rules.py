@@ -113,17 +113,16 @@ def port_rules(wanted: HostPorts, version: int) -> list[Expected]:
     """Returns the rules of chain hostports, in order: for each port first what marks the hairpin, then its own."""
     found = []
     subnet = wanted.addresses[version].network
-    text = f"{family(version)} saddr {subnet} "
     hairpin = wanted.snat and not wanted.masq_all
+    source, mark = nft_rule.source(subnet), nft_rule.mark(wanted.mark_bit)
+    before = conditions.compiled(wanted.conditions.get(version, ()), version)
     for mapping in wanted.of(version):
-        for condition in conditions.compiled(wanted.conditions.get(version, ()), version):
-            own = _port_rule(wanted, version, mapping, condition)
+        for condition in before:
+            text, match, action = _port_rule(wanted, version, mapping, condition)
             if hairpin:
-                marked = _port_rule(wanted, version, mapping, condition, nft_rule.mark(wanted.mark_bit))
-                found.append(
-                    own._replace(text=text + own.text, expressions=nft_rule.source(subnet) + marked.expressions)
-                )
-            found.append(own)
+                marked = source + match + mark + action
+                found.append(Expected(f"{family(version)} saddr {subnet} {text}", marked, mapping))
+            found.append(Expected(text, match + action, mapping))
     return found
 
 
@@ -135,25 +134,26 @@ def example(version: int) -> bytes:
 def reference_port_rules(wanted: HostPorts, version: int) -> list[list[Expected]]:
     """Returns what the reference makes for each port, its conditions elsewhere, or put before the rule by our ADD."""
     compiled = conditions.compiled(wanted.conditions.get(version, ()), version)
-    return [
-        [_port_rule(wanted, version, mapping, condition) for condition in dict.fromkeys((b"", *compiled))]
-        for mapping in wanted.of(version)
-    ]
+    found = []
+    for mapping in wanted.of(version):
+        rules = [_port_rule(wanted, version, mapping, condition) for condition in dict.fromkeys((b"", *compiled))]
+        found.append([Expected(text, match + action, mapping) for text, match, action in rules])
+    return found
 
 
-def _port_rule(wanted: HostPorts, version: int, mapping: PortMapping, before: bytes, action: bytes = b"") -> Expected:
+def _port_rule(wanted: HostPorts, version: int, mapping: PortMapping, before: bytes) -> tuple[str, bytes, bytes]:
+    """Returns the text of a port's rule, what it matches, and what it does."""
     address = wanted.addresses[version].ip
-    text, expressions = "", before
+    text, match = "", before
     if mapping.only_to:
         text = f"{family(version)} daddr {mapping.only_to} "
-        expressions += nft_rule.destination(mapping.only_to)
+        match += nft_rule.destination(mapping.only_to)
     if nft_rule.target(before).protocol != mapping.protocol:
-        expressions += nft_rule.transport(mapping.protocol)
-    expressions += nft_rule.destination_port(mapping.host_port) + action
-    expressions += nft_rule.dnat(address, mapping.container_port)
+        match += nft_rule.transport(mapping.protocol)
+    match += nft_rule.destination_port(mapping.host_port)
     host = f"[{address}]" if version == 6 else str(address)
     text += f"{mapping.protocol} dport {mapping.host_port} dnat to {host}:{mapping.container_port}"
-    return Expected(text, expressions, mapping)
+    return text, match, nft_rule.dnat(address, mapping.container_port)
 
 
 def masquerading_rules(wanted: HostPorts, version: int) -> list[Expected]:
