@@ -31,6 +31,8 @@ PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_* (linux/in.h)
 _LOADS = {b"payload\0": (2, 3, 4), b"meta\0": (2,)}
 _PROTOCOL_AT = ((expression.META_L4PROTO,), *((expression.NETWORK_HEADER, *field) for field in _L4PROTO.values()))
 _ADDRESS_AT = tuple((expression.NETWORK_HEADER, *field) for field in _DADDR.values())
+_TARGET_AT = frozenset((*_PROTOCOL_AT, *_ADDRESS_AT, _DPORT))
+_ACTIONS = (b"immediate\0", b"nat\0", b"masq\0", b"counter\0", b"log\0")  # what demands nothing
 _BY_NUMBER = {bytes([number]): name for name, number in PROTOCOLS.items()}
 _NUMBER = struct.Struct(">I")
 # `compare` in a message: the value's attribute in one of type 3, whose flag for nesting the kernel leaves out.
@@ -186,30 +188,39 @@ def comment_of(data: bytes) -> str:
 
 
 class Target(NamedTuple):
-    """What destination a rule demands; "", 0 and None where it does not, or not by plain comparison."""
+    """What destination a rule demands; "", 0 and None where it does not, or not by plain comparison.
+
+    `further` are the expressions by which it demands something else.
+    """
 
     protocol: str
     port: int
     address: Address | None
+    further: bytes
 
 
 def target(expressions: bytes) -> Target:
     """Reads whom a rule is for, of rules built here and of those of any version of nft; any bytes will do."""
     loaded: tuple[int, ...] = ()
     found: dict[tuple[int, ...], bytes] = {}
+    further, load = b"", b""  # the latter is not compared yet
     for part in split(expressions):
         content = _content(_content(part).get(expression.LIST_ELEM, b""))
         name, own = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
-        if name == b"cmp\0" and own.get(2) == _NUMBER.pack(EQ):
-            found.setdefault(loaded, _content(own.get(3, b"")).get(DATA_VALUE, b""))
+        if name == b"cmp\0" and own.get(2) == _NUMBER.pack(EQ) and loaded in _TARGET_AT and loaded not in found:
+            found[loaded] = _content(own.get(3, b"")).get(DATA_VALUE, b"")
+            load = b""
         elif name in _LOADS:
             loaded = tuple(_NUMBER.unpack(own[key])[0] for key in _LOADS[name] if len(own.get(key, b"")) == 4)
-        elif name != b"cmp\0":
-            loaded = ()
+            further, load = further + load, part
+        else:
+            loaded = loaded if name == b"cmp\0" else ()
+            if name not in _ACTIONS:
+                further, load = further + load + part, b""
     protocol = next((_BY_NUMBER[found[at]] for at in _PROTOCOL_AT if found.get(at) in _BY_NUMBER), "")
     address = next((found[at] for at in _ADDRESS_AT if len(found.get(at, b"")) == at[2]), b"")
     port = int.from_bytes(found.get(_DPORT, b"")[:2], "big")
-    return Target(protocol, port, ip_address(address) if address else None)
+    return Target(protocol, port, ip_address(address) if address else None, further + load)
 
 
 def split(expressions: bytes) -> list[bytes]:

@@ -20,7 +20,9 @@ from plugins.portmap.wanted import HostPorts, PortMapping
 class Claim:
     """A rule of another container that takes a host port; `network`, `container_id` "" where the rule does not tell.
 
-    `host_ip` None stands for every address of the host, and for one that was not looked up.
+    `host_ip` None stands for every address of the host, and for one that was not looked up. With `conditional` the rule
+    has conditions that ours has not: which packets both are for is not known, so they are in each other's way no more
+    than two addresses of the host are.
     """
 
     protocol: str
@@ -28,6 +30,7 @@ class Claim:
     host_ip: Address | None
     network: str
     container_id: str
+    conditional: bool = False
 
 
 def contested(wanted: HostPorts, version: int, claim: Claim) -> PortMapping | None:
@@ -48,7 +51,7 @@ def place(
 
     `claims` stand in the order of their rules; those that are not contested do not count. Rules go behind those of
     containers that live and in front of those of containers that are gone.
-    Raises CniError(11) for a port that a living container has, if `wanted.refuse_taken`.
+    Raises CniError(11) for a port that a living container has, if `wanted.refuse_taken`, unless conditionally.
     """
     caches: dict[str, ResultCache] = {}
     found = None
@@ -61,10 +64,15 @@ def place(
         if claim.container_id and caches[claim.network].is_gone(Attachment(claim.container_id, "")):
             found = index if found is None else found
             continue
-        if wanted.refuse_taken:
+        if wanted.refuse_taken and not claim.conditional:
             raise _taken(mapping, claim)
         found = None
     return found
+
+
+def shadows(claim: Claim, mapping: PortMapping) -> bool:
+    """Tells whether the mapping does not get its port when the claim's rule stands first."""
+    return not claim.conditional and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip)
 
 
 def shadowed(mapping: PortMapping, claim: Claim) -> CniError:

@@ -11,7 +11,7 @@ from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from kernel.iptables_chains import missing
-from plugins.portmap.claims import shadowed
+from plugins.portmap.claims import shadowed, shadows
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_plan import claims
 from plugins.portmap.iptables_rules import (
@@ -113,18 +113,14 @@ def _check_entries(wanted: HostPorts, version: int, answered: int, own: Sequence
 
 
 def _check_not_shadowed(wanted: HostPorts, version: int, listing: Sequence[str], found: Sequence[Entry]) -> None:
-    """Refuses entries of others for the same packets in front of ours.
-
-    What has conditions takes some packets only, and which is not known: it is passed over.
-    """
+    """Refuses entries of others for the same packets in front of ours."""
     chain = chain_of(wanted)
-    plain = [entry for entry in found if not entry.conditional or entry.target == chain]
-    first = {entry: at for at, entry in reversed([*enumerate(plain)])}
-    others = claims(wanted, version, listing, [entry for entry in plain if entry.target != chain])
+    first = {entry: at for at, entry in reversed([*enumerate(found)])}
+    others = claims(wanted, version, listing, [entry for entry in found if entry.target != chain])
     for mapping in wanted.of(version):
-        own = next((at for at, entry in enumerate(plain) if entry.target == chain and _is_for(entry, mapping)), 0)
+        own = next((at for at, entry in enumerate(found) if entry.target == chain and _is_for(entry, mapping)), 0)
         for entry, claim in others:
-            if first[entry] < own and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip):
+            if first[entry] < own and shadows(claim, mapping):
                 raise shadowed(mapping, claim)
 
 

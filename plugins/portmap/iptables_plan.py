@@ -52,22 +52,24 @@ def claims(
     """Returns what the entries take of the ports of `wanted`, in order, each with its entry.
 
     An entry names ports; which of them lead anywhere, and for which address of the host, its chain tells. The
-    container's own on other networks take nothing from it.
+    container's own on other networks take nothing from it. Conditions only the program can read: those of one network
+    are taken to be the same, if it has any.
     """
+    has_conditions = bool(wanted.conditions.get(version))
     asked = {mapping.host_port for mapping in wanted.of(version)}
     taken = []
     for entry in found:
         if entry.container_id == wanted.container_id or (entry.ports and asked.isdisjoint(entry.ports)):
             continue
+        conditional = entry.conditional and not (has_conditions and entry.network == wanted.network)
+        owner = entry.network, entry.container_id, conditional
         if f"-N {entry.target}" not in listing:
-            for port in entry.ports:
-                taken.append((entry, Claim(entry.protocol, port, None, entry.network, entry.container_id)))
+            taken += [(entry, Claim(entry.protocol, port, None, *owner)) for port in entry.ports]
             continue
         for rule in found_chain_rules(listing, entry.target):
             ours = entry.protocol in ("", rule.protocol) and (not entry.ports or rule.port in entry.ports)
             if ours and rule.target == "DNAT":
-                claim = Claim(rule.protocol, rule.port, rule.host_ip, entry.network, entry.container_id)
-                taken.append((entry, claim))
+                taken.append((entry, Claim(rule.protocol, rule.port, rule.host_ip, *owner)))
     return taken
 
 

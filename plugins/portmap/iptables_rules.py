@@ -35,7 +35,8 @@ _RULE = re.compile(
     r" -p (?P<protocol>\w+)(?: -m (?:tcp|udp|sctp))? --dport (?P<port>\d+)"
     r" -j (?P<target>\S+)(?: --to-destination (?P<to>\S+))?"
 )
-_PLAIN_ENTRY = re.compile(r'-A \S+ -p \w+ -m comment --comment "(?:[^"\\]|\\.)*" -m multiport --dports [\d,]+ -j \S+')
+_COMMENT = r'(?: -m comment --comment (?:"(?:[^"\\]|\\.)*"|[^\s"]+))?'
+_PLAIN_ENTRY = re.compile(rf"-A \S+ -p \w+{_COMMENT} -m multiport --dports [\d,]+ -j \S+")
 _PROTOCOL = re.compile(r"(?<!!) -p (\w+) ")
 _PORTS = re.compile(r"(?<!!) -m multiport --dports ([\d,]+) ")
 _TARGET = re.compile(r" -[jg] (\S+)$")

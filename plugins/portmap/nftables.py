@@ -164,7 +164,7 @@ def _ports(look: Look, wanted: HostPorts, version: int) -> list[Request]:
     held = {index: nft_rule.target(candidates[index].rule.expressions)[:2] for index in own}
     claims = [
         (index, claim)
-        for index, claim in nftables_look.claims(candidates, wanted)
+        for index, claim in nftables_look.claims(candidates, wanted, version)
         # What stands behind a rule of ours for the same port does not get it now either.
         if not any(at < index and target == (claim.protocol, claim.host_port) for at, target in held.items())
     ]

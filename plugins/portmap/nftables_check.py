@@ -12,7 +12,7 @@ from kernel import nft_rule
 from kernel.nft import Chain
 from plugins.portmap import nftables_look as nft_look
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.claims import shadowed
+from plugins.portmap.claims import shadowed, shadows
 from plugins.portmap.nftables_look import Look, Placed
 from plugins.portmap.nftables_rules import ALL, CHAINS
 from plugins.portmap.wanted import HostPorts
@@ -49,7 +49,7 @@ def _check_ports(wanted: HostPorts, version: int, candidates: Sequence[Placed]) 
         options = [[item] for item in rules.port_rules(wanted, version)]
     else:
         ours, options = own, rules.reference_port_rules(wanted, version)
-    claims = nft_look.claims(candidates, wanted)
+    claims = nft_look.claims(candidates, wanted, version)
     left = iter(ours)
     for option in options:
         right = [item.expressions for item in option]
@@ -58,7 +58,7 @@ def _check_ports(wanted: HostPorts, version: int, candidates: Sequence[Placed]) 
             raise _missing(CHAINS[version].hostports, f'rule "{option[0].text}" is missing')
         mapping = option[0].mapping
         for index, claim in claims:
-            if mapping and index < at and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip):
+            if mapping and index < at and shadows(claim, mapping):
                 raise shadowed(mapping, claim)
 
 

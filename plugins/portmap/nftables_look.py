@@ -70,7 +70,8 @@ class Look:
         return self.placed(rules.with_ports(version), matters)
 
 
-def claims(candidates: Sequence[Placed], wanted: HostPorts) -> list[tuple[int, Claim]]:
+def claims(candidates: Sequence[Placed], wanted: HostPorts, version: int) -> list[tuple[int, Claim]]:
     """Returns the claims of other containers, each with its rule's index."""
-    found = ((index, rules.claim_of(placed.rule, wanted)) for index, placed in enumerate(candidates))
+    targets = rules.own_targets(wanted, version)
+    found = ((index, rules.claim_of(placed.rule, wanted, targets)) for index, placed in enumerate(candidates))
     return [(index, claim) for index, claim in found if claim]

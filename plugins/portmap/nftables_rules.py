@@ -24,6 +24,7 @@ from typing import NamedTuple
 from cni.address import Network
 from kernel import nft_rule
 from kernel.nft import Chain, Hook, Rule, Table
+from kernel.nft_rule import Target
 from plugins.portmap import conditions
 from plugins.portmap.claims import Claim
 from plugins.portmap.tables import TABLES
@@ -254,13 +255,25 @@ def is_of(rule: Rule, wanted: HostPorts) -> bool:
     return not addresses or any(address in rule.expressions for address in addresses)
 
 
-def claim_of(rule: Rule, wanted: HostPorts) -> Claim | None:
-    """Returns whose a port is by a rule; None for a rule of this container, on whatever network, and of no port."""
+def own_targets(wanted: HostPorts, version: int) -> list[Target]:
+    """Returns what the attachment's conditions demand: one of these."""
+    return [nft_rule.target(each) for each in conditions.compiled(wanted.conditions.get(version, ()), version)]
+
+
+def claim_of(rule: Rule, wanted: HostPorts, targets: Collection[Target]) -> Claim | None:
+    """Returns whose a port is by a rule; None for a rule of this container, on whatever network, and of no port.
+
+    `targets` are of `own_targets`.
+    """
     if rule.comment == comment(wanted.container_id) and rule.comment:
         return None
-    protocol, port, address = nft_rule.target(rule.expressions)
+    protocol, port, address, further = nft_rule.target(rule.expressions)
     if not protocol or not port:
         return None
     network = nft_rule.userdata(rule.userdata).get(_NETWORK, b"").decode(errors="replace")
     whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX  # one that may have been cut names nobody for sure
-    return Claim(protocol, port, address, network, rule.comment if whole else "")
+    met = any(
+        (not further or nft_rule.same(own.further, further)) and (not address or own.address in (None, address))
+        for own in targets
+    )
+    return Claim(protocol, port, address, network, rule.comment if whole else "", conditional=not met)

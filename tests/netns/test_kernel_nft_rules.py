@@ -100,11 +100,31 @@ def test_whom_a_rule_is_for_is_read(made, host, text):
     chain = CHAINS[4][BEFORE]
     host.run("nft", "add", "rule", "ip", "t", chain.name, text)
     (rule,) = nft.rules(made, chain)
-    assert nft_rule.target(rule.expressions) == TARGETS[text]
+    assert nft_rule.target(rule.expressions)[:3] == TARGETS[text]
     assert b"".join(nft_rule.split(rule.expressions)) == rule.expressions
     port = TARGETS[text][1]
     if port:
         assert nft.rules(made, chain, lambda message: port.to_bytes(2, "big") in nft_rule.pairs_compared(message))
+
+
+FURTHER = {
+    "ip daddr 192.0.2.1 tcp dport 8080 counter log accept": "",
+    "tcp dport 80 iifname lo accept": "iifname lo",
+    "ip daddr 192.0.2.0/24 tcp dport 80 accept": "ip daddr 192.0.2.0/24",
+    "tcp dport 80 ip daddr != 192.0.2.1 accept": "ip daddr != 192.0.2.1",
+    "tcp dport 80-90 accept": "th dport 80-90",
+    "ct state new tcp dport 80 ip saddr 10.0.0.0/9 accept": "ct state new ip saddr 10.0.0.0/9",
+}
+
+
+@pytest.mark.parametrize("text", FURTHER)
+def test_what_else_a_rule_demands_is_read(made, host, text):
+    """What a rule of the tool's compares beyond protocol, port and address are the expressions of that text alone."""
+    chain = CHAINS[4][BEFORE]
+    host.run("nft", "add", "rule", "ip", "t", chain.name, text)
+    host.run("nft", "add", "rule", "ip", "t", chain.name, f"{FURTHER[text]} accept")
+    rule, further = nft.rules(made, chain)
+    assert nft_rule.target(rule.expressions).further + nft_rule.split(further.expressions)[-1] == further.expressions
 
 
 def test_rules_are_put_in_front_of_another(made):

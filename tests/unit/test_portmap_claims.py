@@ -8,7 +8,7 @@ import pytest
 
 from cni.cache import ResultCache
 from cni.errors import CniError
-from plugins.portmap.claims import Claim, contested, place, shadowed
+from plugins.portmap.claims import Claim, contested, place, shadowed, shadows
 from plugins.portmap.wanted import HostPorts, PortMapping
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
@@ -20,8 +20,8 @@ def wanted(*mappings, refuse=False):
     return HostPorts("net", "own", "eth0", mappings or (PortMapping(8080, 80, "tcp"),), addresses, refuse_taken=refuse)
 
 
-def claim(container_id="a", port=8080, host_ip=None, network="net", protocol="tcp"):
-    return Claim(protocol, port, host_ip, network, container_id)
+def claim(container_id="a", port=8080, host_ip=None, network="net", protocol="tcp", conditional=False):
+    return Claim(protocol, port, host_ip, network, container_id, conditional)
 
 
 @pytest.fixture
@@ -143,6 +143,18 @@ def test_a_taken_port_can_be_refused(cache):
     assert '"onConflict"' in caught.value.details
     assert place(asked, 6, [claim("x")], reader) == 0
     assert place(asked, 6, [claim("a", port=8081)], reader) is None
+
+
+def test_a_claim_with_other_conditions_has_a_place_and_is_no_conflict(cache):
+    """A living container with other conditions is not refused and shadows nothing; rules go behind it all the same."""
+    reader, _ = cache(alive="a", gone="x")
+    asked = wanted(refuse=True)
+    assert place(asked, 4, [claim("x"), claim("a", conditional=True)], reader) is None
+    assert place(asked, 4, [claim("a", conditional=True), claim("x", conditional=True)], reader) == 1
+    (mapping,) = asked.mappings
+    assert shadows(claim("a"), mapping)
+    assert not shadows(claim("a", conditional=True), mapping)
+    assert not shadows(claim("a", port=1), mapping)
 
 
 def test_an_owner_is_named_as_far_as_it_is_known():
