@@ -12,7 +12,7 @@ from kernel import nft_rule
 from kernel.nft import Chain
 from plugins.portmap import nftables_look as nft_look
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.claims import shadowed, shadows
+from plugins.portmap.claims import Claim, shadowed, shadows
 from plugins.portmap.nftables_look import Look, Placed
 from plugins.portmap.nftables_rules import ALL, CHAINS
 from plugins.portmap.wanted import HostPorts
@@ -21,8 +21,12 @@ from plugins.portmap.wanted import HostPorts
 def check(look: Look, wanted: HostPorts, version: int) -> None:
     """Checks the host ports of one IP version; raises CniError(999), KernelError."""
     _check_way(look, wanted, version)
-    _check_ports(wanted, version, look.candidates(wanted, version))
-    _check_masquerading(look, wanted, version)
+    candidates = look.candidates(wanted, version)
+    ports = [(index, placed) for index, placed in enumerate(candidates) if rules.is_of(placed.rule, wanted)]
+    masquerading = [*enumerate(look.own(wanted, [CHAINS[version].masquerading]))]
+    references = _are_references(wanted, version, [placed for _, placed in (*ports, *masquerading)])
+    _check_ports(wanted, version, ports, nft_look.claims(candidates, wanted, version), references=references)
+    _check_masquerading(wanted, version, masquerading, references=references)
 
 
 def _check_way(look: Look, wanted: HostPorts, version: int) -> None:
@@ -42,15 +46,36 @@ def _check_way(look: Look, wanted: HostPorts, version: int) -> None:
         raise _missing(own.hostports_all, f"chain {own.hostports_all} does not lead to hostports")
 
 
-def _check_ports(wanted: HostPorts, version: int, candidates: Sequence[Placed]) -> None:
-    own = [(index, placed) for index, placed in enumerate(candidates) if rules.is_of(placed.rule, wanted)]
-    ours = [(index, placed) for index, placed in own if rules.owner(placed.rule)]
-    if ours or not own:
-        options = [[item] for item in rules.port_rules(wanted, version)]
-    else:
-        ours, options = own, rules.reference_port_rules(wanted, version)
-    claims = nft_look.claims(candidates, wanted, version)
-    left = iter(ours)
+def _are_references(wanted: HostPorts, version: int, own: Sequence[Placed]) -> bool:
+    """Tells whether a container's rules are such as the reference makes.
+
+    Those name no owner. But ours do not either when `nft` has listed and loaded them, which loses all of userdata but
+    the comment: then the rule for the hairpin tells, and where there is none they are the same.
+    """
+    theirs = {item.expressions for item in rules.reference_masquerading_rules(wanted, version)}
+    ours = {item.expressions for item in rules.masquerading_rules(wanted, version)} - theirs
+    unnamed = bool(own) and not any(rules.owner(placed.rule) for placed in own)
+    return unnamed and not any(nft_rule.is_one_of(ours, placed.rule.expressions) for placed in own)
+
+
+def _named(own: Sequence[tuple[int, Placed]]) -> Sequence[tuple[int, Placed]]:
+    """Returns those that name their owner, all when there is none."""
+    return [(index, placed) for index, placed in own if rules.owner(placed.rule)] or own
+
+
+def _check_ports(
+    wanted: HostPorts,
+    version: int,
+    own: Sequence[tuple[int, Placed]],
+    claims: Sequence[tuple[int, Claim]],
+    *,
+    references: bool,
+) -> None:
+    """Demands a rule for each port, in order, and no claim on the port in front of it."""
+    options = [[item] for item in rules.port_rules(wanted, version)]
+    if references:
+        options = rules.reference_port_rules(wanted, version)
+    left = iter(_named(own))
     for option in options:
         right = [item.expressions for item in option]
         at = next((index for index, placed in left if nft_rule.is_one_of(right, placed.rule.expressions)), None)
@@ -62,17 +87,16 @@ def _check_ports(wanted: HostPorts, version: int, candidates: Sequence[Placed]) 
                 raise shadowed(mapping, claim)
 
 
-def _check_masquerading(look: Look, wanted: HostPorts, version: int) -> None:
-    chain = CHAINS[version].masquerading
-    own = look.own(wanted, [chain])
-    ours = [placed for placed in own if rules.owner(placed.rule)]
+def _check_masquerading(
+    wanted: HostPorts, version: int, own: Sequence[tuple[int, Placed]], *, references: bool
+) -> None:
     expected = rules.masquerading_rules(wanted, version)
-    if own and not ours:
-        ours, expected = own, rules.reference_masquerading_rules(wanted, version)
-    left = iter(ours)
+    if references:
+        expected = rules.reference_masquerading_rules(wanted, version)
+    left = iter(_named(own))
     for item in expected:
-        if not any(nft_rule.same(item.expressions, placed.rule.expressions) for placed in left):
-            raise _missing(chain, f'rule "{item.text}" is missing')
+        if not any(nft_rule.same(item.expressions, placed.rule.expressions) for _, placed in left):
+            raise _missing(CHAINS[version].masquerading, f'rule "{item.text}" is missing')
 
 
 def _missing(chain: Chain, what: str) -> CniError:

@@ -178,3 +178,25 @@ def test_what_older_versions_made_goes_on(network, tmp_path):
     network.forgotten().delete("theirs")
     network.delete("second")
     assert chain(network.host, "hostip_hostports") == []
+
+
+@pytest.mark.parametrize("keys", [{}, {"snat": False}, {"masqAll": True}, {"conditionsV4": ["iifname", "{ a, b }"]}])
+def test_rules_that_were_listed_and_loaded_again(network, tmp_path, keys):
+    """CHECK accepts our rules without their owner, as `nft` loads what it listed, and finds each that is missing."""
+    network = network.having(**keys)
+    network.add()
+    file = tmp_path / "rules"
+    file.write_text("flush ruleset\n" + network.host.run("nft", "list", "ruleset"))
+    network.host.run("nft", "-f", str(file))
+    network.check()
+    for name in ("hostports", "masquerading"):
+        for rule in chain(network.host, name):
+            lines = [line for line in file.read_text().splitlines(keepends=True) if line.strip() != rule]
+            (tmp_path / "less").write_text("".join(lines))
+            network.host.run("nft", "-f", str(tmp_path / "less"))
+            assert "is missing" in network.run("CHECK").error()["details"]
+    network.host.run("nft", "-f", str(file))
+    network.add()
+    network.check()
+    network.delete()
+    assert chain(network.host, "hostports") == chain(network.host, "masquerading") == []
