@@ -43,7 +43,7 @@ def ensure(wanted: HostPorts) -> None:
         return
     name = _setting(interface)
     try:
-        if not _guard_by_nftables(interface) and not (_is_on(name) and iptables.has_legacy(4, _TABLE)):
+        if not _guard_by_nftables(interface) and not (_is_on(name) and iptables.may_have([4], _TABLE, "PREROUTING")):
             _guard_by_iptables(interface)
         sysctl.require(name, "1", "turn it on")
     except CniError as error:

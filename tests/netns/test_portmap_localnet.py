@@ -133,6 +133,15 @@ def test_the_guard_is_mended(bridge):
     assert len(guards(bridge)) == 1
 
 
+def test_what_the_reference_opened_is_guarded_without_nftables(bridge, monkeypatch):
+    """Where the setting is on already, and there is no table in which a guard could be, it is made by iptables."""
+    bridge.set_sysctl(SETTING, "1")
+    monkeypatch.setattr("kernel.nft.opened", refused)
+    monkeypatch.setattr("kernel.iptables.may_have", lambda *how: set())
+    localnet.ensure(wanted())
+    assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
+
+
 def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
     """Where the kernel has no nftables, iptables drops the packets, and is run only when the setting is turned on."""
     monkeypatch.setattr("kernel.nft.opened", refused)
