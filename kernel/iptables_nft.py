@@ -7,11 +7,13 @@ comment; so rules that iptables itself cannot express stand in nobody's way, and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from cni.address import Interface
+from cni.errors import all_of
 from kernel import nft, nft_rule
+from kernel.errors import KernelError
 from kernel.iptables import NFPROTO
 from kernel.iptables_chains import TABLE, ContainerChains, tell_of_doubtful, tell_of_emptied
 from kernel.nft import Chain, NftSocket, Rule, Table
@@ -19,6 +21,7 @@ from kernel.rtnl import Request
 
 TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
 
+_AT_ONCE = 100  # chains deleted in one transaction, each with a few rules: 2,800 requests fill a socket's send buffer
 _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 
 
@@ -28,7 +31,7 @@ def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterabl
     The jumps that name one of `others`, addresses of the container's other interfaces, stay. A chain to which
     something else jumps cannot be deleted: it stays, empty, and that is told on stderr. Raises KernelError.
     """
-    if not nft.delete_or_empty(partial(_delete, socket, kind, chain, tuple(others))):
+    if not nft.delete_or_empty(partial(_delete, socket, kind, (chain,), tuple(others))):
         tell_of_emptied(chain)
 
 
@@ -50,8 +53,9 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
                 doubtful += 1
     if doubtful:
         tell_of_doubtful(doubtful, kind, network)
-    for chain in stale:
-        delete(socket, kind, chain)
+    names = list(stale)
+    for start in range(0, len(names), _AT_ONCE):
+        _delete_all(socket, kind, names[start : start + _AT_ONCE])
 
 
 def goes_to(rule: Rule, chain: str) -> bool:
@@ -59,23 +63,52 @@ def goes_to(rule: Rule, chain: str) -> bool:
     return chain.encode() + b"\0" in rule.expressions
 
 
+def _delete_all(socket: NftSocket, kind: ContainerChains, chains: Sequence[str]) -> None:
+    """Deletes chains and the jumps to them in one transaction, by halves where one of them cannot be deleted."""
+    if len(chains) == 1:
+        delete(socket, kind, chains[0])
+        return
+    try:
+        nft.retried(partial(_delete, socket, kind, chains, (), nft.chain_deletion))
+    except KernelError:
+        half = len(chains) // 2
+        all_of(*(partial(_delete_all, socket, kind, part) for part in (chains[:half], chains[half:])))
+
+
 def _delete(
-    socket: NftSocket, kind: ContainerChains, name: str, others: tuple[Interface, ...], end: Callable[[Chain], Request]
+    socket: NftSocket,
+    kind: ContainerChains,
+    names: Sequence[str],
+    others: tuple[Interface, ...],
+    end: Callable[[Chain], Request],
 ) -> None:
-    """Deletes the jumps to a chain and makes an `end` of it, in one transaction for both families."""
+    """Deletes the jumps to chains and makes an `end` of each, in one transaction for both families."""
     requests: list[Request] = []
-    found = nft.get(socket, *(Chain(table, name) for table in TABLES.values()))
-    for (version, table), chain in zip(TABLES.items(), found, strict=True):
-        if chain is None:
+    found = iter(nft.get(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
+    for version, table in TABLES.items():
+        chains = [chain for _, chain in zip(names, found, strict=False) if chain]
+        if not chains:
             continue
         entry = Chain(table, kind.entry)
         kept = [nft_rule.value(other.ip.packed) for other in others if other.version == version]
-        jumps = [rule for rule in nft.rules(socket, entry, name) if goes_to(rule, name)]
-        gone = [rule for rule in jumps if not any(source in rule.expressions for source in kept)]
-        requests += [nft.rule_deletion(entry, rule.handle) for rule in gone]
-        if len(gone) == len(jumps):
-            requests += [nft.flush(chain), end(chain)]
+        jumps = _jumps(socket, entry, kind, chains)
+        for chain in chains:
+            gone = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
+            requests += [nft.rule_deletion(entry, rule.handle) for rule in gone]
+            if len(gone) == len(jumps[chain.name]):
+                requests += [nft.flush(chain), end(chain)]
     nft.change(socket, *requests)
+
+
+def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Iterable[Chain]) -> dict[str, list[Rule]]:
+    """Returns the rules of chain `entry` that lead to `chains`, by their names, from one listing."""
+    found: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
+    names = {name.encode() for name in found}
+    pattern = re.compile(re.escape(kind.start).encode() + rb"[0-9a-f]+(?=\0)")
+    for rule in nft.rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
+        for name in names.intersection(pattern.findall(rule.expressions)):
+            found[name.decode()].append(rule)
+    return found
 
 
 def _proven_chain(kind: ContainerChains, rule: Rule) -> str:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from plugins.portmap.iptables_rules import CHAINS
 from tests.netns.conftest import LEGACY, NFT
-from tests.support import hostports
-from tests.support.hostports import TOOLS
+from tests.support import hostports, xtables
+from tests.support.xtables import TOOLS
 
 OTHER = ["10.22.0.3/16", "fd00:22::3/64"]
 JUMP = "-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT"
@@ -27,8 +28,8 @@ LOOK_ALIKE = [
 
 
 @pytest.fixture
-def net(host_ports):
-    return host_ports
+def net(iptables_ports):
+    return iptables_ports
 
 
 @pytest.mark.parametrize(("line", "rule"), LOOK_ALIKE)
@@ -80,8 +81,7 @@ def test_what_another_takes_away_meanwhile(net, tmp_path, command):
     """DEL and GC succeed though another takes away all that they have read before they write."""
     net.add("cid", "8080:80")
     late = replace(net, tools=overtaken(net.tools, tmp_path / "overtaken"))
-    keys = {"cniVersion": "1.1.0", "prevResult": None, "cni.dev/valid-attachments": []}
-    (late.having(**keys) if command == "GC" else late).run(command, "cid", "8080:80").silence()
+    _ = late.gc() if command == "GC" else late.delete("cid", "8080:80")
     assert (late.tools / "done").exists()
     assert not any("CNI-DN-" in line for tool in TOOLS for line in net.rules()[tool])
 
@@ -90,7 +90,7 @@ def test_what_another_takes_away_meanwhile(net, tmp_path, command):
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
 def test_from_one_variant_to_the_other(net, tmp_path):
     """The first ADD after the host's programs became those of iptables-legacy succeeds, and so do CHECK and DEL."""
-    now = replace(net, tools=hostports.variant(tmp_path / "legacy", "legacy"))
+    now = replace(net, tools=xtables.variant(tmp_path / "legacy", "legacy"))
     net.add("cid", "8080:80")
     net.add("again", "8082:80", addresses=OTHER)
     now.add("other", "9090:90", addresses=OTHER)
@@ -145,3 +145,25 @@ def test_a_repeated_add_that_is_refused_changes_nothing(net):
     before = net.rules()
     assert net.having(onConflict="fail").run("ADD", "cid", "8080:80", "8081:81").error()["code"] == 11
     assert net.rules() == before
+
+
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_gc_of_hundreds(net):
+    """GC takes hundreds of containers' chains away, in a few transactions, also where a foreign jump keeps one."""
+    net.add("c0", "8080:80")
+    net.add("alive", "8081:80", addresses=OTHER)
+    for tool in TOOLS:
+        chain = CHAINS.name("net", "c0")
+        own = [line for line in net.rules()[tool] if chain in line and line.startswith("-A")]
+        lines = ["-N MINE", f"-A MINE -j {CHAINS.name('net', 'c7')}"]
+        for number in range(1, 300):
+            name = CHAINS.name("net", f"c{number}")
+            lines += [f"-N {name}", *(line.replace(chain, name).replace('"c0', f'"c{number}') for line in own)]
+        net.load(*sorted(lines, key=lambda line: not line.startswith("-N")), tool=tool)
+    said = net.gc("alive")
+    kept = CHAINS.name("net", "c7")
+    assert f"chain nat {kept} stays, empty" in said
+    for tool in TOOLS:
+        found = [line for line in net.rules()[tool] if "CNI-DN-" in line and CHAINS.name("net", "alive") not in line]
+        assert found == [f":{kept}", f"-A MINE -j {kept}"]
+    net.check("alive", "8081:80", addresses=OTHER)
