@@ -22,7 +22,7 @@ TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
 
 _NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
-_ROUNDS = 3  # another verb may change a chain between our reading and our writing
+_ROUNDS = 10  # each is lost to another verb that changed a chain between our reading and our writing
 _OWNER = re.compile(r'"(?:\w+ )?name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
 
 Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply

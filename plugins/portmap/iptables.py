@@ -31,7 +31,7 @@ from plugins.portmap.iptables_look import Seen, look, tidy
 from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, shared_rules
 from plugins.portmap.wanted import HostPorts
 
-_ROUNDS = 10  # other verbs may change what we have seen before we write; each round is lost to one that was done
+_ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 

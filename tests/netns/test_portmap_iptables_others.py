@@ -167,3 +167,19 @@ def test_gc_of_hundreds(net):
         found = [line for line in net.rules()[tool] if "CNI-DN-" in line and CHAINS.name("net", "alive") not in line]
         assert found == [f":{kept}", f"-A MINE -j {kept}"]
     net.check("alive", "8081:80", addresses=OTHER)
+
+
+def test_one_port_for_many_at_once(net):
+    """ADD, DEL and GC of containers with one port, all at once and again and again, never lose to each other."""
+    for turn in range(3):
+        calls = []
+        for number in range(20):
+            pod = net.having("8080:80", addresses=[f"10.22.0.{number % 5 + 2}/16"])
+            command = ("ADD", "DEL", "ADD", "GC")[(number + turn) % 4]
+            keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []} if command == "GC" else {}
+            calls.append((command, f"c{number % 5}", pod.having(**keys)))
+        for (command, name, _), outcome in zip(calls, hostports.at_once(*calls), strict=True):
+            assert outcome.status == 0, (command, name, outcome)
+    for number in range(5):
+        net.delete(f"c{number}", "8080:80")
+    assert not any("CNI-DN-" in line for line in net.rules()["iptables"])

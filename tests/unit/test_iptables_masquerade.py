@@ -272,7 +272,7 @@ def test_what_changed_meanwhile_is_read_again(tables):
     tables.applied.clear()
     iptables.delete_legacy(wanted)
     assert tables.chains[4] == {"POSTROUTING": []}
-    tables.meanwhile.extend([refuse] * 5)
+    tables.meanwhile.extend([refuse] * 12)
     assert failure_of(lambda: iptables.add(wanted), RefusedError) is not None
     assert len(tables.meanwhile) == 2
 
