@@ -31,8 +31,10 @@ def lines(wanted: HostPorts, others: Collection[Address], version: int, listing:
 
     `listing` is what `iptables -S` tells of the built-in and the shared chains, the container's own and those of
     others that may have a port. Of the own chain what leads to `others` stays, in front.
-    Raises CniError(999) for an external chain that is missing, CniError(11) for a port that is taken.
+    Raises CniError(999) for an external chain that is missing and for a chain that is another container's, CniError(11)
+    for a port that is taken.
     """
+    _demand_own(wanted, listing)
     present = set(listing)
     if chain := _missing_external(wanted, version, present):
         raise CniError(
@@ -76,6 +78,18 @@ def claims(
 def leads_to(wanted: HostPorts, listing: Iterable[str]) -> set[Address]:
     """Returns the addresses to which the container's chain leads."""
     return {rule.leads_to for rule in found_chain_rules(listing, chain_of(wanted)) if rule.leads_to}
+
+
+def _demand_own(wanted: HostPorts, listing: Iterable[str]) -> None:
+    """Refuses a chain whose entries name another container: its name says not where the network's name ends."""
+    own = (wanted.network, wanted.container_id)
+    for entry in found_entries(listing):
+        if entry.target == chain_of(wanted) and entry.container_id and (entry.network, entry.container_id) != own:
+            raise CniError(
+                Code.INTERNAL,
+                f"chain {entry.target} is that of container {entry.container_id} of network {entry.network}, too",
+                "network and container ID, joined, are the same text: rename one of the networks",
+            )
 
 
 def _missing_external(wanted: HostPorts, version: int, present: Collection[str]) -> str:

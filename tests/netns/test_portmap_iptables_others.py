@@ -183,3 +183,13 @@ def test_one_port_for_many_at_once(net):
     for number in range(5):
         net.delete(f"c{number}", "8080:80")
     assert not any("CNI-DN-" in line for line in net.rules()["iptables"])
+
+
+def test_two_containers_with_one_chain(net):
+    """A container whose chain is named as that of another network's is refused, and nothing is changed."""
+    net.add("1a", "8080:80")
+    before = net.rules()
+    error = net.having(name="net1").run("ADD", "a", "9090:90", addresses=OTHER).error()
+    assert (error["code"], "is that of container 1a of network net, too" in error["msg"]) == (999, True)
+    assert net.rules() == before
+    net.check("1a", "8080:80")
