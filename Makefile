@@ -56,7 +56,8 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 test: needs-test needs-second-kernel binaries check ## every test (as root: against the real kernel, and a second one)
 	@rm -rf $(KERNELS)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first.json tests/netns
+	@echo "tests/netns in two halves, each shown when it is done (two minutes):"
+	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync first-kernel-0 first-kernel-1
 	@echo "The rest runs at the same time; each part is shown when it is done (minutes)."
 	@second=$$(command -v linux.uml >/dev/null && echo second-kernel-0 second-kernel-1); \
 	$(MAKE) --no-print-directory -j3 --keep-going --output-sync $$second reproducible test-portable; status=$$?; \
@@ -68,6 +69,9 @@ test-portable: needs-test ## the specification suite on the portable variant (th
 
 test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
+
+first-kernel-%: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first-$*.json --share $*/2 tests/netns
 
 second-kernel-%: needs-test needs-second-kernel binaries
 	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json --share $*/2 tests/netns

@@ -175,7 +175,8 @@ def _show_rest(host: Namespace, sandboxes: list[Namespace], gateway: str, networ
     say(f"net.ipv4.ip_forward = {forwarding}")
     say(f"{_LEASES}: {' '.join(files)}")
     say(f"net.ipv4.conf.cni0.route_localnet = {host.sysctl('net/ipv4/conf/cni0/route_localnet')}")
-    say(host.run("nft", "list", "table", "ip", "cni_hostport"))
+    guard = "nft list table ip cni_hostport 2>/dev/null || iptables-save -t mangle | grep 127.0.0.0/8"
+    say(host.run("sh", "-c", guard))
     say("\n".join(chains))
     left = links(host)
     bridge = [f"{entry['local']}/{entry['prefixlen']}" for entry in left.get("cni0", {}).get("addresses", [])]

@@ -26,7 +26,7 @@ while True:
 """
 _CLIENT = """
 import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1) as connection:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3) as connection:
     print(connection.recv(64).decode(), end="")
 """
 
@@ -46,5 +46,5 @@ def serving(namespace: Namespace, ip: str) -> Iterator[None]:
 
 
 def seen_from(namespace: Namespace, ip: str, port: int = PORT) -> str:
-    """Calls a server from `namespace` and returns the address it sees, "" when there is no answer within a second."""
+    """Calls a server from `namespace` and returns the address it sees, "" when none answers within three seconds."""
     return namespace.run(sys.executable, "-c", _CLIENT, ip, str(port), check=False)
