@@ -58,6 +58,11 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
         _delete_all(socket, kind, names[start : start + _AT_ONCE])
 
 
+def names_of(kind: ContainerChains) -> re.Pattern[bytes]:
+    """Returns what finds the names of such chains in a rule's bytes."""
+    return re.compile(re.escape(kind.start).encode() + rb"[0-9a-f]+(?=\0)")
+
+
 def goes_to(rule: Rule, chain: str) -> bool:
     """Tells whether a rule leads to `chain`."""
     return chain.encode() + b"\0" in rule.expressions
@@ -104,7 +109,7 @@ def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Itera
     """Returns the rules of chain `entry` that lead to `chains`, by their names, from one listing."""
     found: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in found}
-    pattern = re.compile(re.escape(kind.start).encode() + rb"[0-9a-f]+(?=\0)")
+    pattern = names_of(kind)
     for rule in nft.rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
         for name in names.intersection(pattern.findall(rule.expressions)):
             found[name.decode()].append(rule)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kernel import iptables, nft
 from kernel.errors import KernelError
 from kernel.iptables_chains import TABLE
-from kernel.iptables_nft import TABLES
+from kernel.iptables_nft import TABLES, names_of
 from kernel.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
 from plugins.portmap.iptables_rules import CHAINS, DNAT, chain_of, shared_chains, shared_rules
@@ -25,7 +25,7 @@ _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
 _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
-_OWN_CHAIN = re.compile(CHAINS.start.encode() + rb"[0-9a-f]+(?=\0)")
+_OWN_CHAIN = names_of(CHAINS)
 
 
 @dataclass(frozen=True)
