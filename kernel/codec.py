@@ -45,6 +45,7 @@ _LINK_ATTRIBUTES = (
     (13, "IFLA_TXQLEN", "uint32"),
     (16, "IFLA_OPERSTATE", "uint8"),
     (18, "IFLA_LINKINFO", "linkinfo"),
+    (20, "IFLA_IFALIAS", "asciiz"),
     (26, "IFLA_AF_SPEC", "af_spec"),
     (28, "IFLA_NET_NS_FD", "uint32"),
     (29, "IFLA_EXT_MASK", "uint32"),

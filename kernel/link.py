@@ -43,6 +43,7 @@ class Link:
     lower: int
     lower_nsid: int | None
     operstate: int
+    alias: str = ""
 
     @property
     def is_up(self) -> bool:
@@ -65,6 +66,7 @@ def from_message(message: Any) -> Link:
         lower=get("IFLA_LINK") or 0,
         lower_nsid=get("IFLA_LINK_NETNSID"),
         operstate=get("IFLA_OPERSTATE") or 0,
+        alias=get("IFLA_IFALIAS") or "",
     )
 
 
@@ -111,6 +113,15 @@ def every(socket: Socket) -> list[Link]:
     attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     request = Request("list the interfaces", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
     return [from_message(message) for message in socket.dump(request)]
+
+
+def of_kind(socket: Socket, kind: str) -> list[Link]:
+    """Returns the links of a kind ("ifb"); raises KernelError."""
+    info = {"attrs": [("IFLA_INFO_KIND", kind)]}
+    attributes: Attributes = [("IFLA_LINKINFO", info), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    request = Request(f"list the interfaces of kind {kind}", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
+    found = (from_message(message) for message in socket.dump(request, united_by=lambda message: message["index"]))
+    return [link for link in found if link.kind == kind]  # a kernel that does not know the kind lists all
 
 
 def ports(socket: Socket, bridge: int) -> Iterator[Link]:
@@ -164,6 +175,27 @@ def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: in
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     doing = f'make veth pair "{host.name}" - "{sandbox.name}"'
     return Request(doing, LinkMessage, RTM_NEWLINK, flags, {"flags": IFF_UP, "change": IFF_UP}, attributes)
+
+
+def ifb(index: int, name: str, mac: bytes, mtu: int) -> Request:
+    """Makes an intermediate functional block device, up; refused with EEXIST when there is a link of name or index.
+
+    What is redirected to it passes its qdisc and goes on where it came from. The index is given so that other requests
+    of the same send can name it.
+    """
+    info = {"attrs": [("IFLA_INFO_KIND", "ifb")]}
+    attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu), ("IFLA_TXQLEN", 0)]
+    attributes.append(("IFLA_LINKINFO", info))
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    values = {"index": index, "flags": IFF_UP, "change": IFF_UP}
+    return Request(f'create ifb "{name}"', LinkMessage, RTM_NEWLINK, flags, values, attributes)
+
+
+def alias(index: int, text: str) -> Request:
+    """Gives a link a text of up to 255 bytes (IFALIASZ, linux/if.h), which `ip link` shows."""
+    values = {"index": index}
+    doing = f"set the alias of interface {index}"
+    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, [("IFLA_IFALIAS", text)])
 
 
 def settings(

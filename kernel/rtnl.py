@@ -21,7 +21,7 @@ from kernel.codec import Attributes, decode, encode
 from kernel.errors import KernelError
 
 # linux/netlink.h
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x100, 0x200
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x8, 0x100, 0x200
 NLM_F_EXCL, NLM_F_CREATE = 0x200, 0x400
 NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
 _NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from cni.errors import CniError, Code
 from kernel import link
@@ -34,23 +35,41 @@ def delete_interface(sandbox: Sandbox, own: Link, host: Socket) -> None:
     Raises KernelError, and CniError(11) when the deletion is not announced in time.
     """
     peer = link.other_end(host, own, sandbox.namespace)
-    if peer is not None:
-        try:
-            with sandbox.listening(link.RTNLGRP_LINK) as news:
-                if _delete_watched(peer, own, news):
-                    return
-        except OSError as error:
-            print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {error}", file=sys.stderr)
-    sandbox.socket.change(link.deletion(own))
+    if peer is None or not _delete_watched(peer, own, lambda: sandbox.listening(link.RTNLGRP_LINK)):
+        sandbox.socket.change(link.deletion(own))
 
 
-def _delete_watched(peer: Link, own: Link, news: Socket) -> bool:
-    """Has a child delete the pair and tells whether it is gone; False when the child ended without success."""
+def delete_on_host(own: Link, host: Socket) -> None:
+    """Deletes an interface of the host that leads into no sandbox, and returns when it is gone; raises as above."""
+    if not _delete_watched(own, own, _listening):
+        host.change(link.deletion(own))
+
+
+def _listening() -> Socket:
+    socket = Socket()
+    socket.subscribe(link.RTNLGRP_LINK)
+    return socket
+
+
+def _delete_watched(doomed: Link, seen: Link, listening: Callable[[], Socket]) -> bool:
+    """Has a child delete `doomed` on the host and tells whether `seen` is gone, as the news of its namespace say.
+
+    False when the child ended without success, or there could be none.
+    """
+    try:
+        with listening() as news:
+            return _watched(doomed, seen, news)
+    except OSError as error:
+        print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {error}", file=sys.stderr)
+        return False
+
+
+def _watched(doomed: Link, seen: Link, news: Socket) -> bool:
     readable, writable = os.pipe()
     try:
         try:
             if os.fork() == 0:
-                _child(peer, writable)
+                _child(doomed, writable)
         finally:
             os.close(writable)
         deadline = Deadline(_GONE_TIMEOUT_S)
@@ -58,20 +77,20 @@ def _delete_watched(peer: Link, own: Link, news: Socket) -> bool:
             if readable in ready:
                 return os.read(readable, len(_DONE)) == _DONE
             for kind, message in news.notifications(LinkMessage, 0) or []:
-                if kind == link.RTM_DELLINK and message["index"] == own.index:
+                if kind == link.RTM_DELLINK and message["index"] == seen.index:
                     return True
     finally:
         os.close(readable)
-    raise CniError(Code.TRY_AGAIN_LATER, f'delete "{peer.name}": not gone after {_GONE_TIMEOUT_S:.0f} s')
+    raise CniError(Code.TRY_AGAIN_LATER, f'delete "{doomed.name}": not gone after {_GONE_TIMEOUT_S:.0f} s')
 
 
-def _child(peer: Link, report: int) -> None:
+def _child(doomed: Link, report: int) -> None:
     """Runs in the child: asks for the deletion, waits for the acknowledgement, reports success, never returns."""
     try:
         os.dup2(report, 0)
         os.closerange(1, _DESCRIPTORS)
         with Socket() as host:
-            host.change(link.deletion(peer))
+            host.change(link.deletion(doomed))
         os.write(0, _DONE)
     finally:
         os._exit(0)

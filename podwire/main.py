@@ -15,12 +15,13 @@ from cni import gojson, signals, skel, versions
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
+from plugins.bandwidth.main import PLUGIN as BANDWIDTH
 from plugins.bridge.main import PLUGIN as BRIDGE
 from plugins.loopback.main import PLUGIN as LOOPBACK
 from plugins.portmap.main import PLUGIN as PORTMAP
 from podwire import __version__
 
-PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
+PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (BANDWIDTH, BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
 
 _USAGE = f"""\
 podwire {__version__}: CNI network plugins in one file

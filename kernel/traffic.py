@@ -1,0 +1,211 @@
+"""Traffic control: token bucket filters, ingress qdiscs, and filters that lead packets to another interface.
+
+One rule: functions named after an object return a Request, a value to be sent; what is read of the kernel is a value,
+too. Rates are bytes/s, sizes bytes, buckets ticks of 64 ns.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from kernel import link
+from kernel.codec import Attributes
+from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.errors import KernelError
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, Request, Socket
+
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
+RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
+TICK_NS = 64  # of a bucket: PSCHED_SHIFT is 6 (net/pkt_sched.h, since Linux 2.6.31), and so says /proc/net/psched
+UINT32_MAX = (1 << 32) - 1
+TBF, INGRESS = "tbf", "ingress"
+
+_ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
+_LO = 1  # in every network namespace
+_TBF_HANDLE, _INGRESS_HANDLE, _CLASS = 0x10000, 0xFFFF0000, 0x10001  # 1:, ffff:, 1:1
+_RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
+_NEW = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+_TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
+_ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
+# struct tc_u32_sel, terminal, and one struct tc_u32_key that any packet matches: nothing of it is looked at.
+_ANY = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + bytes(16)
+_MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex
+_STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A token bucket filter: `rate` in bytes/s, `size` in ticks at that rate, the queue's `limit` in bytes."""
+
+    rate: int
+    size: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class Qdisc:
+    """A queueing discipline; `handle` is 0 for one that the kernel chose, `bucket` None for other kinds than TBF."""
+
+    kind: str
+    handle: int
+    bucket: Bucket | None = None
+
+    @property
+    def is_shaper(self) -> bool:
+        """Tells whether it is what `tbf` makes, and the reference."""
+        return self.kind == TBF and self.handle == _TBF_HANDLE
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter of what an interface receives; `target` is the ifindex that it redirects to, 0 for one that is gone.
+
+    `target` is None for one that does anything else. `matches_all` tells that nothing of the packet is looked at.
+    """
+
+    handle: int
+    info: int
+    target: int | None = None
+    matches_all: bool = False
+
+
+def tbf(index: int, bucket: Bucket) -> Request:
+    """Makes a token bucket filter, 1:, the root of an interface; refused with EEXIST when somebody set another root."""
+    parms = _TBF_QOPT.pack(min(bucket.rate, UINT32_MAX), bucket.limit, bucket.size, 0)
+    options: Attributes = [("TCA_TBF_PARMS", parms)]
+    if bucket.rate > UINT32_MAX:
+        options.append(("TCA_TBF_RATE64", bucket.rate))
+    return _qdisc("create qdisc", RTM_NEWQDISC, index, (TBF, _ROOT, _TBF_HANDLE), {"attrs": options})
+
+
+def tbf_deletion(index: int) -> Request:
+    """Deletes what `tbf` made, back to the kernel's default; refused with EINVAL or ENOENT when the root is another."""
+    return _qdisc("delete qdisc", RTM_DELQDISC, index, (TBF, _ROOT, _TBF_HANDLE))
+
+
+def ingress(index: int) -> Request:
+    """Makes the place for filters of what an interface receives; refused with EEXIST when there is one."""
+    return _qdisc("create ingress qdisc", RTM_NEWQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE), b"")
+
+
+def ingress_deletion(index: int) -> Request:
+    """Deletes what `ingress` made, with all its filters."""
+    return _qdisc("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
+
+
+def redirect(index: int, target: int) -> Request:
+    """Leads all that an interface receives to the interface `target`, as if that one were to send it."""
+    mirred = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, target)
+    action: Attributes = [("TCA_ACT_KIND", "mirred"), ("TCA_ACT_OPTIONS", {"attrs": [("TCA_MIRRED_PARMS", mirred)]})]
+    options: Attributes = [
+        ("TCA_U32_CLASSID", _CLASS),
+        ("TCA_U32_SEL", _ANY),
+        ("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}),
+    ]
+    attributes: Attributes = [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})]
+    values = {"index": index, "parent": _RECEIVED, "info": _ALL_FIRST}
+    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes)
+
+
+def filter_deletion(index: int, found: Filter) -> Request:
+    """Deletes a filter."""
+    values = {"index": index, "parent": _RECEIVED, "info": found.info, "handle": found.handle}
+    ignore = (errno.ENOENT,)
+    return Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, [("TCA_KIND", "u32")], ignore)
+
+
+def root(index: int) -> Request:
+    """Asks for an interface's root qdisc; no such interface is no error. `qdisc` reads the answer."""
+    return _look(index, _ROOT)
+
+
+def place(index: int) -> Request:
+    """Asks for an interface's ingress or clsact qdisc; none is no error. `qdisc` reads the answer."""
+    return _look(index, _INGRESS_PARENT)
+
+
+def qdisc(message: Any) -> Qdisc | None:
+    """Returns the qdisc in an answer, None when there was none."""
+    if message is None:
+        return None
+    kind = message.get_attr("TCA_KIND") or ""
+    return Qdisc(kind, message["handle"], _bucket(message.get_attr("TCA_OPTIONS")) if kind == TBF else None)
+
+
+def filters(socket: Socket, index: int) -> list[Filter]:
+    """Returns the filters of what an interface receives, in the order in which they are asked; raises KernelError."""
+    values = {"index": index, "parent": _RECEIVED}
+    ignore = (errno.ENODEV, errno.EINVAL)  # no such interface; no such place, as newer kernels say it
+    asked = Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
+    return [found for message in socket.dump(asked) if (found := _filter(message))]
+
+
+def lacking(socket: Socket) -> list[str]:
+    """Returns what the kernel lacks of what shaping takes: "ifb", "tbf".
+
+    Told by requests that are refused in any case, for another reason where the part is there: nothing is made.
+    """
+    nameless = link.ifb(0, "/", link.random_mac(), 0)
+    unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, _TBF_HANDLE), b"")
+    found = []
+    for name, absent, request in (("ifb", errno.EOPNOTSUPP, nameless), (TBF, errno.ENOENT, unsaid)):
+        try:
+            socket.change(request)
+        except KernelError as error:
+            if error.errno == absent:
+                found.append(name)
+    return found
+
+
+def _qdisc(doing: str, kind: int, index: int, which: tuple[str, int, int], options: object = None) -> Request:
+    name, parent, handle = which
+    flags = NLM_F_ACK
+    attributes: Attributes = [("TCA_KIND", name)]
+    if options is not None:
+        flags = _NEW
+        attributes.append(("TCA_OPTIONS", options))
+    values = {"index": index, "parent": parent, "handle": handle}
+    return Request(doing, QdiscMessage, kind, flags, values, attributes)
+
+
+def _look(index: int, parent: int) -> Request:
+    values = {"index": index, "parent": parent}
+    ignore = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
+    # Without ECHO the answer goes to those who listen for news only.
+    flags = NLM_F_ACK | NLM_F_ECHO
+    return Request("look up a qdisc", QdiscMessage, RTM_GETQDISC, flags, values, [], ignore)
+
+
+def _bucket(options: Any) -> Bucket | None:
+    parms = options and options.get_attr("TCA_TBF_PARMS")
+    if not parms or len(parms) < _TBF_QOPT.size:
+        return None
+    rate, limit, size, _ = _TBF_QOPT.unpack_from(parms)
+    return Bucket(options.get_attr("TCA_TBF_RATE64") or rate, size, limit)
+
+
+def _filter(message: Any) -> Filter | None:
+    """Returns the filter in a message, None for one that only tells of a table of them."""
+    options = message.get_attr("TCA_OPTIONS")
+    if message.get_attr("TCA_KIND") != "u32":
+        return Filter(message["handle"], message["info"]) if options else None
+    selector = options and options.get_attr("TCA_U32_SEL")
+    if selector is None:
+        return None
+    actions = options.get_attr("TCA_U32_ACT")
+    action = actions and actions.get_attr("TCA_ACT_PRIO_1")
+    mirred = action and action.get_attr("TCA_ACT_KIND") == "mirred" and action.get_attr("TCA_ACT_OPTIONS")
+    parms = mirred and mirred.get_attr("TCA_MIRRED_PARMS")
+    target = None
+    if parms and len(parms) >= _MIRRED.size:
+        *_, does, index = _MIRRED.unpack_from(parms)
+        target = index if does == _REDIRECT else None
+    return Filter(message["handle"], message["info"], target, _matches_all(selector))
+
+
+def _matches_all(selector: bytes) -> bool:
+    keys = [selector[start : start + 16] for start in range(16, len(selector), 16)]
+    return len(selector) >= 16 and selector[2] == len(keys) and not any(any(key[:4]) for key in keys)

@@ -1,0 +1,1 @@
+"""bandwidth: limits to what a pod receives and sends."""

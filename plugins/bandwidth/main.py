@@ -1,0 +1,136 @@
+"""The verbs of bandwidth.
+
+One rule: each change is followed by its undo, and DEL removes limits wherever they are, whatever is configured.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from cni import versions
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.result import Result
+from cni.skel import Plugin
+from cni.undo import Undo
+from kernel import link, traffic
+from kernel.netns import Netns, NetnsMissingError
+from kernel.rtnl import Socket
+from kernel.traffic import Bucket
+from plugins.bandwidth import conf as bandwidth_conf
+from plugins.bandwidth import hostend, shaper
+from plugins.bandwidth.check import check_egress, check_ingress
+from plugins.bandwidth.limit import Limit, references, shape
+from plugins.bandwidth.owner import Owner, stale
+
+
+def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
+    """Limits what the pod receives and sends; hands on the earlier plugins' result, with the ifb if there is one.
+
+    A failure leaves nothing behind.
+    """
+    own = bandwidth_conf.parse(conf)
+    prev_result = conf.prev_result()
+    if prev_result is None:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            "must be called as chained plugin",
+            'bandwidth works on what an interface plugin made: list it behind one, in "plugins"',
+        )
+    if not own.limits:
+        return prev_result
+    with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
+        outside = hostend.listed(host, namespace, args.ifname, prev_result)
+        ingress = _bucket("ingress", own.ingress, outside.mtu, own.max_burst)
+        egress = _bucket("egress", own.egress, outside.mtu, own.max_burst)
+        ifb = shaper.limit(host, _owner(args, conf), outside, ingress, egress, undo)
+    return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
+
+
+def cmd_del(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the limits; gone is success, and the configuration may be broken.
+
+    Without a namespace it removes the ifb, and the rest goes with the pod's interface.
+    """
+    with Socket() as host:
+        try:
+            if not args.netns:
+                raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
+            with Netns(args.netns) as namespace:
+                outside = hostend.find(host, namespace, args.ifname)
+        except NetnsMissingError:
+            outside = None
+        shaper.remove(host, _owner(args, conf), outside)
+
+
+def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+    """Checks that the limits are as ADD set them, or the reference's; raises CniError(999)."""
+    own = bandwidth_conf.parse(conf)
+    prev_result = conf.prev_result()
+    if prev_result is None:
+        details = "CHECK needs the result of ADD"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, "must be called as a chained plugin", details)
+    with Netns(args.netns) as namespace, Socket() as host:
+        outside = hostend.listed(host, namespace, args.ifname, prev_result)
+        found = shaper.look(host, _owner(args, conf), outside) if own.limits else None
+        if found and own.ingress:
+            check_ingress(found, outside, _accepted(own.ingress, outside.mtu, own.max_burst))
+        if found and own.egress:
+            check_egress(host, found, outside, _accepted(own.egress, outside.mtu, own.max_burst))
+
+
+def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the ifbs of what is no listed attachment; what does not say that it is this network's stays."""
+    valid = conf.valid_attachments()
+    if valid is None:
+        print("bandwidth: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)
+        return
+    with Socket() as host:
+        gone = stale(conf.name, valid, link.of_kind(host, "ifb"))
+        host.change(*(link.deletion(item) for item in gone))
+
+
+def cmd_status(args: CmdArgs, conf: NetConf) -> None:
+    """Tells whether ADD could be served; raises CniError(50)."""
+    bandwidth_conf.parse(conf)
+    with Socket() as host:
+        lacking = traffic.lacking(host)
+    if lacking:
+        raise CniError(
+            Code.PLUGIN_NOT_AVAILABLE,
+            f"limits cannot be served: the kernel has no {' and no '.join(lacking)}",
+            f"load {' and '.join(_MODULES[name] for name in lacking)}, or use another kernel",
+        )
+
+
+_MODULES = {"ifb": "the module ifb (modprobe ifb)", traffic.TBF: "the module sch_tbf (modprobe sch_tbf)"}
+
+PLUGIN = Plugin(
+    "bandwidth",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    versions=tuple(version for version in versions.SUPPORTED if versions.at_least(version, "0.3.0")),
+)
+
+
+def _owner(args: CmdArgs, conf: NetConf) -> Owner:
+    return Owner(conf.name, args.container_id, args.ifname)
+
+
+def _bucket(direction: str, limit: Limit | None, mtu: int, max_burst: int) -> Bucket | None:
+    """Returns the bucket of a limit, and tells on stderr when it is not what was asked for."""
+    if limit is None:
+        return None
+    made = shape(limit, mtu, max_burst)
+    if made.note:
+        print(f"bandwidth: {direction} at {limit.rate} bits/s: {made.note}", file=sys.stderr)
+    return made.bucket
+
+
+def _accepted(limit: Limit, mtu: int, max_burst: int) -> tuple[Bucket, ...]:
+    return shape(limit, mtu, max_burst).bucket, *references(limit)
