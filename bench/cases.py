@@ -136,7 +136,7 @@ def size(subjects: Subjects) -> list[Row]:
     rows = []
     for title, names in (
         ("bridge", ["bridge"]),
-        ("bridge, host-local, loopback, portmap", ["bridge", "host-local", "loopback", "portmap"]),
+        ("all of them", ["bandwidth", "bridge", "host-local", "loopback", "portmap"]),
     ):
         ours, reference = (figures([subject.bytes_of(*names)]) for subject in subjects)
         rows.append(Row(title, ours, reference))

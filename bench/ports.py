@@ -1,4 +1,4 @@
-"""Host ports: what portmap takes alone and at the end of a chain.
+"""Host ports: what portmap takes alone.
 
 One rule: before a case is timed its host ports are called, so that no rule is measured that leads nowhere.
 """
@@ -6,12 +6,12 @@ One rule: before a case is timed its host ports are called, so that no rule is m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from bench.cases import Samples, Subjects, compare, named
 from bench.figures import Row
 from bench.process import Run, settle
-from bench.subject import PORTS, Config, Kind, Subject
+from bench.subject import PORTS, Config, Subject
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
@@ -60,21 +60,6 @@ def alone(
     return compare(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in wanted.items()})
 
 
-def chain(subjects: Subjects, rounds: int, name: str, kind: Kind, backend: str, pods: Sequence[Namespace]) -> list[Row]:
-    """Measures a chain as runtimes run it, one process after the other: bridge, masquerading, and portmap, 1 port."""
-
-    def act(subject: Subject) -> Samples:
-        network, pod = subject.network(kind), pods[subject.number]
-        bridge = subject.run("bridge", "ADD", network, pod)
-        ports = subject.host_ports(backend, 1, bridge.outcome.result())
-        added = _sum(bridge, subject.run("portmap", "ADD", ports, pod))
-        full = {**network, "prevResult": added.outcome.result()}
-        deleted = _sum(subject.run("portmap", "DEL", ports, pod), subject.run("bridge", "DEL", full, pod))
-        return named(name, {"ADD": added, "DEL": deleted})
-
-    return compare(subjects, rounds, act)
-
-
 def _cycle(subject: Subject, config: Config, pod: Namespace) -> dict[str, Run]:
     done = {"ADD": subject.run("portmap", "ADD", config, pod)}
     done["CHECK"] = subject.run("portmap", "CHECK", config, pod, may_say=_IPV4_ONLY)
@@ -95,10 +80,6 @@ def _prove(subject: Subject, config: Config, pod: Namespace) -> None:
                 said = f"{subject.label}: {config['name']}, port {port} after {command}"
                 assert bool(seen_from(_HOST, own, port)) == answers, said
     settle()
-
-
-def _sum(first: Run, second: Run) -> Run:
-    return Run(second.outcome, first.ms + second.ms, first.faults + second.faults)
 
 
 def _detach(subject: Subject, config: Config, pod: Namespace) -> None:

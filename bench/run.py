@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import cases, mappings, ports
+from bench import cases, chains, limits, mappings, ports
 from bench.figures import Row, as_json, growth_table, size_table, timing_table
 from bench.process import adopt_orphans
 from bench.subject import DUAL, IPTABLES, NFTABLES, SINGLE, Subject
@@ -24,7 +24,7 @@ from tests.support import binaries, namespaces, private
 from tests.support.namespaces import Namespace
 
 _ROUNDS, _QUICK_ROUNDS = 100, 15
-_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
+_PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
 _PODS = 16
 _QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
@@ -106,22 +106,22 @@ def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
         ):
             with cases.networks(subjects, kind) as network:
                 times += cases.bridge(subjects, rounds, title, network, pods, wanted)
-        ports_rows = _host_ports(subjects, rounds, pods)
+        chained = _chained(subjects, rounds, pods)
     sizes = cases.size(subjects)
     _show("A call as the runtime sees it, median and minimum in ms, minor page faults", timing_table(times))
-    _show("Host ports; the reference has iptables only", timing_table(ports_rows))
+    _show("Chained plugins, alone and in a chain; the reference has iptables only", timing_table(chained))
     _show("DEL until every process it left behind is gone, ms per DEL", timing_table(batches))
     _show("host-local alone", timing_table([row for _, *pair in crowds for row in pair]))
     _show("10,000 reservations against 10", growth_table(crowds))
     _show("Peak of resident memory, the largest process of a call", size_table("MiB", 1024, memory))
     _show("Files; one file under several names counts once", size_table("MB", 1e6, sizes))
-    groups: dict[str, list[Row]] = {"ms": [*times, *ports_rows, *batches], "memory_kib": memory, "size_bytes": sizes}
+    groups: dict[str, list[Row]] = {"ms": [*times, *chained, *batches], "memory_kib": memory, "size_bytes": sizes}
     groups["ms"] += [row for _, *pair in crowds for row in pair]
     return {"about": about, **{name: [as_json(row) for row in rows] for name, rows in groups.items()}}
 
 
-def _host_ports(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -> list[Row]:
-    """Runs the cases of portmap; fewer rounds for 100 host ports, of which the reference takes seconds."""
+def _chained(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -> list[Row]:
+    """Runs the cases of portmap and bandwidth; fewer rounds for 100 ports, of which the reference takes seconds."""
     rows: list[Row] = []
     with ports.attached(subjects) as attached:
         for count, title, turns, wanted in (
@@ -131,8 +131,20 @@ def _host_ports(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]
             for backend in ("iptables", "nftables"):
                 aims = wanted if backend == "iptables" else {}
                 rows += ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached, aims)
+        rows += limits.alone(subjects, rounds, "2 limits:", attached)
     for kind, backend in ((IPTABLES, "iptables"), (NFTABLES, "nftables")):
-        rows += ports.chain(subjects, rounds, f"masquerading bridge, 1 host port, {backend}:", kind, backend, pods)
+        aimed = backend == "iptables"
+        for title, plugins, wanted in (
+            ("1 host port", [chains.host_port(backend)], None),
+            ("2 limits", [chains.limits], chains.LIMITS_WANTED if aimed else None),
+            (
+                "1 host port, 2 limits",
+                [chains.host_port(backend), chains.limits],
+                chains.WHOLE_WANTED if aimed else None,
+            ),
+        ):
+            name = f"masquerading bridge, {title}, {backend}:"
+            rows += chains.chain(subjects, rounds, name, kind, plugins, pods, wanted)
     return rows
 
 

@@ -88,6 +88,17 @@ class Subject:
             "prevResult": result,
         }
 
+    def limits(self, result: Config) -> Config:
+        """Returns bandwidth for an attachment with a limit in each direction."""
+        rates = {"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 16_000_000, "egressBurst": 1_600_000}
+        return {
+            "cniVersion": _VERSION,
+            "name": f"limits-{self.number}",
+            "type": "bandwidth",
+            "runtimeConfig": {"bandwidth": rates},
+            "prevResult": result,
+        }
+
     @property
     def host_port(self) -> int:
         """Its first host port; the next 10,000 are its own."""

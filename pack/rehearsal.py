@@ -31,6 +31,7 @@ import kernel.route
 import kernel.rtnl
 import kernel.sysctl
 import kernel.teardown
+import kernel.traffic
 from cni import gojson, skel
 from cni.address import Interface, parse_cidr
 from cni.child import Command, Outcome
@@ -40,6 +41,14 @@ _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
 # linux/netfilter/nf_tables.h
 _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = 0xA03, 0xA04, 0xA05, 0xA06, 0xA07, 0xA08
+_TRAFFIC = {
+    kind: kinds
+    for kinds in (
+        (kernel.traffic.RTM_NEWQDISC, kernel.traffic.RTM_DELQDISC, kernel.traffic.RTM_GETQDISC),
+        (kernel.traffic.RTM_NEWTFILTER, kernel.traffic.RTM_DELTFILTER, kernel.traffic.RTM_GETTFILTER),
+    )
+    for kind in kinds
+}
 _HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel gives
 _HANDLE_START = b"\x0c\0\x03\0"
 _NAME_START = struct.Struct("=HH")  # of a chain's name in its rules, and in those that jump to it: both of type 2
@@ -64,6 +73,12 @@ _PORTS = [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
     {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
 ]
+_LIMITS = {
+    "runtimeConfig": {
+        "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000}
+    }
+}
+_IFB = b"bwp"
 _MARK = 2 * struct.pack("=I", 0x2000)
 _IPAM = {
     "type": "host-local",
@@ -91,8 +106,8 @@ def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("CHECK", "DEL"):
                 yield f"{name} {verb}"
                 _play(plugins, name, verb, {**network, "prevResult": result}, leases)
-        # One scene for all verbs, so that what only netfilter needs lies apart (layout.py).
-        yield "netfilter"
+        # One scene for all verbs, so that what only netfilter and traffic control need lies apart (layout.py).
+        yield "chained"
         for backend in _BACKENDS:
             network |= {"ipMasq": True, "ipMasqBackend": backend}
             result = _play(plugins, "bridge", "ADD", network, leases)
@@ -102,6 +117,11 @@ def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
             # Twice, since the second container finds what all share: that is what most do.
             for verb in ("ADD", "CHECK", "DEL") * 2:
                 _play(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
+        for verb in ("ADD", "CHECK", "DEL"):
+            _play(
+                plugins, "bandwidth", verb, {**_NETWORK, "type": "bandwidth", **_LIMITS, "prevResult": result}, leases
+            )
+        _made.clear()  # a child has deleted the ifb
 
 
 def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
@@ -127,6 +147,8 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
 # The chains and rules made in a scene, by handle: type and content of their messages, iptables' line.
 _netfilter: dict[int, tuple[int, bytes, str]] = {}
 _handles = itertools.count(1)
+# What traffic control has, and the ifb, by its kind and place: the content of the message.
+_made: dict[tuple[int, bytes], bytes] = {}
 
 
 class _Socket(socket.socket):
@@ -161,7 +183,11 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     dump = flags & kernel.rtnl.NLM_F_DUMP == kernel.rtnl.NLM_F_DUMP
     multi = _NLM_F_MULTI if dump else 0
     if kind == kernel.link.RTM_GETLINK:
-        yield _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
+        yield _ifb(request, sequence) or _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
+    elif kind == kernel.link.RTM_NEWLINK and b"ifb\0" in request:
+        _made[kind, _IFB] = request[_HEADER.size :]
+    elif kind in _TRAFFIC:
+        yield from _traffic(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.address.RTM_GETADDR:
         (index,) = struct.unpack_from("=I", request, 20)
         for text in _ADDRESSES.get(index, ()):
@@ -178,6 +204,20 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
         yield encode(NamespaceMessage, (kernel.link.RTM_NEWNSID, 0, sequence), {}, [("NETNSA_NSID", 0)])
     if dump or flags & kernel.rtnl.NLM_F_ACK:
         yield _HEADER.pack(20, _NLMSG_DONE if dump else _NLMSG_ERROR, multi, sequence, 0) + bytes(4)
+
+
+def _traffic(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
+    """Keeps what is made and shows it again; a place is an interface and a parent, or an ifb."""
+    making, deleting, _ = _TRAFFIC[kind]
+    place = making, content[4:8] + content[12:16]
+    if kind == making:
+        _made[place] = content
+    elif kind == deleting:
+        _made.pop(place, None)
+    elif place in _made:
+        yield _HEADER.pack(_HEADER.size + len(_made[place]), making, *header) + _made[place]
+    elif not header[0]:
+        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + struct.pack("=i", -errno.ENOENT)
 
 
 def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
@@ -255,6 +295,16 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
         ("IFLA_LINK_NETNSID", 0),
     ]
     return encode(LinkMessage, header, {"index": index, "flags": kernel.link.IFF_UP}, attributes)
+
+
+def _ifb(request: bytes, sequence: int) -> bytes:
+    """Returns the ifb, or that there is none; nothing for a request that asks for another interface."""
+    (index,) = struct.unpack_from("=i", request, 20)
+    if index <= _VETH and _IFB not in request:
+        return b""
+    made = _made.get((kernel.link.RTM_NEWLINK, _IFB))
+    answer, kind = (made, kernel.link.RTM_NEWLINK) if made else (struct.pack("=i", -errno.ENODEV), _NLMSG_ERROR)
+    return _HEADER.pack(_HEADER.size + len(answer), kind, 0, sequence, 0) + answer
 
 
 def _wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
