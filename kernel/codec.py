@@ -5,15 +5,14 @@ measured:
 
 - `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so a bare package takes its place and only
   `pyroute2.netlink`, the codec, is loaded.
-- pyroute2's own message classes know every attribute the kernel has; ours on the same `nlmsg` base know those we use.
-  Encoding is a little, decoding about a third cheaper, and the executable some megabytes smaller. Its full classes
-  are what tests/unit/test_codec.py compares ours with.
+- pyroute2's own message classes know every attribute the kernel has; ours on the same `nlmsg` base know those we use,
+  and are read by kernel.decoder. The executable is some megabytes smaller. Its full classes are what
+  tests/unit/test_codec.py compares ours with.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import struct
 import sys
 import types
 from collections.abc import Iterable
@@ -28,11 +27,45 @@ if "pyroute2" not in sys.modules:
     _package.__path__ = list(_spec.submodule_search_locations or ())
     sys.modules["pyroute2"] = _package
 
-# After the stand-in; by these names kernel.codec_netfilter may have them from here (PEP 484's form of handing on).
-from pyroute2.netlink import nla as nla  # noqa: PLC0414 - see above
-from pyroute2.netlink import nlmsg as nlmsg  # noqa: PLC0414 - see above
+import pyroute2.netlink
+
+from kernel import decoder
+from kernel.decoder import decode as decode  # noqa: PLC0414 - handed on
 
 Attributes = list[tuple[str, object]]
+
+
+class _Plain:
+    """A message, or a part of one, whose fields and attributes are looked up by their own name and in no other way.
+
+    pyroute2 tries each key as a path, in lower case and without its prefix, for each field of each message.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        mapping: Any = self
+        return dict.__getitem__(mapping, key) if key in mapping else super().__getitem__(key)  # type: ignore[misc]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a field, `default` when it is not set."""
+        mapping: Any = self
+        return dict.get(mapping, key, default)
+
+
+_ATOMS = ("uint8", "uint16", "uint32", "uint64", "int32", "be16", "be32", "sbe32", "asciiz", "cdata", "flag", "none")
+_plain_atoms = {name: type(name, (_Plain, getattr(pyroute2.netlink.nlmsg, name)), {}) for name in _ATOMS}
+
+
+class nla(_Plain, pyroute2.netlink.nla):  # type: ignore[misc]  # noqa: N801 - pyroute2's name
+    """A nested attribute: `nla_map` names its own."""
+
+
+class nlmsg(_Plain, pyroute2.netlink.nlmsg):  # type: ignore[misc]  # noqa: N801 - pyroute2's name
+    """A message: `fields` is its fixed struct, `nla_map` names its attributes."""
+
+
+for _name, _atom in _plain_atoms.items():
+    setattr(nla, _name, _atom)
+    setattr(nlmsg, _name, _atom)
 
 # Names are the kernel's (linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h); raw bytes ("cdata") for addresses,
 # which ipaddress turns into values without a detour through text.
@@ -61,36 +94,36 @@ _LINK_FIELDS = (
 )
 
 
-class _Ipv4Conf(nla):  # type: ignore[misc]
+class _Ipv4Conf(nla):
     """IFLA_INET_CONF: per-interface IPv4 settings by their IPV4_DEVCONF_* number (linux/ip.h)."""
 
     nla_map = ((1, "IPV4_DEVCONF_FORWARDING", "uint32"), (22, "IPV4_DEVCONF_ARP_NOTIFY", "uint32"))
 
 
-class _AfInet(nla):  # type: ignore[misc]
+class _AfInet(nla):
     nla_map = ((1, "IFLA_INET_CONF", "inet_conf"),)
     inet_conf = _Ipv4Conf
 
 
-class _AfSpec(nla):  # type: ignore[misc]
+class _AfSpec(nla):
     nla_map = ((2, "AF_INET", "af_inet"),)
     af_inet = _AfInet
 
 
-class _PortData(nla):  # type: ignore[misc]
+class _PortData(nla):
     """IFLA_INFO_SLAVE_DATA of a bridge port (IFLA_BRPORT_*)."""
 
     nla_map = ((4, "IFLA_BRPORT_MODE", "uint8"), (33, "IFLA_BRPORT_ISOLATED", "uint8"))
 
 
-class _Peer(nla):  # type: ignore[misc]
+class _Peer(nla):
     """VETH_INFO_PEER: a whole link message for the other end."""
 
     fields = _LINK_FIELDS
     nla_map = (*_LINK_ATTRIBUTES[:3], (28, "IFLA_NET_NS_FD", "uint32"))
 
 
-class _LinkData(nla):  # type: ignore[misc]
+class _LinkData(nla):
     """IFLA_INFO_DATA, whose numbers mean something else for each kind of link: who reads it knows the kind."""
 
     nla_map = (
@@ -101,7 +134,7 @@ class _LinkData(nla):  # type: ignore[misc]
     peer = _Peer
 
 
-class _LinkInfo(nla):  # type: ignore[misc]
+class _LinkInfo(nla):
     nla_map = (
         (1, "IFLA_INFO_KIND", "asciiz"),
         (2, "IFLA_INFO_DATA", "link_data"),
@@ -112,7 +145,7 @@ class _LinkInfo(nla):  # type: ignore[misc]
     port_data = _PortData
 
 
-class LinkMessage(nlmsg):  # type: ignore[misc]
+class LinkMessage(nlmsg):
     """RTM_NEWLINK and its kin: struct ifinfomsg and IFLA_* attributes."""
 
     prefix = "IFLA_"
@@ -122,16 +155,16 @@ class LinkMessage(nlmsg):  # type: ignore[misc]
     af_spec = _AfSpec
 
 
-class _VlanDeviceData(nla):  # type: ignore[misc]
+class _VlanDeviceData(nla):
     nla_map = ((1, "IFLA_VLAN_ID", "uint16"),)
 
 
-class _VlanDeviceInfo(nla):  # type: ignore[misc]
+class _VlanDeviceInfo(nla):
     nla_map = ((2, "IFLA_INFO_DATA", "link_data"),)
     link_data = _VlanDeviceData
 
 
-class VlanDeviceMessage(nlmsg):  # type: ignore[misc]
+class VlanDeviceMessage(nlmsg):
     """RTM_NEWLINK of an 802.1Q interface: LinkMessage with its VLAN ID."""
 
     prefix = "IFLA_"
@@ -140,18 +173,18 @@ class VlanDeviceMessage(nlmsg):  # type: ignore[misc]
     linkinfo = _VlanDeviceInfo
 
 
-class _VlanInfo(nla):  # type: ignore[misc]
+class _VlanInfo(nla):
     """IFLA_BRIDGE_VLAN_INFO: struct bridge_vlan_info (linux/if_bridge.h)."""
 
     fields = (("flags", "H"), ("vid", "H"))
 
 
-class _BridgeSpec(nla):  # type: ignore[misc]
+class _BridgeSpec(nla):
     nla_map = ((2, "IFLA_BRIDGE_VLAN_INFO", "vlan_info"),)
     vlan_info = _VlanInfo
 
 
-class VlanMessage(nlmsg):  # type: ignore[misc]
+class VlanMessage(nlmsg):
     """RTM_SETLINK and its kin of family AF_BRIDGE: struct ifinfomsg and the VLANs of a bridge port."""
 
     prefix = "IFLA_"
@@ -164,7 +197,7 @@ class VlanMessage(nlmsg):  # type: ignore[misc]
     bridge_spec = _BridgeSpec
 
 
-class NamespaceMessage(nlmsg):  # type: ignore[misc]
+class NamespaceMessage(nlmsg):
     """RTM_GETNSID: struct rtgenmsg, padded, and NETNSA_* attributes (linux/net_namespace.h)."""
 
     prefix = "NETNSA_"
@@ -172,7 +205,7 @@ class NamespaceMessage(nlmsg):  # type: ignore[misc]
     nla_map = ((1, "NETNSA_NSID", "int32"), (3, "NETNSA_FD", "uint32"))
 
 
-class AddressMessage(nlmsg):  # type: ignore[misc]
+class AddressMessage(nlmsg):
     """RTM_NEWADDR and its kin: struct ifaddrmsg and IFA_* attributes."""
 
     prefix = "IFA_"
@@ -185,11 +218,11 @@ class AddressMessage(nlmsg):  # type: ignore[misc]
     )
 
 
-class _Metrics(nla):  # type: ignore[misc]
+class _Metrics(nla):
     nla_map = ((2, "RTAX_MTU", "uint32"), (8, "RTAX_ADVMSS", "uint32"))
 
 
-class RouteMessage(nlmsg):  # type: ignore[misc]
+class RouteMessage(nlmsg):
     """RTM_NEWROUTE and its kin: struct rtmsg and RTA_* attributes."""
 
     prefix = "RTA_"
@@ -225,49 +258,17 @@ def encode(kind: type[Any], header: tuple[int, int, int], values: dict[str, int]
     return bytes(message.data)
 
 
-def decode(kind: type[Any], data: bytes) -> Any:
-    """Returns the message in `data`, a mapping of its fixed fields with `get_attr(name)` for the attributes we know."""
-    message = kind(_reduced(kind, data))
-    message.decode()
-    return message
-
-
-def _reduced(kind: type[Any], data: bytes) -> bytes:
-    """Returns the message without the attributes `kind` does not know.
-
-    The kernel describes a link by some forty attributes; pyroute2 would make an object of each, we look at eight.
-    """
-    known = _KNOWN[kind]
-    offset = _FIXED[kind]
-    parts = [data[4:offset]]
-    while offset + 4 <= len(data):
-        length, attribute = _ATTRIBUTE.unpack_from(data, offset)
-        following = offset + ((max(length, 4) + 3) & ~3)
-        if attribute & _TYPE_MASK in known:
-            parts.append(data[offset:following])
-        offset = following
-    body = b"".join(parts)
-    return _LENGTH.pack(len(body) + 4) + body
-
-
 def prepare(messages: Iterable[type[Any]], nested: Iterable[type[Any]] = ()) -> None:
-    """Tells `encode` and `decode` of message classes; each module calls it once, with those that it has.
+    """Tells of message classes; each module calls it once, with those that it has.
 
     pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
     """
     for kind in messages:
-        _KNOWN[kind] = frozenset(item[0] for item in kind.nla_map)
-        _FIXED[kind] = 16 + struct.calcsize("=" + "".join(item[1].lstrip(">") for item in kind.fields))
+        decoder.prepare(kind)
         kind()
     for kind in nested:
         kind()
 
-
-_ATTRIBUTE = struct.Struct("=HH")
-_LENGTH = struct.Struct("=I")
-_TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK (linux/netlink.h): the two upper bits are flags
-_KNOWN: dict[type[Any], frozenset[int]] = {}
-_FIXED: dict[type[Any], int] = {}
 
 prepare(
     (LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage),

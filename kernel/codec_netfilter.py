@@ -10,20 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from kernel.codec import nla, nlmsg, prepare
-from kernel.nft_expression import NESTED, attribute, attributes
+from kernel.nft_expression import NESTED, attribute
 
 _FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfgenmsg (nfnetlink.h)
 _HEADER, _NFGENMSG = struct.Struct("=IHHII"), struct.Struct(">BBH")
 _BE64 = struct.Struct(">Q")
 
 
-class BatchMessage(nlmsg):  # type: ignore[misc]
+class BatchMessage(nlmsg):
     """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg alone."""
 
     fields = _FIELDS
 
 
-class TableMessage(nlmsg):  # type: ignore[misc]
+class TableMessage(nlmsg):
     """NFT_MSG_NEWTABLE and its kin: struct nfgenmsg and NFTA_TABLE_* attributes (linux/netfilter/nf_tables.h)."""
 
     prefix = "NFTA_TABLE_"
@@ -31,11 +31,11 @@ class TableMessage(nlmsg):  # type: ignore[misc]
     nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
 
 
-class _Hook(nla):  # type: ignore[misc]
+class _Hook(nla):
     nla_map = ((1, "NFTA_HOOK_HOOKNUM", "be32"), (2, "NFTA_HOOK_PRIORITY", "sbe32"))
 
 
-class ChainMessage(nlmsg):  # type: ignore[misc]
+class ChainMessage(nlmsg):
     """NFT_MSG_NEWCHAIN and its kin: struct nfgenmsg and NFTA_CHAIN_* attributes."""
 
     prefix = "NFTA_CHAIN_"
@@ -54,8 +54,8 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
 class RuleMessage(dict[str, Any]):
     """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
 
-    Packed here, with what `encode` and `decode` use of nlmsg: a verb may send or read a thousand rules, and pyroute2
-    takes a tenth of a millisecond for each. Expressions are bytes (kernel.nft_rule makes them).
+    Packed here, with what `encode` uses of nlmsg: a verb may send a thousand rules, and pyroute2 takes a tenth of a
+    millisecond for each. Expressions are bytes (kernel.nft_rule makes them).
     """
 
     fields = _FIELDS
@@ -82,30 +82,18 @@ class RuleMessage(dict[str, Any]):
         numbers = header["type"], header["flags"], header["sequence_number"]
         self.data = _HEADER.pack(_HEADER.size + len(body), *numbers, 0) + body
 
-    def decode(self) -> None:
-        """Reads the content from `data`."""
-        self["family"], self["version"], self["subsystem"] = _NFGENMSG.unpack_from(self.data, _HEADER.size)
-        for kind, _, content in attributes(self.data, _HEADER.size + _NFGENMSG.size):
-            name, unpack = _RULE_BY_NUMBER[kind]
-            self[name] = unpack(content)
 
-    def get_attr(self, name: str) -> Any:
-        """Returns what an attribute holds, None when there is none."""
-        return self.get(name)
-
-
-# By the names of pyroute2's types: whether it is nested, what packs a value, what unpacks it.
-_FLAT_TYPES: dict[str, tuple[int, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "asciiz": (0, lambda text: text.encode() + b"\0", lambda data: data.rstrip(b"\0").decode()),
-    "be64": (0, _BE64.pack, lambda data: _BE64.unpack(data)[0]),
-    "cdata": (0, bytes, bytes),
-    "cdata|nested": (NESTED, bytes, bytes),
+# By the names of pyroute2's types: whether it is nested, and what packs a value.
+_FLAT_TYPES: dict[str, tuple[int, Callable[[Any], bytes]]] = {
+    "asciiz": (0, lambda text: text.encode() + b"\0"),
+    "be64": (0, _BE64.pack),
+    "cdata": (0, bytes),
+    "cdata|nested": (NESTED, bytes),
 }
 _RULE_BY_NAME = {name: (kind | _FLAT_TYPES[how][0], _FLAT_TYPES[how][1]) for kind, name, how in RuleMessage.nla_map}
-_RULE_BY_NUMBER = {kind: (name, _FLAT_TYPES[how][2]) for kind, name, how in RuleMessage.nla_map}
 
 
-class _TupleAddresses(nla):  # type: ignore[misc]
+class _TupleAddresses(nla):
     nla_map = (
         (1, "CTA_IP_V4_SRC", "cdata"),
         (2, "CTA_IP_V4_DST", "cdata"),
@@ -114,11 +102,11 @@ class _TupleAddresses(nla):  # type: ignore[misc]
     )
 
 
-class _TuplePorts(nla):  # type: ignore[misc]
+class _TuplePorts(nla):
     nla_map = ((1, "CTA_PROTO_NUM", "uint8"), (2, "CTA_PROTO_SRC_PORT", "be16"), (3, "CTA_PROTO_DST_PORT", "be16"))
 
 
-class _Tuple(nla):  # type: ignore[misc]
+class _Tuple(nla):
     """CTA_TUPLE_*: one direction of a connection of a protocol with ports."""
 
     nla_map = (
@@ -130,11 +118,11 @@ class _Tuple(nla):  # type: ignore[misc]
     ports = _TuplePorts
 
 
-class _Filter(nla):  # type: ignore[misc]
+class _Filter(nla):
     nla_map = ((1, "CTA_FILTER_ORIG_FLAGS", "uint32"),)
 
 
-class ConntrackMessage(nlmsg):  # type: ignore[misc]
+class ConntrackMessage(nlmsg):
     """IPCTNL_MSG_CT_NEW and its kin: struct nfgenmsg and CTA_* attributes (linux/netfilter/nfnetlink_conntrack.h)."""
 
     prefix = "CTA_"

@@ -21,63 +21,61 @@ _FIELDS = (
 )  # struct tcmsg (linux/rtnetlink.h)
 
 
-class _TbfOptions(nla):  # type: ignore[misc]
+class _TbfOptions(nla):
     """TCA_OPTIONS of a token bucket filter (linux/pkt_sched.h); the first is struct tc_tbf_qopt."""
 
     nla_map = ((1, "TCA_TBF_PARMS", "cdata"), (4, "TCA_TBF_RATE64", "uint64"))
 
 
-class QdiscMessage(nlmsg):  # type: ignore[misc]
+class QdiscMessage(nlmsg):
     """RTM_NEWQDISC and its kin: struct tcmsg; what the options are depends on the kind, which stands before them."""
 
     prefix = "TCA_"
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"))
-    tbf_options = _TbfOptions
 
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:
-        """Returns the class of the options; pyroute2 calls it."""
-        return message.tbf_options if message.get_attr("TCA_KIND") == "tbf" else message.cdata
+        """Returns the class of the options."""
+        return _TbfOptions if message.get_attr("TCA_KIND") == "tbf" else nla.cdata
 
 
-class _MirredOptions(nla):  # type: ignore[misc]
+class _MirredOptions(nla):
     """TCA_ACT_OPTIONS of mirred: struct tc_mirred (linux/tc_act/tc_mirred.h)."""
 
     nla_map = ((2, "TCA_MIRRED_PARMS", "cdata"),)
 
 
-class _Action(nla):  # type: ignore[misc]
+class _Action(nla):
     nla_map = ((1, "TCA_ACT_KIND", "asciiz"), (2, "TCA_ACT_OPTIONS", "mirred_options"))
     mirred_options = _MirredOptions
 
 
-class _Actions(nla):  # type: ignore[misc]
+class _Actions(nla):
     """TCA_U32_ACT: a filter's actions, numbered from 1 in the order in which they are taken; the first counts here."""
 
     nla_map = ((1, "TCA_ACT_PRIO_1", "action"),)
     action = _Action
 
 
-class _U32Options(nla):  # type: ignore[misc]
+class _U32Options(nla):
     """TCA_OPTIONS of a u32 filter; TCA_U32_SEL is struct tc_u32_sel with its keys (linux/pkt_cls.h)."""
 
     nla_map = ((1, "TCA_U32_CLASSID", "uint32"), (5, "TCA_U32_SEL", "cdata"), (7, "TCA_U32_ACT", "actions"))
     actions = _Actions
 
 
-class FilterMessage(nlmsg):  # type: ignore[misc]
+class FilterMessage(nlmsg):
     """RTM_NEWTFILTER and its kin: struct tcmsg, whose `info` is priority and protocol; options as of a qdisc."""
 
     prefix = "TCA_"
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"))
-    u32_options = _U32Options
 
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:
-        """Returns the class of the options; pyroute2 calls it."""
-        return message.u32_options if message.get_attr("TCA_KIND") == "u32" else message.cdata
+        """Returns the class of the options."""
+        return _U32Options if message.get_attr("TCA_KIND") == "u32" else nla.cdata
 
 
 prepare(
