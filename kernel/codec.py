@@ -13,6 +13,7 @@ measured:
 from __future__ import annotations
 
 import importlib.util
+import struct
 import sys
 import types
 from collections.abc import Iterable
@@ -36,10 +37,13 @@ Attributes = list[tuple[str, object]]
 
 
 class _Plain:
-    """A message, or a part of one, whose fields and attributes are looked up by their own name and in no other way.
+    """A message, or a part of one, whose fields are looked up by their own name, and packed all at once.
 
     pyroute2 tries each key as a path, in lower case and without its prefix, for each field of each message.
     """
+
+    __slots__ = ()
+    form: struct.Struct | None = None  # of the fixed fields, where all are numbers; `prepare` sets it
 
     def __getitem__(self, key: str) -> Any:
         mapping: Any = self
@@ -50,9 +54,21 @@ class _Plain:
         mapping: Any = self
         return dict.get(mapping, key, default)
 
+    def ft_encode(self, offset: int) -> tuple[int, int]:
+        """Packs the fixed fields; returns the offset behind them, and how much of that is padding."""
+        message: Any = self
+        if self.form is None:
+            return super().ft_encode(offset)  # type: ignore[misc, no-any-return]
+        message.data.extend(self.form.pack(*(dict.get(message, name) or 0 for name, _ in message.fields)))
+        padding = -self.form.size % 4
+        message.data.extend(bytes(padding))
+        return offset + self.form.size + padding, padding
+
 
 _ATOMS = ("uint8", "uint16", "uint32", "uint64", "int32", "be16", "be32", "sbe32", "asciiz", "cdata", "flag", "none")
-_plain_atoms = {name: type(name, (_Plain, getattr(pyroute2.netlink.nlmsg, name)), {}) for name in _ATOMS}
+_plain_atoms: dict[str, Any] = {
+    name: type(name, (_Plain, getattr(pyroute2.netlink.nlmsg, name)), {}) for name in _ATOMS
+}
 
 
 class nla(_Plain, pyroute2.netlink.nla):  # type: ignore[misc]  # noqa: N801 - pyroute2's name
@@ -64,6 +80,8 @@ class nlmsg(_Plain, pyroute2.netlink.nlmsg):  # type: ignore[misc]  # noqa: N801
 
 
 for _name, _atom in _plain_atoms.items():
+    if _name not in ("asciiz", "cdata", "flag", "none"):
+        _atom.form = decoder.form(_atom)
     setattr(nla, _name, _atom)
     setattr(nlmsg, _name, _atom)
 
@@ -265,8 +283,8 @@ def prepare(messages: Iterable[type[Any]], nested: Iterable[type[Any]] = ()) -> 
     """
     for kind in messages:
         decoder.prepare(kind)
-        kind()
-    for kind in nested:
+    for kind in (*messages, *nested):
+        kind.form = decoder.form(kind)
         kind()
 
 

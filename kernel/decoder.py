@@ -86,13 +86,17 @@ def prepare(kind: type[Any]) -> None:
             prepare(read.kind)
 
 
+def form(kind: type[Any]) -> struct.Struct:
+    """Returns the fixed struct of a message class."""
+    forms = [form for _, form in kind.fields]
+    order = ">" if any(form[0] == ">" for form in forms) else "="  # the others of such a struct are single bytes
+    return struct.Struct(order + "".join(form.lstrip("=>") for form in forms))
+
+
 def _table(kind: type[Any]) -> Table:
     table = _TABLES.get(kind)
     if table is None:
-        forms = [form for _, form in kind.fields]
-        order = ">" if any(form[0] == ">" for form in forms) else "="  # the others of such a struct are single bytes
-        form = struct.Struct(order + "".join(form.lstrip(">") for form in forms))
-        table = _TABLES[kind] = Table(form, tuple(name for name, _ in kind.fields))
+        table = _TABLES[kind] = Table(form(kind), tuple(name for name, _ in kind.fields))
         for number, name, how in kind.nla_map:
             table.attributes[number] = name, _reader(kind, how.partition("|")[0])
     return table
