@@ -38,7 +38,7 @@ def chain(
     kind: Kind,
     chained: Sequence[Chained],
     pods: Sequence[Namespace],
-    wanted: dict[str, float] | None = None,
+    wanted: dict[str, float],
 ) -> list[Row]:
     """Measures ADD and DEL of a bridge with chained plugins behind it."""
 
@@ -52,7 +52,7 @@ def chain(
         deleted = [subject.run(config["type"], "DEL", {**config, **full}, pod) for config in reversed(configs)]
         return named(name, {"ADD": reduce(_sum, added), "DEL": reduce(_sum, deleted)})
 
-    return compare(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in (wanted or {}).items()})
+    return compare(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in wanted.items()})
 
 
 def _sum(first: Run, second: Run) -> Run:

@@ -133,18 +133,15 @@ def _chained(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -
                 rows += ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached, aims)
         rows += limits.alone(subjects, rounds, "2 limits:", attached)
     for kind, backend in ((IPTABLES, "iptables"), (NFTABLES, "nftables")):
-        aimed = backend == "iptables"
-        for title, plugins, wanted in (
-            ("1 host port", [chains.host_port(backend)], None),
-            ("2 limits", [chains.limits], chains.LIMITS_WANTED if aimed else None),
-            (
-                "1 host port, 2 limits",
-                [chains.host_port(backend), chains.limits],
-                chains.WHOLE_WANTED if aimed else None,
-            ),
+        port = chains.host_port(backend)
+        for title, plugins, aims in (
+            ("1 host port", [port], {}),
+            ("2 limits", [chains.limits], chains.LIMITS_WANTED),
+            ("1 host port, 2 limits", [port, chains.limits], chains.WHOLE_WANTED),
         ):
             name = f"masquerading bridge, {title}, {backend}:"
-            rows += chains.chain(subjects, rounds, name, kind, plugins, pods, wanted)
+            own_aims = aims if backend == "iptables" else {}
+            rows += chains.chain(subjects, rounds, name, kind, plugins, pods, own_aims)
     return rows
 
 
