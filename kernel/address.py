@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
 from cni.address import Interface
-from kernel.codec import AddressMessage, Attributes
+from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
+from kernel.wire import Attributes
 
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTNLGRP_IPV6_IFADDR = 9

@@ -1,23 +1,20 @@
-"""Netlink messages: the few attributes we use, as message classes on pyroute2's codec.
+"""Netlink messages: the few attributes we use, as pyroute2 message classes.
 
-One rule: this is the only module that imports pyroute2; kernel.codec_netfilter stands on it. Two decisions, both
-measured:
+One rule: this is the only module that imports pyroute2; kernel.codec_netfilter and kernel.codec_traffic stand on it.
+Three decisions, all measured:
 
 - `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so a bare package takes its place and only
   `pyroute2.netlink`, the codec, is loaded.
 - pyroute2's own message classes know every attribute the kernel has; ours on the same `nlmsg` base know those we use,
-  and are read by kernel.decoder. The executable is some megabytes smaller. Its full classes are what
-  tests/unit/test_codec.py compares ours with.
+  and the executable is some megabytes smaller. Its full classes are what tests/unit/test_codec.py compares ours with.
+- What the classes say is written and read by kernel.wire, in a tenth of the time or less.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import struct
 import sys
 import types
-from collections.abc import Iterable
-from typing import Any
 
 if "pyroute2" not in sys.modules:
     _spec = importlib.util.find_spec("pyroute2")
@@ -28,62 +25,11 @@ if "pyroute2" not in sys.modules:
     _package.__path__ = list(_spec.submodule_search_locations or ())
     sys.modules["pyroute2"] = _package
 
-import pyroute2.netlink
+# After the stand-in; by these names the other modules of messages have them from here (PEP 484's form of handing on).
+from pyroute2.netlink import nla as nla  # noqa: PLC0414
+from pyroute2.netlink import nlmsg as nlmsg  # noqa: PLC0414
 
-from kernel import decoder
-from kernel.decoder import decode as decode  # noqa: PLC0414 - handed on
-
-Attributes = list[tuple[str, object]]
-
-
-class _Plain:
-    """A message, or a part of one, whose fields are looked up by their own name, and packed all at once.
-
-    pyroute2 tries each key as a path, in lower case and without its prefix, for each field of each message.
-    """
-
-    __slots__ = ()
-    form: struct.Struct | None = None  # of the fixed fields, where all are numbers; `prepare` sets it
-
-    def __getitem__(self, key: str) -> Any:
-        mapping: Any = self
-        return dict.__getitem__(mapping, key) if key in mapping else super().__getitem__(key)  # type: ignore[misc]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Returns a field, `default` when it is not set."""
-        mapping: Any = self
-        return dict.get(mapping, key, default)
-
-    def ft_encode(self, offset: int) -> tuple[int, int]:
-        """Packs the fixed fields; returns the offset behind them, and how much of that is padding."""
-        message: Any = self
-        if self.form is None:
-            return super().ft_encode(offset)  # type: ignore[misc, no-any-return]
-        message.data.extend(self.form.pack(*(dict.get(message, name) or 0 for name, _ in message.fields)))
-        padding = -self.form.size % 4
-        message.data.extend(bytes(padding))
-        return offset + self.form.size + padding, padding
-
-
-_ATOMS = ("uint8", "uint16", "uint32", "uint64", "int32", "be16", "be32", "sbe32", "asciiz", "cdata", "flag", "none")
-_plain_atoms: dict[str, Any] = {
-    name: type(name, (_Plain, getattr(pyroute2.netlink.nlmsg, name)), {}) for name in _ATOMS
-}
-
-
-class nla(_Plain, pyroute2.netlink.nla):  # type: ignore[misc]  # noqa: N801 - pyroute2's name
-    """A nested attribute: `nla_map` names its own."""
-
-
-class nlmsg(_Plain, pyroute2.netlink.nlmsg):  # type: ignore[misc]  # noqa: N801 - pyroute2's name
-    """A message: `fields` is its fixed struct, `nla_map` names its attributes."""
-
-
-for _name, _atom in _plain_atoms.items():
-    if _name not in ("asciiz", "cdata", "flag", "none"):
-        _atom.form = decoder.form(_atom)
-    setattr(nla, _name, _atom)
-    setattr(nlmsg, _name, _atom)
+from kernel.wire import prepare
 
 # Names are the kernel's (linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h); raw bytes ("cdata") for addresses,
 # which ipaddress turns into values without a detour through text.
@@ -112,36 +58,36 @@ _LINK_FIELDS = (
 )
 
 
-class _Ipv4Conf(nla):
+class _Ipv4Conf(nla):  # type: ignore[misc]
     """IFLA_INET_CONF: per-interface IPv4 settings by their IPV4_DEVCONF_* number (linux/ip.h)."""
 
     nla_map = ((1, "IPV4_DEVCONF_FORWARDING", "uint32"), (22, "IPV4_DEVCONF_ARP_NOTIFY", "uint32"))
 
 
-class _AfInet(nla):
+class _AfInet(nla):  # type: ignore[misc]
     nla_map = ((1, "IFLA_INET_CONF", "inet_conf"),)
     inet_conf = _Ipv4Conf
 
 
-class _AfSpec(nla):
+class _AfSpec(nla):  # type: ignore[misc]
     nla_map = ((2, "AF_INET", "af_inet"),)
     af_inet = _AfInet
 
 
-class _PortData(nla):
+class _PortData(nla):  # type: ignore[misc]
     """IFLA_INFO_SLAVE_DATA of a bridge port (IFLA_BRPORT_*)."""
 
     nla_map = ((4, "IFLA_BRPORT_MODE", "uint8"), (33, "IFLA_BRPORT_ISOLATED", "uint8"))
 
 
-class _Peer(nla):
+class _Peer(nla):  # type: ignore[misc]
     """VETH_INFO_PEER: a whole link message for the other end."""
 
     fields = _LINK_FIELDS
     nla_map = (*_LINK_ATTRIBUTES[:3], (28, "IFLA_NET_NS_FD", "uint32"))
 
 
-class _LinkData(nla):
+class _LinkData(nla):  # type: ignore[misc]
     """IFLA_INFO_DATA, whose numbers mean something else for each kind of link: who reads it knows the kind."""
 
     nla_map = (
@@ -152,7 +98,7 @@ class _LinkData(nla):
     peer = _Peer
 
 
-class _LinkInfo(nla):
+class _LinkInfo(nla):  # type: ignore[misc]
     nla_map = (
         (1, "IFLA_INFO_KIND", "asciiz"),
         (2, "IFLA_INFO_DATA", "link_data"),
@@ -163,7 +109,7 @@ class _LinkInfo(nla):
     port_data = _PortData
 
 
-class LinkMessage(nlmsg):
+class LinkMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWLINK and its kin: struct ifinfomsg and IFLA_* attributes."""
 
     prefix = "IFLA_"
@@ -173,16 +119,16 @@ class LinkMessage(nlmsg):
     af_spec = _AfSpec
 
 
-class _VlanDeviceData(nla):
+class _VlanDeviceData(nla):  # type: ignore[misc]
     nla_map = ((1, "IFLA_VLAN_ID", "uint16"),)
 
 
-class _VlanDeviceInfo(nla):
+class _VlanDeviceInfo(nla):  # type: ignore[misc]
     nla_map = ((2, "IFLA_INFO_DATA", "link_data"),)
     link_data = _VlanDeviceData
 
 
-class VlanDeviceMessage(nlmsg):
+class VlanDeviceMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWLINK of an 802.1Q interface: LinkMessage with its VLAN ID."""
 
     prefix = "IFLA_"
@@ -191,18 +137,18 @@ class VlanDeviceMessage(nlmsg):
     linkinfo = _VlanDeviceInfo
 
 
-class _VlanInfo(nla):
+class _VlanInfo(nla):  # type: ignore[misc]
     """IFLA_BRIDGE_VLAN_INFO: struct bridge_vlan_info (linux/if_bridge.h)."""
 
     fields = (("flags", "H"), ("vid", "H"))
 
 
-class _BridgeSpec(nla):
+class _BridgeSpec(nla):  # type: ignore[misc]
     nla_map = ((2, "IFLA_BRIDGE_VLAN_INFO", "vlan_info"),)
     vlan_info = _VlanInfo
 
 
-class VlanMessage(nlmsg):
+class VlanMessage(nlmsg):  # type: ignore[misc]
     """RTM_SETLINK and its kin of family AF_BRIDGE: struct ifinfomsg and the VLANs of a bridge port."""
 
     prefix = "IFLA_"
@@ -215,7 +161,7 @@ class VlanMessage(nlmsg):
     bridge_spec = _BridgeSpec
 
 
-class NamespaceMessage(nlmsg):
+class NamespaceMessage(nlmsg):  # type: ignore[misc]
     """RTM_GETNSID: struct rtgenmsg, padded, and NETNSA_* attributes (linux/net_namespace.h)."""
 
     prefix = "NETNSA_"
@@ -223,7 +169,7 @@ class NamespaceMessage(nlmsg):
     nla_map = ((1, "NETNSA_NSID", "int32"), (3, "NETNSA_FD", "uint32"))
 
 
-class AddressMessage(nlmsg):
+class AddressMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWADDR and its kin: struct ifaddrmsg and IFA_* attributes."""
 
     prefix = "IFA_"
@@ -236,11 +182,11 @@ class AddressMessage(nlmsg):
     )
 
 
-class _Metrics(nla):
+class _Metrics(nla):  # type: ignore[misc]
     nla_map = ((2, "RTAX_MTU", "uint32"), (8, "RTAX_ADVMSS", "uint32"))
 
 
-class RouteMessage(nlmsg):
+class RouteMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWROUTE and its kin: struct rtmsg and RTA_* attributes."""
 
     prefix = "RTA_"
@@ -266,29 +212,4 @@ class RouteMessage(nlmsg):
     metrics = _Metrics
 
 
-def encode(kind: type[Any], header: tuple[int, int, int], values: dict[str, int], attributes: Attributes) -> bytes:
-    """Returns one netlink message: `header` is (type, flags, sequence number), `values` the fixed struct's fields."""
-    message = kind()
-    message["header"]["type"], message["header"]["flags"], message["header"]["sequence_number"] = header
-    message.update(values)
-    message["attrs"] = attributes
-    message.encode()
-    return bytes(message.data)
-
-
-def prepare(messages: Iterable[type[Any]], nested: Iterable[type[Any]] = ()) -> None:
-    """Tells of message classes; each module calls it once, with those that it has.
-
-    pyroute2 compiles a class's attribute table at its first use; done here, it becomes part of the start-up image.
-    """
-    for kind in messages:
-        decoder.prepare(kind)
-    for kind in (*messages, *nested):
-        kind.form = decoder.form(kind)
-        kind()
-
-
-prepare(
-    (LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage),
-    (_LinkInfo, _LinkData, _Peer, _PortData, _AfSpec, _AfInet, _BridgeSpec, _VlanDeviceInfo, _Ipv4Conf, _Metrics),
-)
+prepare(LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage)

@@ -5,25 +5,19 @@ One rule: as there, only the attributes that we use; their names are the kernel'
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from typing import Any
-
-from kernel.codec import nla, nlmsg, prepare
-from kernel.nft_expression import NESTED, attribute
+from kernel.codec import nla, nlmsg
+from kernel.wire import prepare
 
 _FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfgenmsg (nfnetlink.h)
-_HEADER, _NFGENMSG = struct.Struct("=IHHII"), struct.Struct(">BBH")
-_BE64 = struct.Struct(">Q")
 
 
-class BatchMessage(nlmsg):
+class BatchMessage(nlmsg):  # type: ignore[misc]
     """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg alone."""
 
     fields = _FIELDS
 
 
-class TableMessage(nlmsg):
+class TableMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWTABLE and its kin: struct nfgenmsg and NFTA_TABLE_* attributes (linux/netfilter/nf_tables.h)."""
 
     prefix = "NFTA_TABLE_"
@@ -31,11 +25,11 @@ class TableMessage(nlmsg):
     nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
 
 
-class _Hook(nla):
+class _Hook(nla):  # type: ignore[misc]
     nla_map = ((1, "NFTA_HOOK_HOOKNUM", "be32"), (2, "NFTA_HOOK_PRIORITY", "sbe32"))
 
 
-class ChainMessage(nlmsg):
+class ChainMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWCHAIN and its kin: struct nfgenmsg and NFTA_CHAIN_* attributes."""
 
     prefix = "NFTA_CHAIN_"
@@ -51,13 +45,13 @@ class ChainMessage(nlmsg):
     hook = _Hook
 
 
-class RuleMessage(dict[str, Any]):
+class RuleMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
 
-    Packed here, with what `encode` uses of nlmsg: a verb may send a thousand rules, and pyroute2 takes a tenth of a
-    millisecond for each. Expressions are bytes (kernel.nft_rule makes them).
+    Expressions are bytes (kernel.nft_rule makes them).
     """
 
+    prefix = "NFTA_RULE_"
     fields = _FIELDS
     nla_map = (
         (1, "NFTA_RULE_TABLE", "asciiz"),
@@ -68,32 +62,8 @@ class RuleMessage(dict[str, Any]):
         (7, "NFTA_RULE_USERDATA", "cdata"),
     )
 
-    def __init__(self, data: bytes = b"") -> None:
-        super().__init__(header={})
-        self.data = data
 
-    def encode(self) -> None:
-        """Makes `data` of the content."""
-        parts = [_NFGENMSG.pack(self["family"], 0, 0)]
-        for name, value in self["attrs"]:
-            kind, pack = _RULE_BY_NAME[name]
-            parts.append(attribute(kind, pack(value)))
-        body, header = b"".join(parts), self["header"]
-        numbers = header["type"], header["flags"], header["sequence_number"]
-        self.data = _HEADER.pack(_HEADER.size + len(body), *numbers, 0) + body
-
-
-# By the names of pyroute2's types: whether it is nested, and what packs a value.
-_FLAT_TYPES: dict[str, tuple[int, Callable[[Any], bytes]]] = {
-    "asciiz": (0, lambda text: text.encode() + b"\0"),
-    "be64": (0, _BE64.pack),
-    "cdata": (0, bytes),
-    "cdata|nested": (NESTED, bytes),
-}
-_RULE_BY_NAME = {name: (kind | _FLAT_TYPES[how][0], _FLAT_TYPES[how][1]) for kind, name, how in RuleMessage.nla_map}
-
-
-class _TupleAddresses(nla):
+class _TupleAddresses(nla):  # type: ignore[misc]
     nla_map = (
         (1, "CTA_IP_V4_SRC", "cdata"),
         (2, "CTA_IP_V4_DST", "cdata"),
@@ -102,11 +72,11 @@ class _TupleAddresses(nla):
     )
 
 
-class _TuplePorts(nla):
+class _TuplePorts(nla):  # type: ignore[misc]
     nla_map = ((1, "CTA_PROTO_NUM", "uint8"), (2, "CTA_PROTO_SRC_PORT", "be16"), (3, "CTA_PROTO_DST_PORT", "be16"))
 
 
-class _Tuple(nla):
+class _Tuple(nla):  # type: ignore[misc]
     """CTA_TUPLE_*: one direction of a connection of a protocol with ports."""
 
     nla_map = (
@@ -118,11 +88,11 @@ class _Tuple(nla):
     ports = _TuplePorts
 
 
-class _Filter(nla):
+class _Filter(nla):  # type: ignore[misc]
     nla_map = ((1, "CTA_FILTER_ORIG_FLAGS", "uint32"),)
 
 
-class ConntrackMessage(nlmsg):
+class ConntrackMessage(nlmsg):  # type: ignore[misc]
     """IPCTNL_MSG_CT_NEW and its kin: struct nfgenmsg and CTA_* attributes (linux/netfilter/nfnetlink_conntrack.h)."""
 
     prefix = "CTA_"
@@ -137,7 +107,4 @@ class ConntrackMessage(nlmsg):
     filter = _Filter
 
 
-prepare(
-    (BatchMessage, TableMessage, ChainMessage, RuleMessage, ConntrackMessage),
-    (_Hook, _Tuple, _TupleAddresses, _TuplePorts, _Filter),
-)
+prepare(BatchMessage, TableMessage, ChainMessage, RuleMessage, ConntrackMessage)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernel.codec import nla, nlmsg, prepare
+from kernel.codec import nla, nlmsg
+from kernel.wire import prepare
 
 _FIELDS = (
     ("family", "B"),
@@ -21,13 +22,13 @@ _FIELDS = (
 )  # struct tcmsg (linux/rtnetlink.h)
 
 
-class _TbfOptions(nla):
+class _TbfOptions(nla):  # type: ignore[misc]
     """TCA_OPTIONS of a token bucket filter (linux/pkt_sched.h); the first is struct tc_tbf_qopt."""
 
     nla_map = ((1, "TCA_TBF_PARMS", "cdata"), (4, "TCA_TBF_RATE64", "uint64"))
 
 
-class QdiscMessage(nlmsg):
+class QdiscMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWQDISC and its kin: struct tcmsg; what the options are depends on the kind, which stands before them."""
 
     prefix = "TCA_"
@@ -40,32 +41,32 @@ class QdiscMessage(nlmsg):
         return _TbfOptions if message.get_attr("TCA_KIND") == "tbf" else nla.cdata
 
 
-class _MirredOptions(nla):
+class _MirredOptions(nla):  # type: ignore[misc]
     """TCA_ACT_OPTIONS of mirred: struct tc_mirred (linux/tc_act/tc_mirred.h)."""
 
     nla_map = ((2, "TCA_MIRRED_PARMS", "cdata"),)
 
 
-class _Action(nla):
+class _Action(nla):  # type: ignore[misc]
     nla_map = ((1, "TCA_ACT_KIND", "asciiz"), (2, "TCA_ACT_OPTIONS", "mirred_options"))
     mirred_options = _MirredOptions
 
 
-class _Actions(nla):
+class _Actions(nla):  # type: ignore[misc]
     """TCA_U32_ACT: a filter's actions, numbered from 1 in the order in which they are taken; the first counts here."""
 
     nla_map = ((1, "TCA_ACT_PRIO_1", "action"),)
     action = _Action
 
 
-class _U32Options(nla):
+class _U32Options(nla):  # type: ignore[misc]
     """TCA_OPTIONS of a u32 filter; TCA_U32_SEL is struct tc_u32_sel with its keys (linux/pkt_cls.h)."""
 
     nla_map = ((1, "TCA_U32_CLASSID", "uint32"), (5, "TCA_U32_SEL", "cdata"), (7, "TCA_U32_ACT", "actions"))
     actions = _Actions
 
 
-class FilterMessage(nlmsg):
+class FilterMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWTFILTER and its kin: struct tcmsg, whose `info` is priority and protocol; options as of a qdisc."""
 
     prefix = "TCA_"
@@ -78,7 +79,4 @@ class FilterMessage(nlmsg):
         return _U32Options if message.get_attr("TCA_KIND") == "u32" else nla.cdata
 
 
-prepare(
-    (QdiscMessage, FilterMessage),
-    (_TbfOptions, _U32Options, _Actions, _Action, _MirredOptions),
-)
+prepare(QdiscMessage, FilterMessage)

@@ -18,9 +18,9 @@ from ipaddress import ip_address
 from typing import Any
 
 from cni.address import Address
-from kernel.codec import Attributes
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
+from kernel.wire import Attributes
 
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 # linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cni.address import format_mac
-from kernel.codec import Attributes, LinkMessage, NamespaceMessage
+from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
+from kernel.wire import Attributes
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90

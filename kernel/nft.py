@@ -21,11 +21,11 @@ from functools import partial
 from typing import TypeVar
 
 from cni.errors import all_of
-from kernel.codec import Attributes
 from kernel.codec_netfilter import BatchMessage, ChainMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.nft_rule import comment, comment_of
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
+from kernel.wire import Attributes
 
 INET, IPV4, BRIDGE, IPV6 = 1, 2, 7, 10  # families: NFPROTO_* (linux/netfilter.h)
 # linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h

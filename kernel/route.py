@@ -13,9 +13,10 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from cni.address import Address, Interface, Network
 from cni.result import Route
 from kernel import link as links
-from kernel.codec import Attributes, RouteMessage
+from kernel.codec import RouteMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
+from kernel.wire import Attributes
 
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
 # linux/rtnetlink.h

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from cni.signals import waiting
-from kernel.codec import Attributes, decode, encode
 from kernel.errors import KernelError
+from kernel.wire import Attributes, decode, encode
 
 # linux/netlink.h
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x8, 0x100, 0x200

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernel import link
-from kernel.codec import Attributes
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.errors import KernelError
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, Request, Socket
+from kernel.wire import Attributes
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46

@@ -35,7 +35,8 @@ import kernel.traffic
 from cni import gojson, skel
 from cni.address import Interface, parse_cidr
 from cni.child import Command, Outcome
-from kernel.codec import AddressMessage, Attributes, LinkMessage, NamespaceMessage, RouteMessage, encode
+from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage, RouteMessage
+from kernel.wire import Attributes, encode
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h

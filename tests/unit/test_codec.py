@@ -14,10 +14,11 @@ import pytest
 
 from cni.result import Route
 from kernel import address, link, route, vlan
-from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage, decode
+from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
+from kernel.wire import decode
 from tests.support.binaries import ROOT
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from kernel import conntrack
-from kernel.codec import decode, encode
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.conntrack import Entry
 from kernel.errors import KernelError
+from kernel.wire import decode, encode
 from plugins.portmap import conntrack as flows
 from plugins.portmap.wanted import HostPorts, PortMapping
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel import nft, nft_rule
-from kernel.codec import decode
 from kernel.codec_netfilter import ChainMessage, RuleMessage, TableMessage
 from kernel.nft import Chain, Hook, Table
+from kernel.wire import decode
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
 full = importlib.import_module("pyroute2.netlink.nfnetlink.nftsocket")

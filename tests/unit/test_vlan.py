@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel import vlan
-from kernel.codec import VlanMessage, decode
+from kernel.codec import VlanMessage
 from kernel.link import RTM_DELLINK, Link
 from kernel.vlan import PVID, UNTAGGED, Filtering
+from kernel.wire import decode
 from plugins.bridge.conf import Vlans
 from plugins.bridge.vlan import settings
 
