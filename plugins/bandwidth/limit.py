@@ -16,7 +16,10 @@ INVENTED = frozenset({(1 << 31) - 1, (1 << 32) - 1, 8 * ((1 << 32) - 1) - 1})
 _AUTOMATIC_MS = 50  # of the rate, instead of an invented burst
 _AUTOMATIC_FRAMES = 10  # and at least these
 _LATENCY_US = 25_000  # what may wait in the queue besides a burst (reference)
-_ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket
+_ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; a VLAN tag stands beside the frame
+# A frame that takes longer than this at the rate never passes, whatever the bucket holds: tbf_change keeps the largest
+# frame as so many nanoseconds, in 32 bits (net/sched/sch_tbf.c).
+_FRAME_NS_MAX = UINT32_MAX
 _TICKS_PER_US = 1000 / TICK_NS
 _NS_PER_S = 1_000_000_000
 
@@ -31,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Shape:
-    """The bucket for a limit, and why its burst is not the one that was asked for, "" when it is."""
+    """The bucket for a limit, and in what it is not what was asked for, "" when it is that."""
 
     bucket: Bucket
     note: str = ""
@@ -40,42 +43,59 @@ class Shape:
 def shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
     """Returns the bucket for `limit` on an interface of `mtu` bytes; `max_burst` in bits, 0 for none.
 
-    It holds a frame at least, since a larger one than the bucket is dropped, and never more than the kernel's number
-    can say: nothing wraps around.
+    It holds a frame at least, since the kernel drops one that is larger than the bucket, and nothing wraps around.
     """
-    rate, burst, frame = limit.rate // 8, limit.burst // 8, mtu + _ETHERNET_HEADER
-    note = ""
-    if max_burst:
-        if limit.burst > max_burst:
-            burst, note = max_burst // 8, 'it is cut to "maxBurst"'
-    elif limit.burst in INVENTED:
-        burst = min(burst, max(rate * _AUTOMATIC_MS // 1000, _AUTOMATIC_FRAMES * frame))
-        note = "it is what runtimes send when they know none"
-    if burst < frame:
-        burst, note = frame, f"a frame of {frame} bytes would never pass"
-    size = max(_size(rate, burst), -(-frame * _NS_PER_S // (rate * TICK_NS)))
+    rate, frame = limit.rate // 8, mtu + _ETHERNET_HEADER
+    burst, why = _burst(limit, frame, max_burst)
+    size = int(_microseconds(rate, burst) * _TICKS_PER_US)
+    least = -(-frame * _NS_PER_S // (rate * TICK_NS))
+    if size < least:  # whole microseconds are too coarse for this rate
+        size = max(burst * _NS_PER_S // (rate * TICK_NS), least)
+    bucket = Bucket(rate, min(size, UINT32_MAX), min(_queue(rate) + burst, UINT32_MAX))
     if size > UINT32_MAX:
-        size, burst = UINT32_MAX, UINT32_MAX * TICK_NS * rate // _NS_PER_S
-        note = "the kernel cannot hold more at this rate"
-    queue = min(_queue(rate) + burst, UINT32_MAX)
-    return Shape(Bucket(rate, size, queue), note and f"its burst is {burst} bytes, not {limit.burst // 8}: {note}")
+        burst, why = _bytes(rate, UINT32_MAX * TICK_NS), "the kernel cannot hold more at this rate"
+    notes = [f"its burst is {burst} bytes, not {limit.burst // 8}: {why}"] if why else []
+    if (passing := _bytes(rate, min(size * TICK_NS, _FRAME_NS_MAX))) < frame:
+        notes.append(f"no frame of more than {passing} bytes passes: none may take more than 4.3 s")
+    return Shape(bucket, "; ".join(notes))
 
 
 def references(limit: Limit) -> tuple[Bucket, Bucket]:
     """Returns what the reference makes of a limit: where its 32 bits overflow it wraps (amd64) or saturates (arm64)."""
     rate, burst = limit.rate // 8, limit.burst // 8
-    us = int(burst * 1e6 / rate)
-    queue = (_queue(rate) + burst) & UINT32_MAX
+    us, queue = _microseconds(rate, burst), _queue(rate)
     wrapped = int((us & UINT32_MAX) * _TICKS_PER_US) & UINT32_MAX
     saturated = min(int(min(us, UINT32_MAX) * _TICKS_PER_US), UINT32_MAX)
-    cut = (min(_queue(rate), UINT32_MAX) + burst) & UINT32_MAX
-    return Bucket(rate, wrapped, queue), Bucket(rate, saturated, cut)
+    return (
+        Bucket(rate, wrapped, (queue + burst) & UINT32_MAX),
+        Bucket(rate, saturated, (min(queue, UINT32_MAX) + burst) & UINT32_MAX),  # its sum is one of integers, and wraps
+    )
 
 
-def _size(rate: int, burst: int) -> int:
-    """Returns a burst as ticks, by way of whole microseconds (reference)."""
-    return int(int(burst * 1e6 / rate) * _TICKS_PER_US)
+def _burst(limit: Limit, frame: int, max_burst: int) -> tuple[int, str]:
+    """Returns the burst in bytes, and why it is not the one that was asked for, "" when it is."""
+    asked = most = limit.burst // 8
+    why = ""
+    if max_burst:
+        most, why = max_burst // 8, 'it is cut to "maxBurst"'
+    elif limit.burst in INVENTED:
+        most = max(limit.rate // 8 * _AUTOMATIC_MS // 1000, _AUTOMATIC_FRAMES * frame)
+        why = "it is what runtimes send when they know none"
+    burst = min(asked, most)
+    if burst < frame:
+        burst, why = frame, f"a frame of {frame} bytes would never pass"
+    return burst, why if burst != asked else ""
+
+
+def _microseconds(rate: int, burst: int) -> int:
+    """Returns how long a burst takes, in whole microseconds, by way of a float (reference)."""
+    return int(burst * 1e6 / rate)
 
 
 def _queue(rate: int) -> int:
+    """Returns how many bytes may wait besides a burst, by way of a float (reference)."""
     return int(rate * float(_LATENCY_US) / 1e6)
+
+
+def _bytes(rate: int, duration_ns: int) -> int:
+    return rate * duration_ns // _NS_PER_S
