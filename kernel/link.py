@@ -95,8 +95,8 @@ def get(socket: Socket, *requests: Request) -> list[Link | None]:
 def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     """Returns the end on `socket`'s side of the veth `own`, which is in `namespace`; None when it is not there.
 
-    The indexes alone prove nothing, as each namespace counts its own: the end found must lead into `namespace`.
-    Raises KernelError.
+    The indexes alone prove nothing, as each namespace counts its own: the end found must lead into `namespace`, or
+    both be in this one, which `socket` is then of. Raises KernelError.
     """
     if own.kind != "veth" or not own.lower:
         return None
@@ -106,7 +106,9 @@ def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     found = message and from_message(message)
     if not found or found.kind != "veth" or found.lower != own.index:
         return None
-    return found if found.lower_nsid is not None and found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
+    if found.lower_nsid is None:
+        return found if own.lower_nsid is None and namespace.is_own() else None
+    return found if found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
 
 
 def every(socket: Socket) -> list[Link]:

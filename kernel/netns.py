@@ -65,6 +65,10 @@ class Netns:
         """Returns the file descriptor, for IFLA_NET_NS_FD."""
         return self._descriptor
 
+    def is_own(self) -> bool:
+        """Tells whether it is the one in which this process is."""
+        return os.path.samestat(os.fstat(self._descriptor), os.stat("/proc/self/ns/net"))
+
 
 @contextmanager
 def entered(namespace: Netns) -> Iterator[None]:

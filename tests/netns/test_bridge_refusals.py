@@ -64,11 +64,12 @@ def test_the_hosts_own_namespace_is_no_sandbox(network, untouched):
 
 
 def test_the_hosts_own_namespace_is_served_when_told_so(network):
-    """With CNI_NETNS_OVERRIDE both ends may be on the host; DEL takes them away again."""
+    """With CNI_NETNS_OVERRIDE both ends may be on the host: CHECK finds them, and DEL takes them away again."""
     before = set(state(network.host)["links"])
     override = {"CNI_NETNS_OVERRIDE": "1"}
-    network.add(network.host, env=override)
+    result = network.add(network.host, env=override)
     assert state(network.host)["links"]["eth0"]["addresses"]
+    network.check(network.host, result, env=override)
     network.delete(network.host, env=override)
     assert set(state(network.host)["links"]) == before | {"cni0"}
 

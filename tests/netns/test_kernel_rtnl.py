@@ -104,3 +104,17 @@ def test_news_of_our_own_changes_arrive(socket, opened):
         told = news.notifications(LinkMessage, 1.0)
     assert told
     assert [link.from_message(message).name for kind, message in told if kind == link.RTM_NEWLINK] == ["br0"]
+
+
+def test_the_other_end_is_proven_by_more_than_indexes(socket, host, sandbox):
+    """Of pairs with the same indexes within the host and within a sandbox, none is taken for the other's end."""
+    for namespace in (host, sandbox):
+        namespace.ip("link", "add", "a0", "index", "100", "type", "veth", "peer", "name", "a1", "index", "101")
+    with Netns(sandbox.path) as inside, Netns(host.path) as outside:
+        with entered(inside), Socket() as inner:
+            (theirs,) = link.get(inner, link.by_name("a0"))
+        with entered(outside):
+            ours, ours_too = link.get(socket, link.by_name("a0"), link.by_name("a1"))
+            assert theirs.lower == ours.lower == ours_too.index
+            assert link.other_end(socket, theirs, inside) is None
+            assert link.other_end(socket, ours, outside) == ours_too
