@@ -24,6 +24,8 @@ ENTERS_SANDBOX = {"bridge", "loopback", "macvlan", "ipvlan", "ptp", "tap", "vlan
 
 SUBNET = "10.1.2.0/24"
 
+_BANDWIDTH = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+
 
 def host_local(store: Path, *subnets: str) -> dict[str, Any]:
     """Returns an `ipam` object that gives an address of each of `subnets`."""
@@ -40,19 +42,22 @@ def versions(plugin: str) -> tuple[str, ...]:
     return VERSIONS[VERSIONS.index(_FIRST_VERSION.get(plugin, VERSIONS[0])) :]
 
 
-def config(plugin: str, version: str, store: Path) -> dict[str, Any]:
-    """Returns a small valid configuration of `plugin` that keeps its leases in `store`."""
+def config(plugin: str, version: str, store: Path, *host_ends: str) -> dict[str, Any]:
+    """Returns a small valid configuration of `plugin` that keeps its leases in `store`.
+
+    A chained one is told of `host_ends`, interfaces of the host that lead to sandboxes.
+    """
     own: dict[str, dict[str, Any]] = {
         "bridge": {"bridge": "cni0", "isGateway": True, "ipam": host_local(store)},
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
-        "bandwidth": {"ingressRate": 1_000_000, "ingressBurst": 1_000_000},
+        "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),
     }
-    chained = {"prevResult": prev_result(version)} if plugin in CHAINED else {}
+    chained = {"prevResult": prev_result(version, host_ends=host_ends)} if plugin in CHAINED else {}
     return {"cniVersion": version, "name": "net", "type": plugin, **chained, **own.get(plugin, {})}
 
 
 def idle(plugin: str, version: str, store: Path) -> dict[str, Any]:
     """Returns a configuration under which `plugin`, one of PASSES_ON, has nothing to do for a pod that has an eth0."""
-    wanted = ("runtimeConfig", "ingressRate", "ingressBurst")
+    wanted = ("runtimeConfig", *_BANDWIDTH)
     return {key: value for key, value in config(plugin, version, store).items() if key not in wanted}

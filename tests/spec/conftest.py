@@ -31,7 +31,8 @@ class Invoker:
 
     def config(self, version: str = "1.1.0", **keys: Any) -> dict[str, Any]:
         """Returns the plugin's small valid configuration, with `keys` put over it; None takes a key away."""
-        whole = configs.config(self.plugin, version, self.store) | keys
+        host_ends = [host_end(self.sandbox)] if isinstance(self.sandbox, Namespace) else []
+        whole = configs.config(self.plugin, version, self.store, *host_ends) | keys
         return {key: value for key, value in whole.items() if value is not None}
 
     def __call__(self, command: str | None, config: Config | None = None, **how: Any) -> Outcome:
@@ -39,16 +40,25 @@ class Invoker:
         arguments: Mapping[str, Any] = {"host": self.host, "netns": self.sandbox, **how}
         return run_plugin(self.plugin, command, self.config() if config is None else config, **arguments)
 
-    def after_interface_plugin(self, sandbox: Namespace) -> None:
-        """Gives `sandbox` what a chained plugin finds: an `eth0`, one end of a pair whose other end is on the host."""
+    def into(self, sandbox: Namespace) -> Invoker:
+        """Returns the same for another sandbox, after an interface plugin.
+
+        A chained plugin finds an `eth0` there, one end of a pair whose other end is on the host.
+        """
         if self.plugin in configs.CHAINED:
             assert self.host
-            host_end = f"h{sandbox.name[-12:]}"
-            sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", host_end, "netns", self.host.name)
+            peer = ("peer", "name", host_end(sandbox), "netns", self.host.name)
+            sandbox.ip("link", "add", "eth0", "type", "veth", *peer)
+        return replace(self, sandbox=sandbox)
 
     def of(self, plugin: str) -> Invoker:
         """Returns the same host, sandbox and leases for another plugin."""
         return replace(self, plugin=plugin)
+
+
+def host_end(sandbox: Namespace) -> str:
+    """Returns the name of the host's end of a sandbox's interface."""
+    return f"h{sandbox.name[-12:]}"
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +77,4 @@ def refused(plugin: str, quiet_host: Namespace | None, store: Path) -> Invoker:
 @pytest.fixture
 def invoke(plugin: str, host: Namespace, sandbox: Namespace, store: Path) -> Invoker:
     """The plugin under test with a real host and sandbox; needs root."""
-    invoker = Invoker(plugin, host, sandbox, store)
-    invoker.after_interface_plugin(sandbox)
-    return invoker
+    return Invoker(plugin, host, sandbox, store).into(sandbox)

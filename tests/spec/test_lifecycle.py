@@ -83,10 +83,10 @@ def test_own_namespace_is_refused(invoke, command):
 def test_the_refusal_can_be_lifted(invoke, override):
     """CNI_NETNS_OVERRIDE lets ADD and DEL work in the plugin's own namespace."""
     env = {"CNI_NETNS_OVERRIDE": override}
-    invoke.after_interface_plugin(invoke.host)
-    invoke("ADD", netns=invoke.host, env=env).result()
-    invoke("DEL", netns=invoke.host, env=env).silence()
-    assert invoke("ADD", netns=invoke.host, env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
+    own = invoke.into(invoke.host)
+    own("ADD", env=env).result()
+    own("DEL", env=env).silence()
+    assert own("ADD", env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
 
 
 def test_a_sandbox_that_is_none_is_refused(invoke, tmp_path):
@@ -105,21 +105,19 @@ def test_a_sandbox_that_is_none_is_refused(invoke, tmp_path):
 def test_many_at_once(invoke, new_sandbox):
     """ADD and DEL for different containers may run at the same time."""
     count = 8
-    sandboxes = [new_sandbox() for _ in range(count)]
-    for sandbox in sandboxes:
-        invoke.after_interface_plugin(sandbox)
+    pods = [invoke.into(new_sandbox()) for _ in range(count)]
     invoke("DEL", later(invoke)).silence()
     before = states(invoke)[0]
 
     def attach(number):
-        return invoke("ADD", config_of(number), container_id=f"cid-{number}", netns=sandboxes[number]).result()
+        return pods[number]("ADD", config_of(number), container_id=f"cid-{number}").result()
 
     def detach(number):
-        invoke("DEL", config_of(number), container_id=f"cid-{number}", netns=sandboxes[number]).silence()
+        pods[number]("DEL", config_of(number), container_id=f"cid-{number}").silence()
 
     def config_of(number):
         ports = {"portMappings": [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]}
-        return invoke.config(**({"runtimeConfig": ports} if invoke.plugin == "portmap" else {}))
+        return pods[number].config(**({"runtimeConfig": ports} if invoke.plugin == "portmap" else {}))
 
     with ThreadPoolExecutor(count) as pool:
         results = list(pool.map(attach, range(count)))

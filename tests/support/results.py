@@ -5,14 +5,15 @@ One rule: it has the shape of the version asked for, whichever that is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import Any
 
 
-def prev_result(version: str, *addresses: str, ifname: str = "eth0") -> dict[str, Any]:
+def prev_result(version: str, *addresses: str, ifname: str = "eth0", host_ends: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the result of `version` for a pod with `addresses`, 10.1.2.5/24 unless given.
 
-    The gateway is the first address of each one's subnet.
+    The gateway is the first address of each one's subnet; `host_ends` are interfaces of the host.
     """
     own = [ip_interface(address) for address in addresses or ("10.1.2.5/24",)]
     if version in ("0.1.0", "0.2.0"):
@@ -26,7 +27,10 @@ def prev_result(version: str, *addresses: str, ifname: str = "eth0") -> dict[str
     ]
     return {
         "cniVersion": version,
-        "interfaces": [{"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
+        "interfaces": [
+            {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"},
+            *({"name": name, "mac": "02:00:00:00:00:02"} for name in host_ends),
+        ],
         "ips": ips,
         **({"dns": {}} if old else {}),
     }
