@@ -17,6 +17,7 @@ from tests.support.attaching import Network
 from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
 from tests.support.publishing import Publishing, connect, hasty
+from tests.support.shaping import BOTH, Shaping
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
 IPV6 = [{"subnet": "fd00:22::/64"}]
@@ -53,6 +54,12 @@ def published(dual_network: Network) -> Publishing:
     """A dual-stack, masqueraded network as conf/10 has it, with portmap behind bridge."""
     hasty(dual_network.host)
     return Publishing(dual_network.having(ipMasq=True, hairpinMode=True))
+
+
+@pytest.fixture
+def shaped(network: Network) -> Shaping:
+    """The IPv4 network with bandwidth behind bridge, which limits both directions."""
+    return Shaping(network).asked(**BOTH)
 
 
 @pytest.fixture
