@@ -27,13 +27,15 @@ NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
 _NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
-_SO_SNDBUFFORCE = 32  # asm-generic/socket.h: with CAP_NET_ADMIN beyond net.core.wmem_max
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h: with CAP_NET_ADMIN beyond net.core.[wr]mem_max
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
 _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
+_ANSWER_BYTES = 2048  # what the kernel takes at most for the answer to a change, with its own books on it
+_ANSWERS_THAT_FIT = 64  # with the kernel's default, net.core.rmem_default
 _DUMP_TRIES = 10  # each is spoilt by a change within the millisecond that it takes
 
 
@@ -170,6 +172,9 @@ class Socket:
             return []
         first = self._sequence + 1
         self._sequence += len(requests)
+        if (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT:
+            # All of them wait until the send is through; what does not fit is lost (ENOBUFS).
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, answered * _ANSWER_BYTES)
         data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
         try:
             self._socket.send(data)

@@ -9,7 +9,7 @@ from cni.errors import CniError
 from kernel import link
 from kernel.codec import LinkMessage
 from kernel.errors import KernelError
-from kernel.link import VethEnd
+from kernel.link import Link, VethEnd
 from kernel.netns import Netns, NetnsMissingError, entered
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
 from tests.support.netstate import links
@@ -68,6 +68,19 @@ def test_each_request_of_a_send_is_tried(socket, host, sandbox):
     assert set(links(host)) == {"lo", "br0", "br1", "a0"}
     assert links(host)["br1"]["mtu"] == 1400
     assert set(links(sandbox)) == {"lo", "a1"}
+
+
+def test_answers_that_need_more_room_than_a_socket_has(socket):
+    """Thousands of requests of one send are all answered, though their answers wait together to be read."""
+    socket.change(*(link.deletion(_absent(1_000_000 + number)) for number in range(3000)))
+    with pytest.raises(KernelError) as caught:
+        socket.change(*(link.alias(1_000_000 + number, "x") for number in range(3000)))
+    assert caught.value.errno == errno.ENODEV
+
+
+def _absent(index):
+    """Returns a link that is not there."""
+    return Link(index, "absent0", "", 0, 0, "", 0, 0, None, 0)
 
 
 def test_the_kernels_explanation_is_told(socket):
