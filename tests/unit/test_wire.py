@@ -1,0 +1,105 @@
+"""Messages as bytes (kernel.wire): what comparing with pyroute2's classes does not show."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel import link, traffic
+from kernel.codec import LinkMessage, VlanMessage
+from kernel.codec_netfilter import ConntrackMessage, RuleMessage
+from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.wire import decode, encode
+
+KINDS = (LinkMessage, VlanMessage, QdiscMessage, FilterMessage, RuleMessage, ConntrackMessage)
+HEADER = 16
+
+
+def attribute(number: int, content: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(content), number) + content + bytes(-len(content) % 4)
+
+
+def link_message(*attributes: bytes) -> bytes:
+    return bytes(HEADER) + bytes(16) + b"".join(attributes)
+
+
+def test_an_attribute_that_is_not_known_cannot_be_written():
+    """A misspelt name is an error where it is written, not an attribute that is silently left out."""
+    with pytest.raises(KeyError):
+        encode(LinkMessage, (16, 0, 1), {}, [("IFLA_NAME", "eth0")])
+
+
+def test_an_attribute_that_is_not_known_is_passed_over():
+    """What the kernel tells beyond what we know is skipped, whatever it holds."""
+    message = decode(LinkMessage, link_message(attribute(999, b"?" * 7), attribute(4, struct.pack("=I", 1400))))
+    assert message["attrs"] == [("IFLA_MTU", 1400)]
+
+
+def test_the_first_of_several_attributes_counts():
+    """Of several attributes of a name `get_attr` returns the first, and `get_attrs` all."""
+    message = decode(LinkMessage, link_message(*(attribute(4, struct.pack("=I", mtu)) for mtu in (1400, 1500))))
+    assert (message.get_attr("IFLA_MTU"), message.get_attrs("IFLA_MTU")) == (1400, [1400, 1500])
+
+
+def test_a_missing_attribute_is_none():
+    """An attribute that is not there is None, and a field that is not there is an error."""
+    message = decode(LinkMessage, link_message())
+    assert message.get_attr("IFLA_MTU") is None
+    with pytest.raises(KeyError):
+        message["nonsense"]
+
+
+def test_a_nested_attribute_without_fields_counts_as_there():
+    """An attribute that holds nothing but others is not taken for an absent one."""
+    (info,) = (decode(LinkMessage, link_message(attribute(18, b""))).get_attr("IFLA_LINKINFO"),)
+    assert info is not None
+    assert bool(info)
+    assert info.get_attr("IFLA_INFO_KIND") is None
+
+
+def test_text_that_is_no_utf8_comes_back_as_it_was():
+    """A name or an alias may hold any bytes; they are read, and written again unchanged."""
+    said = decode(LinkMessage, link_message(attribute(20, b"caf\xe9\0"))).get_attr("IFLA_IFALIAS")
+    assert encode(LinkMessage, (16, 0, 1), {}, [("IFLA_IFALIAS", said)])[32:] == attribute(20, b"caf\xe9\0")
+
+
+def test_a_message_that_is_cut_off_is_an_error():
+    """A message shorter than its fixed fields cannot be read."""
+    with pytest.raises(struct.error):
+        decode(LinkMessage, bytes(HEADER + 15))
+
+
+def test_options_are_read_by_their_kind():
+    """A qdisc's options are attributes for one kind and a plain struct for another."""
+    bucket = traffic.Bucket(1_000_000, 1_562_500, 125_000)
+    own = traffic.tbf(7, bucket)
+    assert traffic.qdisc(decode(QdiscMessage, own.encoded(1))) == traffic.Qdisc("tbf", 0x10000, bucket)
+    fifo = bytes(HEADER + 20) + attribute(1, b"pfifo_fast\0") + attribute(2, b"\3\0\0\0" + bytes(16))
+    assert traffic.qdisc(decode(QdiscMessage, fifo)) == traffic.Qdisc("pfifo_fast", 0)
+
+
+@given(st.sampled_from(KINDS), st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(kind, data):
+    """Whatever the bytes: all of it is read, or struct.error; no endless walk, and no other error."""
+
+    def walk(message):
+        for _, value in message["attrs"]:
+            if isinstance(value, dict):
+                walk(value)
+
+    with contextlib.suppress(struct.error):
+        walk(decode(kind, data))
+
+
+def test_a_link_survives_being_written_and_read():
+    """A request that is read again has the fields and attributes that were given."""
+    request = link.ifb(1_000_000_007, "bwp0123456789ab", b"\2\0\0\0\0\1", 1500)
+    message = decode(LinkMessage, request.encoded(1))
+    assert message["index"] == 1_000_000_007
+    for name, value in request.attributes[:4]:
+        assert message.get_attr(name) == value
+    assert message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_KIND") == "ifb"
