@@ -1,0 +1,123 @@
+"""Traffic control as the kernel tells it (kernel.traffic): what `tc` and others set, whatever it is."""
+
+import pytest
+
+from kernel import link, traffic
+from kernel.rtnl import Socket
+from kernel.traffic import Bucket, Filter, Qdisc
+
+FIRST = 0x80000800  # the handle of a u32 table's first filter
+ALL, IPV4 = 0x0300, 0x0008  # protocols, in network byte order
+ANYTHING = "u32 match u32 0 0"
+
+
+@pytest.fixture
+def veth(host):
+    """A function that asks the kernel for what is on the end of a pair, after each line for `tc`."""
+    host.ip("link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
+
+    def tc(line=""):
+        if line:
+            host.run("tc", *line.split())
+
+    with host.entered():
+        socket = Socket()
+    with socket:
+        (found,) = link.get(socket, link.by_name("veth0"))
+        tc.socket, tc.index = socket, found.index
+        yield tc
+
+
+def qdiscs(veth):
+    return [traffic.qdisc(message) for message in veth.socket.get(traffic.root(veth.index), traffic.place(veth.index))]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("handle 2: pfifo_fast", Qdisc("pfifo_fast", 0x20000)),
+        ("handle 1: pfifo limit 10", Qdisc("pfifo", 0x10000)),
+        pytest.param("handle 1: fq", Qdisc("fq", 0x10000), marks=pytest.mark.needs("fq")),
+        pytest.param(
+            "handle 1: tbf rate 1gbit burst 125kb limit 1000000",
+            Qdisc("tbf", 0x10000, Bucket(125_000_000, 16_000, 1_000_000)),
+            marks=pytest.mark.needs("tbf"),
+        ),
+        pytest.param(
+            "handle 1: tbf rate 80gbit burst 10mb limit 1000000",
+            Qdisc("tbf", 0x10000, Bucket(10_000_000_000, 16_383, 1_000_000)),
+            marks=pytest.mark.needs("tbf"),
+        ),
+    ],
+)
+def test_a_root_qdisc_of_any_kind(veth, line, expected):
+    """A root qdisc that `tc` made is read, with the bucket of a token bucket filter; without one it is noqueue."""
+    assert qdiscs(veth) == [Qdisc("noqueue", 0), None]
+    veth(f"qdisc add dev veth0 root {line}")
+    assert qdiscs(veth) == [expected, None]
+
+
+@pytest.mark.parametrize("kind", ["ingress", "clsact"])
+def test_a_place_for_filters(veth, kind):
+    """Both kinds of place for filters of what is received are found, and no filters there."""
+    veth(f"qdisc add dev veth0 {kind}")
+    assert qdiscs(veth) == [Qdisc("noqueue", 0), Qdisc(kind, 0xFFFF0000)]
+    assert traffic.filters(veth.socket, veth.index) == []
+
+
+def test_no_interface_and_no_place(veth):
+    """An interface that is gone has no qdiscs and no filters, and one without a place for them has none."""
+    assert traffic.filters(veth.socket, veth.index) == []
+    veth.socket.change(link.deletion(link.get(veth.socket, link.by_name("veth0"))[0]))
+    assert qdiscs(veth) == [None, None]
+    assert traffic.filters(veth.socket, veth.index) == []
+
+
+@pytest.mark.needs("ifb")
+def test_filters_of_others(veth, host):
+    """Filters are told in their order, where each leads to, also to an interface that is gone meanwhile."""
+    for number, name in ((100, "ifb0"), (101, "ifb1")):
+        host.ip("link", "add", name, "index", str(number), "type", "ifb")
+    veth("qdisc add dev veth0 clsact")
+    lines = [
+        "protocol ip prio 2 u32 match ip dst 192.0.2.1/32 flowid 1:2",
+        "protocol ip prio 3 u32 match ip dst 192.0.2.1/32 action mirred egress redirect dev ifb0",
+        f"protocol all prio 4 {ANYTHING} action mirred egress mirror dev ifb0",
+        f"protocol all prio 5 {ANYTHING} action mirred egress redirect dev ifb0",
+        f"protocol all prio 6 {ANYTHING} action mirred egress redirect dev ifb1",
+        f"protocol all prio 1 {ANYTHING} flowid 1:1",
+    ]
+    for line in lines:
+        veth(f"filter add dev veth0 ingress {line}")
+    host.ip("link", "del", "ifb1")
+    wanted = [
+        (1, ALL, None, True),
+        (2, IPV4, None, False),
+        (3, IPV4, 100, False),
+        (4, ALL, None, True),
+        (5, ALL, 100, True),
+        (6, ALL, 0, True),
+    ]
+    found = traffic.filters(veth.socket, veth.index)
+    assert [(item.info >> 16, item.info & 0xFFFF, item.target, item.matches_all) for item in found] == wanted
+    veth.socket.change(*(traffic.filter_deletion(veth.index, item) for item in found if item.target != 100))
+    assert [item.target for item in traffic.filters(veth.socket, veth.index)] == [100, 100]
+
+
+@pytest.mark.needs("matchall")
+def test_filters_of_other_kinds(veth):
+    """A filter of another kind is told, though not what it does."""
+    veth("qdisc add dev veth0 clsact")
+    veth("filter add dev veth0 ingress prio 7 protocol all matchall action pass")
+    assert traffic.filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL)]
+
+
+@pytest.mark.needs("ifb")
+def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
+    """What `redirect` makes takes everything and leads to its target."""
+    host.ip("link", "add", "ifb0", "index", "100", "type", "ifb")
+    veth.socket.change(traffic.ingress(veth.index), traffic.redirect(veth.index, 100))
+    assert traffic.filters(veth.socket, veth.index) == [Filter(FIRST, 1 << 16 | ALL, 100, True)]
+    shown = host.run("tc", "filter", "show", "dev", "veth0", "ingress")
+    assert "match 00000000/00000000 at 0" in shown
+    assert shown.count("mirred (Egress Redirect to device ifb0) stolen") == 1
