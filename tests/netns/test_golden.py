@@ -11,7 +11,7 @@ import pytest
 from tests.support import golden
 from tests.support.attaching import Network
 
-SCENARIOS = [name for name in golden.scenarios() if not name.startswith("portmap-")]
+SCENARIOS = [name for name in golden.scenarios() if not name.startswith(("portmap-", "bandwidth-"))]
 
 # Attributes that must be in both, whatever the kernel and the version of ip: a comparison of nothing proves nothing.
 SEEN = {

@@ -28,6 +28,8 @@ _WORDS = (
     (re.compile(r"fe80::[0-9a-f:]+/64 scope"), "fe80::MAC/64 scope"),
     (re.compile(r"@if\d+"), "@if"),
     (re.compile(r"link-netns(id)? \S+"), "link-netns OTHER"),
+    (re.compile(r" refcnt \d+"), ""),  # of a qdisc: one for each queue of its interface, and there is one for each CPU
+    (re.compile(r"^ +alias .*\n", re.MULTILINE), ""),  # whose an interface is: we tell, the reference does not
     (re.compile(r" tentative"), ""),  # on the host it passes; the sandbox is tested for it elsewhere
 )
 # What follows from the machine, the clock or the kernel's configuration.
@@ -80,6 +82,18 @@ def ruleset(namespace: Namespace) -> list[str]:
     return rules("\n".join(nft_rules(namespace)))
 
 
+def shaping(namespace: Namespace, name: str) -> list[str]:
+    """Returns what `tc` shows: all qdiscs but lo's, and the filters of what the interface `name` receives."""
+    qdiscs = namespace.run("tc", "-d", "qdisc", "show").splitlines()
+    filters = namespace.run("tc", "-d", "filter", "show", "dev", name, "ingress")
+    return shaping_lines("\n".join((*(line for line in qdiscs if " dev lo " not in line), filters)))
+
+
+def shaping_lines(text: str) -> list[str]:
+    """Returns the lines that `tc` printed."""
+    return [line.rstrip() for line in _plain(text).splitlines() if line.strip()]
+
+
 def result(body: Mapping[str, Any]) -> State:
     """Returns an ADD's result with its MACs, the host end's name and the sandbox's path replaced."""
     interfaces = []
@@ -110,7 +124,7 @@ def _attributes(text: str) -> dict[str, str]:
     found = {"flags": ",".join(sorted(flags.strip("<>").split(",")))}
     while words:
         word = words.pop(0)
-        if word in ("bridge", "bridge_slave", "veth"):
+        if word in ("bridge", "bridge_slave", "veth", "ifb"):
             found[word] = "yes"
         elif words:
             value = words.pop(0)
