@@ -1,0 +1,148 @@
+"""The configuration of bandwidth as a value (plugins.bandwidth.conf)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import conf as cni_conf
+from cni.errors import CniError
+from plugins.bandwidth.conf import BandwidthConf, parse
+from plugins.bandwidth.limit import Limit
+from tests.support.errors import failure_of
+from tests.unit.test_bridge_conf import JSON
+
+NOTHING = BandwidthConf(None, None, 0)
+IN = {"ingressRate": 8_000_000, "ingressBurst": 800_000}
+OUT = {"egressRate": 16_000_000, "egressBurst": 1_600_000}
+LIMIT_IN, LIMIT_OUT = Limit(8_000_000, 800_000), Limit(16_000_000, 1_600_000)
+RATE_WITHOUT, BURST_WITHOUT = "if rate is set, burst must also be set", "if burst is set, rate must also be set"
+NO_BURST = '"{at}Burst" is missing or 0; a tenth of "{key}Rate" is a good burst (both in bits)'
+NO_RATE = '"{at}Rate" is missing or 0'
+LARGEST = 8 * ((1 << 32) - 1)
+PARSING = "failed to parse network configuration: "
+
+
+def netconf(keys):
+    return cni_conf.parse(json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", **keys}).encode())
+
+
+def parsed(keys):
+    return parse(netconf(keys))
+
+
+def error(keys):
+    with pytest.raises(CniError) as caught:
+        parsed(keys)
+    assert caught.value.code == 7
+    assert caught.value.details
+    return caught.value
+
+
+def asked(keys):
+    return {"runtimeConfig": {"bandwidth": keys}}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        dict.fromkeys((*IN, *OUT, "maxBurst", "runtimeConfig")),
+        dict.fromkeys((*IN, *OUT, "maxBurst"), 0),
+        {"runtimeConfig": {}, "capabilities": {"bandwidth": True}, "x": [1]},
+        {"runtimeConfig": {"bandwidth": None, "portMappings": []}},
+        asked({}),
+        asked(dict.fromkeys((*IN, *OUT))),
+        asked(dict.fromkeys((*IN, *OUT), 0)),
+    ],
+)
+def test_nothing_is_limited_unless_asked(keys):
+    """Keys that are absent, null or 0 limit nothing, neither in the configuration nor in what the runtime asks."""
+    assert parsed(keys) == NOTHING
+    assert not parsed(keys).limits
+
+
+@pytest.mark.parametrize("given", [lambda keys: keys, asked])
+@pytest.mark.parametrize(
+    ("keys", "ingress", "egress"),
+    [
+        (IN, LIMIT_IN, None),
+        (OUT, None, LIMIT_OUT),
+        (IN | OUT, LIMIT_IN, LIMIT_OUT),
+        (IN | {"egressRate": 0, "egressBurst": 0}, LIMIT_IN, None),
+        ({key.capitalize(): value for key, value in IN.items()}, LIMIT_IN, None),  # as containerd spells them
+        ({"ingressRate": 8, "ingressBurst": 1}, Limit(8, 1), None),
+        ({"egressRate": (1 << 64) - 1, "egressBurst": LARGEST - 1}, None, Limit((1 << 64) - 1, LARGEST - 1)),
+    ],
+)
+def test_limits(given, keys, ingress, egress):
+    """Each direction has its rate and burst, from the configuration or from the runtime."""
+    found = parsed(given(keys))
+    assert found == BandwidthConf(ingress, egress, 0)
+    assert found.limits
+
+
+@pytest.mark.parametrize(
+    ("static", "expected"),
+    [
+        (OUT, BandwidthConf(None, LIMIT_OUT, 0)),
+        ({"egressRate": 0}, NOTHING),
+        ({"INGRESSBURST": 0}, NOTHING),
+        ({"egressRate": None}, BandwidthConf(LIMIT_IN, None, 0)),
+        ({"maxBurst": 5}, BandwidthConf(LIMIT_IN, None, 5)),
+    ],
+)
+def test_the_configuration_beats_the_runtime(static, expected):
+    """Any of the four keys in the configuration, be it 0, makes all that the runtime asks count for nothing."""
+    assert parsed(static | asked(IN)) == expected
+
+
+def test_the_largest_burst_is_the_operators():
+    """What the runtime says of "maxBurst" does not count."""
+    assert parsed({**IN, "maxBurst": 12_000}).max_burst == 12_000
+    assert parsed(asked({**IN, "maxBurst": 12_000})).max_burst == 0
+
+
+@pytest.mark.parametrize("given", [lambda keys: keys, asked])
+@pytest.mark.parametrize("direction", ["ingress", "egress"])
+@pytest.mark.parametrize(
+    ("rate", "burst", "msg", "details"),
+    [
+        (8000, None, RATE_WITHOUT, NO_BURST),
+        (8000, 0, RATE_WITHOUT, NO_BURST),
+        (None, 8000, BURST_WITHOUT, NO_RATE),
+        (0, 8000, BURST_WITHOUT, NO_RATE),
+        (8, LARGEST, "burst cannot be more than 4GB", f'"{{at}}Burst" is {LARGEST} bits; it must be below {LARGEST}'),
+        (0, LARGEST, BURST_WITHOUT, NO_RATE),
+        (7, 8000, PARSING + '"{at}Rate" must be 0 or at least 8, not 7', "it is in bits per second"),
+    ],
+)
+def test_limits_that_make_no_sense(given, direction, rate, burst, msg, details):
+    """A rate without burst, a burst without rate or beyond 4 GB, less than a byte per second: all in exact words."""
+    keys = {f"{direction}Rate": rate, f"{direction}Burst": burst}
+    found = error(given({key: value for key, value in keys.items() if value is not None}))
+    at = f"runtimeConfig.bandwidth.{direction}" if given is asked else direction
+    assert found.msg == msg.format(at=at)
+    assert found.details == details.format(at=at, key=direction)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8", True, [], {}, 1 << 64])
+@pytest.mark.parametrize("key", [*IN, *OUT, "maxBurst"])
+def test_what_is_no_number_of_bits(key, value):
+    """Anything but a whole number of 64 bits is refused, with the key."""
+    found = failure_of(lambda: parsed({key: value}), CniError)
+    assert found
+    assert found.code == 7
+    assert found.msg.startswith(f'{PARSING}"{key}" must be ')
+
+
+@given(st.dictionaries(st.sampled_from([*IN, *OUT, "maxBurst", "runtimeConfig"]), st.integers(0) | JSON))
+def test_any_configuration_is_a_value_or_an_error(keys):
+    """Whatever the keys hold, it is a configuration with sound limits or CniError."""
+    conf = netconf(keys)
+    if failure_of(lambda: parse(conf), CniError) is None:
+        found = parse(conf)
+        for limit in filter(None, (found.ingress, found.egress)):
+            assert limit.rate >= 8
+            assert 0 < limit.burst < LARGEST
