@@ -1,0 +1,106 @@
+"""Whose an ifb is (plugins.bandwidth.owner)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.conf import Attachment
+from kernel.link import Link
+from plugins.bandwidth.owner import Owner, own, stale
+
+OWNER = Owner("net", "cid", "eth0")
+FIRST, SECOND = OWNER.names
+IFB = Link(46, FIRST, "02:00:00:00:00:01", 1500, 1, "ifb", 0, 0, None, 0, OWNER.alias)
+NAMELESS = replace(IFB, alias="")  # as the reference makes one
+OTHERS = replace(IFB, alias=Owner("net", "cid", "net1").alias)
+LONG = "c" * 101
+words = st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]{0,150}", fullmatch=True)
+
+
+def test_the_references_name():
+    """The first name is the reference's: twelve digits of the hash of network and container."""
+    assert Owner("cni-plugin-bandwidth-test", "dummy", "eth0").names[0] == "bwpa8eda89404b7"
+    assert Owner("goldnet", "0123abcdef", "eth0").names[0] == "bwpf42161b9e0c3"
+
+
+def test_the_second_name():
+    """The second name is of this interface alone, and both are as long as an interface's name may be."""
+    names = [Owner("net", "cid", ifname).names for ifname in ("eth0", "net1")]
+    assert names[0][0] == names[1][0]
+    assert len({name for pair in names for name in pair}) == 3
+    assert all(len(name) == 15 for pair in names for name in pair)
+
+
+def test_the_text():
+    """An ifb says whose it is, in words that an administrator can read."""
+    assert OWNER.alias == "podwire net cid eth0"
+
+
+@given(words, words, words, words)
+def test_texts_tell_owners_apart(network, container_id, other_network, other_id):
+    """The text fits the kernel's 255 bytes, and different networks and containers have different ones."""
+    first, second = Owner(network, container_id, "e" * 15), Owner(other_network, other_id, "e" * 15)
+    assert len(first.alias.encode()) <= 255
+    assert len(first.alias.split(" ")) == 4
+    assert (first.alias == second.alias) == (first == second)
+
+
+@pytest.mark.parametrize("length", [1, 100, 101, 115, 256])
+def test_long_names_are_told_as_hashes(length):
+    """A name of up to 100 characters is told as it is, a longer one as what no name can be; the text always fits."""
+    alias = Owner("n" * length, "c" * length, "e" * 15).alias
+    assert len(alias) <= 255
+    assert (alias == f"podwire {'n' * length} {'c' * length} {'e' * 15}") == (length <= 100)
+    assert alias.count(" sha512:") == (2 if length > 100 else 0)
+    assert alias != Owner("n" * length, "c" * (length + 1), "e" * 15).alias
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([None, None], []),
+        ([IFB, None], [IFB]),
+        ([None, IFB], [IFB]),
+        ([NAMELESS, None], [NAMELESS]),
+        ([NAMELESS, IFB], [IFB]),  # the first is that of the container's other interface
+        ([NAMELESS, NAMELESS], [NAMELESS]),
+        ([OTHERS, None], []),
+        ([OTHERS, IFB], [IFB]),
+        ([replace(IFB, kind="dummy"), None], []),
+        ([replace(NAMELESS, kind=""), IFB], [IFB]),
+    ],
+)
+def test_the_owners_own(found, expected):
+    """Of the links with an owner's names, those that say so are the owner's, or else one that says nothing."""
+    assert own(OWNER, found) == expected
+
+
+def ifb(network, container_id, ifname="eth0", **keys):
+    owner = Owner(network, container_id, ifname)
+    return replace(IFB, **{"name": owner.names[0], "alias": owner.alias, **keys})
+
+
+def test_stale_ifbs():
+    """Ifbs of the network's other attachments are stale; valid ones, other networks' and anybody's are not."""
+    gone = [ifb("net", "gone"), ifb("net", "cid", "net1"), ifb("net", LONG), ifb("net", "again", "net1")]
+    kept = [
+        ifb("net", "cid"),
+        ifb("net", LONG + "c"),
+        ifb("other", "gone"),
+        ifb("net", "gone", alias=""),
+        ifb("net", "gone", alias="podwire net gone"),
+        ifb("net", "gone", alias="podwire net gone eth0 eth1"),
+        ifb("net", "gone", alias="somebody net gone eth0"),
+        ifb("net", "gone", name="ifb0"),
+    ]
+    valid = [Attachment("cid", "eth0"), Attachment(LONG + "c", "eth0"), Attachment("again", "eth0")]
+    assert stale("net", valid, kept + gone) == gone
+    assert stale("net", [], [*kept, *gone]) == [*kept[:2], *gone]
+
+
+def test_an_attachment_without_interface_keeps_them_all():
+    """A runtime that lists a container without an interface keeps all of its interfaces' ifbs."""
+    found = [ifb("net", "cid"), ifb("net", "cid", "net1"), ifb("net", "gone")]
+    assert stale("net", [Attachment("cid", "")], found) == found[2:]
