@@ -16,7 +16,7 @@ INVENTED = frozenset({(1 << 31) - 1, (1 << 32) - 1, 8 * ((1 << 32) - 1) - 1})
 _AUTOMATIC_MS = 50  # of the rate, instead of an invented burst
 _AUTOMATIC_FRAMES = 10  # and at least these
 _LATENCY_US = 25_000  # what may wait in the queue besides a burst (reference)
-_ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; a VLAN tag stands beside the frame
+_ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; the outer VLAN tag stands beside them
 # A frame that takes longer than this at the rate never passes, whatever the bucket holds: tbf_change keeps the largest
 # frame as so many nanoseconds, in 32 bits (net/sched/sch_tbf.c).
 _FRAME_NS_MAX = UINT32_MAX
