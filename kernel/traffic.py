@@ -149,7 +149,7 @@ def lacking(socket: Socket) -> list[str]:
     Told by requests that are refused in any case, for another reason where the part is there: nothing is made.
     """
     nameless = link.ifb(0, "/", link.random_mac(), 0)
-    unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, _TBF_HANDLE), b"")
+    unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, _TBF_HANDLE), {"attrs": []})
     found = []
     for name, absent, request in (("ifb", errno.EOPNOTSUPP, nameless), (TBF, errno.ENOENT, unsaid)):
         try:

@@ -121,3 +121,11 @@ def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
     shown = host.run("tc", "filter", "show", "dev", "veth0", "ingress")
     assert "match 00000000/00000000 at 0" in shown
     assert shown.count("mirred (Egress Redirect to device ifb0) stolen") == 1
+
+
+@pytest.mark.needs("ifb", "tbf")
+def test_nothing_is_lacking_and_nothing_made(veth, host):
+    """A kernel with all that limits take lacks nothing, and is asked without changing anything."""
+    before = host.ip("link"), host.run("tc", "qdisc", "show")
+    assert traffic.lacking(veth.socket) == []
+    assert (host.ip("link"), host.run("tc", "qdisc", "show")) == before
