@@ -3,41 +3,21 @@
 System calls are made to fail, and signals to arrive at them, with strace's injection.
 """
 
-import json
 import re
 import signal
-import subprocess
 
 import pytest
 
-from tests.support import binaries
 from tests.support.attaching import address, host_end, reaches
+from tests.support.injection import injected as injection_into
 from tests.support.netstate import links, state
-from tests.support.running import Outcome, environment
 
 CALLS = ("sendto", "recvfrom", "setns", "openat", "flock", "linkat", "close", "socket", "pwrite64")
 
 
-def injected(network, command, pod, injection, *, stdout=None, follow=False):
+def injected(network, command, pod, injection, **how):
     """Runs one verb of bridge on the network's host with one of strace's injections."""
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
-    strace = [
-        "strace",
-        *(["-f"] if follow else []),
-        "-o",
-        "/dev/null",
-        *(["-e", f"inject={injection}"] if injection else []),
-    ]
-    done = subprocess.run(
-        ["nsenter", f"--net={network.host.path}", "--", *strace, str(binaries.directory() / "bridge")],
-        input=json.dumps(network.config).encode(),
-        env=environment(command, CNI_PATH=str(binaries.directory()), **names),
-        stdout=stdout or subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout or b"", done.stderr.decode())
+    return injection_into(network.host, "bridge", command, network.config, pod, injection, **how)
 
 
 @pytest.fixture

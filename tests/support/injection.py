@@ -1,0 +1,45 @@
+"""System calls that fail, and signals that arrive at them: one verb under strace's injection.
+
+One rule: what is injected is strace's own text ("sendto:signal=SIGTERM:when=2"), so that its manual says what it means.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from typing import IO, Any
+
+from tests.support import binaries
+from tests.support.namespaces import Namespace
+from tests.support.running import Outcome, environment
+
+
+def injected(
+    host: Namespace,
+    plugin: str,
+    command: str,
+    config: Mapping[str, Any],
+    pod: Namespace,
+    injection: str = "",
+    *,
+    stdout: IO[bytes] | None = None,
+    follow: bool = False,
+) -> Outcome:
+    """Runs one verb of a built plugin for eth0 of `pod`; with `follow` its children meet the injection, too.
+
+    `stdout` takes the answer, which the outcome has otherwise.
+    """
+    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    strace = ["strace", *(["-f"] if follow else []), "-o", "/dev/null"]
+    strace += ["-e", f"inject={injection}"] if injection else []
+    done = subprocess.run(
+        ["nsenter", f"--net={host.path}", "--", *strace, str(binaries.directory() / plugin)],
+        input=json.dumps(config).encode(),
+        env=environment(command, CNI_PATH=str(binaries.directory()), **names),
+        stdout=stdout or subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout or b"", done.stderr.decode())
