@@ -146,7 +146,8 @@ def filters(socket: Socket, index: int) -> list[Filter]:
 def lacking(socket: Socket) -> list[str]:
     """Returns what the kernel lacks of what shaping takes: "ifb", "tbf".
 
-    Told by requests that are refused in any case, for another reason where the part is there: nothing is made.
+    Told by requests that are refused in any case, for another reason where the part is there: nothing is made. Raises
+    KernelError for who lacks the privilege.
     """
     nameless = link.ifb(0, "/", link.random_mac(), 0)
     unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, _TBF_HANDLE), {"attrs": []})
@@ -157,6 +158,8 @@ def lacking(socket: Socket) -> list[str]:
         except KernelError as error:
             if error.errno == absent:
                 found.append(name)
+            elif error.errno == errno.EPERM:  # nothing was told, and nothing could be made
+                raise
     return found
 
 

@@ -24,6 +24,7 @@ BOTH = INGRESS | EGRESS
 
 # Of a qdisc or an action: how many hold it, and numbers that are given in order of making.
 _NOISE = re.compile(r" refcnt \d+|\bindex \d+ ref \d+ bind \d+")
+_PLACE = re.compile(r"qdisc (?:ingress|clsact) \S+ dev (\S+)")  # where filters can be
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,18 @@ class Shaping:
         return run_plugin("bandwidth", command, config, **{**own, **how})
 
 
+def joined(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "eth0") -> dict[str, Any]:
+    """Joins `pod` to the host by a veth pair, both ends up, and returns the result of the plugin that this stands for.
+
+    Tests of what bandwidth alone does need no bridge. The host has other interfaces, too, and so has the result.
+    """
+    host.ip("link", "add", name, "type", "veth", "peer", "name", ifname, "netns", pod.name)
+    host.ip("link", "set", name, "up")
+    pod.ip("link", "set", ifname, "up")
+    inside = {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": pod.path}
+    return {"cniVersion": "1.0.0", "interfaces": [{"name": "lo"}, {"name": name}, inside]}
+
+
 def qdiscs(namespace: Namespace, device: str = "") -> list[str]:
     """Returns the qdiscs of a device, of all unless one is given, as `tc` prints them; without noqueue."""
     return [line for line in _shown(namespace, f"qdisc show {device and f'dev {device}'}") if "noqueue" not in line]
@@ -123,8 +136,9 @@ def state(namespace: Namespace) -> dict[str, Any]:
     whole = netstate.state(namespace)
     for link in whole["links"].values():
         link.pop("txqlen", None)
-    found = {name: filters(namespace, name) for name in whole["links"]}
-    return {**whole, "qdiscs": sorted(qdiscs(namespace)), "filters": found}
+    found = sorted(qdiscs(namespace))
+    places = [match[1] for line in found if (match := _PLACE.match(line))]
+    return {**whole, "qdiscs": found, "filters": {name: filters(namespace, name) for name in places}}
 
 
 def _kind(link: Mapping[str, Any]) -> str:
