@@ -71,7 +71,7 @@ class FilterMessage(nlmsg):  # type: ignore[misc]
 
     prefix = "TCA_"
     fields = _FIELDS
-    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"))
+    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"), (11, "TCA_CHAIN", "uint32"))
 
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:

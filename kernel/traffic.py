@@ -32,6 +32,7 @@ _TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only 
 _ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
 # struct tc_u32_sel, terminal, and one struct tc_u32_key that any packet matches: nothing of it is looked at.
 _ANY = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + bytes(16)
+_TABLE_SHIFT = 20  # of a u32 filter's handle (TC_U32_HTID, linux/pkt_cls.h)
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex
 _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 
@@ -63,13 +64,23 @@ class Qdisc:
 class Filter:
     """A filter of what an interface receives; `target` is the ifindex that it redirects to, 0 for one that is gone.
 
-    `target` is None for one that does anything else. `matches_all` tells that nothing of the packet is looked at.
+    `target` is None for one that does anything else. `matches_all` tells that no packet gets past it, as far as is
+    known: it is in the chain where packets begin, and looks at nothing of them or is of a kind that is not read here.
     """
 
     handle: int
     info: int
     target: int | None = None
     matches_all: bool = False
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """The hash table in which a u32 filter is asked in its turn, by priority and protocol.
+
+        The kernel tells those of other chains' and of a clsact qdisc's other direction, too, as if they were of the
+        priority that was asked for; in the end the table tells which filters share it.
+        """
+        return self.info, self.handle >> _TABLE_SHIFT
 
 
 def tbf(index: int, bucket: Bucket) -> Request:
@@ -115,6 +126,11 @@ def filter_deletion(index: int, found: Filter) -> Request:
     values = {"index": index, "parent": _RECEIVED, "info": found.info, "handle": found.handle}
     ignore = (errno.ENOENT,)
     return Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, [("TCA_KIND", "u32")], ignore)
+
+
+def priority_deletion(index: int, info: int) -> Request:
+    """Deletes all u32 filters of a priority, and its table, which the last filter's deletion may leave behind."""
+    return filter_deletion(index, Filter(0, info))
 
 
 def root(index: int) -> Request:
@@ -193,8 +209,9 @@ def _bucket(options: Any) -> Bucket | None:
 def _filter(message: Any) -> Filter | None:
     """Returns the filter in a message, None for one that only tells of a table of them."""
     options = message.get_attr("TCA_OPTIONS")
+    first_chain = not message.get_attr("TCA_CHAIN")
     if message.get_attr("TCA_KIND") != "u32":
-        return Filter(message["handle"], message["info"]) if options else None
+        return Filter(message["handle"], message["info"], matches_all=first_chain) if options else None
     selector = options and options.get_attr("TCA_U32_SEL")
     if selector is None:
         return None
@@ -206,7 +223,7 @@ def _filter(message: Any) -> Filter | None:
     if parms and len(parms) >= _MIRRED.size:
         *_, does, index = _MIRRED.unpack_from(parms)
         target = index if does == _REDIRECT else None
-    return Filter(message["handle"], message["info"], target, _matches_all(selector))
+    return Filter(message["handle"], message["info"], target, first_chain and _matches_all(selector))
 
 
 def _matches_all(selector: bytes) -> bool:

@@ -5,13 +5,13 @@ One rule: the reference's numbers are as good as ours, and so is its ifb.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from cni.errors import CniError, Code
 from kernel import traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
-from kernel.traffic import Bucket, Qdisc
+from kernel.traffic import Bucket, Filter, Qdisc
 from plugins.bandwidth.shaper import Limits
 
 _AGAIN = "remove the container and create it again"
@@ -27,14 +27,22 @@ def check_egress(host: Socket, found: Limits, outside: Link, accepted: Collectio
     if not found.ifbs:
         raise _wrong("get ifb device: Link not found", f"what the pod sends is not limited; {_AGAIN}")
     (ifb, *_) = found.ifbs
-    first = next((item for item in found.filters if item.matches_all or item.target is None), None)
-    if first is None or first.target != ifb.index:
-        hint = "no filter of ingress does that" if first is None else "a filter of ingress leads it elsewhere"
+    if hint := _astray(found.filters, ifb):
         raise _wrong(f'what "{outside.name}" receives is not led to "{ifb.name}"', f"{hint}; {_AGAIN}")
     if not ifb.is_up:
         raise _wrong(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
     (root,) = host.get(traffic.root(ifb.index))
     _check_bucket(traffic.qdisc(root), f'what the pod sends is not limited on "{ifb.name}"', accepted)
+
+
+def _astray(filters: Sequence[Filter], ifb: Link) -> str:
+    """Returns why not all that the host's end receives comes to the ifb, "" when it does."""
+    ours = next((item for item in filters if item.matches_all and item.target == ifb.index), None)
+    if ours is None:
+        return "no filter of ingress does that"
+    in_front = filters[: filters.index(ours)]
+    taken = any(item.matches_all and (item.info != ours.info or item.table == ours.table) for item in in_front)
+    return "a filter of ingress in front of that takes everything" if taken else ""
 
 
 def _check_bucket(found: Qdisc | None, lacking: str, accepted: Collection[Bucket]) -> None:

@@ -18,14 +18,15 @@ from cni.undo import Undo
 from kernel import link, traffic
 from kernel.errors import KernelError
 from kernel.link import Link
-from kernel.rtnl import Socket
+from kernel.rtnl import Request, Socket
 from kernel.teardown import delete_on_host
 from kernel.traffic import Bucket, Filter, Qdisc
 from plugins.bandwidth.owner import Owner, own
 
-# The index of an ifb tells the host's end to which it belongs: the kernel counts far below. The second is for the case
-# that a leftover has the first.
-_INDEX_BASES = (1_000_000_000, 1_500_000_000)
+# The index of an ifb tells the host's end to which it belongs: the kernel counts far below. All but the first are for
+# the case that a leftover has it.
+_INDEX_STEP = 100_000_000
+_INDEX_BASES = range(1_000_000_000, 2_000_000_001, _INDEX_STEP)
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
     named = [message and link.from_message(message) for message in (first, second)]
     root, place = (traffic.qdisc(message) for message in qdiscs or (None, None))
     filters = traffic.filters(host, outside.index) if outside and place else []
+    ifbs = own(owner, named)
     free_name = owner.names[0] if named[0] is None else owner.names[1]
-    return Limits(root, place, tuple(own(owner, named)), tuple(filters), free_name)
+    return Limits(root, place, tuple(ifbs), tuple(filters), free_name)
 
 
 def limit(
@@ -73,7 +75,7 @@ def limit(
     if found.any:
         remove(host, owner, outside)
         found = look(host, owner, outside)
-    undo.push("remove the limits", partial(remove, host, owner, outside))
+    undo.push("remove the limits", partial(remove, host, owner, outside, place_is_ours=not found.place))
     requests = [traffic.tbf(outside.index, ingress)] if ingress else []
     ifb = None
     if egress:
@@ -84,39 +86,57 @@ def limit(
     try:
         host.change(*requests)
     except KernelError as error:
-        error.details = "; ".join(filter(None, (error.details, _cure(error, outside))))
+        error.details = "; ".join(filter(None, (error.details, _cure(error, outside, found))))
         raise
     return Interface(ifb, format_mac(mac)) if ifb else None
 
 
-def remove(host: Socket, owner: Owner, outside: Link | None) -> None:
+def remove(host: Socket, owner: Owner, outside: Link | None, *, place_is_ours: bool | None = None) -> None:
     """Removes the limits, as far as they are there; all is tried, then what failed is raised.
 
-    First the way to the ifb, so that what the pod sends is not dropped; and the place for filters only when no filter
-    of others is there.
+    First the way to the ifb, so that what the pod sends is not dropped. The place for filters is ours, unless told,
+    when there is anything else of ours to do with it.
     """
     found = look(host, owner, outside)
     steps: list[Callable[[], None]] = []
     if outside:
-        gone = [traffic.filter_deletion(outside.index, item) for item in found.redirects]
-        if found.place and found.place.kind == traffic.INGRESS and len(gone) == len(found.filters):
-            gone = [traffic.ingress_deletion(outside.index)]
+        if place_is_ours is None:
+            place_is_ours = bool(found.redirects or found.ifbs)
+        gone = _way_deletions(outside, found, place_is_ours)
         if found.root and found.root.is_shaper:
             gone.append(traffic.tbf_deletion(outside.index))
         steps.append(partial(host.change, *gone))
     all_of(*steps, *(partial(delete_on_host, item, host) for item in found.ifbs))
 
 
+def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Request]:
+    """Returns how the way to the ifb goes: with the place for filters, with a whole priority, or by itself.
+
+    The larger is taken where nothing of others is in it: the kernel may keep the emptied table of a priority.
+    """
+    ours = found.redirects
+    is_ingress = found.place is not None and found.place.kind == traffic.INGRESS
+    if is_ingress and place_is_ours and len(ours) == len(found.filters):
+        return [traffic.ingress_deletion(outside.index)]
+    shared = {item.table for item in found.filters if item not in ours}
+    whole = {item.info for item in ours if item.table not in shared}
+    single = [traffic.filter_deletion(outside.index, item) for item in ours if item.info not in whole]
+    return single + [traffic.priority_deletion(outside.index, info) for info in whole]
+
+
 def _free_index(host: Socket, outside: Link) -> int:
     """Returns an index for an ifb, which other requests of the same send must not mistake for another interface's."""
-    indexes = [base + outside.index for base in _INDEX_BASES]
+    indexes = (base + outside.index % _INDEX_STEP for base in _INDEX_BASES)
     return next((index for index in indexes if link.get(host, link.by_index(index)) == [None]), 0)
 
 
-def _cure(error: KernelError, outside: Link) -> str:
+def _cure(error: KernelError, outside: Link, found: Limits) -> str:
     """Returns what to do about a refused request, "" where it is not known."""
     if error.errno == errno.EEXIST:
-        return f'something else limits or filters "{outside.name}": tc qdisc show dev "{outside.name}"'
+        look_at = f'tc qdisc show dev "{outside.name}"; ip link show dev "{found.free_name}"'
+        return f'something else limits "{outside.name}" or has the ifb\'s name: {look_at}'
+    if error.errno == errno.EINVAL and found.filters:
+        return f'something else filters "{outside.name}": tc filter show dev "{outside.name}" ingress'
     if error.errno == errno.EOPNOTSUPP:
         return "limiting what a pod sends takes the kernel's module ifb: modprobe ifb"
     if error.errno == errno.ENOENT:
