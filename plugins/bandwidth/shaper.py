@@ -7,7 +7,7 @@ is there, not by what was asked for.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,6 +60,8 @@ def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
     root, place = (traffic.qdisc(message) for message in qdiscs or (None, None))
     filters = traffic.filters(host, outside.index) if outside and place else []
     ifbs = own(owner, named)
+    if outside:  # without a pod there is no other interface of it either
+        ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]
     free_name = owner.names[0] if named[0] is None else owner.names[1]
     return Limits(root, place, tuple(ifbs), tuple(filters), free_name)
 
@@ -122,6 +124,18 @@ def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Re
     whole = {item.info for item in ours if item.table not in shared}
     single = [traffic.filter_deletion(outside.index, item) for item in ours if item.info not in whole]
     return single + [traffic.priority_deletion(outside.index, info) for info in whole]
+
+
+def _is_anothers(host: Socket, ifb: Link, outside: Link, filters: Sequence[Filter]) -> bool:
+    """Tells whether an ifb without an owner's text is that of another interface of the container.
+
+    It is asked of all veths, since that is rare: the reference made the ifb, and its filter on our interface is not
+    there.
+    """
+    if any(item.target == ifb.index for item in filters):
+        return False
+    others = (item.index for item in link.every(host) if item.kind == outside.kind and item.index != outside.index)
+    return any(item.target == ifb.index for index in others for item in traffic.filters(host, index))
 
 
 def _free_index(host: Socket, outside: Link) -> int:
