@@ -223,7 +223,7 @@ def test_filters_of_other_kinds_are_known_by_their_options():
     matchall = named("matchall", options={"attrs": [("TCA_MATCHALL_CLASSID", 1)]})
     other = [("TCA_KIND", "other"), ("TCA_OPTIONS", "0200ffff")]
     messages = [full({"handle": 1, "info": 0x10300}, attributes) for attributes in (matchall, other)]
-    assert filters(*messages) == [Filter(1, 0x10300), Filter(1, 0x10300)]
+    assert filters(*messages) == [Filter(1, 0x10300, matches_all=True)] * 2
     assert filters(full({"handle": 0, "info": 0x10300}, named("matchall"))) == []
 
 
