@@ -118,7 +118,7 @@ SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets else
         ((replace(REDIRECT, matches_all=False),), "no filter of ingress does that"),
         ((replace(REDIRECT, target=0),), "no filter of ingress does that"),
         ((replace(REDIRECT, target=8), REDIRECT), "a filter of ingress in front of that takes everything"),
-        ((Filter(1, 0x10300, matches_all=True), REDIRECT), "a filter of ingress in front of that takes everything"),
+        ((Filter(1, 0x10800, matches_all=True), REDIRECT), "a filter of ingress in front of that takes everything"),
     ],
 )
 def test_filters_that_lead_elsewhere(filters, hint):
