@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.injection import injected
-from tests.support.shaping import BOTH, INGRESS, ifbs, joined, qdiscs, state
+from tests.support.shaping import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -63,6 +63,10 @@ def test_a_root_qdisc_of_others(shaped, sandbox, before, fails, root):
         assert 'something else limits "veth0" or has the ifb' in error["details"]
     seen = state(shaped.host)
     shaped.release(sandbox)
+    assert state(shaped.host) == seen
+    sends = shaped.asked(**EGRESS)
+    sends.check(sandbox, sends.limit(sandbox, before))
+    sends.release(sandbox)
     assert state(shaped.host) == seen
     tc(shaped, "qdisc delete dev veth0 root")
     shape(shaped, sandbox, before)

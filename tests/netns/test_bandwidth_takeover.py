@@ -1,7 +1,11 @@
 """Limits that change hands between the reference and us: each CHECK and DEL takes the other's work for its own."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.support import netstate
+from tests.support.publishing import Publishing
 from tests.support.shaping import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
@@ -96,12 +100,16 @@ def test_the_references_ifb_belongs_to_the_other_interface(both, sandbox, before
     assert (qdiscs(ours.host), ifbs(ours.host)) == ([], {})
 
 
+@pytest.mark.needs("iptables_nft_nat")
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_a_pod_of_a_whole_chain(both, sandbox, ours_first):
-    """A pod that one implementation attached with bridge before it is checked and detached by the other."""
-    maker, other = both if ours_first else both[::-1]
-    result = maker.add(sandbox)
+    """A pod that one implementation attached with bridge, portmap and bandwidth changes over to the other."""
+    ours, theirs = (replace(net, bridge=replace(net.bridge, bin_dir=net.bin_dir)) for net in both)
+    maker, other = (ours, theirs) if ours_first else (theirs, ours)
+    ports = [Publishing(net.bridge, {"snat": True}, net.bin_dir) for net in (maker, other)]
+    result = maker.limit(sandbox, ports[0].add(sandbox, "8080:80"))
     other.check(sandbox, result)
-    other.delete(sandbox, result)
-    assert ifbs(maker.host) == {}
-    assert qdiscs(maker.host) == []
+    other.bridge.check(sandbox, result)
+    other.release(sandbox, result)
+    ports[1].delete(sandbox, "8080:80", result=result)
+    assert (qdiscs(ours.host), set(netstate.links(ours.host))) == ([], {"lo", "cni0"})

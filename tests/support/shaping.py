@@ -6,6 +6,7 @@ with the reference.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -111,6 +112,11 @@ def joined(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "
     pod.ip("link", "set", ifname, "up")
     inside = {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": pod.path}
     return {"cniVersion": "1.0.0", "interfaces": [{"name": "lo"}, {"name": name}, inside]}
+
+
+def ifb_name(container_id: str, network: str = "net") -> str:
+    """Returns the reference's name for an ifb."""
+    return "bwp" + hashlib.sha512(f"{network}{container_id}".encode()).hexdigest()[:12]
 
 
 def qdiscs(namespace: Namespace, device: str = "") -> list[str]:
