@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.injection import injected
-from tests.support.shaping import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, state
+from tests.support.shaping import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -110,14 +110,11 @@ def test_another_kind_of_filter_in_our_place(shaped, fails):
     assert 'something else filters "veth0": tc filter show dev "veth0" ingress' in error["details"]
 
 
-@pytest.mark.parametrize("kind", ["ifb", "bridge"])
-def test_a_stranger_with_the_ifbs_name(shaped, sandbox, before, kind):
+@pytest.mark.parametrize(("kind", "text"), [("ifb", "mine"), ("bridge", "")])
+def test_a_stranger_with_the_ifbs_name(shaped, sandbox, before, kind, text):
     """What others gave the ifb's name stays: ours has another name; where that is taken, too, ADD fails."""
-    result = shaped.limit(sandbox, before)
-    (name,) = ifbs(shaped.host)
-    shaped.release(sandbox)
-    shaped.host.ip("link", "add", name, "type", kind)
-    shaped.host.ip("link", "set", name, "alias", "mine")
+    name = ifb_name(sandbox.name)
+    _stranger(shaped.host, name, kind, text)
     seen = state(shaped.host)
     result = shaped.limit(sandbox, before)
     other = result["interfaces"][-1]["name"]
@@ -125,8 +122,7 @@ def test_a_stranger_with_the_ifbs_name(shaped, sandbox, before, kind):
     shaped.check(sandbox, result)
     shaped.release(sandbox)
     assert state(shaped.host) == seen
-    shaped.host.ip("link", "add", other, "type", kind)
-    shaped.host.ip("link", "set", other, "alias", "mine")
+    _stranger(shaped.host, other, kind, text or "mine")
     seen = state(shaped.host)
     error = shaped.bandwidth("ADD", sandbox, before).error()
     assert (error["code"], error["msg"]) == (999, f'failed to create ifb "{other}": file exists')
@@ -134,12 +130,14 @@ def test_a_stranger_with_the_ifbs_name(shaped, sandbox, before, kind):
     assert state(shaped.host) == seen
 
 
+def _stranger(host, name, kind, text):
+    host.ip("link", "add", name, "type", kind)
+    host.ip("link", "set", name, "alias", text)
+
+
 def test_an_ifb_of_the_reference_left_over(shaped, sandbox, before):
     """An ifb of the right name without a text is what the reference left of this container: ADD replaces it."""
-    shaped.limit(sandbox, before)
-    (name,) = ifbs(shaped.host)
-    shaped.release(sandbox)
-    shaped.host.ip("link", "add", name, "type", "ifb")
+    shaped.host.ip("link", "add", ifb_name(sandbox.name), "type", "ifb")
     shape(shaped, sandbox, before)
     assert ifbs(shaped.host) == {}
 

@@ -100,7 +100,6 @@ def test_the_references_ifb_belongs_to_the_other_interface(both, sandbox, before
     assert (qdiscs(ours.host), ifbs(ours.host)) == ([], {})
 
 
-@pytest.mark.needs("iptables_nft_nat")
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_a_pod_of_a_whole_chain(both, sandbox, ours_first):
     """A pod that one implementation attached with bridge, portmap and bandwidth changes over to the other."""

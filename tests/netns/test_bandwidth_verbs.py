@@ -224,34 +224,26 @@ def test_no_end_on_the_host(shaped, sandbox, before, new_sandbox, command):
     assert state(shaped.host) == empty
 
 
-@pytest.mark.parametrize("order", [("eth0", "net1"), ("net1", "eth0")])
-def test_two_interfaces_of_one_container(shaped, sandbox, before, order):
-    """Both interfaces of a container on one network have limits of their own, and DEL of either leaves the other's."""
+@pytest.mark.parametrize("order", [("eth0", "net1", "net2"), ("net1", "net2", "eth0"), ("net2", "eth0", "net1")])
+def test_interfaces_of_one_container(shaped, sandbox, before, order):
+    """All interfaces of a container on one network have limits of their own; DEL of one leaves the others'."""
     net = shaped
-    results = {"eth0": before, "net1": joined(net.host, sandbox, "veth1", "net1")}
+    given = {"eth0": before} | {f"net{n}": joined(net.host, sandbox, f"veth{n}", f"net{n}") for n in (1, 2)}
     empty = state(net.host)
-    for ifname in ("eth0", "net1"):
-        results[ifname] = net.limit(sandbox, results[ifname], ifname=ifname)
-    first, second = (results[ifname]["interfaces"][-1]["name"] for ifname in ("eth0", "net1"))
-    assert first == ifb_name(sandbox.name) != second
-    for ifname, result in results.items():
-        net.check(sandbox, result, ifname=ifname)
-    gone, stays = order
-    net.release(sandbox, ifname=gone)
-    net.check(sandbox, results[stays], ifname=stays)
-    assert net.bandwidth("CHECK", sandbox, results[gone], ifname=gone).error()
-    assert list(ifbs(net.host)) == [results[stays]["interfaces"][-1]["name"]]
-    net.limit(sandbox, before if gone == "eth0" else joined_result(results[gone]), ifname=gone)
-    for ifname, result in results.items():
-        net.check(sandbox, result, ifname=ifname)
-    for ifname in order:
-        net.release(sandbox, ifname=ifname)
+    results = {ifname: net.limit(sandbox, given[ifname], ifname=ifname) for ifname in given}
+    names = {ifname: result["interfaces"][-1]["name"] for ifname, result in results.items()}
+    assert names["eth0"] == ifb_name(sandbox.name)
+    assert len(set(names.values())) == 3
+    for number, gone in enumerate(order, 1):
+        net.release(sandbox, ifname=gone)
+        assert net.bandwidth("CHECK", sandbox, results[gone], ifname=gone).error()
+        for stays in order[number:]:
+            net.check(sandbox, results[stays], ifname=stays)
+        net.limit(sandbox, given[gone], ifname=gone)
+        net.check(sandbox, results[gone], ifname=gone)
+        net.release(sandbox, ifname=gone)
+        assert set(ifbs(net.host)) == {names[stays] for stays in order[number:]}
     assert state(net.host) == empty
-
-
-def joined_result(result):
-    """Returns a result without the ifb."""
-    return {**result, "interfaces": result["interfaces"][:-1]}
 
 
 @pytest.mark.parametrize("length", [100, 101, 300])
