@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -174,7 +175,8 @@ class Socket:
         self._sequence += len(requests)
         if (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT:
             # All of them wait until the send is through; what does not fit is lost (ENOBUFS).
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, answered * _ANSWER_BYTES)
+            with suppress(PermissionError):  # without the privilege as many fit as the kernel's default lets
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, answered * _ANSWER_BYTES)
         data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
         try:
             self._socket.send(data)

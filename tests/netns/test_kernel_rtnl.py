@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 
@@ -13,6 +14,7 @@ from kernel.link import Link, VethEnd
 from kernel.netns import Netns, NetnsMissingError, entered
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
 from tests.support.netstate import links
+from tests.support.processes import output
 
 MAC = bytes.fromhex("0200000000aa")
 
@@ -76,6 +78,14 @@ def test_answers_that_need_more_room_than_a_socket_has(socket):
     with pytest.raises(KernelError) as caught:
         socket.change(*(link.alias(1_000_000 + number, "x") for number in range(3000)))
     assert caught.value.errno == errno.ENODEV
+
+
+def test_more_requests_than_usual_without_privilege(root):
+    """Who may not make room for answers still asks a hundred things in one send."""
+    program = "from kernel import link; from kernel.rtnl import Socket; "
+    program += 'print(link.get(Socket(), *[link.by_name("absent0")] * 100).count(None))'
+    drop = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+    assert output(*drop, sys.executable, "-c", program) == "100\n"
 
 
 def _absent(index):
