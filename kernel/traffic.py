@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import errno
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernel import link
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.errors import KernelError
-from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, Request, Socket
+from kernel.rtnl import (
+    NLM_F_ACK,
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_ECHO,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    Request,
+    Socket,
+)
 from kernel.wire import Attributes
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
@@ -166,7 +175,8 @@ def lacking(socket: Socket) -> list[str]:
     KernelError for who lacks the privilege.
     """
     nameless = link.ifb(0, "/", link.random_mac(), 0)
-    unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, _TBF_HANDLE), {"attrs": []})
+    unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, 0), {"attrs": []})
+    unsaid = replace(unsaid, flags=_NEW | NLM_F_REPLACE)  # so that a qdisc which lo may have is not the reason
     found = []
     for name, absent, request in (("ifb", errno.EOPNOTSUPP, nameless), (TBF, errno.ENOENT, unsaid)):
         try:

@@ -98,8 +98,11 @@ def test_what_others_made_stays(shaped):
     assert state(shaped.host) == before
 
 
-def test_ready(shaped):
-    """STATUS has nothing to say where limits can be served, and makes nothing."""
+@pytest.mark.parametrize("root", ["", "pfifo limit 9", "handle 1: tbf rate 1mbit burst 10kb latency 10ms"])
+def test_ready(shaped, root):
+    """STATUS has nothing to say where limits can be served, and makes nothing, whatever lo has."""
+    if root:
+        shaped.host.run("tc", *f"qdisc add dev lo root {root}".split())
     before = state(shaped.host)
     outcome = shaped.having(cniVersion="1.1.0").bandwidth("STATUS")
     outcome.silence()
@@ -149,9 +152,15 @@ LACKING = {
 
 
 @pytest.mark.needs("in_user_mode_linux")
+@pytest.mark.parametrize("occupied", [False, True])
 @pytest.mark.parametrize("modules", LACKING)
-def test_a_kernel_without(shaped, sandbox, modules):
-    """STATUS is code 50 where the kernel lacks a part, ADD fails and leaves nothing, and both name what to load."""
+def test_a_kernel_without(shaped, sandbox, modules, occupied):
+    """STATUS is code 50 where the kernel lacks a part, ADD fails and leaves nothing, and both name what to load.
+
+    It is so whatever an administrator has on the host's lo.
+    """
+    if occupied:
+        shaped.host.run("tc", "qdisc", "add", "dev", "lo", "root", "pfifo", "limit", "9")
     before = joined(shaped.host, sandbox)
     empty = state(shaped.host)
     with withheld(modules):
