@@ -25,11 +25,23 @@ _FIELDS = (
 class _TbfOptions(nla):  # type: ignore[misc]
     """TCA_OPTIONS of a token bucket filter (linux/pkt_sched.h); the first is struct tc_tbf_qopt."""
 
-    nla_map = ((1, "TCA_TBF_PARMS", "cdata"), (4, "TCA_TBF_RATE64", "uint64"))
+    nla_map = ((1, "TCA_TBF_PARMS", "cdata"), (4, "TCA_TBF_RATE64", "uint64"), (6, "TCA_TBF_BURST", "uint32"))
+
+
+class _HtbOptions(nla):  # type: ignore[misc]
+    """TCA_OPTIONS of an HTB qdisc, struct tc_htb_glob, and of its classes, struct tc_htb_opt (linux/pkt_sched.h)."""
+
+    nla_map = (
+        (1, "TCA_HTB_PARMS", "cdata"),
+        (2, "TCA_HTB_INIT", "cdata"),
+        (5, "TCA_HTB_DIRECT_QLEN", "uint32"),
+        (6, "TCA_HTB_RATE64", "uint64"),
+        (7, "TCA_HTB_CEIL64", "uint64"),
+    )
 
 
 class QdiscMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWQDISC and its kin: struct tcmsg; what the options are depends on the kind, which stands before them."""
+    """RTM_NEWQDISC, RTM_NEWTCLASS and their kin: struct tcmsg; the options depend on the kind, which is before them."""
 
     prefix = "TCA_"
     fields = _FIELDS
@@ -38,7 +50,7 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:
         """Returns the class of the options."""
-        return _TbfOptions if message.get_attr("TCA_KIND") == "tbf" else nla.cdata
+        return {"tbf": _TbfOptions, "htb": _HtbOptions}.get(message.get_attr("TCA_KIND"), nla.cdata)
 
 
 class _MirredOptions(nla):  # type: ignore[misc]

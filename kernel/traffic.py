@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,14 +31,18 @@ RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 TICK_NS = 64  # of a bucket: PSCHED_SHIFT is 6 (net/pkt_sched.h, since Linux 2.6.31), and so says /proc/net/psched
 UINT32_MAX = (1 << 32) - 1
-TBF, INGRESS = "tbf", "ingress"
+TBF, INGRESS, HTB = "tbf", "ingress", "htb"
+# Of an HTB root and of filters by address, which anybody may have: by this number, "pw", ours are known.
+HTB_HANDLE = 0x70770000
+PASSED, LIMITED = HTB_HANDLE, HTB_HANDLE | 1  # class IDs: past the bucket; into it
+RULES_MAX = 0x7FF  # of `classified`: from 0x800 on the kernel gives numbers
 
 _ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
 _LO = 1  # in every network namespace
 _TBF_HANDLE, _INGRESS_HANDLE, _CLASS = 0x10000, 0xFFFF0000, 0x10001  # 1:, ffff:, 1:1
-_RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
+RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
 _NEW = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-_TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
+TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
 _ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
 # struct tc_u32_sel, terminal, and one struct tc_u32_key that any packet matches: nothing of it is looked at.
 _ANY = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + bytes(16)
@@ -65,8 +70,20 @@ class Qdisc:
 
     @property
     def is_shaper(self) -> bool:
-        """Tells whether it is what `tbf` makes, and the reference."""
-        return self.kind == TBF and self.handle == _TBF_HANDLE
+        """Tells whether it is what `tbf` makes, and the reference, or `kernel.htb`."""
+        return (self.kind, self.handle) in ((TBF, _TBF_HANDLE), (HTB, HTB_HANDLE))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a filter by address does: `selector` (struct tc_u32_sel with keys) says to which packets.
+
+    `classid` is PASSED or LIMITED; `target` is the ifindex that they are redirected to, None for none.
+    """
+
+    selector: bytes
+    classid: int
+    target: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,12 +92,14 @@ class Filter:
 
     `target` is None for one that does anything else. `matches_all` tells that no packet gets past it, as far as is
     known: it is in the chain where packets begin, and looks at nothing of them or is of a kind that is not read here.
+    `rule` is that of one of ours by address.
     """
 
     handle: int
     info: int
     target: int | None = None
     matches_all: bool = False
+    rule: Rule | None = None
 
     @property
     def table(self) -> tuple[int, int]:
@@ -94,45 +113,44 @@ class Filter:
 
 def tbf(index: int, bucket: Bucket) -> Request:
     """Makes a token bucket filter, 1:, the root of an interface; refused with EEXIST when somebody set another root."""
-    parms = _TBF_QOPT.pack(min(bucket.rate, UINT32_MAX), bucket.limit, bucket.size, 0)
+    parms = TBF_QOPT.pack(min(bucket.rate, UINT32_MAX), bucket.limit, bucket.size, 0)
     options: Attributes = [("TCA_TBF_PARMS", parms)]
     if bucket.rate > UINT32_MAX:
         options.append(("TCA_TBF_RATE64", bucket.rate))
-    return _qdisc("create qdisc", RTM_NEWQDISC, index, (TBF, _ROOT, _TBF_HANDLE), {"attrs": options})
+    return qdisc_request("create qdisc", RTM_NEWQDISC, index, (TBF, _ROOT, _TBF_HANDLE), {"attrs": options})
 
 
 def tbf_deletion(index: int) -> Request:
     """Deletes what `tbf` made, back to the kernel's default; refused with EINVAL or ENOENT when the root is another."""
-    return _qdisc("delete qdisc", RTM_DELQDISC, index, (TBF, _ROOT, _TBF_HANDLE))
+    return qdisc_request("delete qdisc", RTM_DELQDISC, index, (TBF, _ROOT, _TBF_HANDLE))
 
 
 def ingress(index: int) -> Request:
     """Makes the place for filters of what an interface receives; refused with EEXIST when there is one."""
-    return _qdisc("create ingress qdisc", RTM_NEWQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE), b"")
+    return qdisc_request("create ingress qdisc", RTM_NEWQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE), b"")
 
 
 def ingress_deletion(index: int) -> Request:
     """Deletes what `ingress` made, with all its filters."""
-    return _qdisc("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
+    return qdisc_request("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
 
 
 def redirect(index: int, target: int) -> Request:
     """Leads all that an interface receives to the interface `target`, as if that one were to send it."""
-    mirred = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, target)
-    action: Attributes = [("TCA_ACT_KIND", "mirred"), ("TCA_ACT_OPTIONS", {"attrs": [("TCA_MIRRED_PARMS", mirred)]})]
-    options: Attributes = [
-        ("TCA_U32_CLASSID", _CLASS),
-        ("TCA_U32_SEL", _ANY),
-        ("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}),
-    ]
-    attributes: Attributes = [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})]
-    values = {"index": index, "parent": _RECEIVED, "info": _ALL_FIRST}
-    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes)
+    return _u32(index, RECEIVED, 0, Rule(_ANY, _CLASS, target))
+
+
+def classified(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
+    """Adds filters in their order and in front of `redirect`; `parent` is RECEIVED or a classful qdisc's handle.
+
+    What is not redirected goes on: into its class, or, of what is received, as if there were no filter.
+    """
+    return [_u32(index, parent, number, rule) for number, rule in enumerate(rules, 1)]
 
 
 def filter_deletion(index: int, found: Filter) -> Request:
     """Deletes a filter."""
-    values = {"index": index, "parent": _RECEIVED, "info": found.info, "handle": found.handle}
+    values = {"index": index, "parent": RECEIVED, "info": found.info, "handle": found.handle}
     ignore = (errno.ENOENT,)
     return Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, [("TCA_KIND", "u32")], ignore)
 
@@ -144,12 +162,12 @@ def priority_deletion(index: int, info: int) -> Request:
 
 def root(index: int) -> Request:
     """Asks for an interface's root qdisc; no such interface is no error. `qdisc` reads the answer."""
-    return _look(index, _ROOT)
+    return look(index, _ROOT)
 
 
 def place(index: int) -> Request:
     """Asks for an interface's ingress or clsact qdisc; none is no error. `qdisc` reads the answer."""
-    return _look(index, _INGRESS_PARENT)
+    return look(index, _INGRESS_PARENT)
 
 
 def qdisc(message: Any) -> Qdisc | None:
@@ -160,25 +178,30 @@ def qdisc(message: Any) -> Qdisc | None:
     return Qdisc(kind, message["handle"], _bucket(message.get_attr("TCA_OPTIONS")) if kind == TBF else None)
 
 
-def filters(socket: Socket, index: int) -> list[Filter]:
-    """Returns the filters of what an interface receives, in the order in which they are asked; raises KernelError."""
-    values = {"index": index, "parent": _RECEIVED}
+def filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
+    """Returns the filters of what an interface receives, or of a qdisc, in the order in which they are asked.
+
+    Raises KernelError.
+    """
+    values = {"index": index, "parent": parent}
     ignore = (errno.ENODEV, errno.EINVAL)  # no such interface; no such place, as newer kernels say it
     asked = Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
     return [found for message in socket.dump(asked) if (found := _filter(message))]
 
 
-def lacking(socket: Socket) -> list[str]:
-    """Returns what the kernel lacks of what shaping takes: "ifb", "tbf".
+def lacking(socket: Socket, *further: str) -> list[str]:
+    """Returns what the kernel lacks of what shaping takes: "ifb", "tbf" and `further` kinds of qdiscs.
 
     Told by requests that are refused in any case, for another reason where the part is there: nothing is made. Raises
     KernelError for who lacks the privilege.
     """
-    nameless = link.ifb(0, "/", link.random_mac(), 0)
-    unsaid = _qdisc("create qdisc", RTM_NEWQDISC, _LO, (TBF, _ROOT, 0), {"attrs": []})
-    unsaid = replace(unsaid, flags=_NEW | NLM_F_REPLACE)  # so that a qdisc which lo may have is not the reason
+    asked = [("ifb", errno.EOPNOTSUPP, link.ifb(0, "/", link.random_mac(), 0))]
+    for kind in (TBF, *further):
+        unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, _ROOT, 0), {"attrs": []})
+        # Replacing, so that a qdisc which lo may have is not the reason.
+        asked.append((kind, errno.ENOENT, replace(unsaid, flags=_NEW | NLM_F_REPLACE)))
     found = []
-    for name, absent, request in (("ifb", errno.EOPNOTSUPP, nameless), (TBF, errno.ENOENT, unsaid)):
+    for name, absent, request in asked:
         try:
             socket.change(request)
         except KernelError as error:
@@ -189,7 +212,11 @@ def lacking(socket: Socket) -> list[str]:
     return found
 
 
-def _qdisc(doing: str, kind: int, index: int, which: tuple[str, int, int], options: object = None) -> Request:
+def qdisc_request(doing: str, kind: int, index: int, which: tuple[str, int, int], options: object = None) -> Request:
+    """Returns a request for a qdisc or class (`kind` is RTM_*); `which` is its kind, parent and handle.
+
+    One with options makes it.
+    """
     name, parent, handle = which
     flags = NLM_F_ACK
     attributes: Attributes = [("TCA_KIND", name)]
@@ -200,20 +227,34 @@ def _qdisc(doing: str, kind: int, index: int, which: tuple[str, int, int], optio
     return Request(doing, QdiscMessage, kind, flags, values, attributes)
 
 
-def _look(index: int, parent: int) -> Request:
-    values = {"index": index, "parent": parent}
+def look(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:
+    """Asks for a qdisc by its parent, or with RTM_GETTCLASS for a class by its handle; none is no error."""
+    values = {"index": index, "parent": parent, "handle": handle}
     ignore = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
     # Without ECHO the answer goes to those who listen for news only.
     flags = NLM_F_ACK | NLM_F_ECHO
-    return Request("look up a qdisc", QdiscMessage, RTM_GETQDISC, flags, values, [], ignore)
+    return Request("look up a qdisc", QdiscMessage, kind, flags, values, [], ignore)
 
 
 def _bucket(options: Any) -> Bucket | None:
     parms = options and options.get_attr("TCA_TBF_PARMS")
-    if not parms or len(parms) < _TBF_QOPT.size:
+    if not parms or len(parms) < TBF_QOPT.size:
         return None
-    rate, limit, size, _ = _TBF_QOPT.unpack_from(parms)
+    rate, limit, size, _ = TBF_QOPT.unpack_from(parms)
     return Bucket(options.get_attr("TCA_TBF_RATE64") or rate, size, limit)
+
+
+def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
+    """Returns the request for a filter of priority 1 for all protocols; the kernel gives a number instead of 0."""
+    options: Attributes = [("TCA_U32_CLASSID", rule.classid), ("TCA_U32_SEL", rule.selector)]
+    if rule.target is not None:
+        parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, rule.target)
+        mirred = {"attrs": [("TCA_MIRRED_PARMS", parms)]}
+        action: Attributes = [("TCA_ACT_KIND", "mirred"), ("TCA_ACT_OPTIONS", mirred)]
+        options.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}))
+    attributes: Attributes = [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})]
+    values = {"index": index, "parent": parent, "info": _ALL_FIRST, "handle": number}
+    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes)
 
 
 def _filter(message: Any) -> Filter | None:
@@ -233,7 +274,9 @@ def _filter(message: Any) -> Filter | None:
     if parms and len(parms) >= _MIRRED.size:
         *_, does, index = _MIRRED.unpack_from(parms)
         target = index if does == _REDIRECT else None
-    return Filter(message["handle"], message["info"], target, first_chain and _matches_all(selector))
+    classid = options.get_attr("TCA_U32_CLASSID")
+    rule = Rule(bytes(selector), classid, target) if classid in (PASSED, LIMITED) else None
+    return Filter(message["handle"], message["info"], target, first_chain and _matches_all(selector), rule)
 
 
 def _matches_all(selector: bytes) -> bool:

@@ -6,13 +6,15 @@ One rule: the reference's numbers are as good as ours, and so is its ifb.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from cni.errors import CniError, Code
-from kernel import traffic
+from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
-from kernel.traffic import Bucket, Filter, Qdisc
+from kernel.traffic import HTB, Bucket, Filter, Qdisc, Rule
 from plugins.bandwidth.shaper import Limits
+from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 
 _AGAIN = "remove the container and create it again"
 
@@ -22,12 +24,33 @@ def check_ingress(found: Limits, outside: Link, accepted: Collection[Bucket]) ->
     _check_bucket(found.root, f'what the pod receives is not limited on "{outside.name}"', accepted)
 
 
-def check_egress(host: Socket, found: Limits, outside: Link, accepted: Collection[Bucket]) -> None:
-    """Checks the limit of what the pod sends, and that all of it is led there; raises CniError(999), KernelError."""
+def check_classes(host: Socket, found: Limits, outside: Link, subnets: Subnets) -> Limits:
+    """Checks which of what the pod receives is limited; returns `found` with that bucket, for `check_ingress`.
+
+    Raises CniError(999), KernelError.
+    """
+    root = found.root
+    if root is None or not root.is_shaper or root.kind != HTB:
+        return replace(found, root=root and replace(root, bucket=None))
+    _check_rules("receives", subnets.incoming, traffic.filters(host, outside.index, root.handle))
+    return replace(found, root=replace(root, bucket=htb.bucket(host, outside.index)))
+
+
+def check_egress(
+    host: Socket, found: Limits, outside: Link, accepted: Collection[Bucket], subnets: Subnets = EVERYWHERE
+) -> None:
+    """Checks the limit of what the pod sends, and that all of it, or of subnets, is led there.
+
+    Raises CniError(999), KernelError.
+    """
     if not found.ifbs:
         raise _wrong("get ifb device: Link not found", f"what the pod sends is not limited; {_AGAIN}")
     (ifb, *_) = found.ifbs
-    if hint := _astray(found.filters, ifb):
+    _check_rules("sends", subnets.outgoing(ifb.index), [item for item in found.filters if item.rule])
+    hint = _astray(found.filters, ifb)
+    if subnets.only:
+        hint = "" if hint else "not only what goes to the subnets is"
+    if hint:
         raise _wrong(f'what "{outside.name}" receives is not led to "{ifb.name}"', f"{hint}; {_AGAIN}")
     if not ifb.is_up:
         raise _wrong(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
@@ -43,6 +66,14 @@ def _astray(filters: Sequence[Filter], ifb: Link) -> str:
     in_front = filters[: filters.index(ours)]
     taken = any(item.matches_all and (item.info != ours.info or item.table == ours.table) for item in in_front)
     return "a filter of ingress in front of that takes everything" if taken else ""
+
+
+def _check_rules(does: str, wanted: Sequence[Rule], filters: Sequence[Filter]) -> None:
+    found = {item.rule for item in filters}
+    missing, further = len(set(wanted) - found), len(found.difference(wanted))
+    if missing or further:
+        details = f"{missing} filters of {len(wanted)} are missing or changed, {further} are there besides; {_AGAIN}"
+        raise _wrong(f"the subnets of what the pod {does} don't match", details)
 
 
 def _check_bucket(found: Qdisc | None, lacking: str, accepted: Collection[Bucket]) -> None:

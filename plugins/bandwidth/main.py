@@ -18,10 +18,10 @@ from cni.undo import Undo
 from kernel import link, traffic
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
-from kernel.traffic import Bucket
+from kernel.traffic import HTB, TBF, Bucket
 from plugins.bandwidth import conf as bandwidth_conf
 from plugins.bandwidth import hostend, shaper
-from plugins.bandwidth.check import check_egress, check_ingress
+from plugins.bandwidth.check import check_classes, check_egress, check_ingress
 from plugins.bandwidth.limit import Limit, references, shape
 from plugins.bandwidth.owner import Owner, stale
 
@@ -45,7 +45,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         outside = hostend.listed(host, namespace, args.ifname, prev_result)
         ingress = _bucket("ingress", own.ingress, outside.mtu, own.max_burst)
         egress = _bucket("egress", own.egress, outside.mtu, own.max_burst)
-        ifb = shaper.limit(host, _owner(args, conf), outside, ingress, egress, undo)
+        ifb = shaper.limit(host, _owner(args, conf), outside, ingress, egress, undo, own.subnets)
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
 
 
@@ -76,9 +76,11 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         outside = hostend.listed(host, namespace, args.ifname, prev_result)
         found = shaper.look(host, _owner(args, conf), outside) if own.limits else None
         if found and own.ingress:
+            if own.subnets.networks:
+                found = check_classes(host, found, outside, own.subnets)
             check_ingress(found, outside, _accepted(own.ingress, outside.mtu, own.max_burst))
         if found and own.egress:
-            check_egress(host, found, outside, _accepted(own.egress, outside.mtu, own.max_burst))
+            check_egress(host, found, outside, _accepted(own.egress, outside.mtu, own.max_burst), own.subnets)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
@@ -94,9 +96,9 @@ def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     """Tells whether ADD could be served; raises CniError(50)."""
-    bandwidth_conf.parse(conf)
+    further = (HTB,) if bandwidth_conf.parse(conf).subnets.networks else ()
     with Socket() as host:
-        lacking = traffic.lacking(host)
+        lacking = traffic.lacking(host, *further)
     if lacking:
         raise CniError(
             Code.PLUGIN_NOT_AVAILABLE,
@@ -105,7 +107,11 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         )
 
 
-_MODULES = {"ifb": "the module ifb (modprobe ifb)", traffic.TBF: "the module sch_tbf (modprobe sch_tbf)"}
+_MODULES = {
+    "ifb": "the module ifb (modprobe ifb)",
+    TBF: "the module sch_tbf (modprobe sch_tbf)",
+    HTB: "the module sch_htb (modprobe sch_htb)",
+}
 
 PLUGIN = Plugin(
     "bandwidth",

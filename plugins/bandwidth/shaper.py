@@ -15,13 +15,14 @@ from cni.address import format_mac
 from cni.errors import all_of
 from cni.result import Interface
 from cni.undo import Undo
-from kernel import link, traffic
+from kernel import htb, link, traffic
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.teardown import delete_on_host
 from kernel.traffic import Bucket, Filter, Qdisc
 from plugins.bandwidth.owner import Owner, own
+from plugins.bandwidth.subnets import Subnets, receiving, sending
 
 # The index of an ifb tells the host's end to which it belongs: the kernel counts far below. All but the first are for
 # the case that a leftover has it.
@@ -41,9 +42,9 @@ class Limits:
 
     @property
     def redirects(self) -> list[Filter]:
-        """The filters that lead everything to one of the ifbs, or to an interface that is gone."""
+        """The filters that lead everything to one of the ifbs, or to an interface that is gone; those of subnets."""
         targets = {0, *(item.index for item in self.ifbs)}
-        return [item for item in self.filters if item.matches_all and item.target in targets]
+        return [item for item in self.filters if item.rule or (item.matches_all and item.target in targets)]
 
     @property
     def any(self) -> bool:
@@ -67,7 +68,13 @@ def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
 
 
 def limit(
-    host: Socket, owner: Owner, outside: Link, ingress: Bucket | None, egress: Bucket | None, undo: Undo
+    host: Socket,
+    owner: Owner,
+    outside: Link,
+    ingress: Bucket | None,
+    egress: Bucket | None,
+    undo: Undo,
+    subnets: Subnets,
 ) -> Interface | None:
     """Sets the limits in place of those of an earlier ADD; returns the ifb, if it takes one.
 
@@ -78,13 +85,13 @@ def limit(
         remove(host, owner, outside)
         found = look(host, owner, outside)
     undo.push("remove the limits", partial(remove, host, owner, outside, place_is_ours=not found.place))
-    requests = [traffic.tbf(outside.index, ingress)] if ingress else []
+    requests = receiving(outside.index, ingress, subnets) if ingress else []
     ifb = None
     if egress:
         ifb, mac, index = found.free_name, link.random_mac(), _free_index(host, outside)
         requests += [link.ifb(index, ifb, mac, outside.mtu), link.alias(index, owner.alias)]
         requests += [] if found.place else [traffic.ingress(outside.index)]
-        requests += [traffic.tbf(index, egress), traffic.redirect(outside.index, index)]
+        requests += [traffic.tbf(index, egress), *sending(outside.index, index, subnets)]
     try:
         host.change(*requests)
     except KernelError as error:
@@ -106,7 +113,8 @@ def remove(host: Socket, owner: Owner, outside: Link | None, *, place_is_ours: b
             place_is_ours = bool(found.redirects or found.ifbs)
         gone = _way_deletions(outside, found, place_is_ours)
         if found.root and found.root.is_shaper:
-            gone.append(traffic.tbf_deletion(outside.index))
+            is_htb = found.root.kind == traffic.HTB
+            gone.append(htb.deletion(outside.index) if is_htb else traffic.tbf_deletion(outside.index))
         steps.append(partial(host.change, *gone))
     all_of(*steps, *(partial(delete_on_host, item, host) for item in found.ifbs))
 
@@ -120,7 +128,7 @@ def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Re
     is_ingress = found.place is not None and found.place.kind == traffic.INGRESS
     if is_ingress and place_is_ours and len(ours) == len(found.filters):
         return [traffic.ingress_deletion(outside.index)]
-    shared = {item.table for item in found.filters if item not in ours}
+    shared = {item.table for item in set(found.filters).difference(ours)}
     whole = {item.info for item in ours if item.table not in shared}
     single = [traffic.filter_deletion(outside.index, item) for item in ours if item.info not in whole]
     return single + [traffic.priority_deletion(outside.index, info) for info in whole]
@@ -154,5 +162,5 @@ def _cure(error: KernelError, outside: Link, found: Limits) -> str:
     if error.errno == errno.EOPNOTSUPP:
         return "limiting what a pod sends takes the kernel's module ifb: modprobe ifb"
     if error.errno == errno.ENOENT:
-        return "limits take the kernel's modules sch_tbf, sch_ingress, cls_u32 and act_mirred"
+        return "limits take the kernel's modules sch_tbf, sch_ingress, cls_u32 and act_mirred, for subnets also sch_htb"
     return ""

@@ -42,6 +42,7 @@ FEATURES = {
     "iptables_nft_nat": f"iptables-nft {_NAT}; ip6tables-nft {_NAT}",
     "iptables_legacy_nat": f"iptables-legacy {_NAT}; ip6tables-legacy {_NAT}",
     "tbf": f"{_QDISC} root tbf rate 1mbit burst 10kb latency 10ms",
+    "htb": f"{_QDISC} root htb",
     "fq": f"{_QDISC} root fq",
     "netem": f"{_QDISC} root netem delay 1ms",
     "matchall": f"{_QDISC} clsact; tc filter add dev l0 ingress matchall action pass",

@@ -137,7 +137,9 @@ def test_what_is_no_number_of_bits(key, value):
     assert found.msg.startswith(f'{PARSING}"{key}" must be ')
 
 
-@given(st.dictionaries(st.sampled_from([*IN, *OUT, "maxBurst", "runtimeConfig"]), st.integers(0) | JSON))
+@given(
+    st.dictionaries(st.sampled_from([*IN, *OUT, "maxBurst", "unshapedSubnets", "runtimeConfig"]), st.integers(0) | JSON)
+)
 def test_any_configuration_is_a_value_or_an_error(keys):
     """Whatever the keys hold, it is a configuration with sound limits or CniError."""
     conf = netconf(keys)

@@ -5,15 +5,16 @@ Its full classes take C structs apart; ours hand them over as bytes, which kerne
 
 import importlib
 import struct
+from ipaddress import ip_network
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernel import traffic
+from kernel import htb, traffic
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.rtnl import Request, Socket
-from kernel.traffic import Bucket, Filter, Qdisc
+from kernel.traffic import Bucket, Filter, Qdisc, Rule
 from kernel.wire import decode
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
@@ -34,6 +35,10 @@ REDIRECT = {
 }
 
 
+SUBNET = ip_network("10.22.0.0/16")
+HTB_INIT = {"version": 3, "rate2quantum": 10, "defcls": 1, "debug": 0, "direct_pkts": 0}
+
+
 def named(kind, **options):
     return [("TCA_KIND", kind), *(("TCA_OPTIONS", value) for value in options.values())]
 
@@ -42,8 +47,8 @@ def parms(bucket):
     return {"attrs": [("TCA_TBF_PARMS", {"rate": bucket.rate, "limit": bucket.limit, "buffer": bucket.size})]}
 
 
-def u32(*actions, keys=("0x0/0x0+0",)):
-    found = [("TCA_U32_CLASSID", 0x10001), ("TCA_U32_SEL", {"keys": list(keys)})]
+def u32(*actions, keys=("0x0/0x0+0",), classid=0x10001):
+    found = [("TCA_U32_CLASSID", classid), ("TCA_U32_SEL", {"keys": list(keys)})]
     numbered = [(f"TCA_ACT_PRIO_{number}", action) for number, action in enumerate(actions, 1)]
     return {"attrs": found + ([("TCA_U32_ACT", {"attrs": numbered})] if numbered else [])}
 
@@ -61,6 +66,17 @@ REQUESTS = {
         traffic.redirect(7, 9),
         {"parent": 0xFFFFFFF2, "info": 0x00010300},
         named("u32", options=u32(REDIRECT)),
+    ),
+    "HTB": (
+        htb.htb(7, BUCKET, 1)[0],
+        {"parent": ROOT, "handle": 0x70770000},
+        named("htb", options={"attrs": [("TCA_HTB_INIT", HTB_INIT), ("TCA_HTB_DIRECT_QLEN", 1000)]}),
+    ),
+    "no HTB": (htb.deletion(7), {"parent": ROOT, "handle": 0x70770000}, named("htb")),
+    "subnet": (
+        traffic.classified(7, 0x70770000, [Rule(htb.selector(SUBNET, source=True), 0x70770000)])[0],
+        {"parent": 0x70770000, "info": 0x00010300, "handle": 1},
+        named("u32", options=u32(keys=("0x40000000/0xf0000000+0", "0x0a160000/0xffff0000+12"), classid=0x70770000)),
     ),
     "no filter": (
         traffic.filter_deletion(7, FOUND),

@@ -1,0 +1,91 @@
+"""Limits for a part of the traffic: filters by address, and a bucket that only some of the packets go through.
+
+One rule: as in kernel.traffic, what makes something is a Request, what is read is a value.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from cni.address import Network
+from kernel import traffic
+from kernel.rtnl import Request, Socket
+from kernel.traffic import HTB, HTB_HANDLE, LIMITED, TBF, TBF_QOPT, TICK_NS, UINT32_MAX, Bucket
+from kernel.wire import Attributes
+
+RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
+
+_ROOT = 0xFFFFFFFF  # TC_H_ROOT
+_QUEUE_HANDLE = 0x70780000
+_UNLIMITED = 1 << 50  # bytes/s: so fast that the kernel counts no time for a packet
+_NS_PER_S = 1_000_000_000
+_VERSION, _RATE_TO_QUANTUM = 3, 10  # of the interface; the kernel's default, not used
+_QUANTUM = 1 << 16  # bytes of a turn among several classes, of which there is one
+_DIRECT_PACKETS = 1000  # that may wait beside the bucket, whatever the interface's own queue is
+_GLOB = struct.Struct("=5I")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
+# struct tc_htb_opt: of rate and ceil (struct tc_ratespec) only the bytes/s, then buffer, cbuffer, quantum, level, prio.
+_CLASS = struct.Struct("=8xI8xI5I")
+_SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel: flags, of which 1 is "terminal", and the number of keys
+_OFFSET = struct.Struct("=I")
+_SOURCE = {4: 12, 6: 8}  # where the addresses stand in the IP header
+_DESTINATION = {4: 16, 6: 24}
+_WORD = 4
+
+
+def selector(network: Network, *, source: bool) -> bytes:
+    """Returns what matches IP packets from, or to, a network; of other protocols none begins like them."""
+    at = (_SOURCE if source else _DESTINATION)[network.version]
+    keys = [_key(b"\xf0\0\0\0", bytes((network.version << 4, 0, 0, 0)), 0)]
+    mask, value = network.netmask.packed, network.network_address.packed
+    for start in range(0, len(mask), _WORD):
+        part = slice(start, start + _WORD)
+        if any(mask[part]):
+            keys.append(_key(mask[part], value[part], at + start))
+    return _SELECTOR.pack(1, 0, len(keys), 0, 0, 0, 0, 0) + b"".join(keys)
+
+
+def htb(index: int, bucket: Bucket, default: int) -> list[Request]:
+    """Makes the root of an interface: a bucket for packets of the class LIMITED; PASSED packets wait for nothing.
+
+    `default` is the number of the class for what no filter matches, 0 for PASSED. Refused with EEXIST when somebody
+    set another root. The class holds the bucket; its queue is a token bucket filter, too, for one that limits nothing
+    still splits what the bucket could not hold: a plain queue drops that, and TCP hardly gets on.
+    """
+    glob = _GLOB.pack(_VERSION, _RATE_TO_QUANTUM, default, 0, 0)
+    root: Attributes = [("TCA_HTB_INIT", glob), ("TCA_HTB_DIRECT_QLEN", _DIRECT_PACKETS)]
+    rate = min(bucket.rate, UINT32_MAX)
+    parms: Attributes = [("TCA_HTB_PARMS", _CLASS.pack(rate, rate, bucket.size, bucket.size, _QUANTUM, 0, 0))]
+    if bucket.rate > UINT32_MAX:
+        parms += [("TCA_HTB_RATE64", bucket.rate), ("TCA_HTB_CEIL64", bucket.rate)]
+    held = min(bucket.size * TICK_NS * bucket.rate // _NS_PER_S, UINT32_MAX)
+    queue: Attributes = [("TCA_TBF_PARMS", TBF_QOPT.pack(UINT32_MAX, bucket.limit, 0, 0))]
+    queue += [("TCA_TBF_RATE64", _UNLIMITED), ("TCA_TBF_BURST", held)]
+    new, request = traffic.RTM_NEWQDISC, traffic.qdisc_request
+    return [
+        request("create qdisc", new, index, (HTB, _ROOT, HTB_HANDLE), {"attrs": root}),
+        request("create class", RTM_NEWTCLASS, index, (HTB, HTB_HANDLE, LIMITED), {"attrs": parms}),
+        request("create qdisc", new, index, (TBF, LIMITED, _QUEUE_HANDLE), {"attrs": queue}),
+    ]
+
+
+def deletion(index: int) -> Request:
+    """Deletes what `htb` made, with its filters; refused with EINVAL or ENOENT when the root is another."""
+    return traffic.qdisc_request("delete qdisc", traffic.RTM_DELQDISC, index, (HTB, _ROOT, HTB_HANDLE))
+
+
+def bucket(socket: Socket, index: int) -> Bucket | None:
+    """Returns the bucket of what `htb` made, None when it is not so any more; raises KernelError."""
+    found, below = socket.get(traffic.look(index, 0, RTM_GETTCLASS, LIMITED), traffic.look(index, LIMITED))
+    queue = traffic.qdisc(below)
+    options = found and found.get_attr("TCA_OPTIONS")
+    parms = options and options.get_attr("TCA_HTB_PARMS")
+    if not parms or not queue or not queue.bucket or queue.bucket.rate != _UNLIMITED:
+        return None
+    rate, ceil, size, ceil_size, *_ = _CLASS.unpack_from(parms)
+    rate, ceil = options.get_attr("TCA_HTB_RATE64") or rate, options.get_attr("TCA_HTB_CEIL64") or ceil
+    # Two rates, or two sizes, are no bucket of ours.
+    return Bucket(rate, size, queue.bucket.limit) if (rate, size) == (ceil, ceil_size) else None
+
+
+def _key(mask: bytes, value: bytes, at: int) -> bytes:
+    return mask + value + _OFFSET.pack(at) + bytes(_WORD)

@@ -1,0 +1,135 @@
+"""Subnets of bandwidth: how they are configured (plugins.bandwidth.conf) and what matches them (kernel.htb)."""
+
+import json
+import struct
+from ipaddress import IPv4Address, IPv6Address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import conf as cni_conf
+from cni.errors import CniError
+from kernel.htb import selector
+from kernel.traffic import RULES_MAX
+from plugins.bandwidth.conf import parse
+from plugins.bandwidth.subnets import Subnets
+
+RATE = {"ingressRate": 8000, "ingressBurst": 8000}
+TEN, FD = ip_network("10.0.0.0/8"), ip_network("fd00:1::/32")
+UNSHAPED, SHAPED = {"unshapedSubnets": ["10.0.0.0/8"]}, {"shapedSubnets": ["fd00:1::/32"]}
+BOTH = "unshapedSubnets and shapedSubnets cannot be both specified, one of them should be discarded"
+ADDRESSES = {4: st.integers(0, (1 << 32) - 1).map(IPv4Address), 6: st.integers(0, (1 << 128) - 1).map(IPv6Address)}
+NETWORKS = st.sampled_from([4, 6]).flatmap(
+    lambda version: st.builds(
+        lambda address, bits: ip_network((address, bits), strict=False),
+        ADDRESSES[version],
+        st.integers(0, 32 if version == 4 else 128),
+    )
+)
+
+
+def parsed(keys, runtime=None):
+    runtime_config = {} if runtime is None else {"runtimeConfig": {"bandwidth": runtime}}
+    whole = {"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", **keys, **runtime_config}
+    return parse(cni_conf.parse(json.dumps(whole).encode()))
+
+
+def error(keys, runtime=None):
+    with pytest.raises(CniError) as caught:
+        parsed(keys, runtime)
+    assert caught.value.code == 7
+    assert caught.value.details
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("keys", "runtime", "subnets"),
+    [
+        (RATE, None, Subnets()),
+        ({**RATE, "unshapedSubnets": [], "shapedSubnets": None}, None, Subnets()),
+        ({**RATE, **UNSHAPED, "shapedSubnets": []}, None, Subnets((TEN,))),
+        ({**RATE, **SHAPED}, None, Subnets((FD,), only=True)),
+        ({**RATE, "UNSHAPEDSUBNETS": ["10.9.9.9/8", "fd00:1::9/32", "10.0.0.0/8"]}, None, Subnets((TEN, FD))),
+        ({}, {**RATE, **SHAPED}, Subnets((FD,), only=True)),
+        (UNSHAPED, RATE, Subnets((TEN,))),
+        (UNSHAPED, {**RATE, **SHAPED}, Subnets((FD,), only=True)),
+        (UNSHAPED, {**RATE, "shapedSubnets": []}, Subnets((TEN,))),
+        ({**RATE, **UNSHAPED}, {**RATE, **SHAPED}, Subnets((TEN,))),
+        (RATE, {**RATE, **SHAPED}, Subnets()),
+        (UNSHAPED, None, Subnets((TEN,))),
+    ],
+)
+def test_which_subnets(keys, runtime, subnets):
+    """The runtime's subnets are before the configuration's own when its rates count; an empty list is none."""
+    assert parsed(keys, runtime).subnets == subnets
+
+
+def test_subnets_are_no_rate():
+    """Subnets alone limit nothing, and in the configuration itself leave the runtime its say about rates."""
+    assert not parsed({**UNSHAPED}).limits
+    assert parsed(UNSHAPED, RATE).ingress == parsed(RATE).ingress is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "runtime", "msg"),
+    [
+        ({**UNSHAPED, **SHAPED}, None, BOTH),
+        ({}, {**RATE, **UNSHAPED, **SHAPED}, BOTH),
+        ({"unshapedSubnets": ["10.0.0.0/8", "hello"]}, None, '"unshapedSubnets[1]" is not a subnet: "hello"'),
+        ({}, {"shapedSubnets": ["10.0.0.1"]}, '"runtimeConfig.bandwidth.shapedSubnets[0]" is not a subnet: "10.0.0.1"'),
+        ({"shapedSubnets": [""]}, None, '"shapedSubnets[0]" is not a subnet: ""'),
+        ({"shapedSubnets": ["10.0.0.0/33"]}, None, '"shapedSubnets[0]" is not a subnet: "10.0.0.0/33"'),
+        ({"shapedSubnets": "10.0.0.0/8"}, None, '"shapedSubnets" must be a list, not a string'),
+        (
+            {"shapedSubnets": [f"10.0.{number >> 8}.{number & 255}/32" for number in range(RULES_MAX + 1)]},
+            None,
+            f'"shapedSubnets" must not have more than {RULES_MAX} subnets, not {RULES_MAX + 1}',
+        ),
+    ],
+)
+def test_wrong_subnets(keys, runtime, msg):
+    """What is wrong is told with the path of the key."""
+    assert error(keys, runtime).msg.removeprefix("failed to parse network configuration: ") == msg
+
+
+def matches(rule, packet):
+    """Tells what the kernel would (cls_u32): each key's word of the packet, masked, is the key's value."""
+    _, _, count = rule[:3]
+    keys = [struct.unpack("=4s4sii", rule[at : at + 16]) for at in range(16, len(rule), 16)]
+    assert len(keys) == count
+    words = [(packet[at : at + 4], mask, value) for mask, value, at, _ in keys]
+    return all(
+        bytes(a & m for a, m in zip(word, mask, strict=True)) == bytes(v & m for v, m in zip(value, mask, strict=True))
+        for word, mask, value in words
+    )
+
+
+def header(source, destination):
+    """Returns an IP header's first byte and addresses; what else is in it is all ones."""
+    own, other = source.packed, destination.packed
+    if source.version == 4:
+        return b"\x4f" + b"\xff" * 11 + own + other
+    return b"\x6f" + b"\xff" * 7 + own + other
+
+
+@given(NETWORKS, st.data())
+def test_a_selector_matches_its_network(network, data):
+    """Packets from, or to, any address are matched when it is in the network, whatever the other end's is."""
+    inside = st.integers(0, network.num_addresses - 1).map(lambda number: network[number])
+    addresses = [data.draw(inside | ADDRESSES[4] | ADDRESSES[6])]
+    addresses.append(
+        data.draw(
+            ADDRESSES[addresses[0].version] | (inside if addresses[0].version == network.version else st.nothing())
+        )
+    )
+    packet = header(*addresses)
+    for source, own in ((True, addresses[0]), (False, addresses[1])):
+        assert matches(selector(network, source=source), packet) == (own in network)
+
+
+def test_other_protocols_are_no_subnets():
+    """ARP is in no subnet, not even in that of all addresses."""
+    arp = bytes.fromhex("0001080006040001") + b"\xff" * 32
+    for text in ("0.0.0.0/0", "::/0"):
+        assert not matches(selector(ip_network(text), source=True), arp)
