@@ -26,6 +26,8 @@ from tests.support.tcp import PORT, seen_from, serving
 
 _LEASES = Path("/var/lib/cni/networks")  # host-local's default
 _CONF = binaries.ROOT / "conf"
+_RATE, _BURST = 10_000_000, 4_294_967_295  # what containerd makes of "10M", in bits
+_LIMITS = {"ingressRate": _RATE, "ingressBurst": _BURST, "egressRate": _RATE, "egressBurst": _BURST}
 _HOST, _CLIENT, _HOST_PORT = "192.0.2.1", "192.0.2.2", 80
 
 
@@ -34,11 +36,11 @@ class UnexpectedError(Exception):
 
 
 class Pod(NamedTuple):
-    """A pod: its name, which is also its container ID, its network namespace, and its host ports."""
+    """A pod: its name, which is also its container ID, its network namespace, and what it needs of the runtime."""
 
     name: str
     sandbox: Namespace
-    host_ports: tuple[dict[str, Any], ...] = ()
+    wants: dict[str, Any]
 
     def attach(self, network: NetworkList) -> dict[str, Any]:
         """Adds the pod to a network, returns the result."""
@@ -60,7 +62,7 @@ class Pod(NamedTuple):
         say(f"{self.name:<4} -> {whose:<12} {address:<12} {found[1] if found else ''}")
 
     def _asking(self, network: NetworkList) -> NetworkList:
-        return network.asking(portMappings=list(self.host_ports))
+        return network.asking(**self.wants)
 
     def _run(self, plugin: str, command: str, config: dict[str, Any]) -> Outcome:
         directory = binaries.directory()
@@ -111,9 +113,10 @@ def _demo(stack: ExitStack) -> None:
     loopback, network = (NetworkList.load(_CONF / name) for name in ("99-loopback.conflist", "10-podwire.conflist"))
     say("\n".join(json.dumps(plugin) for plugin in network.plugins))
 
-    step("Two pods join: loopback, bridge and portmap each, as a runtime starts them")
-    host_ports = {"web": ({"hostPort": _HOST_PORT, "containerPort": PORT, "protocol": "tcp"},), "db": ()}
-    pods = [Pod(name, stack.enter_context(namespaces.temporary(name)), ports) for name, ports in host_ports.items()]
+    step("Two pods join: loopback, bridge, portmap and bandwidth each, as a runtime starts them")
+    mapping = {"hostPort": _HOST_PORT, "containerPort": PORT, "protocol": "tcp"}
+    wants = {"web": {"portMappings": [mapping], "bandwidth": _LIMITS}, "db": {}}
+    pods = [Pod(name, stack.enter_context(namespaces.temporary(name)), needs) for name, needs in wants.items()]
     lo_results = [pod.attach(loopback) for pod in pods]
     results = [pod.attach(network) for pod in pods]
     addresses = [result["ips"][0]["address"].partition("/")[0] for result in results]
@@ -137,6 +140,11 @@ def _demo(stack: ExitStack) -> None:
 
     step(f"Port {_HOST_PORT} of the host leads to {pods[0].name}")
     _call(host, pods[0], addresses[0])
+
+    step(f"What {pods[0].name} receives and sends is limited to 10 Mbit/s")
+    limits = [line for line in host.run("tc", "qdisc", "show").splitlines() if " tbf " in line]
+    say("\n".join(limits))
+    expect([" rate 10Mbit " in line for line in limits] == [True, True], "two limits of 10 Mbit/s")
 
     step("CHECK finds all in order")
     for pod, lo_result, result in zip(pods, lo_results, results, strict=True):

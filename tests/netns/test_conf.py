@@ -11,6 +11,7 @@ from tests.support.attaching import reaches
 from tests.support.binaries import ROOT
 from tests.support.netlist import NetworkList, Run
 from tests.support.running import run_plugin
+from tests.support.shaping import BOTH, qdiscs
 from tests.support.tcp import PORT, seen_from, serving
 
 FILES = sorted((ROOT / "conf").glob("*.conflist"))
@@ -18,17 +19,25 @@ HOST_PORT = 8000
 OUTSIDE = {4: ("192.0.2.1", "192.0.2.2", 24), 6: ("2001:db8::1", "2001:db8::2", 64)}  # the host's, the caller's
 
 
-def samples(*, host_ports: bool = False):
-    """Runs a test for each sample, or each with host ports, but not for those of nftables where it cannot be used."""
-    found = [path for path in FILES if not host_ports or "portMappings" in path.read_text()]
-    needs = {path: [pytest.mark.needs("nft_nat")] * ("nftables" in path.stem) for path in found}
+def samples(capability: str = ""):
+    """Runs a test for each sample, or each with a capability, but not for those that cannot be used on this kernel."""
+    found = [path for path in FILES if capability in path.read_text()]
+    needs = {path: [pytest.mark.needs(*needed(path))] for path in found}
     return pytest.mark.parametrize("path", [pytest.param(path, marks=needs[path], id=path.stem) for path in found])
 
 
+def needed(path: Path) -> list[str]:
+    """Returns what a sample needs of the kernel: nothing special but for nftables and limits."""
+    return ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
+
+
 def load(path: Path, store: Path) -> NetworkList:
-    """Reads a sample, its leases redirected to `store`; its pods have one host port, another one in each sample."""
+    """Reads a sample, its leases redirected to `store`.
+
+    Its pods have limits and one host port, another one in each sample.
+    """
     mapping = {"hostPort": HOST_PORT + FILES.index(path), "containerPort": PORT, "protocol": "tcp"}
-    network = NetworkList.load(path).asking(portMappings=[mapping])
+    network = NetworkList.load(path).asking(portMappings=[mapping], bandwidth=BOTH)
     for plugin in network.plugins:
         if "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
@@ -73,7 +82,7 @@ def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     assert leases(store) == set()
 
 
-@samples(host_ports=True)
+@samples("portMappings")
 def test_host_ports_lead_to_the_pod(path, bin_dir, host, sandbox, new_sandbox, store):
     """A pod of a sample that has host ports is called from elsewhere by the host's addresses, of each family."""
     network, outside = load(path, store), new_sandbox()
@@ -93,7 +102,7 @@ def test_host_ports_lead_to_the_pod(path, bin_dir, host, sandbox, new_sandbox, s
             assert seen_from(outside, own, port) == caller
 
 
-@samples(host_ports=True)
+@samples("portMappings")
 def test_host_ports_lead_to_the_pod_from_the_host_itself(path, bin_dir, host, sandbox, store):
     """The host calls the pod at 127.0.0.1 and the host port."""
     network = load(path, store)
@@ -102,7 +111,22 @@ def test_host_ports_lead_to_the_pod_from_the_host_itself(path, bin_dir, host, sa
         assert seen_from(host, "127.0.0.1", HOST_PORT + FILES.index(path))
 
 
-@pytest.mark.needs("nft_nat")
+@samples("bandwidth")
+def test_limits_are_set(path, bin_dir, host, sandbox, store):
+    """A pod of a sample that has limits gets those that the runtime passes on, and is free without any."""
+    network = load(path, store)
+    run = runner(host, sandbox, network)
+    free = network.asking()
+    result = free.add(run)
+    assert qdiscs(host) == []
+    free.delete(run, result)
+    result = network.add(run)
+    (_, outside, _, ifb) = (item["name"] for item in result["interfaces"])
+    for name, rate in ((outside, "8Mbit"), (ifb, "16Mbit")):
+        assert any(f"tbf 1: root rate {rate} " in line.replace(f"dev {name} ", "") for line in qdiscs(host, name))
+
+
+@pytest.mark.needs("nft_nat", "ifb", "tbf")
 def test_samples_can_be_used_side_by_side(bin_dir, host, sandbox, new_sandbox, store):
     """All files in conf/ serve one host at a time, since neither their names nor their bridges and subnets collide."""
     networks = [load(path, store) for path in FILES]

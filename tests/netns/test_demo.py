@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.binaries import ROOT
 
 
+@pytest.mark.needs("ifb", "tbf")
 def test_demo_finds_everything_as_it_should_be(root, bin_dir):
     """`make demo` succeeds with the built files, and says so."""
     done = subprocess.run(

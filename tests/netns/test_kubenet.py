@@ -3,15 +3,18 @@
 The node's uplink leads to a router that knows the way back to the pods; what it sees tells what was masqueraded.
 """
 
+import json
 from dataclasses import dataclass
 
 import pytest
 
+from tests.support import rates
 from tests.support.attaching import Network, address, host_end, reaches
 from tests.support.binaries import ROOT
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links, shown
+from tests.support.rates import Way
 from tests.support.running import run_plugin
 from tests.support.tcp import PORT, seen_from, serving
 
@@ -188,18 +191,23 @@ def test_nothing_is_masqueraded_when_everything_is_in_the_cluster(node, sandbox)
         assert seen_from(sandbox, WORLD) == own
 
 
+def chain(node, pod, name, capability, wanted):
+    """Attaches a pod, has the sample's plugin `name` do what a runtime wants of it, and returns the pod's address."""
+    sample = NetworkList.load(ROOT / "conf" / "40-kubenet.conflist")
+    plugin = next(plugin for plugin in sample.plugins if plugin["type"] == name)
+    assert plugin["capabilities"] == {capability: True}
+    config = {**plugin, "name": sample.name, "cniVersion": "1.0.0", "runtimeConfig": {capability: wanted}}
+    result = node.network.add(pod)
+    how = {"host": node.host, "netns": pod, "container_id": pod.name}
+    run_plugin(name, "ADD", {**config, "prevResult": result}, **how).result()
+    return address(result)
+
+
 @pytest.fixture
 def published(node, sandbox):
     """The address of a pod with the host port 80, as the sample's portmap makes it."""
-    sample = NetworkList.load(ROOT / "conf" / "40-kubenet.conflist")
-    portmap = next(plugin for plugin in sample.plugins if plugin["type"] == "portmap")
-    assert portmap["capabilities"] == {"portMappings": True}
     mapping = {"hostPort": 80, "containerPort": PORT, "protocol": "tcp"}
-    config = {**portmap, "name": sample.name, "cniVersion": "1.0.0", "runtimeConfig": {"portMappings": [mapping]}}
-    result = node.network.add(sandbox)
-    how = {"host": node.host, "netns": sandbox, "container_id": sandbox.name}
-    run_plugin("portmap", "ADD", {**config, "prevResult": result}, **how).result()
-    return address(result)
+    return chain(node, sandbox, "portmap", "portMappings", [mapping])
 
 
 def test_a_host_port_leads_to_the_pod(node, sandbox, published):
@@ -217,6 +225,16 @@ def test_a_pod_reaches_a_host_port(node, sandbox, new_sandbox, published):
     with serving(sandbox, published):
         assert seen_from(other, NODE, 80) == "10.24.0.1"
         assert seen_from(sandbox, NODE, 80) == "10.24.0.1"
+
+
+@pytest.mark.needs("ifb", "tbf")
+def test_a_pod_is_limited_as_its_annotations_say(node, sandbox):
+    """Other nodes and a pod with kubernetes.io/ingress-bandwidth and egress-bandwidth have what is left by these."""
+    bits = 10_000_000
+    bandwidth = json.loads((ROOT / "tests" / "data" / "runtimes" / "containerd.json").read_text())["bandwidth"]
+    own = chain(node, sandbox, "bandwidth", "bandwidth", bandwidth)
+    for way in (Way(node.router, sandbox, own), Way(sandbox, node.router, OTHER_NODE)):
+        assert rates.tcp(way, after=bits // 8 // 5) == pytest.approx(bits, rel=0.1)
 
 
 def test_a_pod_that_leaves_leaves_no_rule(node, sandbox):
