@@ -37,7 +37,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Shape:
-    """The bucket for a limit, and in what it is not what was asked for, "" when it is that."""
+    """The bucket for a limit, and what somebody must be told of it, mostly "": why it is not what was asked for."""
 
     bucket: Bucket
     note: str = ""
@@ -49,7 +49,8 @@ def shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
     It holds a frame at least, since the kernel drops one that is larger than the bucket, and nothing wraps around.
     """
     rate, frame = limit.rate // 8, mtu + _ETHERNET_HEADER
-    burst, why = _burst(limit, frame, max_burst)
+    burst = max(_burst(limit, max_burst, frame), frame)
+    why = f"a frame of {frame} bytes would never pass" if burst > limit.burst // 8 else ""
     size = int(_microseconds(rate, burst) * _TICKS_PER_US)
     least = -(-frame * _NS_PER_S // (rate * TICK_NS))
     if size < least:  # whole microseconds are too coarse for this rate
@@ -75,19 +76,14 @@ def references(limit: Limit) -> tuple[Bucket, Bucket]:
     )
 
 
-def _burst(limit: Limit, frame: int, max_burst: int) -> tuple[int, str]:
-    """Returns the burst in bytes, and why it is not the one that was asked for, "" when it is."""
-    asked = most = limit.burst // 8
-    why = ""
+def _burst(limit: Limit, max_burst: int, frame: int) -> int:
+    """Returns the burst in bytes: what was asked for, up to what the configuration or sense allows."""
+    asked = limit.burst // 8
     if max_burst:
-        most, why = max_burst // 8, 'it is cut to "maxBurst"'
-    elif limit.burst in INVENTED:
-        most = max(limit.rate // 8 * _AUTOMATIC_MS // 1000, _AUTOMATIC_FRAMES * frame)
-        why = "it is what runtimes send when they know none"
-    burst = min(asked, most)
-    if burst < frame:
-        burst, why = frame, f"a frame of {frame} bytes would never pass"
-    return burst, why if burst != asked else ""
+        return min(asked, max_burst // 8)
+    if limit.burst in INVENTED:
+        return min(asked, max(limit.rate // 8 * _AUTOMATIC_MS // 1000, _AUTOMATIC_FRAMES * frame))
+    return asked
 
 
 def _microseconds(rate: int, burst: int) -> int:

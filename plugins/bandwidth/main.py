@@ -24,12 +24,13 @@ from plugins.bandwidth import hostend, shaper
 from plugins.bandwidth.check import check_classes, check_egress, check_ingress
 from plugins.bandwidth.limit import Limit, references, shape
 from plugins.bandwidth.owner import Owner, stale
+from plugins.bandwidth.shaper import Wanted
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     """Limits what the pod receives and sends; hands on the earlier plugins' result, with the ifb if there is one.
 
-    A failure leaves nothing behind.
+    A direction for which there is no limit is left as it is. A failure leaves nothing behind.
     """
     own = bandwidth_conf.parse(conf)
     prev_result = conf.prev_result()
@@ -43,9 +44,12 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         return prev_result
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         outside = hostend.listed(host, namespace, args.ifname, prev_result)
-        ingress = _bucket("ingress", own.ingress, outside.mtu, own.max_burst)
-        egress = _bucket("egress", own.egress, outside.mtu, own.max_burst)
-        ifb = shaper.limit(host, _owner(args, conf), outside, ingress, egress, undo, own.subnets)
+        wanted = Wanted(
+            ingress=_bucket("ingress", own.ingress, outside.mtu, own.max_burst),
+            egress=_bucket("egress", own.egress, outside.mtu, own.max_burst),
+            subnets=own.subnets,
+        )
+        ifb = shaper.limit(host, _owner(args, conf), outside, wanted, undo)
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
 
 

@@ -7,7 +7,7 @@ is there, not by what was asked for.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,10 +46,14 @@ class Limits:
         targets = {0, *(item.index for item in self.ifbs)}
         return [item for item in self.filters if item.rule or (item.matches_all and item.target in targets)]
 
-    @property
-    def any(self) -> bool:
-        """Tells whether there is anything."""
-        return bool(self.ifbs or self.redirects or (self.root and self.root.is_shaper))
+
+@dataclass(frozen=True)
+class Wanted:
+    """The limits of an ADD: None leaves that direction as it is; `subnets` says to and from where they hold."""
+
+    ingress: Bucket | None
+    egress: Bucket | None
+    subnets: Subnets
 
 
 def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
@@ -67,31 +71,22 @@ def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
     return Limits(root, place, tuple(ifbs), tuple(filters), free_name)
 
 
-def limit(
-    host: Socket,
-    owner: Owner,
-    outside: Link,
-    ingress: Bucket | None,
-    egress: Bucket | None,
-    undo: Undo,
-    subnets: Subnets,
-) -> Interface | None:
+def limit(host: Socket, owner: Owner, outside: Link, wanted: Wanted, undo: Undo) -> Interface | None:
     """Sets the limits in place of those of an earlier ADD; returns the ifb, if it takes one.
 
     Raises KernelError, with the cure where it is known.
     """
     found = look(host, owner, outside)
-    if found.any:
-        remove(host, owner, outside)
+    if _remove(host, found, outside, wanted):
         found = look(host, owner, outside)
-    undo.push("remove the limits", partial(remove, host, owner, outside, place_is_ours=not found.place))
-    requests = receiving(outside.index, ingress, subnets) if ingress else []
+    undo.push("remove the limits", partial(remove, host, owner, outside, wanted, place_is_ours=not found.place))
+    requests = receiving(outside.index, wanted.ingress, wanted.subnets) if wanted.ingress else []
     ifb = None
-    if egress:
+    if wanted.egress:
         ifb, mac, index = found.free_name, link.random_mac(), _free_index(host, outside)
         requests += [link.ifb(index, ifb, mac, outside.mtu), link.alias(index, owner.alias)]
         requests += [] if found.place else [traffic.ingress(outside.index)]
-        requests += [traffic.tbf(index, egress), *sending(outside.index, index, subnets)]
+        requests += [traffic.tbf(index, wanted.egress), *sending(outside.index, index, wanted.subnets)]
     try:
         host.change(*requests)
     except KernelError as error:
@@ -100,23 +95,36 @@ def limit(
     return Interface(ifb, format_mac(mac)) if ifb else None
 
 
-def remove(host: Socket, owner: Owner, outside: Link | None, *, place_is_ours: bool | None = None) -> None:
-    """Removes the limits, as far as they are there; all is tried, then what failed is raised.
+def remove(
+    host: Socket,
+    owner: Owner,
+    outside: Link | None,
+    wanted: Wanted | None = None,
+    *,
+    place_is_ours: bool | None = None,
+) -> None:
+    """Removes the limits, of the directions that are `wanted` or of both; all is tried, then what failed is raised.
 
     First the way to the ifb, so that what the pod sends is not dropped. The place for filters is ours, unless told,
     when there is anything else of ours to do with it.
     """
-    found = look(host, owner, outside)
-    steps: list[Callable[[], None]] = []
-    if outside:
-        if place_is_ours is None:
-            place_is_ours = bool(found.redirects or found.ifbs)
-        gone = _way_deletions(outside, found, place_is_ours)
-        if found.root and found.root.is_shaper:
-            is_htb = found.root.kind == traffic.HTB
-            gone.append(htb.deletion(outside.index) if is_htb else traffic.tbf_deletion(outside.index))
-        steps.append(partial(host.change, *gone))
-    all_of(*steps, *(partial(delete_on_host, item, host) for item in found.ifbs))
+    _remove(host, look(host, owner, outside), outside, wanted, place_is_ours=place_is_ours)
+
+
+def _remove(
+    host: Socket, found: Limits, outside: Link | None, wanted: Wanted | None, *, place_is_ours: bool | None = None
+) -> bool:
+    """Removes what was found, and tells whether there was anything."""
+    gone: list[Request] = []
+    ifbs = found.ifbs if wanted is None or wanted.egress else ()
+    if outside and (wanted is None or wanted.egress):
+        ours = bool(found.redirects or found.ifbs) if place_is_ours is None else place_is_ours
+        gone += _way_deletions(outside, found, ours)
+    if outside and (wanted is None or wanted.ingress) and found.root and found.root.is_shaper:
+        is_htb = found.root.kind == traffic.HTB
+        gone.append(htb.deletion(outside.index) if is_htb else traffic.tbf_deletion(outside.index))
+    all_of(partial(host.change, *gone), *(partial(delete_on_host, item, host) for item in ifbs))
+    return bool(gone or ifbs)
 
 
 def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Request]:

@@ -117,6 +117,7 @@ def test_other_limits_than_those_set(limited, limits, other):
     for key, msg in zip(limits, ("Rate doesn't match", "Limit doesn't match"), strict=True):
         error = net.asked(**{**BOTH, key: limits[key] + 8}).bandwidth("CHECK", pod, result).error()
         assert (error["code"], error["msg"]) == (999, msg)
+    net.release(pod, result)
     net.asked(**other).limit(pod, result)
     gone = "Failed to find qdisc" if limits is INGRESS else "get ifb device: Link not found"
     assert net.bandwidth("CHECK", pod, result).error()["msg"] == gone

@@ -164,7 +164,7 @@ def test_the_largest_burst(shaped, sandbox, before):
 
 
 def test_a_repeated_add(shaped, sandbox, before):
-    """ADD with other limits replaces those of an earlier one, and so does ADD of one direction; ADD follows DEL."""
+    """ADD with other limits replaces those of an earlier one, direction by direction; ADD follows DEL."""
     empty = state(shaped.host)
     shaped.limit(sandbox, before)
     made = state(shaped.host)
@@ -176,7 +176,7 @@ def test_a_repeated_add(shaped, sandbox, before):
     changed = sent(name).replace("16Mbit burst 200000", "4Mbit burst 50000")
     assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED.replace("8Mbit", "80Mbit"), PLACE, changed])
     assert shaped.asked(**INGRESS).limit(sandbox, before) == before
-    assert (qdiscs(shaped.host), ifbs(shaped.host)) == ([RECEIVED], {})
+    assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, changed])
     shaped.release(sandbox)
     assert state(shaped.host) == empty
     shaped.limit(sandbox, before)
@@ -184,6 +184,28 @@ def test_a_repeated_add(shaped, sandbox, before):
     for whole in (made, again):
         del whole["links"][name]["address"]
     assert again == made
+
+
+@pytest.mark.parametrize(("first", "second"), [(INGRESS, EGRESS), (EGRESS, INGRESS)])
+def test_a_direction_of_each_of_two_in_a_list(shaped, sandbox, before, first, second):
+    """Listed twice with a direction each, the second leaves the first's limit as it is, also when it fails."""
+    empty = state(shaped.host)
+    result = shaped.asked(**first).limit(sandbox, before)
+    made = state(shaped.host)
+    foreign = ("tc", "qdisc", "replace", "dev", "veth0", "root", "handle", "5:", "htb")
+    if second is INGRESS:  # a root of others is what the second fails at
+        shaped.host.run(*foreign)
+        beside = state(shaped.host)
+        assert shaped.asked(**second).bandwidth("ADD", sandbox, result).error()["code"] == 999
+        assert state(shaped.host) == beside
+        shaped.host.run("tc", "qdisc", "delete", "dev", "veth0", "root")
+        assert state(shaped.host) == made
+    result = shaped.asked(**second).limit(sandbox, result)
+    assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, sent(ifb_name(sandbox.name))])
+    for limits in (first, second):
+        shaped.asked(**limits).check(sandbox, result)
+    shaped.release(sandbox, result)
+    assert state(shaped.host) == empty
 
 
 def test_the_hosts_end_is_one_of_several(shaped, sandbox, before, new_sandbox):

@@ -29,8 +29,6 @@ REFERENCE = [
     (Limit(16, 8000), Bucket(2, 3_517_532_704, 1000)),
 ]
 
-IT_IS_INVENTED = "it is what runtimes send when they know none"
-IT_IS_CUT = 'it is cut to "maxBurst"'
 FRAME, JUMBO = (f"a frame of {size} bytes would never pass" for size in (1514, 9014))
 IT_IS_FULL = "the kernel cannot hold more at this rate"
 TEN_MBIT = 10_000_000
@@ -97,17 +95,17 @@ def test_a_limit_as_asked_for(rate, burst, mtu, max_burst, size, queue):
     ("rate", "burst", "mtu", "max_burst", "taken", "why"),
     [
         # 50 ms at the rate, or ten frames where that is more.
-        (TEN_MBIT, 2_147_483_647, MTU, 0, 62_500, IT_IS_INVENTED),
-        (TEN_MBIT, CONTAINERD, MTU, 0, 62_500, IT_IS_INVENTED),
-        (TEN_MBIT, CRIO, MTU, 0, 62_500, IT_IS_INVENTED),
-        (1_000_000, CRIO, MTU, 0, 15_140, IT_IS_INVENTED),
-        (1_000_000, CRIO, 9000, 0, 90_140, IT_IS_INVENTED),
+        (TEN_MBIT, 2_147_483_647, MTU, 0, 62_500, ""),
+        (TEN_MBIT, CONTAINERD, MTU, 0, 62_500, ""),
+        (TEN_MBIT, CRIO, MTU, 0, 62_500, ""),
+        (1_000_000, CRIO, MTU, 0, 15_140, ""),
+        (1_000_000, CRIO, 9000, 0, 90_140, ""),
         # An operator's maximum holds for every burst, and in place of the automatic one.
-        (TEN_MBIT, CRIO, MTU, 8_000_000, 1_000_000, IT_IS_CUT),
+        (TEN_MBIT, CRIO, MTU, 8_000_000, 1_000_000, ""),
         (TEN_MBIT, 800_001, MTU, 800_000, 100_000, ""),
-        (TEN_MBIT, 800_008, MTU, 800_000, 100_000, IT_IS_CUT),
+        (TEN_MBIT, 800_008, MTU, 800_000, 100_000, ""),
         # But a frame must fit.
-        (TEN_MBIT, 800_000, MTU, 8, 1514, FRAME),
+        (TEN_MBIT, 800_000, MTU, 8, 1514, ""),
         (TEN_MBIT, 12_104, MTU, 0, 1514, FRAME),
         (TEN_MBIT, 7, MTU, 0, 1514, FRAME),
         (TEN_MBIT, 12_112, 9000, 0, 9014, JUMBO),
@@ -115,7 +113,7 @@ def test_a_limit_as_asked_for(rate, burst, mtu, max_burst, size, queue):
     ],
 )
 def test_another_burst_is_taken(rate, burst, mtu, max_burst, taken, why):
-    """Instead of one that would not limit, or let nothing pass: its size is told, and the reason."""
+    """One that would not limit is less, and nobody is told; one that lets nothing pass is raised, and told."""
     found = shape(Limit(rate, burst), mtu, max_burst)
     assert found.bucket == shape(Limit(rate, 8 * taken), mtu, 0).bucket
     assert found.bucket.limit == rate // 8 // 40 + taken
