@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from ipaddress import ip_address, ip_interface
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import link, traffic
+from cni.result import Route
+from kernel import address, link, nft, route, traffic, vlan
 from kernel.codec import LinkMessage, VlanMessage
 from kernel.codec_netfilter import ConntrackMessage, RuleMessage
 from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.link import Link, VethEnd
 from kernel.wire import decode, encode
 
 KINDS = (LinkMessage, VlanMessage, QdiscMessage, FilterMessage, RuleMessage, ConntrackMessage)
 HEADER = 16
+MAC = b"\2\0\0\0\0\1"
+PORT = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
 
 
 def attribute(number: int, content: bytes) -> bytes:
@@ -25,6 +30,30 @@ def attribute(number: int, content: bytes) -> bytes:
 
 def link_message(*attributes: bytes) -> bytes:
     return bytes(HEADER) + bytes(16) + b"".join(attributes)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        link.by_name("eth0"),
+        link.bridge("cni0", MAC, 1400, vlan_filtering=True),
+        link.veth(VethEnd("veth01234567", MAC), VethEnd("veth1", MAC), None, master=3, mtu=1400),
+        vlan.addition(PORT, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0}),
+        address.addition(PORT, ip_interface("10.22.0.9/16")),
+        route.addition(PORT, Route(ip_interface("192.0.2.0/24"), mtu=1300, table=1000), ip_address("10.22.0.1")),
+        traffic.tbf(7, traffic.Bucket(5_000_000_000, 15_625, 126_000_000)),
+        traffic.redirect(7, 9),
+        nft.rule(nft.Chain(nft.Table(2, "nat"), "c"), b"\x04\0\1\0"),
+    ],
+)
+def test_our_classes_are_pyroute2s(request_):
+    """What is written of a request is what pyroute2's own encoder makes of the same class."""
+    message = request_.kind()
+    message["header"] = {"type": request_.type, "flags": request_.flags | 1, "sequence_number": 3}
+    message.update(request_.values)
+    message["attrs"] = list(request_.attributes)
+    message.encode()
+    assert request_.encoded(3) == bytes(message.data)
 
 
 def test_an_attribute_that_is_not_known_cannot_be_written():
