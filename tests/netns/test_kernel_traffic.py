@@ -106,10 +106,10 @@ def test_filters_of_others(veth, host):
 
 @pytest.mark.needs("matchall")
 def test_filters_of_other_kinds(veth):
-    """A filter of another kind is told, though not what it does."""
+    """A filter of another kind is told, though not what it does: it may take everything."""
     veth("qdisc add dev veth0 clsact")
     veth("filter add dev veth0 ingress prio 7 protocol all matchall action pass")
-    assert traffic.filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL)]
+    assert traffic.filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
 
 
 @pytest.mark.needs("ifb")
