@@ -1,11 +1,11 @@
-"""Taking a veth pair away without waiting for the kernel's memory.
+"""Taking links away without waiting for the kernel's memory.
 
-One rule: the pair is gone when these functions return; only the kernel's acknowledgement may still be outstanding.
+One rule: the link is gone when these functions return; only the kernel's acknowledgement may still be outstanding.
 
 Deleting a link, the kernel unlists it and removes its addresses and routes within some 2 ms, but acknowledges the
 request only when RCU lets it free the memory, 15 to 25 ms later. A child process waits for that, so that the verb can
 go on as soon as the kernel has announced the deletion. The child closes everything it inherits (the caller's pipes,
-the sandbox, locks) and asks from the host's side of the pair, so it holds nothing but a socket on the host; when it
+the sandbox, locks) and asks from the host's side of a pair, so it holds nothing but a socket on the host; when it
 outlives the verb it outlives it by that wait only.
 """
 
