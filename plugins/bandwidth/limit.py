@@ -23,6 +23,9 @@ _ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; the o
 # A frame that takes longer than this at the rate never passes, whatever the bucket holds: tbf_change keeps the largest
 # frame as so many nanoseconds, in 32 bits (net/sched/sch_tbf.c).
 _FRAME_NS_MAX = UINT32_MAX
+# Above this, 1.15 Ebit/s, the kernel's 64 bits do not hold what passes in one tick: what remains of it is a bucket that
+# is refused for its emptiness, or drops all larger frames (psched_ns_t2l, net/sched/sch_tbf.c).
+_RATE_MAX = 1 << 57  # bytes/s
 _TICKS_PER_US = 1000 / TICK_NS
 _NS_PER_S = 1_000_000_000
 
@@ -48,7 +51,7 @@ def shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
 
     It holds a frame at least, since the kernel drops one that is larger than the bucket, and nothing wraps around.
     """
-    rate, frame = limit.rate // 8, mtu + _ETHERNET_HEADER
+    rate, frame = min(limit.rate // 8, _RATE_MAX), mtu + _ETHERNET_HEADER
     burst = max(_burst(limit, max_burst, frame), frame)
     why = f"a frame of {frame} bytes would never pass" if burst > limit.burst // 8 else ""
     size = int(_microseconds(rate, burst) * _TICKS_PER_US)

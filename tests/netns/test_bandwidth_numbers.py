@@ -110,6 +110,16 @@ def test_the_kernel_takes_our_numbers(go, bucket):
         assert bucket.take() == ours, pair
 
 
+@pytest.mark.parametrize("mtu", ["68", "1500", "65535"])
+def test_the_kernel_takes_any_rate(host, bucket, mtu):
+    """However fast and whatever the MTU: the kernel holds what `shape` says, and does not refuse an empty bucket."""
+    host.ip("link", "set", "veth0", "mtu", mtu)
+    for rate in (8, 10**10, 1 << 59, 1 << 60, 1 << 61, (1 << 61) + 8 * 10**9, 1 << 62, 1 << 63, (1 << 64) - 1):
+        ours = shape(Limit(rate, 8), int(mtu), 0).bucket
+        bucket.set(ours)
+        assert bucket.take() == ours, rate
+
+
 def test_what_the_reference_cannot_set(go):
     """The reference fails where its rounding leaves nothing of a burst."""
     for pair in REFUSED:
