@@ -69,7 +69,7 @@ def htb(index: int, bucket: Bucket, default: int) -> list[Request]:
 
 
 def deletion(index: int) -> Request:
-    """Deletes what `htb` made, with its filters; refused with EINVAL or ENOENT when the root is another."""
+    """Deletes what `htb` made, with its filters; absent is success, and so is another root, which stays."""
     return traffic.qdisc_request("delete qdisc", traffic.RTM_DELQDISC, index, (HTB, _ROOT, HTB_HANDLE))
 
 

@@ -42,6 +42,8 @@ _LO = 1  # in every network namespace
 _TBF_HANDLE, _INGRESS_HANDLE, _CLASS = 0x10000, 0xFFFF0000, 0x10001  # 1:, ffff:, 1:1
 RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
 _NEW = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+# A deletion's: no such interface, qdisc or filter; a default, or somebody else's, in its place. The kernel leaves that.
+_GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
 TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
 _ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
 # struct tc_u32_sel, terminal, and one struct tc_u32_key that any packet matches: nothing of it is looked at.
@@ -121,7 +123,7 @@ def tbf(index: int, bucket: Bucket) -> Request:
 
 
 def tbf_deletion(index: int) -> Request:
-    """Deletes what `tbf` made, back to the kernel's default; refused with EINVAL or ENOENT when the root is another."""
+    """Deletes what `tbf` made, back to the kernel's default; absent is success, and so is another root, which stays."""
     return qdisc_request("delete qdisc", RTM_DELQDISC, index, (TBF, _ROOT, _TBF_HANDLE))
 
 
@@ -131,7 +133,7 @@ def ingress(index: int) -> Request:
 
 
 def ingress_deletion(index: int) -> Request:
-    """Deletes what `ingress` made, with all its filters."""
+    """Deletes what `ingress` made, with all its filters; absent is success."""
     return qdisc_request("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
 
 
@@ -149,10 +151,9 @@ def classified(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
 
 
 def filter_deletion(index: int, found: Filter) -> Request:
-    """Deletes a filter."""
+    """Deletes a filter; absent is success."""
     values = {"index": index, "parent": RECEIVED, "info": found.info, "handle": found.handle}
-    ignore = (errno.ENOENT,)
-    return Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, [("TCA_KIND", "u32")], ignore)
+    return Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, [("TCA_KIND", "u32")], _GONE)
 
 
 def priority_deletion(index: int, info: int) -> Request:
@@ -215,16 +216,17 @@ def lacking(socket: Socket, *further: str) -> list[str]:
 def qdisc_request(doing: str, kind: int, index: int, which: tuple[str, int, int], options: object = None) -> Request:
     """Returns a request for a qdisc or class (`kind` is RTM_*); `which` is its kind, parent and handle.
 
-    One with options makes it.
+    One with options makes it, one without deletes it.
     """
     name, parent, handle = which
     flags = NLM_F_ACK
+    ignore: tuple[int, ...] = _GONE
     attributes: Attributes = [("TCA_KIND", name)]
     if options is not None:
-        flags = _NEW
+        flags, ignore = _NEW, ()
         attributes.append(("TCA_OPTIONS", options))
     values = {"index": index, "parent": parent, "handle": handle}
-    return Request(doing, QdiscMessage, kind, flags, values, attributes)
+    return Request(doing, QdiscMessage, kind, flags, values, attributes, ignore)
 
 
 def look(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel import link, traffic
+from kernel import htb, link, traffic
 from kernel.rtnl import Socket
 from kernel.traffic import Bucket, Filter, Qdisc
 
@@ -71,6 +71,30 @@ def test_no_interface_and_no_place(veth):
     veth.socket.change(link.deletion(link.get(veth.socket, link.by_name("veth0"))[0]))
     assert qdiscs(veth) == [None, None]
     assert traffic.filters(veth.socket, veth.index) == []
+
+
+def test_deleting_what_is_gone(veth):
+    """To delete what is gone, with its place or with the interface, is success; what others have in its place stays."""
+    ours = Filter(FIRST, 1 << 16 | ALL)
+
+    def delete():
+        qdisc_deletions = [item(veth.index) for item in (traffic.tbf_deletion, traffic.ingress_deletion, htb.deletion)]
+        way = traffic.filter_deletion(veth.index, ours), traffic.priority_deletion(veth.index, ours.info)
+        for request in (*way, *qdisc_deletions):
+            veth.socket.change(request)
+
+    delete()
+    veth("qdisc add dev veth0 ingress")
+    delete()
+    delete()
+    veth("qdisc add dev veth0 root pfifo")
+    delete()
+    assert qdiscs(veth)[0].kind == "pfifo"
+    veth("qdisc add dev veth0 clsact")
+    delete()
+    assert qdiscs(veth)[1].kind == "clsact"
+    veth.socket.change(link.deletion(link.get(veth.socket, link.by_name("veth0"))[0]))
+    delete()
 
 
 @pytest.mark.needs("ifb")
