@@ -56,17 +56,23 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Removes the limits; gone is success, and the configuration may be broken.
 
-    Without a namespace it removes the ifb, and the rest goes with the pod's interface.
+    Without a namespace it removes the ifb, and the rest goes with the pod's interface. One that cannot be entered is
+    reported afterwards.
     """
     with Socket() as host:
+        outside, failure = None, None
         try:
             if not args.netns:
                 raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
             with Netns(args.netns) as namespace:
                 outside = hostend.find(host, namespace, args.ifname)
         except NetnsMissingError:
-            outside = None
+            pass
+        except CniError as error:
+            failure = error
         shaper.remove(host, _owner(args, conf), outside)
+        if failure:
+            raise failure
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:

@@ -42,6 +42,14 @@ def test_del_of_what_is_gone(shaped, sandbox, before, gone):
         assert (qdiscs(shaped.host), ifbs(shaped.host)) == ([], {})
 
 
+def test_del_with_a_namespace_that_cannot_be_entered(shaped, sandbox, before):
+    """DEL with the namespace of something else than a network removes the ifb all the same, and reports it."""
+    shaped.limit(sandbox, before)
+    error = shaped.bandwidth("DEL", sandbox, netns="/proc/self/ns/uts").error()
+    assert (error["code"], error["msg"]) == (8, 'cannot enter netns "/proc/self/ns/uts": invalid argument')
+    assert ifbs(shaped.host) == {}
+
+
 @pytest.mark.parametrize("netns", ["", "/no/such/netns", "file"])
 def test_del_without_a_namespace(shaped, sandbox, before, netns, tmp_path):
     """DEL without a namespace, or with what is none, removes the ifb; the rest goes with the pod."""
