@@ -187,7 +187,7 @@ class Socket:
             self._socket.send(data)
         answers = [_Answer([], complete=request.silent) for request in requests]
         while not all(answer.complete for answer in answers):
-            for header, body in _messages(self._socket.recv(_RECEIVE_BYTES)):
+            for header, body in _messages(self._receive()):
                 number = header[3] - first
                 if 0 <= number < len(requests):
                     _take(answers[number], requests[number], header, body)
@@ -195,6 +195,21 @@ class Socket:
             if refused and (requests[0].silent or (self.refuses_all and refused.errno == errno.EPERM)):
                 return [answers[0]] * len(answers)
         return answers
+
+    def _receive(self) -> bytes:
+        """Returns what is there to be read; raises OSError, with ENOBUFS when answers were lost.
+
+        Then the others are thrown away: until the kernel sees them all read it keeps no further answer, and who asks
+        again, as undo steps do, would wait for ever.
+        """
+        try:
+            return self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                with suppress(BlockingIOError):
+                    while True:
+                        self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            raise
 
 
 def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:

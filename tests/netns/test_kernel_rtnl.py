@@ -88,6 +88,21 @@ def test_more_requests_than_usual_without_privilege(root):
     assert output(*drop, sys.executable, "-c", program) == "100\n"
 
 
+def test_answers_that_are_lost(root):
+    """Who cannot have room for thousands of answers is told so, and the same socket answers the next question."""
+    program = """
+from kernel import link
+from kernel.rtnl import Socket
+socket = Socket()
+try:
+    link.get(socket, *[link.by_name("absent0")] * 3000)
+except OSError as error:
+    print(error.errno, link.get(socket, link.by_name("lo"))[0].index)
+"""
+    drop = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+    assert output("timeout", "20", *drop, sys.executable, "-c", program) == f"{errno.ENOBUFS} 1\n"
+
+
 def _absent(index):
     """Returns a link that is not there."""
     return Link(index, "absent0", "", 0, 0, "", 0, 0, None, 0)
