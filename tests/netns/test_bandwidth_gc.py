@@ -1,13 +1,9 @@
 """GC and STATUS of bandwidth: what is nobody's goes, what may be somebody's stays; whether the kernel can limit."""
 
-import contextlib
-import subprocess
-import time
-from pathlib import Path
-
 import pytest
 
 from tests.support import binaries
+from tests.support.modules import withheld
 from tests.support.running import run_plugin
 from tests.support.shaping import ifbs, joined, state
 
@@ -126,22 +122,6 @@ def test_without_privilege(shaped, sandbox, tmp_path, verb):
     error = run_plugin("bandwidth", verb, config, **how).error()
     assert "not permitted" in error["msg"]
     assert state(shaped.host) == made
-
-
-@contextlib.contextmanager
-def withheld(modules):
-    """Takes modules away for a block, so that the kernel is one that lacks them."""
-    loader = Path("/proc/sys/kernel/modprobe")
-    program = loader.read_text()
-    loader.write_text("/bin/false\n")
-    try:
-        deadline = time.monotonic() + 20
-        while loaded := [name for name in modules if Path("/sys/module", name).exists()]:
-            assert time.monotonic() < deadline, f"{loaded} are still in use, by namespaces that the kernel takes down"
-            subprocess.run(["rmmod", *loaded], check=False, capture_output=True, timeout=60)
-        yield
-    finally:
-        loader.write_text(program)
 
 
 LACKING = {

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from kernel.traffic import RULES_MAX
-from tests.netns.test_bandwidth_gc import withheld
 from tests.support.attaching import address, host_end
+from tests.support.modules import withheld
 from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, hasty
 from tests.support.running import run_plugin
 from tests.support.sockets import opened
