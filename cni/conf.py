@@ -85,6 +85,15 @@ class NetConf:
         return found
 
 
+def unchained(plugin: str) -> CniError:
+    """Returns the error of a chained plugin's ADD without prevResult (text of the reference)."""
+    return CniError(
+        Code.INVALID_NETWORK_CONFIG,
+        "must be called as chained plugin",
+        f'{plugin} works on what an interface plugin made: list it behind one, in "plugins"',
+    )
+
+
 def parse(stdin: bytes) -> NetConf:
     """Reads the request configuration on stdin (reference: skel's validateConfig, in its order).
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cni import versions
 from cni.args import CmdArgs
-from cni.conf import NetConf
+from cni.conf import NetConf, unchained
 from cni.errors import CniError, Code
 from cni.result import Result
 from cni.skel import Plugin
@@ -35,11 +35,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     own = bandwidth_conf.parse(conf)
     prev_result = conf.prev_result()
     if prev_result is None:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            "must be called as chained plugin",
-            'bandwidth works on what an interface plugin made: list it behind one, in "plugins"',
-        )
+        raise unchained("bandwidth")
     if not own.limits:
         return prev_result
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
@@ -62,8 +58,6 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     with Socket() as host:
         outside, failure = None, None
         try:
-            if not args.netns:
-                raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
             with Netns(args.netns) as namespace:
                 outside = hostend.find(host, namespace, args.ifname)
         except NetnsMissingError:

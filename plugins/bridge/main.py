@@ -204,8 +204,6 @@ def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
     Without a namespace there are no others.
     """
     try:
-        if not args.netns:
-            raise NetnsMissingError(Code.INVALID_NETNS, "no namespace")
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.find()
             others = _others(sandbox, inside)

@@ -53,8 +53,6 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Sets `lo` down; a namespace that is gone is success."""
-    if not args.netns:
-        return
     try:
         namespace = Netns(args.netns)
     except NetnsMissingError:

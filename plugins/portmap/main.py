@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cni.args import CmdArgs
-from cni.conf import NetConf
+from cni.conf import NetConf, unchained
 from cni.errors import CniError, Code, UnchangedError, all_of
 from cni.result import Result
 from cni.skel import Plugin
@@ -34,11 +34,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     """
     own, prev_result = _parsed(args, conf)
     if prev_result is None:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            "must be called as chained plugin",
-            'portmap works on what an interface plugin made: list it behind one, in "plugins"',
-        )
+        raise unchained("portmap")
     ports = own.ports
     if ports.mappings:
         _tell_of_idle(ports)
