@@ -26,11 +26,6 @@ def host_port(backend: str) -> Chained:
     return lambda subject, result: subject.host_ports(backend, 1, result)
 
 
-def limits(subject: Subject, result: Config) -> Config:
-    """Returns bandwidth with a limit in each direction."""
-    return subject.limits(result)
-
-
 def chain(
     subjects: Subjects,
     rounds: int,

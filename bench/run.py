@@ -136,8 +136,8 @@ def _chained(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -
         port = chains.host_port(backend)
         for title, plugins, aims in (
             ("1 host port", [port], {}),
-            ("2 limits", [chains.limits], chains.LIMITS_WANTED),
-            ("1 host port, 2 limits", [port, chains.limits], chains.WHOLE_WANTED),
+            ("2 limits", [Subject.limits], chains.LIMITS_WANTED),
+            ("1 host port, 2 limits", [port, Subject.limits], chains.WHOLE_WANTED),
         ):
             name = f"masquerading bridge, {title}, {backend}:"
             own_aims = aims if backend == "iptables" else {}

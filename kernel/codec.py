@@ -112,7 +112,6 @@ class _LinkInfo(nla):  # type: ignore[misc]
 class LinkMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWLINK and its kin: struct ifinfomsg and IFLA_* attributes."""
 
-    prefix = "IFLA_"
     fields = _LINK_FIELDS
     nla_map = _LINK_ATTRIBUTES
     linkinfo = _LinkInfo
@@ -131,7 +130,6 @@ class _VlanDeviceInfo(nla):  # type: ignore[misc]
 class VlanDeviceMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWLINK of an 802.1Q interface: LinkMessage with its VLAN ID."""
 
-    prefix = "IFLA_"
     fields = _LINK_FIELDS
     nla_map = ((18, "IFLA_LINKINFO", "linkinfo"), (29, "IFLA_EXT_MASK", "uint32"))
     linkinfo = _VlanDeviceInfo
@@ -151,7 +149,6 @@ class _BridgeSpec(nla):  # type: ignore[misc]
 class VlanMessage(nlmsg):  # type: ignore[misc]
     """RTM_SETLINK and its kin of family AF_BRIDGE: struct ifinfomsg and the VLANs of a bridge port."""
 
-    prefix = "IFLA_"
     fields = _LINK_FIELDS
     nla_map = (
         (10, "IFLA_MASTER", "uint32"),
@@ -164,7 +161,6 @@ class VlanMessage(nlmsg):  # type: ignore[misc]
 class NamespaceMessage(nlmsg):  # type: ignore[misc]
     """RTM_GETNSID: struct rtgenmsg, padded, and NETNSA_* attributes (linux/net_namespace.h)."""
 
-    prefix = "NETNSA_"
     fields = (("family", "B"), ("__pad1", "B"), ("__pad2", "H"))
     nla_map = ((1, "NETNSA_NSID", "int32"), (3, "NETNSA_FD", "uint32"))
 
@@ -172,7 +168,6 @@ class NamespaceMessage(nlmsg):  # type: ignore[misc]
 class AddressMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWADDR and its kin: struct ifaddrmsg and IFA_* attributes."""
 
-    prefix = "IFA_"
     fields = (("family", "B"), ("prefixlen", "B"), ("flags", "B"), ("scope", "B"), ("index", "I"))
     nla_map = (
         (1, "IFA_ADDRESS", "cdata"),
@@ -189,7 +184,6 @@ class _Metrics(nla):  # type: ignore[misc]
 class RouteMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWROUTE and its kin: struct rtmsg and RTA_* attributes."""
 
-    prefix = "RTA_"
     fields = (
         ("family", "B"),
         ("dst_len", "B"),

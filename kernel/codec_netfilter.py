@@ -20,7 +20,6 @@ class BatchMessage(nlmsg):  # type: ignore[misc]
 class TableMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWTABLE and its kin: struct nfgenmsg and NFTA_TABLE_* attributes (linux/netfilter/nf_tables.h)."""
 
-    prefix = "NFTA_TABLE_"
     fields = _FIELDS
     nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
 
@@ -32,7 +31,6 @@ class _Hook(nla):  # type: ignore[misc]
 class ChainMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWCHAIN and its kin: struct nfgenmsg and NFTA_CHAIN_* attributes."""
 
-    prefix = "NFTA_CHAIN_"
     fields = _FIELDS
     nla_map = (
         (1, "NFTA_CHAIN_TABLE", "asciiz"),
@@ -51,7 +49,6 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
     Expressions are bytes (kernel.nft_rule makes them).
     """
 
-    prefix = "NFTA_RULE_"
     fields = _FIELDS
     nla_map = (
         (1, "NFTA_RULE_TABLE", "asciiz"),
@@ -95,7 +92,6 @@ class _Filter(nla):  # type: ignore[misc]
 class ConntrackMessage(nlmsg):  # type: ignore[misc]
     """IPCTNL_MSG_CT_NEW and its kin: struct nfgenmsg and CTA_* attributes (linux/netfilter/nfnetlink_conntrack.h)."""
 
-    prefix = "CTA_"
     fields = _FIELDS
     nla_map = (
         (1, "CTA_TUPLE_ORIG", "tuple|nested"),

@@ -43,7 +43,6 @@ class _HtbOptions(nla):  # type: ignore[misc]
 class QdiscMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWQDISC, RTM_NEWTCLASS and their kin: struct tcmsg; the options depend on the kind, which is before them."""
 
-    prefix = "TCA_"
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"))
 
@@ -81,7 +80,6 @@ class _U32Options(nla):  # type: ignore[misc]
 class FilterMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWTFILTER and its kin: struct tcmsg, whose `info` is priority and protocol; options as of a qdisc."""
 
-    prefix = "TCA_"
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"), (11, "TCA_CHAIN", "uint32"))
 

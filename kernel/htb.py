@@ -10,22 +10,19 @@ import struct
 from cni.address import Network
 from kernel import traffic
 from kernel.rtnl import Request, Socket
-from kernel.traffic import HTB, HTB_HANDLE, LIMITED, TBF, TBF_QOPT, TICK_NS, UINT32_MAX, Bucket
+from kernel.traffic import HTB, HTB_HANDLE, LIMITED, ROOT, TBF, TBF_QOPT, UINT32_MAX, Bucket
 from kernel.wire import Attributes
 
 RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
 
-_ROOT = 0xFFFFFFFF  # TC_H_ROOT
 _QUEUE_HANDLE = 0x70780000
 _UNLIMITED = 1 << 50  # bytes/s: so fast that the kernel counts no time for a packet
-_NS_PER_S = 1_000_000_000
 _VERSION, _RATE_TO_QUANTUM = 3, 10  # of the interface; the kernel's default, not used
 _QUANTUM = 1 << 16  # bytes of a turn among several classes, of which there is one
 _DIRECT_PACKETS = 1000  # that may wait beside the bucket, whatever the interface's own queue is
 _GLOB = struct.Struct("=5I")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
 # struct tc_htb_opt: of rate and ceil (struct tc_ratespec) only the bytes/s, then buffer, cbuffer, quantum, level, prio.
 _CLASS = struct.Struct("=8xI8xI5I")
-_SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel: flags, of which 1 is "terminal", and the number of keys
 _OFFSET = struct.Struct("=I")
 _SOURCE = {4: 12, 6: 8}  # where the addresses stand in the IP header
 _DESTINATION = {4: 16, 6: 24}
@@ -41,7 +38,7 @@ def selector(network: Network, *, source: bool) -> bytes:
         part = slice(start, start + _WORD)
         if any(mask[part]):
             keys.append(_key(mask[part], value[part], at + start))
-    return _SELECTOR.pack(1, 0, len(keys), 0, 0, 0, 0, 0) + b"".join(keys)
+    return traffic.selector(keys)
 
 
 def htb(index: int, bucket: Bucket, default: int) -> list[Request]:
@@ -57,20 +54,14 @@ def htb(index: int, bucket: Bucket, default: int) -> list[Request]:
     parms: Attributes = [("TCA_HTB_PARMS", _CLASS.pack(rate, rate, bucket.size, bucket.size, _QUANTUM, 0, 0))]
     if bucket.rate > UINT32_MAX:
         parms += [("TCA_HTB_RATE64", bucket.rate), ("TCA_HTB_CEIL64", bucket.rate)]
-    held = min(bucket.size * TICK_NS * bucket.rate // _NS_PER_S, UINT32_MAX)
     queue: Attributes = [("TCA_TBF_PARMS", TBF_QOPT.pack(UINT32_MAX, bucket.limit, 0, 0))]
-    queue += [("TCA_TBF_RATE64", _UNLIMITED), ("TCA_TBF_BURST", held)]
+    queue += [("TCA_TBF_RATE64", _UNLIMITED), ("TCA_TBF_BURST", min(bucket.held, UINT32_MAX))]
     new, request = traffic.RTM_NEWQDISC, traffic.qdisc_request
     return [
-        request("create qdisc", new, index, (HTB, _ROOT, HTB_HANDLE), {"attrs": root}),
+        request("create qdisc", new, index, (HTB, ROOT, HTB_HANDLE), {"attrs": root}),
         request("create class", RTM_NEWTCLASS, index, (HTB, HTB_HANDLE, LIMITED), {"attrs": parms}),
         request("create qdisc", new, index, (TBF, LIMITED, _QUEUE_HANDLE), {"attrs": queue}),
     ]
-
-
-def deletion(index: int) -> Request:
-    """Deletes what `htb` made, with its filters; absent is success, and so is another root, which stays."""
-    return traffic.qdisc_request("delete qdisc", traffic.RTM_DELQDISC, index, (HTB, _ROOT, HTB_HANDLE))
 
 
 def bucket(socket: Socket, index: int) -> Bucket | None:

@@ -30,6 +30,7 @@ from kernel.wire import Attributes
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 TICK_NS = 64  # of a bucket: PSCHED_SHIFT is 6 (net/pkt_sched.h, since Linux 2.6.31), and so says /proc/net/psched
+NS_PER_S = 1_000_000_000
 UINT32_MAX = (1 << 32) - 1
 TBF, INGRESS, HTB = "tbf", "ingress", "htb"
 # Of an HTB root and of filters by address, which anybody may have: by this number, "pw", ours are known.
@@ -37,7 +38,7 @@ HTB_HANDLE = 0x70770000
 PASSED, LIMITED = HTB_HANDLE, HTB_HANDLE | 1  # class IDs: past the bucket; into it
 RULES_MAX = 0x7FF  # of `classified`: from 0x800 on the kernel gives numbers
 
-_ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
+ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
 _LO = 1  # in every network namespace
 _TBF_HANDLE, _INGRESS_HANDLE, _CLASS = 0x10000, 0xFFFF0000, 0x10001  # 1:, ffff:, 1:1
 RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
@@ -46,9 +47,9 @@ _NEW = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
 _GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
 TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
 _ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
-# struct tc_u32_sel, terminal, and one struct tc_u32_key that any packet matches: nothing of it is looked at.
-_ANY = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + bytes(16)
+_SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel: flags, of which 1 is "terminal", and the number of keys
 _TABLE_SHIFT = 20  # of a u32 filter's handle (TC_U32_HTID, linux/pkt_cls.h)
+_ANY = bytes(16)  # a key that any packet matches: nothing of it is looked at
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex
 _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 
@@ -60,6 +61,11 @@ class Bucket:
     rate: int
     size: int
     limit: int
+
+    @property
+    def held(self) -> int:
+        """What it holds at most, in bytes."""
+        return self.size * TICK_NS * self.rate // NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -119,12 +125,12 @@ def tbf(index: int, bucket: Bucket) -> Request:
     options: Attributes = [("TCA_TBF_PARMS", parms)]
     if bucket.rate > UINT32_MAX:
         options.append(("TCA_TBF_RATE64", bucket.rate))
-    return qdisc_request("create qdisc", RTM_NEWQDISC, index, (TBF, _ROOT, _TBF_HANDLE), {"attrs": options})
+    return qdisc_request("create qdisc", RTM_NEWQDISC, index, (TBF, ROOT, _TBF_HANDLE), {"attrs": options})
 
 
-def tbf_deletion(index: int) -> Request:
-    """Deletes what `tbf` made, back to the kernel's default; absent is success, and so is another root, which stays."""
-    return qdisc_request("delete qdisc", RTM_DELQDISC, index, (TBF, _ROOT, _TBF_HANDLE))
+def root_deletion(index: int, own: Qdisc) -> Request:
+    """Deletes the root of an interface, back to the kernel's default; absent is success, and another root stays."""
+    return qdisc_request("delete qdisc", RTM_DELQDISC, index, (own.kind, ROOT, own.handle))
 
 
 def ingress(index: int) -> Request:
@@ -137,9 +143,14 @@ def ingress_deletion(index: int) -> Request:
     return qdisc_request("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
 
 
+def selector(keys: Sequence[bytes]) -> bytes:
+    """Returns what matches packets by all of `keys`, each a struct tc_u32_key (linux/pkt_cls.h)."""
+    return _SELECTOR.pack(1, 0, len(keys), 0, 0, 0, 0, 0) + b"".join(keys)
+
+
 def redirect(index: int, target: int) -> Request:
     """Leads all that an interface receives to the interface `target`, as if that one were to send it."""
-    return _u32(index, RECEIVED, 0, Rule(_ANY, _CLASS, target))
+    return _u32(index, RECEIVED, 0, Rule(selector([_ANY]), _CLASS, target))
 
 
 def classified(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
@@ -163,7 +174,7 @@ def priority_deletion(index: int, info: int) -> Request:
 
 def root(index: int) -> Request:
     """Asks for an interface's root qdisc; no such interface is no error. `qdisc` reads the answer."""
-    return look(index, _ROOT)
+    return look(index, ROOT)
 
 
 def place(index: int) -> Request:
@@ -198,7 +209,7 @@ def lacking(socket: Socket, *further: str) -> list[str]:
     """
     asked = [("ifb", errno.EOPNOTSUPP, link.ifb(0, "/", link.random_mac(), 0))]
     for kind in (TBF, *further):
-        unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, _ROOT, 0), {"attrs": []})
+        unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
         # Replacing, so that a qdisc which lo may have is not the reason.
         asked.append((kind, errno.ENOENT, replace(unsaid, flags=_NEW | NLM_F_REPLACE)))
     found = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernel.traffic import TICK_NS, UINT32_MAX, Bucket
+from kernel.traffic import NS_PER_S, TICK_NS, UINT32_MAX, Bucket
 
 # What runtimes send as burst when all that they know is a rate: kubelet, containerd, CRI-O. As they stand, the first
 # hundreds of megabytes would pass at full speed.
@@ -27,7 +27,6 @@ _FRAME_NS_MAX = UINT32_MAX
 # is refused for its emptiness, or drops all larger frames (psched_ns_t2l, net/sched/sch_tbf.c).
 _RATE_MAX = 1 << 57  # bytes/s
 _TICKS_PER_US = 1000 / TICK_NS
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,12 @@ def shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
     burst = max(_burst(limit, max_burst, frame), frame)
     why = f"a frame of {frame} bytes would never pass" if burst > limit.burst // 8 else ""
     size = int(_microseconds(rate, burst) * _TICKS_PER_US)
-    least = -(-frame * _NS_PER_S // (rate * TICK_NS))
+    least = -(-frame * NS_PER_S // (rate * TICK_NS))
     if size < least:  # whole microseconds are too coarse for this rate
-        size = max(burst * _NS_PER_S // (rate * TICK_NS), least)
+        size = max(burst * NS_PER_S // (rate * TICK_NS), least)
     bucket = Bucket(rate, min(size, UINT32_MAX), min(_queue(rate) + burst, UINT32_MAX))
     if size > UINT32_MAX:
-        burst, why = _bytes(rate, UINT32_MAX * TICK_NS), "the kernel cannot hold more at this rate"
+        burst, why = bucket.held, "the kernel cannot hold more at this rate"
     notes = [f"its burst is {burst} bytes, not {limit.burst // 8}: {why}"] if why else []
     if (passing := _bytes(rate, min(size * TICK_NS, _FRAME_NS_MAX))) < frame:
         notes.append(f"no frame of more than {passing} bytes passes: none may take more than 4.3 s")
@@ -100,4 +99,4 @@ def _queue(rate: int) -> int:
 
 
 def _bytes(rate: int, duration_ns: int) -> int:
-    return rate * duration_ns // _NS_PER_S
+    return rate * duration_ns // NS_PER_S

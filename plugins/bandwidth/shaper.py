@@ -15,7 +15,7 @@ from cni.address import format_mac
 from cni.errors import all_of
 from cni.result import Interface
 from cni.undo import Undo
-from kernel import htb, link, traffic
+from kernel import link, traffic
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
@@ -121,8 +121,7 @@ def _remove(
         ours = bool(found.redirects or found.ifbs) if place_is_ours is None else place_is_ours
         gone += _way_deletions(outside, found, ours)
     if outside and (wanted is None or wanted.ingress) and found.root and found.root.is_shaper:
-        is_htb = found.root.kind == traffic.HTB
-        gone.append(htb.deletion(outside.index) if is_htb else traffic.tbf_deletion(outside.index))
+        gone.append(traffic.root_deletion(outside.index, found.root))
     all_of(partial(host.change, *gone), *(partial(delete_on_host, item, host) for item in ifbs))
     return bool(gone or ifbs)
 

@@ -6,6 +6,7 @@ import pytest
 
 from kernel import link, traffic
 from kernel.rtnl import Socket
+from kernel.traffic import Qdisc
 from plugins.bandwidth.limit import Limit, references, shape
 from tests.support.running import run_plugin
 
@@ -78,7 +79,7 @@ class TokenBucket:
     def take(self):
         """Removes it and returns what it was."""
         (root,) = self.socket.get(traffic.root(self.index))
-        self.socket.change(traffic.tbf_deletion(self.index))
+        self.socket.change(traffic.root_deletion(self.index, Qdisc("tbf", 0x10000)))
         return traffic.qdisc(root).bucket
 
 

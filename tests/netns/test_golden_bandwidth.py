@@ -7,7 +7,7 @@ import pytest
 
 from kernel import link, traffic
 from kernel.rtnl import Socket
-from kernel.traffic import Bucket
+from kernel.traffic import Bucket, Qdisc
 from tests.support import golden
 from tests.support.golden import CONTAINER_ID
 from tests.support.running import run_plugin
@@ -91,11 +91,11 @@ def test_an_invented_burst_is_a_sane_one(limited, name):
     with socket:
         (port,) = link.get(socket, link.by_name(pod.port))
         theirs = WRAPPED[name]
-        socket.change(traffic.tbf_deletion(port.index), traffic.tbf(port.index, theirs))
+        socket.change(traffic.root_deletion(port.index, Qdisc("tbf", 0x10000)), traffic.tbf(port.index, theirs))
         assert pod.shaping() == expected["tc"]
         pod.run("CHECK").silence()
         mixed = Bucket(theirs.rate, theirs.size, 93_750)
-        socket.change(traffic.tbf_deletion(port.index), traffic.tbf(port.index, mixed))
+        socket.change(traffic.root_deletion(port.index, Qdisc("tbf", 0x10000)), traffic.tbf(port.index, mixed))
     assert pod.run("CHECK").error()["msg"] == "Buffer doesn't match"
     pod.run("DEL").silence()
     assert pod.shaping() == ["qdisc noqueue 0: dev PORT root"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel import htb, link, traffic
+from kernel import link, traffic
 from kernel.rtnl import Socket
 from kernel.traffic import Bucket, Filter, Qdisc
 
@@ -78,7 +78,8 @@ def test_deleting_what_is_gone(veth):
     ours = Filter(FIRST, 1 << 16 | ALL)
 
     def delete():
-        qdisc_deletions = [item(veth.index) for item in (traffic.tbf_deletion, traffic.ingress_deletion, htb.deletion)]
+        roots = [traffic.root_deletion(veth.index, Qdisc(*root)) for root in (("tbf", 0x10000), ("htb", 0x70770000))]
+        qdisc_deletions = [*roots, traffic.ingress_deletion(veth.index)]
         way = traffic.filter_deletion(veth.index, ours), traffic.priority_deletion(veth.index, ours.info)
         for request in (*way, *qdisc_deletions):
             veth.socket.change(request)

@@ -23,6 +23,7 @@ sched_tbf = importlib.import_module("pyroute2.netlink.rtnl.tcmsg.sched_tbf")
 
 ROOT, INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 BUCKET = Bucket(1_000_000, 1_562_500, 125_000)
+TBF, HTB = Qdisc("tbf", 0x10000), Qdisc("htb", 0x70770000)
 FAST = Bucket(5_000_000_000, 15_625, 126_000_000)
 FOUND = Filter(0x80000800, 0x00010300, 9, True)
 
@@ -60,7 +61,11 @@ REQUESTS = {
         {"parent": ROOT, "handle": 0x10000},
         named("tbf", options=parms(BUCKET)),
     ),
-    "no token bucket": (traffic.tbf_deletion(7), {"parent": ROOT, "handle": 0x10000}, named("tbf")),
+    "no token bucket": (
+        traffic.root_deletion(7, TBF),
+        {"parent": ROOT, "handle": 0x10000},
+        named("tbf"),
+    ),
     "no ingress": (traffic.ingress_deletion(7), {"parent": INGRESS, "handle": 0xFFFF0000}, named("ingress")),
     "redirect": (
         traffic.redirect(7, 9),
@@ -72,7 +77,11 @@ REQUESTS = {
         {"parent": ROOT, "handle": 0x70770000},
         named("htb", options={"attrs": [("TCA_HTB_INIT", HTB_INIT), ("TCA_HTB_DIRECT_QLEN", 1000)]}),
     ),
-    "no HTB": (htb.deletion(7), {"parent": ROOT, "handle": 0x70770000}, named("htb")),
+    "no HTB": (
+        traffic.root_deletion(7, HTB),
+        {"parent": ROOT, "handle": 0x70770000},
+        named("htb"),
+    ),
     "subnet": (
         traffic.classified(7, 0x70770000, [Rule(htb.selector(SUBNET, source=True), 0x70770000)])[0],
         {"parent": 0x70770000, "info": 0x00010300, "handle": 1},
