@@ -13,7 +13,6 @@ import errno
 import io
 import itertools
 import os
-import select
 import shutil
 import socket
 import struct
@@ -309,8 +308,8 @@ def _ifb(request: bytes, sequence: int) -> bytes:
 
 
 def _wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
-    """Comes when there is something to read: whether a child is quicker than our first look must not be practised."""
-    select.select(descriptors, [], [])
+    """Comes when the child has ended: how far it is at our first look must not be practised."""
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     return kernel.rtnl.wait_readable(descriptors, timeout_s)
 
 

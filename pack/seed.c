@@ -211,6 +211,14 @@ static _Noreturn void learn_layout(int fd)
     _exit(0);
 }
 
+/* Wipes the frames of functions that have returned: what they held can depend on the moment. */
+static void wipe_frames(void)
+{
+    PyThreadState *thread = PyThreadState_Get();
+
+    memset(thread->datastack_top, 0, (size_t)((char *)thread->datastack_limit - (char *)thread->datastack_top));
+}
+
 static void write_part(int fd, const char *start, size_t size)
 {
     unsigned long header[2] = {(unsigned long)start, size};
@@ -266,6 +274,7 @@ int seed_main(int argc, char **argv)
     PyImport_FrozenModules = NULL; /* the bundles stay behind */
     modules = NULL;
     layout_forget();
+    wipe_frames();
     forget_process();
     heap_seal();
     image_ready = 1;
