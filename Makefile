@@ -17,7 +17,7 @@ SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-portable test-second-kernel demo bench image-tests reproducible clean \
+.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
     needs-build needs-test needs-second-kernel
 
 help: ## this list
@@ -54,10 +54,11 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(PY) -m pytest tests/unit
 
 test: needs-test needs-second-kernel binaries check ## every test (as root: against the real kernel, and a second one)
-	@rm -rf $(KERNELS)
+	@rm -rf $(KERNELS) build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
 	@echo "tests/netns in two halves, each shown when it is done (two minutes):"
 	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync first-kernel-0 first-kernel-1
+	$(MAKE) --no-print-directory hard-sample
 	@echo "The rest runs at the same time; each part is shown when it is done (minutes)."
 	@second=$$(command -v linux.uml >/dev/null && echo second-kernel-0 second-kernel-1); \
 	$(MAKE) --no-print-directory -j3 --keep-going --output-sync $$second reproducible test-portable; status=$$?; \
@@ -72,6 +73,14 @@ test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or T
 
 first-kernel-%: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first-$*.json --share $*/2 tests/netns
+
+hard-sample: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/hard
+
+nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm (hours, root)
+	@rm -rf build/promises
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
+	@$(PY) -m tests.promises
 
 second-kernel-%: needs-test needs-second-kernel binaries
 	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json --share $*/2 tests/netns

@@ -19,8 +19,9 @@ from tests.support.namespaces import Namespace  # noqa: E402 - as above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option with which `make test` learns what ran on which kernel."""
+    """Adds the options with which the Makefile says what to run, and learns what ran on which kernel."""
     parser.addoption("--kernel-report", metavar="FILE", type=Path, help="write what ran on this kernel, as JSON")
+    parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
 
 

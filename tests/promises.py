@@ -1,0 +1,53 @@
+"""The table in README of what is promised, how it is tested, and the figures of the last run of the hard tests.
+
+One rule: a figure is counted by the test that keeps the promise, never written by hand.
+
+    make nightly              # or `make test`, for the figures of the sample
+    python -m tests.promises  # prints the table
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+from tests.support.binaries import ROOT
+
+FIGURES = ROOT / "build" / "promises"
+
+
+class Promise(NamedTuple):
+    """One row of the table: `counted` is a format of the figures that its tests recorded under its name."""
+
+    promised: str
+    tested: str
+    counted: str
+
+
+PROMISES: dict[str, Promise] = {}
+
+
+def record(name: str, **figures: int) -> None:
+    """Adds a test's figures to those of the promise `name`; `make` empties the directory before a run."""
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    path = FIGURES / f"{name}.json"
+    total = Counter(json.loads(path.read_text()) if path.exists() else {})
+    total.update(figures)
+    path.write_text(json.dumps(total, indent=1, sort_keys=True) + "\n")
+
+
+def table() -> str:
+    """Returns the table in Markdown; a promise without figures says that it was not tested."""
+    lines = ["| promise | how it is tested | figure |", "|---|---|---|"]
+    for name, promise in PROMISES.items():
+        path = FIGURES / f"{name}.json"
+        counted = promise.counted.format(**json.loads(path.read_text())) if path.exists() else "not run"
+        lines.append(f"| {promise.promised} | {promise.tested} | {counted} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
+    sys.exit(0)
