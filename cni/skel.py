@@ -19,13 +19,14 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import gojson, versions
 from cni.args import CmdArgs
-from cni.conf import NetConf
+from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.result import Result
 from cni.signals import Terminated, waiting
 from cni.undo import Undo
 
 Verb = Callable[[CmdArgs, NetConf], None]
+Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 
@@ -34,15 +35,15 @@ _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 class Plugin:
     """One plugin: its binary's name, its verbs, and the specification versions it speaks.
 
-    A verb gets the invocation and the configuration, and raises CniError for what an operator can fix. An absent
-    verb succeeds without doing anything, as in the reference.
+    A verb gets the invocation and the configuration, GC the attachments to keep as well, and raises CniError for what
+    an operator can fix. An absent verb succeeds without doing anything, as in the reference.
     """
 
     name: str
     cmd_add: Callable[[CmdArgs, NetConf], Result]
     cmd_del: Verb
     cmd_check: Verb
-    cmd_gc: Verb | None = None
+    cmd_gc: Collect | None = None
     cmd_status: Verb | None = None
     versions: tuple[str, ...] = versions.SUPPORTED
 
@@ -122,10 +123,19 @@ def call(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
     elif args.command == "CHECK":
         plugin.cmd_check(args, conf)
     elif args.command == "GC" and plugin.cmd_gc:
-        plugin.cmd_gc(args, conf)
+        _collect(plugin.cmd_gc, plugin.name, args, conf)
     elif args.command == "STATUS" and plugin.cmd_status:
         plugin.cmd_status(args, conf)
     return None
+
+
+def _collect(gc: Collect, name: str, args: CmdArgs, conf: NetConf) -> None:
+    """Runs GC; without the key that says what to keep, nothing may be taken for garbage, nor by a delegate."""
+    valid = conf.valid_attachments()
+    if valid is None:
+        print(f"{name}: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)
+    else:
+        gc(args, conf, valid)
 
 
 def as_cni_error(error: BaseException) -> CniError:

@@ -5,7 +5,6 @@ One rule: a reservation is made once and released by whatever is left of the con
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
 from cni.args import CmdArgs
@@ -71,12 +70,8 @@ def cmd_check(args: CmdArgs, netconf: NetConf) -> None:
         )
 
 
-def cmd_gc(args: CmdArgs, netconf: NetConf) -> None:
+def cmd_gc(args: CmdArgs, netconf: NetConf, valid: frozenset[Attachment]) -> None:
     """Releases every address of this network that belongs to no valid attachment; goes on after errors."""
-    valid = netconf.valid_attachments()
-    if valid is None:
-        print("host-local: GC without cni.dev/valid-attachments releases nothing", file=sys.stderr)
-        return
     store = Store(conf.data_dir(netconf), netconf.name)
     try:
         if not store.exists():

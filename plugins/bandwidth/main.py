@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cni import versions
 from cni.args import CmdArgs
-from cni.conf import NetConf, unchained
+from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code
 from cni.result import Result
 from cni.skel import Plugin
@@ -87,12 +87,8 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
             check_egress(host, found, outside, _accepted(own.egress, outside.mtu, own.max_burst), own.subnets)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
+def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the ifbs of what is no listed attachment; what does not say that it is this network's stays."""
-    valid = conf.valid_attachments()
-    if valid is None:
-        print("bandwidth: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)
-        return
     with Socket() as host:
         gone = stale(conf.name, valid, link.of_kind(host, "ifb"))
         host.change(*(link.deletion(item) for item in gone))

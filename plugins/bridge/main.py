@@ -13,7 +13,7 @@ from cni import delegate
 from cni.address import Interface as Cidr
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
-from cni.conf import NetConf
+from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, all_of
 from cni.result import Interface, Result
 from cni.skel import Plugin
@@ -105,17 +105,13 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         backend.BACKENDS.check(addresses.masquerade(args, conf, own, prev_result), own.masquerade_backend)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
+def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the rules of what is no listed attachment and has IPAM release its addresses.
 
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
-    valid = conf.valid_attachments()
-    steps: list[Callable[[], None]] = [partial(_forward, args, conf)]
-    if valid is not None:
-        rules = [*backend.gc(conf.name, valid), lambda socket: spoof.gc(socket, conf.name, valid)]
-        steps = [partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), *steps]
-    all_of(*steps)
+    rules = [*backend.gc(conf.name, valid), lambda socket: spoof.gc(socket, conf.name, valid)]
+    all_of(partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(_forward, args, conf))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:

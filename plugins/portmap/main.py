@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cni.args import CmdArgs
-from cni.conf import NetConf, unchained
+from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code, UnchangedError, all_of
 from cni.result import Result
 from cni.skel import Plugin
@@ -66,12 +66,8 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         localnet.check(own.ports)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf) -> None:
+def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the host ports of what is no listed attachment; what cannot be proven to be this network's stays."""
-    valid = conf.valid_attachments()
-    if valid is None:
-        print("portmap: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)
-        return
     rules = [lambda socket: iptables.gc(socket, conf.name, valid), lambda socket: nftables.gc(socket, conf.name, valid)]
     all_of(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
 

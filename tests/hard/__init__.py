@@ -1,1 +1,1 @@
-"""What the plugins survive: kills, faults, storms of processes, hostile input. A sample in `make test`, all in `make nightly`."""
+"""What the plugins survive: kills, faults, storms, hostile input. A sample in `make test`, all in `make nightly`."""
