@@ -68,14 +68,21 @@ class ResultCache:
 
         It is gone when the cache knows this network but not this attachment, or when its namespace is not there.
         """
-        if attachment.ifname:
-            own = [self.sandboxes[attachment]] if attachment in self.sandboxes else []
-        else:
-            own = [netns for known, netns in self.sandboxes.items() if known.container_id == attachment.container_id]
+        own = self._sandboxes_of(attachment)
         if own:
             return not any(map(_may_live, own))
         unread = any(self._is_of(attachment, name) for name in self._files)
         return bool(self.sandboxes) and not unread
+
+    def has_lost(self, attachment: Attachment) -> bool:
+        """Tells whether the cache knows the attachment, and its namespace is not there; "" as above."""
+        own = self._sandboxes_of(attachment)
+        return bool(own) and not any(map(_may_live, own))
+
+    def _sandboxes_of(self, attachment: Attachment) -> list[str]:
+        if attachment.ifname:
+            return [self.sandboxes[attachment]] if attachment in self.sandboxes else []
+        return [netns for known, netns in self.sandboxes.items() if known.container_id == attachment.container_id]
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""

@@ -5,6 +5,7 @@ One rule: the order is the reference's round robin, so that a freed address is n
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,8 +21,9 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import IPConfig
 from cni.undo import Undo
+from ipam.host_local.boots import is_left_over
 from ipam.host_local.ranges import Range, RangeSet, address
-from ipam.host_local.store import Owners, Reservations, Store, owner_of
+from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of
 
 # As many names in a row may be tried one by one before one listing of the directory tells all that are taken.
 _PROBES = 16
@@ -36,13 +38,15 @@ def allocate(
 ) -> tuple[IPConfig, ...]:
     """Reserves one address of each set for `attachment`: a requested one that lies in the set, else the next.
 
-    `cache` is called when a set is exhausted, to tell whose addresses could be released.
+    An address whose container a reboot has ended is taken back when there is no other, or when it is asked for; so is
+    what this attachment itself had in a namespace that is gone. `cache` is called when that is to be found out.
     Raises CniError(999) with nothing reserved: an address is not to be had, or the attachment already has one.
     """
     owner = owner_of(*attachment)
     wanted = list(requested)
     ips = []
-    owned: list[str] | None = None
+    # This look renews an index of an earlier boot, so that it knows what is reserved below as of this one.
+    owned = held.find(owner) + held.find(owner_of(attachment.container_id, ""))
     with Undo() as undo:
         for number, range_set in enumerate(range_sets):
             choice = next(((ip, item) for ip in wanted if (item := range_set.range_of(ip))), None)
@@ -50,11 +54,9 @@ def allocate(
                 if choice is not None:
                     given, item = choice
                     wanted.remove(given)
-                    _take(held, range_set, given, item, owner)
+                    _take(held, range_set, given, item, owner, cache)
                 else:
-                    if owned is None:
-                        owned = held.find(owner) + held.find(owner_of(attachment.container_id, ""))
-                    _refuse_second(held, range_set, owned, attachment)
+                    _refuse_second(held, range_set, owned, attachment, cache)
                     given, item = _next(held, range_set, number, owner, cache)
             except CniError as error:
                 raise error.prefixed(f"failed to allocate for range {number}: ") from None
@@ -75,9 +77,13 @@ def exhausted(store: Store, number: int, range_set: RangeSet, cache: Callable[[]
     last = _parse(store.last_reserved(number))
     if _search(range_set, last, store.is_free, store.names) is not None:
         return None
-    usage = Usage.count(range_set, store.owners(), cache())
+    owners, known = store.owners(), cache()
+    usage = Usage.count(range_set, owners, known)
     if usage.in_use < usage.size:
         return None
+    with store.origins() as origins:
+        if next(_left_over(range_set, owners, origins, store.directory, known), None):
+            return None
     return CniError(Code.PLUGIN_NOT_AVAILABLE, f"{_none_left(range_set)}: {usage}", _hint(store.directory))
 
 
@@ -110,26 +116,52 @@ def attachment_of(owner: bytes) -> Attachment:
     return Attachment(container_id, ifname)
 
 
-def _take(held: Reservations, range_set: RangeSet, choice: Address, item: Range, owner: bytes) -> None:
+def _take(
+    held: Reservations,
+    range_set: RangeSet,
+    choice: Address,
+    item: Range,
+    owner: bytes,
+    cache: Callable[[], ResultCache],
+) -> None:
     if choice == item.gateway:
         raise CniError(Code.INTERNAL, f"requested ip {choice} is subnet's gateway")
-    if not held.reserve(str(choice), owner):
+    name = str(choice)
+    if held.reserve(name, owner):
+        return
+    holder = held.content(name)
+    path, origin = f"{held.directory}/{name}", held.origin(holder, name)
+    if not is_left_over(path, attachment_of(holder), origin, cache()):
         raise CniError(
             Code.INTERNAL,
             f"requested IP address {choice} is not available in range set {range_set}",
-            _told(held, str(choice)),
+            _told(held, name),
         )
+    _take_back(held, [(holder, name)])
+    held.reserve(name, owner)
 
 
-def _refuse_second(held: Reservations, range_set: RangeSet, owned: list[str], attachment: Attachment) -> None:
+def _refuse_second(
+    held: Reservations,
+    range_set: RangeSet,
+    owned: list[str],
+    attachment: Attachment,
+    cache: Callable[[], ResultCache],
+) -> None:
+    """Refuses an attachment that has an address of the set, unless it had that before it lost its namespace."""
     for name in owned:
         own = _parse(name)
-        if own is not None and range_set.range_of(own):
+        if own is None or not range_set.range_of(own):
+            continue
+        owner, known = held.content(name), cache()
+        left_over = is_left_over(f"{held.directory}/{name}", attachment, held.origin(owner, name), known)
+        if not left_over and not known.has_lost(attachment_of(owner)):
             raise CniError(
                 Code.INTERNAL,
                 f"{own} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
                 f"{_told(held, name)}; run DEL for this attachment before the next ADD",
             )
+        _take_back(held, [(owner, name)])
 
 
 def _next(
@@ -143,11 +175,35 @@ def _next(
     found = _search(range_set, last, reserve, held.names)
     if found is None:
         owners = held.owners()  # this frees what a crash left empty, and tells who has the rest
+        known = cache()
+        _take_back(held, list(_left_over(range_set, owners, held.origin, held.directory, known)))
         found = _search(range_set, last, reserve, held.names)
         if found is None:
-            usage = Usage.count(range_set, owners, cache())
+            usage = Usage.count(range_set, owners, known)
             raise CniError(Code.INTERNAL, _none_left(range_set), f"{usage}; {_hint(held.directory)}")
     return found
+
+
+def _left_over(
+    range_set: RangeSet, owners: Owners, origins: Origins, directory: str, cache: ResultCache
+) -> Iterator[tuple[bytes, str]]:
+    """Yields owner and name of the set's reservations whose containers a reboot has ended."""
+    for owner, names in owners.items():
+        attachment = attachment_of(owner)
+        for name in names:
+            if any(map(range_set.holds, _values(range_set.version, [name]))) and is_left_over(
+                f"{directory}/{name}", attachment, origins(owner, name), cache
+            ):
+                yield owner, name
+
+
+def _take_back(held: Reservations, left_over: list[tuple[bytes, str]]) -> None:
+    for owner, name in left_over:
+        held.release(name, owner)
+    if left_over:
+        print(
+            f"host-local: took back {len(left_over)} addresses of containers gone, in {held.directory}", file=sys.stderr
+        )
 
 
 def _search(

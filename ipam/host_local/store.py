@@ -29,12 +29,13 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
 from cni.errors import CniError, Code
 from ipam.host_local import lock
+from ipam.host_local.boots import Origin
 from ipam.host_local.index import Index
 
 # What reading a name in the store may answer without being a failure of ours: not there, or no file of ours.
@@ -42,6 +43,7 @@ _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, 
 _TERMINATION = (signal.SIGTERM, signal.SIGINT)
 
 Owners = dict[bytes, list[str]]
+Origins = Callable[[bytes, str], Origin]
 
 
 def owner_of(container_id: str, ifname: str) -> bytes:
@@ -127,6 +129,15 @@ class Store:
         """Returns what `last_reserved_ip.<number>` holds, "" when there is none."""
         return _last_reserved(self.directory, number)
 
+    @contextmanager
+    def origins(self) -> Iterator[Origins]:
+        """Yields what tells the origin of an owner's reservation, by a look into the index without the lock."""
+        index = Index(self._data_dir, self._network, self.directory)
+        try:
+            yield index.origin
+        finally:
+            index.close()
+
 
 class Reservations:
     """The store while its lock is held."""
@@ -165,6 +176,10 @@ class Reservations:
         if number not in self._last:
             self._last[number] = _last_reserved(self.directory, number)
         return self._last[number]
+
+    def origin(self, owner: bytes, name: str) -> Origin:
+        """Tells when `owner`'s reservation `name` was made, as far as it is known."""
+        return self._index.origin(owner, name)
 
     def reserve(self, name: str, owner: bytes) -> bool:
         """Reserves `name` for `owner`; returns False when somebody has it."""

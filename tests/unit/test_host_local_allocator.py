@@ -1,72 +1,10 @@
 """host-local's allocator on a store in a temporary directory: which address, and what is told when there is none."""
 
-import json
 import os
-from ipaddress import ip_address, ip_network
 
 import pytest
 
-from cni.cache import ResultCache
-from cni.conf import Attachment
-from cni.errors import CniError
-from ipam.host_local import allocator
-from ipam.host_local.ranges import Range, RangeSet
-from ipam.host_local.store import Store, owner_of
-
-
-def pool(*subnets, first=1, last=None):
-    ranges = []
-    for subnet in subnets:
-        network = ip_network(subnet)
-        base = int(network.network_address)
-        end = base + last if last else int(network.broadcast_address) - 1
-        ranges.append(Range(network, base + first, end, network[1]))
-    return RangeSet(tuple(ranges))
-
-
-class Net:
-    """A network's store and pools, and no result cache unless a test writes one."""
-
-    def __init__(self, tmp_path, *pools):
-        self.store = Store(str(tmp_path / "leases"), "net")
-        self.results = tmp_path / "results"
-        self.pools = pools
-
-    def cache(self):
-        return ResultCache.read("net", str(self.results))
-
-    def add(self, container_id, *requested, ifname="eth0"):
-        wanted = tuple(map(ip_address, requested))
-        with self.store.locked() as held:
-            ips = allocator.allocate(held, Attachment(container_id, ifname), self.pools, wanted, self.cache)
-        return [str(ip.address) for ip in ips]
-
-    def release(self, container_id, ifname="eth0"):
-        owner = owner_of(container_id, ifname)
-        with self.store.locked() as held:
-            for name in held.find(owner):
-                held.release(name, owner)
-
-    def refusal(self, container_id, *requested):
-        with pytest.raises(CniError) as caught:
-            self.add(container_id, *requested)
-        return caught.value
-
-    def owners(self):
-        return self.store.owners()
-
-    def file(self, name, content=""):
-        os.makedirs(self.store.directory, exist_ok=True)
-        with open(f"{self.store.directory}/{name}", "w", newline="") as file:
-            file.write(content)
-
-    def cached(self, container_id, netns, network="net"):
-        self.results.mkdir(exist_ok=True)
-        entry = {"kind": "cniCacheV1", "networkName": network, "containerId": container_id, "ifName": "eth0"}
-        (self.results / f"{network}-{container_id}-eth0").write_text(json.dumps({**entry, "netns": netns}))
-
-    def status(self, number=0):
-        return allocator.exhausted(self.store, number, self.pools[number], self.cache)
+from tests.support.leasing import Net, pool
 
 
 def test_addresses_go_round(tmp_path):
