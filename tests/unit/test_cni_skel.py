@@ -7,6 +7,7 @@ from ipaddress import ip_interface
 import pytest
 
 from cni import skel
+from cni.conf import Attachment
 from cni.errors import CniError, Code, collected
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
@@ -19,7 +20,8 @@ ENV = {
     "CNI_PATH": "/opt/cni/bin",
 }
 ABOUT = "CNI fake plugin"
-CONFIG = {"cniVersion": "1.1.0", "name": "net", "type": "fake"}
+KEPT = {"cni.dev/valid-attachments": [{"containerID": "cid", "ifname": "eth0"}]}
+CONFIG = {"cniVersion": "1.1.0", "name": "net", "type": "fake", **KEPT}
 RESULT = Result(interfaces=(Interface("eth0"),), ips=(IPConfig(ip_interface("10.1.2.5/24")),))
 
 
@@ -37,8 +39,8 @@ def fake(calls, *, raises=None, only=None, own_versions=skel.versions.SUPPORTED)
     """Makes a plugin that notes its calls, or raises."""
 
     def verb(name):
-        def run(args, conf):
-            calls.append((name, args, conf))
+        def run(args, conf, *valid):
+            calls.append((name, args, conf, *valid))
             if raises is not None:
                 raise raises
             return RESULT if name == "ADD" else None
@@ -76,11 +78,18 @@ def test_each_verb_is_called_once_with_what_the_runtime_said(verb):
     """The plugin sees the environment, the configuration and stdin to the byte; only ADD prints anything."""
     status, stdout, calls = run(verb, json.dumps(CONFIG).encode() + b" \n")
     assert status == 0
-    ((name, args, conf),) = calls
+    ((name, args, conf, *valid),) = calls
+    assert valid == ([{Attachment("cid", "eth0")}] if verb == "GC" else [])
     assert (name, args.command, args.container_id, args.netns) == (verb, verb, "cid", "/no/such/netns")
     assert (conf.name, conf.version, conf.fields.string("type")) == ("net", "1.1.0", "fake")
     assert args.stdin == json.dumps(CONFIG).encode() + b" \n"
     assert (strict_json(stdout) == RESULT.to_json("1.1.0")) if verb == "ADD" else (stdout == b"")
+
+
+def test_gc_without_the_list_of_what_to_keep_is_no_gc(capsys):
+    """Without the key the plugin is not asked, so that no delegate takes it for an empty list, and GC says so."""
+    assert run("GC", {"cniVersion": "1.1.0", "name": "net", "type": "fake"}) == (0, b"", [])
+    assert capsys.readouterr().err == "fake: GC without cni.dev/valid-attachments removes nothing\n"
 
 
 @pytest.mark.parametrize("verb", ["GC", "STATUS"])
