@@ -24,7 +24,9 @@ _AGAIN = "remove the container and create it again"
 _OTHER_RESULT = "the runtime gave the result of another attachment, or the configuration was changed since"
 
 
-def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket) -> None:
+def check_attachment(
+    args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket
+) -> None:
     """Checks bridge, host end, sandbox end, addresses and routes; raises CniError(999), KernelError."""
     listed = _container(args, prev_result)
     bridge = _check_bridge(conf, prev_result, host)
@@ -37,7 +39,7 @@ def check_attachment(args: CmdArgs, conf: BridgeConf, prev_result: Result, names
         mtu.check(conf, prev_result, gateway, outside, inside)
         check(sandbox, inside, prev_result)
     if conf.mac_spoof_check:
-        spoof.check(args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
+        spoof.check(network, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
     if conf.is_gateway:
         _check_gateways(prev_result, gateway, host)
     netfilter.check(conf)

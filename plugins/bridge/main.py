@@ -58,7 +58,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             inside = sandbox.link()
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
-                undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args)]))
+                undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args, conf)]))
                 spoof.protect(conf.name, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
             _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
@@ -88,7 +88,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
         others = _detach(args, conf, host)
     wanted = Masquerade(conf.name, args.container_id, args.ifname)
     legacy = [partial(backend.delete_legacy, wanted, others)] if bridge_conf.may_masquerade(conf) else []
-    rules = [*backend.deletions(wanted, others), _unprotecting(args)]
+    rules = [*backend.deletions(wanted, others), _unprotecting(args, conf)]
     all_of(*legacy, partial(nft.each, rules), partial(_forward, args, conf))
 
 
@@ -100,7 +100,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         raise CniError(Code.INVALID_NETWORK_CONFIG, "Required prevResult missing", "CHECK needs the result of ADD")
     with Netns(args.netns) as namespace, Socket() as host:
         _forward(args, conf)
-        check_attachment(args, own, prev_result, namespace, host)
+        check_attachment(args, conf.name, own, prev_result, namespace, host)
     if own.masquerade:
         backend.BACKENDS.check(addresses.masquerade(args, conf, own, prev_result), own.masquerade_backend)
 
@@ -183,8 +183,8 @@ def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link
     return replace(given, interfaces=(bridge, outside, replace(inside, sandbox=args.netns)))
 
 
-def _unprotecting(args: CmdArgs) -> Callable[[nft.NftSocket], None]:
-    return lambda socket: spoof.unprotect(socket, args.container_id, args.ifname)
+def _unprotecting(args: CmdArgs, conf: NetConf) -> Callable[[nft.NftSocket], None]:
+    return lambda socket: spoof.unprotect(socket, conf.name, args.container_id, args.ifname)
 
 
 def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -> None:

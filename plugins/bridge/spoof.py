@@ -52,15 +52,15 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
 
     Raises KernelError.
     """
-    names = _names(container_id, ifname)
-    userdata = nft_rule.comment(names.comment, (_NETWORK, _hash(network)))
 
     def attempt() -> None:
+        names, rules = _current(socket, network, container_id, ifname)
+        userdata = nft_rule.comment(names.comment, (_NETWORK, _hash(network)))
         made = nft.get(socket, _PREROUTING, names.chain, names.mac_chain)
         requests = [nft.table(_TABLE), nft.chain(_PREROUTING)] if made[0] != _PREROUTING else []
         for own, found in zip((names.chain, names.mac_chain), made[1:], strict=True):
             requests.append(nft.flush(own) if found else nft.chain(own))
-        requests += [nft.rule_deletion(_PREROUTING, rule.handle) for rule in _rules(socket, names.comment)]
+        requests += [nft.rule_deletion(_PREROUTING, rule.handle) for rule in rules]
         requests += [nft.rule(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)]
         nft.change(socket, *requests)
 
@@ -68,15 +68,15 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
         nft.retried(attempt)
 
 
-def unprotect(socket: NftSocket, container_id: str, ifname: str) -> None:
+def unprotect(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:
     """Takes away what `protect` or the reference made for an attachment; absent is success. Raises KernelError."""
-    _take_away(socket, _names(container_id, ifname))
+    _take_away(socket, partial(_current, socket, network, container_id, ifname))
 
 
-def check(container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
+def check(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
     """Checks that the attachment is protected; raises CniError(999) for what is missing, KernelError."""
-    names = _names(container_id, ifname)
     with nft.opened() as socket:
+        names, _ = _current(socket, network, container_id, ifname)
         if nft.get(socket, _PREROUTING) != [_PREROUTING]:
             raise _missing(f"chain {_PREROUTING} is missing, or not called for what enters bridges", host_ifname)
         present = {
@@ -92,13 +92,13 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
     Rules that the reference made name no network; they stay, and are counted on stderr. Raises KernelError.
     """
-    kept = {_names(item.container_id, item.ifname).comment for item in valid}
+    kept = {names.comment for item in valid for names in _both_names(network, item.container_id, item.ifname)}
     unknown = 0
     for rule in nft.rules(socket, _PREROUTING, _COMMENT):
         if rule.comment in kept or not rule.comment.startswith(_COMMENT):
             continue
         if _network(rule) == _hash(network):
-            _take_away(socket, _Names(rule.comment.removeprefix(_COMMENT)))
+            _take_away(socket, partial(_present, socket, _Names(rule.comment.removeprefix(_COMMENT))))
         elif not _network(rule):
             unknown += 1
     nft.tell_unnamed("bridge", unknown, f"chain {_PREROUTING}")
@@ -126,27 +126,49 @@ def _wanted(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[Chain, b
     )
 
 
-def _rules(socket: NftSocket, comment: str) -> list[Rule]:
-    return [rule for rule in nft.rules(socket, _PREROUTING, comment) if rule.comment == comment]
-
-
-def _take_away(socket: NftSocket, names: _Names) -> None:
+def _take_away(socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]]) -> None:
     """Deletes an attachment's chains and, before them, what jumps there.
 
     Chains to which a rule of somebody else jumps cannot be deleted: they stay, empty, and that is told on stderr.
     """
-    if not nft.delete_or_empty(partial(_delete, socket, names)):
-        print(f"bridge: chain {names.chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
+    if not nft.delete_or_empty(partial(_delete, socket, current)):
+        print(f"bridge: chain {current()[0].chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
-def _delete(socket: NftSocket, names: _Names, end: Callable[[Chain], Request]) -> None:
+def _delete(
+    socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]], end: Callable[[Chain], Request]
+) -> None:
+    names, rules = current()
     chains = nft.get(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
-        *(nft.rule_deletion(_PREROUTING, rule.handle) for rule in _rules(socket, names.comment)),
+        *(nft.rule_deletion(_PREROUTING, rule.handle) for rule in rules),
         *(nft.flush(own) for own in chains if own),
         *(end(own) for own in chains if own),
     )
+
+
+def _present(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
+    """Returns the names with the rules in PREROUTING that have their comment."""
+    return names, [rule for rule in nft.rules(socket, _PREROUTING, names.comment) if rule.comment == names.comment]
+
+
+def _current(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
+    """Returns the names that an attachment has, or may take, with their rules in PREROUTING.
+
+    They are the reference's; since those name no network, another one may have them already.
+    """
+    common, own = _both_names(network, container_id, ifname)
+    rules = nft.rules(socket, _PREROUTING, common.comment)  # with which the other comment begins
+    taken = any(rule.comment == common.comment and _network(rule) not in (b"", _hash(network)) for rule in rules)
+    names = own if taken or any(rule.comment == own.comment for rule in rules) else common
+    return names, [rule for rule in rules if rule.comment == names.comment]
+
+
+def _both_names(network: str, container_id: str, ifname: str) -> tuple[_Names, _Names]:
+    """Returns the reference's names, and those for when another network has an attachment with these."""
+    common = _names(container_id, ifname)
+    return common, _Names(f"{common.suffix}-{_hash(network)[:8].decode()}")
 
 
 def _names(container_id: str, ifname: str) -> _Names:

@@ -24,8 +24,8 @@ ONE = ("goldnet", "0123abcdef", "eth0", PORT, MAC)
 TYPE = 0x88B5  # an EtherType for local experiments (IEEE 802)
 
 
-def unprotect(container_id, ifname):
-    nft.each([lambda socket: spoof.unprotect(socket, container_id, ifname)])
+def unprotect(container_id, ifname, network="goldnet"):
+    nft.each([lambda socket: spoof.unprotect(socket, network, container_id, ifname)])
 
 
 def gc(network, valid):
@@ -64,7 +64,7 @@ def test_rules_are_the_references(inside, expected):
         assert golden.ruleset(inside) == expected["nft"]
         assert f'iifname "{PORT}"' in "".join(nft_rules(inside))
         assert f"ether saddr {MAC.hex(':')} return" in "".join(nft_rules(inside))
-    spoof.check(*ONE[1:])
+    spoof.check(*ONE)
     for _ in range(2):
         unprotect("0123abcdef", "eth0")
         assert golden.ruleset(inside) == expected["nft after DEL"]
@@ -74,7 +74,7 @@ def test_the_references_rules_are_ours(inside, expected, tmp_path):
     """What the reference made is checked, replaced by a repeated ADD, and deleted."""
     text = "\n".join(expected["nft"]).replace("PORT", PORT).replace("MAC", MAC.hex(":"))
     load(inside, tmp_path, text)
-    spoof.check(*ONE[1:])
+    spoof.check(*ONE)
     spoof.protect(*ONE)
     assert golden.ruleset(inside) == expected["nft"]
     load(inside, tmp_path, "flush ruleset\n" + text)
@@ -115,8 +115,8 @@ def test_names_that_begin_alike(inside):
     for container_id, ifname in (("a", "eth1"), ("a", "eth10"), ("aa", "eth1")):
         spoof.protect("goldnet", container_id, ifname, PORT, MAC)
     unprotect("a", "eth1")
-    spoof.check("a", "eth10", PORT, MAC)
-    spoof.check("aa", "eth1", PORT, MAC)
+    spoof.check("goldnet", "a", "eth10", PORT, MAC)
+    spoof.check("goldnet", "aa", "eth1", PORT, MAC)
 
 
 def test_a_second_pod_asks_for_its_own_only(inside, monkeypatch):
@@ -144,7 +144,7 @@ def test_the_tool_shows_what_it_always_shows(inside, tmp_path):
     assert [item["rule"]["comment"] for item in found if "rule" in item] == ["macspoofchk-0123abcdef-eth0"] * 4
     load(inside, tmp_path, "flush ruleset\n" + text)
     assert "\n".join(nft_rules(inside)) == text
-    spoof.check(*ONE[1:])
+    spoof.check(*ONE)
 
 
 @pytest.mark.parametrize("length", [64, 94, 95, 256])
@@ -158,9 +158,9 @@ def test_long_names(inside, length, tmp_path):
     load(inside, tmp_path, "flush ruleset\n" + text)
     assert "\n".join(nft_rules(inside)) == text
     unprotect(long, "fifteen-letters")
-    spoof.check(like_it, "fifteen-letters", PORT, MAC)
+    spoof.check("goldnet", like_it, "fifteen-letters", PORT, MAC)
     with pytest.raises(CniError):
-        spoof.check(long, "fifteen-letters", PORT, MAC)
+        spoof.check("goldnet", long, "fifteen-letters", PORT, MAC)
 
 
 def test_gc_removes_only_its_networks(inside, tmp_path, capsys):
@@ -178,19 +178,41 @@ def test_gc_removes_only_its_networks(inside, tmp_path, capsys):
     gc("goldnet", valid)
     assert "GC leaves 1 rule(s) in chain nat PREROUTING" in capsys.readouterr().err
     text = "".join(nft_rules(inside))
-    for container_id in ("valid", "elsewhere", "c" * 256):
-        spoof.check(container_id, "eth0", PORT, MAC)
+    for name, container_id in (("goldnet", "valid"), ("other", "elsewhere"), ("goldnet", "c" * 256)):
+        spoof.check(name, container_id, "eth0", PORT, MAC)
     assert ("lost" in text, "reference" in text, "foreign" in text) == (False, True, True)
     assert text.count("chain cni-br-iface-") == 7
     gc("goldnet", valid | {Attachment("reference", "eth0")})
     assert capsys.readouterr().err == ""
 
 
+def test_the_same_container_of_another_network(inside):
+    """Where another network has the reference's names, an attachment gets its own; each lives and goes by itself."""
+    networks = ("goldnet", "other", "third")
+    for round in range(2):  # a second ADD changes nothing
+        for network in networks:
+            spoof.protect(network, *ONE[1:])
+        for network in networks:
+            spoof.check(network, *ONE[1:])
+        made = nft_rules(inside)
+        assert sum("iifname" in line for line in made) == 3, round
+    gc("other", frozenset({Attachment("0123abcdef", "eth0")}))
+    unprotect("0123abcdef", "eth0")
+    for network in networks[1:]:
+        spoof.check(network, *ONE[1:])
+    gc("other", frozenset())
+    spoof.check("third", *ONE[1:])
+    with pytest.raises(CniError):
+        spoof.check("other", *ONE[1:])
+    unprotect("0123abcdef", "eth0", "third")
+    assert "0123abcdef" not in "".join(nft_rules(inside))
+
+
 def test_gc_leaves_the_same_container_of_another_network(inside):
     """An attachment of another network with the same container ID and interface stays."""
     spoof.protect(*ONE)
     gc("other", frozenset())
-    spoof.check(*ONE[1:])
+    spoof.check(*ONE)
     gc("goldnet", frozenset())
     assert "0123abcdef" not in "".join(nft_rules(inside))
 
@@ -210,7 +232,7 @@ def test_check_tells_what_is_missing(inside, what):
     spoof.protect(*ONE)
     inside.run("nft", SPOILT[what])
     with pytest.raises(CniError, match="is missing") as caught:
-        spoof.check(*ONE[1:])
+        spoof.check(*ONE)
     assert caught.value.code == 999
     assert PORT in caught.value.details
 
@@ -220,7 +242,7 @@ def test_check_compares_port_and_address(inside):
     spoof.protect(*ONE)
     for port, mac in (("vethother", MAC), (PORT, OTHER_MAC)):
         with pytest.raises(CniError, match="a rule is missing in chain nat "):
-            spoof.check("0123abcdef", "eth0", port, mac)
+            spoof.check("goldnet", "0123abcdef", "eth0", port, mac)
 
 
 def test_what_changes_meanwhile(inside, monkeypatch):
@@ -237,8 +259,8 @@ def test_what_changes_meanwhile(inside, monkeypatch):
 
     after(lambda: spoof.protect("goldnet", "other", "eth0", "veth2", MAC))
     spoof.protect(*ONE)
-    spoof.check(*ONE[1:])
-    spoof.check("other", "eth0", "veth2", MAC)
+    spoof.check(*ONE)
+    spoof.check("goldnet", "other", "eth0", "veth2", MAC)
     for verb in (lambda: spoof.protect(*ONE), lambda: unprotect("0123abcdef", "eth0")):
         after(lambda: unprotect("0123abcdef", "eth0"))
         verb()
