@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import binaries
+from tests.support import binaries, libcni
 from tests.support.running import Outcome, environment, finish, run_plugin, start_plugin
 
 
@@ -261,3 +261,39 @@ def test_gc_and_status_of_the_built_plugin(leases):
     assert leases.reserved() == {"10.1.2.3": b"b\r\neth0"}
     leases.run("STATUS").silence()
     assert leases.run("GC").stderr.count("\n") == 1
+
+
+@pytest.fixture
+def remembered(leases, tmp_path):
+    """Four leases' network whose plugin sees a result cache; a function that writes an entry."""
+    small = [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.5"}]]
+    bin_dir = libcni.with_cache(tmp_path / "bin", "host-local")
+    leases = replace(leases, version="1.1.0", ranges=small, bin_dir=bin_dir)
+    return leases, lambda name, **how: libcni.remember(bin_dir, "net", name, **how)
+
+
+def test_exhaustion_is_told_with_numbers(remembered):
+    """A full range tells, in ADD and in STATUS, how many addresses are in use and how many of containers gone."""
+    leases, remember = remembered
+    for name in "abcd":
+        leases.run("STATUS").silence()
+        leases.add(name)
+    remember("a")
+    for name in "bc":
+        remember(name, netns=libcni.GONE)
+    told = "4 of 4 in use, 3 of them by containers that are gone"
+    failed, status = leases.run("ADD", "e").error(), leases.run("STATUS").error()
+    assert (told in failed["details"], status["code"], told in status["msg"]) == (True, 50, True)
+    assert len(leases.reserved()) == 4
+
+
+def test_a_restart_after_an_unclean_end_gets_an_address(remembered):
+    """A container whose old namespace is gone may start again with its id; one that lives has no second address."""
+    leases, remember = remembered
+    first = leases.add("db")
+    remember("db")
+    assert "duplicate allocation is not allowed" in leases.run("ADD", "db").error()["msg"]
+    remember("db", netns=libcni.GONE)
+    second = leases.add("db")
+    assert first != second
+    assert list(leases.reserved()) == second

@@ -6,14 +6,12 @@ pass, tests/support/publishing.py makes the pods.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, xtables
+from tests.support import libcni, xtables
 from tests.support.namespaces import Namespace
 from tests.support.results import prev_result
 from tests.support.running import Outcome, feed, finish, run_plugin, start_plugin
@@ -97,22 +95,19 @@ class HostPorts:
 
     def with_cache(self, directory: Path) -> HostPorts:
         """Returns the same with a plugin that sees `<directory>/results`, now empty, as libcni's cache."""
-        (directory / "results").mkdir(parents=True)
-        wrapper, plugin = directory / "portmap", (self.bin_dir or binaries.directory()) / "portmap"
-        inside = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
-        wrapper.write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{inside.format(directory, plugin)}'\n")
-        wrapper.chmod(0o755)
-        return replace(self, bin_dir=directory)
+        return replace(self, bin_dir=libcni.with_cache(directory, "portmap", bin_dir=self.bin_dir))
 
     def remember(self, **lives: bool) -> None:
         """Writes the containers' entries in the cache (`with_cache`), with a namespace that is there or is gone."""
         assert self.bin_dir
-        name = self.config["name"]
         for container_id, alive in lives.items():
-            entry = {"kind": "cniCacheV1", "networkName": name, "containerId": container_id, "ifName": "eth0"}
-            entry["netns"] = f"/proc/{os.getpid()}/ns/net" if alive else "/run/netns/absent"
-            entry["result"] = self.config["prevResult"]
-            (self.bin_dir / "results" / f"{name}-{container_id}-eth0").write_text(json.dumps(entry))
+            libcni.remember(
+                self.bin_dir,
+                self.config["name"],
+                container_id,
+                netns="" if alive else libcni.GONE,
+                result=self.config["prevResult"],
+            )
 
     def rules(self) -> dict[str, list[str]]:
         """Returns table nat of each family, as iptables-save prints it."""

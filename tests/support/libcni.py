@@ -1,0 +1,40 @@
+"""libcni's result cache, for plugins that are run without libcni.
+
+One rule: /var/lib/cni is a fixed place, so a plugin sees another one only inside a mount namespace of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.support import binaries
+
+GONE = "/run/netns/absent"
+
+
+def with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> Path:
+    """Returns a directory of `plugins` that see `<directory>/results`, now empty, as the cache."""
+    (directory / "results").mkdir(parents=True)
+    inside = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
+    for name in plugins:
+        program = (bin_dir or binaries.directory()) / name
+        (directory / name).write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{inside.format(directory, program)}'\n")
+        (directory / name).chmod(0o755)
+    return directory
+
+
+def remember(
+    directory: Path, network: str, container_id: str, *, netns: str = "", ifname: str = "eth0", result: object = None
+) -> None:
+    """Writes an attachment's entry into the cache in `directory`; its namespace is this process's unless given."""
+    entry = {
+        "kind": "cniCacheV1",
+        "networkName": network,
+        "containerId": container_id,
+        "ifName": ifname,
+        "netns": netns or f"/proc/{os.getpid()}/ns/net",
+        "result": result,
+    }
+    (directory / "results" / f"{network}-{container_id}-{ifname}").write_text(json.dumps(entry))
