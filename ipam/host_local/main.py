@@ -103,6 +103,7 @@ def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
     store = Store(conf.data_dir(netconf), netconf.name)
     cache = partial(ResultCache.read, netconf.name)
     try:
+        store.rehearse()
         full = store.exists() and [allocator.exhausted(store, i, item, cache) for i, item in enumerate(sets)]
     except OSError as error:
         reason = store.unusable(error)

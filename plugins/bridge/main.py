@@ -142,6 +142,8 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
     netfilter.refuse_unavailable(own)
+    if own.is_gateway and own.ipam_type:
+        switch.refuse_unforwarding()
     if own.masquerade and (problem := backend.BACKENDS.problem(own.masquerade_backend)):
         cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)

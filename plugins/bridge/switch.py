@@ -6,6 +6,7 @@ One rule: what other attachments share is only ever made right, never taken away
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
@@ -19,6 +20,8 @@ from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
 from plugins.bridge.conf import BridgeConf
+
+_FORWARDING = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 
 class NotABridgeError(CniError):
@@ -159,6 +162,20 @@ def _plan(host: Socket, bridge: Link, gateways: list[Interface], *, force: bool)
     return requests
 
 
+def refuse_unforwarding() -> None:
+    """Raises CniError(999) where neither family is forwarded or could be; which of them is needed, IPAM decides."""
+    for name in _FORWARDING.values():
+        with suppress(FileNotFoundError):
+            if sysctl.get(name) == "1" or sysctl.writable(name):
+                return
+    name = _FORWARDING[4]
+    raise CniError(
+        Code.INTERNAL,
+        f"forwarding is off, and net/{name} cannot be written here",
+        f"set it on the node: {sysctl.command(name, '1')}",
+    )
+
+
 def _conflict(own: Interface, other: Interface) -> bool:
     """Tells whether `other` may not stay beside `own`: any IPv4 address, an IPv6 address of an overlapping subnet."""
     if isinstance(own, IPv4Interface):
@@ -167,5 +184,4 @@ def _conflict(own: Interface, other: Interface) -> bool:
 
 
 def _enable_forwarding(own: Interface) -> None:
-    name = "ipv4/ip_forward" if isinstance(own, IPv4Interface) else "ipv6/conf/all/forwarding"
-    sysctl.require(name, "1", "enable forwarding")
+    sysctl.require(_FORWARDING[own.version], "1", "enable forwarding")
