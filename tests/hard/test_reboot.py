@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from tests import promises
 from tests.support.second_kernel import boot
 
 pytestmark = [pytest.mark.needs("user_mode_linux"), pytest.mark.usefixtures("root")]
@@ -52,6 +53,7 @@ def node(tmp_path, bin_dir):
     """A function that boots a node on its disk, runs a script, and returns who has which address then."""
 
     def life(*scripts):
+        promises.record("reboot", boots=1)
         assert boot(["sh", "-c", PREPARED + "\n".join(scripts)], tmp_path, timeout_s=60) == 0
         leases = (tmp_path / "leases" / "net").iterdir()
         return {file.name: file.read_text().split()[0] for file in leases if file.name[0] == "1"}
