@@ -1,0 +1,322 @@
+"""A storm: many pods' runtimes at once on one node, what they did, and what must be true of it.
+
+One rule: the model is made of outcomes alone, what each verb said. The real state is looked at when all is quiet
+(tests/support/aftermath.py).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.support import binaries, namespaces, xtables
+from tests.support.crowd import Call, Crowd, Work, soon
+from tests.support.namespaces import Namespace
+from tests.support.running import Outcome
+from tests.support.tcp import PORT
+
+PLUGINS = ("bridge", "portmap", "bandwidth")  # in the order of the list
+IFNAME = "eth0"
+RESULTS = Path("/var/lib/cni/results")  # libcni's cache, hidden by a private one
+TRY_AGAIN_LATER = 11
+
+_NAME = "storm"
+_FIRST_PORT = 20_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How hard it blows. `reference` is the directory of the Go plugins, "" when they do not take part."""
+
+    store: str
+    backend: str
+    seconds: float
+    at_once: int
+    containers: int = 200
+    seed: int = 0
+    reference: str = ""
+    tools: str = ""
+
+
+@dataclass
+class Container:
+    """A container as its runtime knows it: `state` is absent, present, unknown (to be deleted) or lost (to be GC'd)."""
+
+    number: int
+    pod: Namespace
+    state: str = "absent"
+    busy: bool = False
+    by_reference: bool = False  # whether the Go plugins made any part of it
+    result: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its ID."""
+        return f"pod-{self.number}"
+
+    @property
+    def address(self) -> str:
+        """The address it got; it must be present."""
+        assert self.result is not None
+        return str(self.result["ips"][0]["address"].partition("/")[0])
+
+    @property
+    def host_port(self) -> int:
+        """The port of the host that leads to it."""
+        return _FIRST_PORT + self.number
+
+    @property
+    def cached(self) -> Path:
+        """Its file in libcni's cache."""
+        return RESULTS / f"{_NAME}-{self.name}-{IFNAME}"
+
+    def runtime_config(self) -> dict[str, Any]:
+        """Returns what the runtime asks for it: TCP, every third one UDP, too, every second one limits."""
+        protocols = ("tcp", "udp") if self.number % 3 == 0 else ("tcp",)
+        wanted: dict[str, Any] = {
+            "portMappings": [
+                {"hostPort": self.host_port, "containerPort": PORT, "protocol": protocol} for protocol in protocols
+            ]
+        }
+        if self.number % 2:
+            rates = {"ingressRate": 80_000_000, "egressRate": 160_000_000}
+            wanted["bandwidth"] = {**rates, "ingressBurst": 8_000_000, "egressBurst": 8_000_000}
+        return wanted
+
+
+@dataclass
+class Report:
+    """What came of it."""
+
+    problems: list[str] = field(default_factory=list)
+    verbs: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    kills: int = 0
+    processes: int = 0
+    living: int = 0
+    seconds: float = 0.0
+
+
+class Storm:
+    """One network on the current host, its containers, and the runtimes that work on them."""
+
+    def __init__(self, plan: Plan, store: Path, containers: list[Container]) -> None:
+        self.plan = plan
+        self.store = store
+        self.containers = containers
+        self.report = Report()
+        self._chance = random.Random(plan.seed)
+        self._used: dict[str, str] = {}  # address: the container that has it
+        self._collecting = False
+        self._end = 0.0
+
+    def run(self) -> None:
+        """Lets it blow for the time of the plan, and then has the runtimes clear up what was killed or failed."""
+        start = time.monotonic()
+        self._end = start + self.plan.seconds
+        self._crowd(self.plan.at_once, self._next)
+        self.report.seconds = time.monotonic() - start
+        self._crowd(8, self._clearing())
+        self.report.living = len(self.living())
+
+    def living(self) -> list[Container]:
+        """Returns those that are attached."""
+        return [each for each in self.containers if each.state == "present"]
+
+    def check_all(self) -> None:
+        """Has every living attachment checked, when nothing else goes on."""
+        self._all(self.living(), self._check)
+
+    def delete_all(self, *, by_reference: bool = False) -> None:
+        """Deletes all living attachments, some at a time."""
+        self._all(self.living(), partial(self._delete, by_reference=by_reference))
+        self.problem(*(f"{each.name} is {each.state} after DEL" for each in self.containers if each.state != "absent"))
+
+    def problem(self, *texts: str) -> None:
+        """Notes what must not be."""
+        self.report.problems += texts
+
+    def add_like(self, other: Container) -> None:
+        """Attaches, here, a container as `other` was elsewhere, with the same address, by the same plugins."""
+        own = self.containers[other.number]
+        ip = f"IgnoreUnknown=1;IP={other.address}"
+        self._crowd(1, iter([self._busy(own, self._add(own, by_reference=other.by_reference, args=ip))]))
+
+    def _crowd(self, at_once: int, works: Any) -> None:
+        crowd = Crowd(at_once)
+        crowd.run(works if callable(works) else lambda: next(works, None))
+        self.report.processes += crowd.processes
+
+    def _all(self, containers: list[Container], work: Any) -> None:
+        self._crowd(8, iter([self._busy(each, work(each)) for each in containers]))
+
+    def _next(self) -> Work | None:
+        """Returns what some runtime does next."""
+        if time.monotonic() > self._end:
+            return None
+        if not self._collecting and self._chance.random() < 0.02:
+            return self._collect()
+        idle = [each for each in self.containers if not each.busy and each.state != "lost"]
+        if not idle:
+            return None
+        own = self._chance.choice(idle)
+        return self._busy(own, self._verb(own))
+
+    def _verb(self, own: Container) -> Work:
+        by_reference = bool(self.plan.reference) and self._chance.random() < 0.3
+        fatal = not by_reference and self._chance.random() < 0.05
+        if own.state == "absent":
+            return self._add(own, by_reference=by_reference, fatal=fatal)
+        if own.state == "present" and self._chance.random() < 0.4:
+            return self._check(own, by_reference=by_reference)
+        if own.state == "unknown":
+            by_reference = False
+            if not own.by_reference and self._chance.random() < 0.3:
+                return self._lose(own)
+        elif not by_reference and self._chance.random() < 0.15:
+            self._renew(own)  # the pod died before its DEL; the reference leaves its rules then
+        return self._delete(own, by_reference=by_reference, fatal=fatal)
+
+    def _clearing(self) -> Iterator[Work]:
+        """Yields what is left to be done when the storm is over."""
+        for own in self.containers:
+            if own.state == "unknown":
+                yield self._busy(own, self._delete(own))
+        yield self._collect(fatal=False)
+
+    def _busy(self, own: Container, work: Work) -> Work:
+        own.busy = True
+        yield from work
+        own.busy = False
+
+    def _add(self, own: Container, *, by_reference: bool = False, fatal: bool = False, args: str = "") -> Work:
+        own.state, own.result, own.by_reference = "unknown", None, by_reference
+        doomed = self._chance.choice(PLUGINS) if fatal else ""
+        for plugin in PLUGINS:
+            outcome = yield self._call(own, plugin, "ADD", by_reference, plugin == doomed, args)
+            if not self._succeeded(own, plugin, "ADD", outcome, by_reference):
+                return
+            own.result = outcome.result()
+            if plugin == "bridge":
+                owner = self._used.setdefault(own.address, own.name)
+                if owner != own.name:
+                    self.problem(f"{own.address} was given to {own.name}, and {owner} has it")
+        own.state = "present"
+        entry = {"kind": "cniCacheV1", "containerId": own.name, "ifName": IFNAME, "networkName": _NAME}
+        own.cached.write_text(json.dumps({**entry, "netns": own.pod.path, "result": own.result}))
+
+    def _check(self, own: Container, *, by_reference: bool = False) -> Work:
+        # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
+        for plugin in PLUGINS[:1] if by_reference else PLUGINS:
+            outcome = yield self._call(own, plugin, "CHECK", by_reference)
+            self._succeeded(own, plugin, "CHECK", outcome, by_reference)
+
+    def _delete(self, own: Container, *, by_reference: bool = False, fatal: bool = False) -> Work:
+        self._used = {address: name for address, name in self._used.items() if name != own.name}
+        own.state = "unknown"
+        doomed = self._chance.choice(PLUGINS) if fatal else ""
+        for plugin in reversed(PLUGINS):
+            outcome = yield self._call(own, plugin, "DEL", by_reference, plugin == doomed)
+            if not self._succeeded(own, plugin, "DEL", outcome, by_reference):
+                return
+        self._gone(own)
+
+    def _lose(self, own: Container) -> Work:
+        """The runtime forgets a container whose pod is gone: the next GC must find what it left."""
+        own.state = "lost"
+        self._used = {address: name for address, name in self._used.items() if name != own.name}
+        self._renew(own)
+        yield from ()
+
+    def _collect(self, *, fatal: bool | None = None) -> Work:
+        """GC with all that live, come or go; of those that are not there some are listed, the others wait for its end."""
+        self._collecting = True
+        listed, waiting, lost = [], [], []
+        for own in self.containers:
+            if own.busy or own.state in ("present", "unknown") or (own.state == "absent" and self._chance.random() < 0.8):
+                listed.append({"containerID": own.name, "ifname": IFNAME})
+                continue
+            (lost if own.state == "lost" else waiting).append(own)
+            own.busy = True
+        doomed = self._chance.choice(PLUGINS) if fatal is None and self._chance.random() < 0.1 else ""
+        done = []
+        for plugin in PLUGINS:
+            config = self._config(plugin, "1.1.0") | {"cni.dev/valid-attachments": listed}
+            kill = soon(self._chance) if plugin == doomed else None
+            outcome = yield Call(binaries.directory() / plugin, "GC", config, self._variables(), kill)
+            done.append(self._succeeded(None, plugin, "GC", outcome, False))
+        for own in waiting + lost:
+            own.busy = False
+        for own in lost:
+            if all(done):
+                self._gone(own)
+        self._collecting = False
+
+    def _gone(self, own: Container) -> None:
+        own.state, own.result = "absent", None
+        own.cached.unlink(missing_ok=True)
+        if not own.pod.exists():
+            own.pod = namespaces.create()
+
+    def _renew(self, own: Container) -> None:
+        own.pod.delete()
+
+    def _succeeded(
+        self, own: Container | None, plugin: str, verb: str, outcome: Outcome, by_reference: bool
+    ) -> bool:
+        self.report.verbs[verb] += 1
+        if outcome.status == -9:
+            self.report.kills += 1
+            return False
+        if outcome.status == 0:
+            return True
+        body = json.loads(outcome.stdout or "{}")
+        who = "reference " if by_reference else ""
+        text = f"{who}{plugin} {verb}: {body.get('code')} {body.get('msg')} | {body.get('details', '')}"
+        self.report.errors[text if own is None else text.replace(own.name, "POD")] += 1
+        # What Go's plugins cannot do among others is theirs; but nobody may find that a living attachment is not right.
+        if (verb == "CHECK" or not by_reference) and body.get("code") != TRY_AGAIN_LATER:
+            self.problem(f"{own.name if own else ''} {text} {outcome.stderr}")
+        return False
+
+    def _call(
+        self, own: Container, plugin: str, verb: str, by_reference: bool, doomed: bool = False, args: str = ""
+    ) -> Call:
+        config = self._config(plugin, "1.0.0") | {"runtimeConfig": own.runtime_config()}
+        if own.result is not None:
+            config["prevResult"] = own.result
+        directory = Path(self.plan.reference) if by_reference else binaries.directory()
+        variables = {"CNI_CONTAINERID": own.name, "CNI_NETNS": own.pod.path, "CNI_IFNAME": IFNAME, "CNI_ARGS": args}
+        kill = soon(self._chance) if doomed else None
+        return Call(directory / plugin, verb, config, self._variables(directory) | variables, kill)
+
+    def _variables(self, directory: Path | None = None) -> dict[str, str | None]:
+        tools = xtables.path(self.plan.tools) if self.plan.tools else {}
+        return {"CNI_PATH": str(directory or binaries.directory()), **tools}
+
+    def _config(self, plugin: str, version: str) -> dict[str, Any]:
+        own = {"cniVersion": version, "name": _NAME, "type": plugin}
+        if plugin == "bandwidth":
+            return own | {"capabilities": {"bandwidth": True}}
+        if plugin == "portmap":
+            return own | {"backend": self.plan.backend, "capabilities": {"portMappings": True}}
+        ranges = [[{"subnet": "10.22.0.0/24"}]]
+        return own | {
+            "bridge": "cni0",
+            "isDefaultGateway": True,
+            "ipMasq": True,
+            "ipMasqBackend": self.plan.backend,
+            "ipam": {"type": "host-local", "dataDir": str(self.store), "ranges": ranges},
+        }
+
+
+def containers(plan: Plan) -> list[Container]:
+    """Returns the containers, each with a pod of its own."""
+    return [Container(number, namespaces.create()) for number in range(plan.containers)]
