@@ -1,0 +1,138 @@
+"""Many processes of host-local, and of the reference's, in one small range: each address has one owner at most."""
+
+import random
+import time
+
+import pytest
+
+from ipam.host_local.index import Index
+from ipam.host_local.store import Store
+from tests import promises
+from tests.support.crowd import Call, Crowd, soon
+
+CONTAINERS = 240  # of 253 addresses: a search has to pass many
+AT_ONCE = 200
+
+
+class Storm:
+    """The containers of one network as their runtimes know them: name to address, or None when a verb was killed."""
+
+    def __init__(self, store, directories, seed=0):
+        self.store, self.directories, self.chance = store, directories, random.Random(seed)
+        self.attached, self.busy, self.collecting = {}, set(), False
+        self.end, self.kills = 0.0, 0
+        self.config = {"cniVersion": "1.0.0", "name": "net", "type": "host-local"}
+        self.config["ipam"] = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.1.2.0/24"}]]}
+
+    def call(self, command, name, killed=False, config=None, directory=None):
+        """Returns one invocation, by a plugin of one of the directories."""
+        directory = directory or self.chance.choice(self.directories)
+        variables = {"CNI_CONTAINERID": name, "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0"}
+        variables |= {"CNI_PATH": str(directory)}
+        return Call(directory / "host-local", command, config or self.config, variables, soon(self.chance) if killed else None)
+
+    def add(self, name, killed=False):
+        self.attached[name] = None
+        outcome = yield self.call("ADD", name, killed)
+        if not self.was_killed(outcome, killed):
+            address = outcome.result()["ips"][0]["address"].removesuffix("/24")
+            assert address not in self.attached.values()
+            self.attached[name] = address
+
+    def delete(self, name, killed=False):
+        self.attached[name] = None
+        outcome = yield self.call("DEL", name, killed)
+        if not self.was_killed(outcome, killed):
+            outcome.silence()
+            del self.attached[name]
+
+    def check(self, name):
+        outcome = yield self.call("CHECK", name)
+        outcome.silence()
+
+    def collect(self):
+        """GC by ours: half of what is not attached, or was killed, is not listed, and waits for its end."""
+        self.collecting = True
+        spare = {name for name in names() if not self.attached.get(name) and self.chance.random() < 0.5} - self.busy
+        self.busy |= spare
+        valid = [{"containerID": name, "ifname": "eth0"} for name in names() if name not in spare]
+        config = self.config | {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
+        outcome = yield self.call("GC", None, config=config, directory=self.directories[0])
+        outcome.silence()
+        self.attached = {name: address for name, address in self.attached.items() if name not in spare}
+        self.busy -= spare
+        self.collecting = False
+
+    def was_killed(self, outcome, killed):
+        died = killed and outcome.status == -9
+        self.kills += died
+        return died
+
+    def next(self):
+        """Returns what some runtime does next."""
+        if time.monotonic() > self.end:
+            return None
+        if not self.collecting and self.chance.random() < 0.02:
+            return self.collect()
+        idle = [name for name in names() if name not in self.busy]
+        return self.run(self.chance.choice(idle)) if idle else None
+
+    def run(self, name):
+        self.busy.add(name)
+        killed = self.chance.random() < 0.1
+        if name not in self.attached:
+            yield from self.add(name, killed)
+        elif self.attached[name] and self.chance.random() < 0.3:
+            yield from self.check(name)
+        else:
+            yield from self.delete(name, killed)
+        self.busy.remove(name)
+
+    def compare(self):
+        """Demands that the store is that of the attached, and the index, where it is proven, too."""
+        owners = {f"{name}\r\neth0".encode(): [address] for name, address in self.attached.items()}
+        store = Store(str(self.store), "net")
+        assert store.owners() == owners
+        index = Index(str(self.store), "net", store.directory)
+        assert not index.complete or {owner: index.find(owner) for owner in owners} == owners
+        index.close()
+        addresses = {*self.attached.values(), "lock", "last_reserved_ip.0"}
+        assert {path.name for path in (self.store / "net").iterdir()} == addresses
+
+
+def names():
+    return [f"pod-{number}" for number in range(CONTAINERS)]
+
+
+def run_all(at_once, works):
+    queue = iter(works)
+    Crowd(at_once).run(lambda: next(queue, None))
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["ours", "with the reference"])
+def test_two_hundred_at_once(bin_dir, reference, store, mixed):
+    """200 ADDs at once of a range of 253 get 200 distinct addresses, also when every second process is the reference's."""
+    storm = Storm(store, [bin_dir, reference] if mixed else [bin_dir])
+    run_all(AT_ONCE, [storm.add(name) for name in names()[:AT_ONCE]])
+    assert len(set(storm.attached.values())) == AT_ONCE
+    storm.compare()
+    run_all(AT_ONCE, [storm.delete(name) for name in names()[:AT_ONCE]])
+    storm.compare()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mixed", [False, True], ids=["ours", "with the reference"])
+def test_a_storm_on_a_small_range(bin_dir, reference, store, nightly, mixed):
+    """Whatever is allocated, released, collected or killed at once, an address has one owner, and the living keep theirs."""
+    storm = Storm(store, [bin_dir, reference] if mixed else [bin_dir])
+    storm.end = time.monotonic() + (60 if nightly else 3)
+    crowd = Crowd(64)
+    crowd.run(storm.next)
+    run_all(8, [storm.delete(name) for name, address in storm.attached.items() if not address])
+    run_all(1, [storm.collect()])  # which removes the empty files that a killed reference leaves
+    assert storm.kills > 0
+    storm.compare()
+    run_all(64, [storm.check(name) for name in storm.attached])
+    run_all(64, [storm.delete(name) for name in list(storm.attached)])
+    storm.compare()
+    promises.record("storm", verbs=crowd.processes, kills=storm.kills)
