@@ -33,6 +33,10 @@ class Claim:
     conditional: bool = False
 
 
+class ShadowedError(CniError):
+    """A mapping is there, but behind another container's."""
+
+
 def contested(wanted: HostPorts, version: int, claim: Claim) -> PortMapping | None:
     """Returns the mapping of `wanted` that a packet for `claim` can be for as well, None when there is none."""
     for mapping in wanted.of(version):
@@ -75,9 +79,9 @@ def shadows(claim: Claim, mapping: PortMapping) -> bool:
     return not claim.conditional and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip)
 
 
-def shadowed(mapping: PortMapping, claim: Claim) -> CniError:
+def shadowed(mapping: PortMapping, claim: Claim) -> ShadowedError:
     """Returns (does not raise) the error of a mapping that is there, but behind another container's."""
-    return CniError(
+    return ShadowedError(
         Code.INTERNAL,
         f"host port {mapping} leads to {_owner(claim)}, whose rule stands first",
         "the container that was first keeps a host port; remove one of the two, or GC if that one is gone",

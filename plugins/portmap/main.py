@@ -19,6 +19,7 @@ from kernel import nft
 from kernel.backends import Backends
 from plugins.portmap import conf as portmap_conf
 from plugins.portmap import conntrack, iptables, localnet, nftables
+from plugins.portmap.claims import ShadowedError
 from plugins.portmap.conf import PortmapConf
 from plugins.portmap.wanted import HostPorts
 
@@ -45,6 +46,8 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             except UnchangedError:
                 undo.clear()  # what an earlier ADD made is as it was
                 raise
+            if ports.refuse_taken:
+                _refuse_overtaken(ports, own.backend)
             localnet.ensure(ports)
             conntrack.forget(ports)
     return prev_result
@@ -90,6 +93,19 @@ def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
         return portmap_conf.parse(args, conf, prev_result), prev_result
     except CniError as error:
         raise error.prefixed("failed to parse config: ") from None
+
+
+def _refuse_overtaken(ports: HostPorts, backend: str) -> None:
+    """Raises CniError(11) when another ADD, which looked when we did, has put its rule in front of ours.
+
+    Each looks again when its rules stand: of all who took a port at once only the first one sees nobody before it.
+    """
+    try:
+        _BACKENDS.check(ports, backend)
+    except ShadowedError as error:
+        raise CniError(Code.TRY_AGAIN_LATER, error.msg, error.details) from error
+    except CniError:
+        return  # whatever else is not as CHECK would have it is CHECK's to tell
 
 
 def _tell_of_idle(ports: HostPorts) -> None:

@@ -1,0 +1,32 @@
+"""One host port, asked for by several containers at the same time: with "onConflict": "fail" it has one owner."""
+
+import pytest
+
+from tests import promises
+from tests.support.hostports import HostPorts, at_once
+
+BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
+CONTENDERS = 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_those_who_take_a_port_at_once_one_gets_it(host, bin_dir, backend, nightly):
+    """Whoever is told that it has the port has it, and whoever is not leaves nothing and is told to try again."""
+    network = HostPorts(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"})
+    pods = {
+        f"pod-{number}": network.having(
+            "8080:80", "8443:443", addresses=[f"10.22.0.{number + 2}/16"], onConflict="fail", backend=backend
+        )
+        for number in range(CONTENDERS)
+    }
+    rounds = 300 if nightly else 40
+    for _ in range(rounds):
+        outcomes = dict(zip(pods, at_once(*(("ADD", name, pod) for name, pod in pods.items())), strict=True))
+        winners = [name for name, outcome in outcomes.items() if outcome.status == 0]
+        (winner,) = winners
+        pods[winner].check(winner)
+        assert [outcomes[name].error()["code"] for name in pods if name != winner] == [11] * (CONTENDERS - 1)
+        pods[winner].delete(winner)
+        pods["pod-0"].add("pod-0")  # nobody is in the way any more
+        pods["pod-0"].delete("pod-0")
+    promises.record("storm", verbs=rounds * (CONTENDERS + 4))
