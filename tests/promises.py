@@ -32,6 +32,17 @@ PROMISES: dict[str, Promise] = {
         "a kernel that is booted again on the same disk, ranges filled by podwire and by the reference",
         "{boots} boots",
     ),
+    "storm": Promise(
+        "Whatever runs at the same time, no address is given twice, no rule is lost, and nothing is left in the end.",
+        "64 processes of ADD, DEL, CHECK and GC at random over 200 containers, some killed, for each backend and "
+        "among the reference's; the node is compared with one where the same attachments were made one by one",
+        "{verbs} verbs in {seconds} s, {kills} of them killed, {again} told to try again",
+    ),
+    "model": Promise(
+        "Each verb changes what it says and nothing else, also where two networks have containers of the same names.",
+        "random sequences of all verbs, ours and the reference's; the node is compared with a model after each",
+        "{verbs} verbs",
+    ),
 }
 
 

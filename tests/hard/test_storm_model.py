@@ -4,12 +4,13 @@ import functools
 import itertools
 import re
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -86,8 +87,9 @@ class Node(RuleBasedStateMachine):
         if own is None:
             return
         self.run("bridge", "CHECK", network, name, own, by=self.directory(theirs)).silence()
-        self.run("bandwidth", "CHECK", network, name, own).silence()
-        outcome = self.run("portmap", "CHECK", network, name, own)
+        # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
+        self.run("bandwidth", "CHECK", network, name, own, by=binaries.directory()).silence()
+        outcome = self.run("portmap", "CHECK", network, name, own, by=binaries.directory())
         if own.port and self.ports[own.port][0] != address(own.result):
             assert "whose rule stands first" in outcome.error()["msg"]
         else:
@@ -119,7 +121,9 @@ class Node(RuleBasedStateMachine):
     def collect(self, network, lost):
         """GC finds what is left of containers whose sandboxes are gone, of this network only."""
         # What Go's plugins make does not tell whose it is everywhere, so that it stays.
-        mine = [name for name in lost if self.attached.get((network, name), Attachment({}, Path())).by != self.reference]
+        mine = [
+            name for name in lost if self.attached.get((network, name), Attachment({}, Path())).by != self.reference
+        ]
         for name in mine:
             self.pods[network, name].delete()
         valid = [{"containerID": name, "ifname": "eth0"} for name in CONTAINERS if name not in mine]
@@ -150,7 +154,11 @@ class Node(RuleBasedStateMachine):
     def links_are_those_of_the_attached(self):
         """The host has the other ends and the ifbs of the attached, each sandbox has its address."""
         found = set(netstate.links(self.host)) - {"lo", "blue0", "green0"}
-        ifbs = {shaping.ifb_name(name, network) for (network, name), own in self.attached.items() if own.asked.get("bandwidth")}
+        ifbs = {
+            shaping.ifb_name(name, network)
+            for (network, name), own in self.attached.items()
+            if own.asked.get("bandwidth")
+        }
         assert found == {host_end(own.result) for own in self.attached.values()} | ifbs
         for key, own in self.attached.items():
             (item,) = netstate.links(self.pods[key])["eth0"]["addresses"]
@@ -183,13 +191,21 @@ class Node(RuleBasedStateMachine):
         if own and own.port:
             self.ports[own.port].remove(address(own.result))
         if not self.pods[network, name].exists():
+            while own and host_end(own.result) in netstate.links(self.host):
+                time.sleep(0.01)  # the kernel takes a namespace away in its own time
             self.pods[network, name] = namespaces.create()
 
     def directory(self, theirs):
         return self.reference if theirs and self.reference else binaries.directory()
 
     def run(self, plugin, command, network, name, own=None, *, by=None, netns=None, keys=None):
-        config = {"cniVersion": "1.0.0", "name": network, "type": plugin, **self.options(plugin, network), **(keys or {})}
+        config = {
+            "cniVersion": "1.0.0",
+            "name": network,
+            "type": plugin,
+            **self.options(plugin, network),
+            **(keys or {}),
+        }
         if own and own.asked:
             config["runtimeConfig"] = own.asked
         if own and own.result:
@@ -219,12 +235,13 @@ def test_the_node_is_as_the_model_says(root, bin_dir, reference, nightly, backen
     run_state_machine_as_test(
         node,
         settings=settings(
-            max_examples=200 if nightly else 5,
+            max_examples=100 if nightly else 4,
             stateful_step_count=40 if nightly else 20,
             derandomize=not nightly,
             database=None,
             deadline=None,
+            phases=[Phase.generate],  # shrinking would take an hour
             suppress_health_check=list(HealthCheck),
         ),
     )
-    promises.record("storm", steps=next(runs) - before)
+    promises.record("model", verbs=next(runs) - before)

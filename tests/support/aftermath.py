@@ -1,11 +1,11 @@
 """What must be true when a storm is over: the state is that of the same attachments made one after the other.
 
-One rule: whole states are compared, those of two hosts and of before and after, by their lines: order says nothing where
-each attachment has rules of its own.
+One rule: whole states are compared, those of two hosts and of before and after, by their lines: order says nothing
+where each attachment has rules of its own.
 
     python -m tests.support.aftermath '{"backend": "nftables", "seconds": 10, ...}'   # prints a report, a JSON object
 
-It is a program of its own because it moves into private namespaces and stays there: the machine's tables are not touched.
+It is a program of its own because it moves into private namespaces and stays there: the machine never sees a thing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ipam.host_local.index import Index
 from ipam.host_local.store import Store
-from tests.support import namespaces, netstate, private, publishing, shaping, tcp
+from tests.support import namespaces, netstate, private, publishing, shaping, tcp, xtables
 from tests.support.attaching import host_end, reaches
 from tests.support.namespaces import Namespace
 from tests.support.publishing import NODE, OUTSIDE
@@ -38,7 +38,7 @@ def judge(storm: Storm, host: Namespace, outside: Namespace) -> None:
     with namespaces.temporary_host() as second:
         calm = Storm(storm.plan, storm.store.with_name("calm"), containers(storm.plan))
         _warm_up(storm)
-        before = picture(host, [])
+        before = picture(host, [], storm.plan.tools)
         storm.run()
         storm.check_all()
         with second.entered():
@@ -46,7 +46,7 @@ def judge(storm: Storm, host: Namespace, outside: Namespace) -> None:
             for each in storm.living():
                 calm.add_like(each)
         storm.problem(*calm.report.problems)
-        _compare(storm, "among the living", host, picture(second, calm.living()))
+        _compare(storm, "among the living", host, picture(second, calm.living(), storm.plan.tools))
         compare_store(storm)
         _exchange(storm, outside)
         storm.delete_all()
@@ -63,13 +63,17 @@ def _warm_up(storm: Storm) -> None:
         storm.delete_all(by_reference=by_reference)
 
 
-def picture(host: Namespace, living: list[Container]) -> Picture:
-    """Returns the state of a host, line by line, host ends named after their containers."""
+def picture(host: Namespace, living: list[Container], tools: str = "") -> Picture:
+    """Returns the state of a host, line by line, host ends named after their containers.
+
+    `tools` is where iptables' programs are, the machine's unless given.
+    """
     whole = shaping.state(host)
     lines = [f"link {json.dumps(link | {'name': name})}" for name, link in whole.pop("links").items()]
     lines += [f"{kind} {json.dumps(item)}" for kind, value in whole.items() for item in _items(value)]
     lines += [f"nft {line}" for line in netstate.nft_rules(host)]
-    lines += [f"{tool} {line}" for tool in ("iptables", "ip6tables") for line in netstate.iptables_rules(host, tool)]
+    for tool in xtables.TOOLS:
+        lines += [f"{tool} {line}" for line in netstate.iptables_rules(host, f"{tools}/{tool}" if tools else tool)]
     names = {host_end(each.result): f"host end of {each.name}" for each in living if each.result}
     veth = re.compile(r"\bveth[0-9a-f]{8}\b")
     named = (veth.sub(lambda match: names.get(match[0], match[0]), line) for line in lines)
@@ -82,7 +86,9 @@ def compare_store(storm: Storm) -> None:
     store = Store(str(storm.store), "storm")
     found = store.owners()
     if found != expected:
-        storm.problem(f"reservations: surplus {found.keys() - expected.keys()}, missing {expected.keys() - found.keys()}")
+        storm.problem(
+            f"reservations: surplus {found.keys() - expected.keys()}, missing {expected.keys() - found.keys()}"
+        )
     index = Index(str(storm.store), "storm", store.directory)
     if index.complete and {owner: index.find(owner) for owner in expected} != expected:
         storm.problem("the index says otherwise than the reservations")
@@ -100,7 +106,7 @@ def _items(value: object) -> list[object]:
 
 def _compare(storm: Storm, when: str, host: Namespace, expected: Picture) -> None:
     deadline = time.monotonic() + _SETTLED_S
-    while (found := picture(host, storm.living())) != expected and time.monotonic() < deadline:
+    while (found := picture(host, storm.living(), storm.plan.tools)) != expected and time.monotonic() < deadline:
         time.sleep(0.2)
     for what, difference in (("surplus", found - expected), ("missing", expected - found)):
         storm.problem(*(f"{when}, {what}: {line}" for line in sorted(difference)[:_SHOWN]))

@@ -53,6 +53,7 @@ class Container:
     pod: Namespace
     state: str = "absent"
     busy: bool = False
+    disputed: bool = False
     by_reference: bool = False  # whether the Go plugins made any part of it
     result: dict[str, Any] | None = None
 
@@ -163,6 +164,10 @@ class Storm:
             return None
         if not self._collecting and self._chance.random() < 0.02:
             return self._collect()
+        if self._collecting and self._chance.random() < 0.1:
+            lost = [each for each in self.containers if each.state == "lost" and not each.disputed]
+            if lost:
+                return self._dispute(self._chance.choice(lost))
         idle = [each for each in self.containers if not each.busy and each.state != "lost"]
         if not idle:
             return None
@@ -180,8 +185,10 @@ class Storm:
             by_reference = False
             if not own.by_reference and self._chance.random() < 0.3:
                 return self._lose(own)
-        elif not by_reference and self._chance.random() < 0.15:
-            self._renew(own)  # the pod died before its DEL; the reference leaves its rules then
+        elif not by_reference and self._chance.random() < 0.3:
+            if not own.by_reference and self._chance.random() < 0.5:
+                return self._lose(own)
+            own.pod.delete()  # the pod died before its DEL; the reference leaves its rules then
         return self._delete(own, by_reference=by_reference, fatal=fatal)
 
     def _clearing(self) -> Iterator[Work]:
@@ -232,15 +239,27 @@ class Storm:
         """The runtime forgets a container whose pod is gone: the next GC must find what it left."""
         own.state = "lost"
         self._used = {address: name for address, name in self._used.items() if name != own.name}
-        self._renew(own)
+        own.pod.delete()
         yield from ()
 
+    def _dispute(self, own: Container) -> Work:
+        """A late DEL of what GC may be collecting at this moment: each may find what the other is about to delete."""
+        own.disputed = True
+        for plugin in reversed(PLUGINS):
+            outcome = yield self._call(own, plugin, "DEL", False)
+            self._succeeded(own, plugin, "DEL", outcome, False)
+        own.disputed = False
+
     def _collect(self, *, fatal: bool | None = None) -> Work:
-        """GC with all that live, come or go; of those that are not there some are listed, the others wait for its end."""
+        """GC with all that live, come or go; of those that are not there some are listed, the others wait for it."""
         self._collecting = True
         listed, waiting, lost = [], [], []
         for own in self.containers:
-            if own.busy or own.state in ("present", "unknown") or (own.state == "absent" and self._chance.random() < 0.8):
+            if (
+                own.busy
+                or own.state in ("present", "unknown")
+                or (own.state == "absent" and self._chance.random() < 0.8)
+            ):
                 listed.append({"containerID": own.name, "ifname": IFNAME})
                 continue
             (lost if own.state == "lost" else waiting).append(own)
@@ -255,7 +274,7 @@ class Storm:
         for own in waiting + lost:
             own.busy = False
         for own in lost:
-            if all(done):
+            if all(done) and not own.disputed:  # otherwise it is the next one's
                 self._gone(own)
         self._collecting = False
 
@@ -265,12 +284,7 @@ class Storm:
         if not own.pod.exists():
             own.pod = namespaces.create()
 
-    def _renew(self, own: Container) -> None:
-        own.pod.delete()
-
-    def _succeeded(
-        self, own: Container | None, plugin: str, verb: str, outcome: Outcome, by_reference: bool
-    ) -> bool:
+    def _succeeded(self, own: Container | None, plugin: str, verb: str, outcome: Outcome, by_reference: bool) -> bool:
         self.report.verbs[verb] += 1
         if outcome.status == -9:
             self.report.kills += 1
