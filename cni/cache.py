@@ -9,13 +9,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cni import gojson
+from cni import files, gojson
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
 from cni.result import from_json
 
 RESULTS_DIR = "/var/lib/cni/results"
+
+_MOST_BYTES = 16 << 20  # a result of thousands of routes takes one
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,7 @@ class ResultCache:
 
 def _load(path: str) -> dict[str, object]:
     try:
-        with open(path, "rb") as file:
-            value = gojson.loads(file.read())
+        value = gojson.loads(files.read(path, _MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -65,7 +65,7 @@ class Index:
 
     def __init__(self, data_dir: str, network: str, store: str) -> None:
         self._store = store
-        self._side, self._network = f"{data_dir.rstrip('/')}{_SUFFIX}", network
+        self._side, self._network = f"{data_dir.rstrip('/') or '/'}{_SUFFIX}", network
         self._fd = -1
         self._buckets = 0
         self._changed = False

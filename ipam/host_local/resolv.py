@@ -5,15 +5,17 @@ One rule: lines that are not understood are skipped, as resolvers do.
 
 from __future__ import annotations
 
+from cni import files
 from cni.errors import CniError, Code
 from cni.result import DNS
+
+_MOST_BYTES = 1 << 20
 
 
 def read(path: str) -> DNS:
     """Returns the settings in the file `path` (resolv.conf(5)); raises CniError(5) when it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            text = file.read().decode("utf-8", "replace")
+        text = files.read(path, _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CniError(Code.IO_FAILURE, f"open {path}: {reason}", 'it is the "resolvConf" of "ipam"') from error

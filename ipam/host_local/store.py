@@ -41,6 +41,11 @@ from ipam.host_local.index import Index
 # What reading a name in the store may answer without being a failure of ours: not there, or no file of ours.
 _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, errno.EAGAIN)
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR)  # NFS and old overlayfs, old kernels
+# The directory may be a link, as /var/lib/cni may be; what is in it is ours or nobody's: a link in it is not followed
+# to a file elsewhere, and a FIFO is no reason to hang.
+_OURS = os.O_NOFOLLOW | os.O_NONBLOCK
+_MOSTLY_BYTES = 4096  # an owner is far shorter
+_OWNER_BYTES = 1 << 17  # of one that is not: a variable of the environment has no more (MAX_ARG_STRLEN)
 _TERMINATION = (signal.SIGTERM, signal.SIGINT)
 
 Owners = dict[bytes, list[str]]
@@ -217,7 +222,7 @@ class Reservations:
             os.unlink(path)  # the rest of a longer text would have to be cut off in a second step
         self._last.pop(number, None)
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            fd = os.open(path, os.O_WRONLY | _OURS)
         except FileNotFoundError:
             _create(self.directory, path, text)
             return
@@ -238,7 +243,7 @@ class Reservations:
 
 
 def _open_lock(path: str) -> int:
-    flags = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK
+    flags = os.O_RDONLY | os.O_CREAT | _OURS
     try:
         return os.open(path, flags, 0o750)
     except FileNotFoundError:
@@ -316,9 +321,10 @@ def _write(fd: int, content: bytes) -> None:
 
 
 def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO in the store is no reason to hang
+    fd = os.open(path, os.O_RDONLY | _OURS)
     try:
-        return os.read(fd, 4096)  # an owner is far shorter; more of a foreign file is of no use
+        content = os.read(fd, _MOSTLY_BYTES)
+        return content if len(content) < _MOSTLY_BYTES else content + os.read(fd, _OWNER_BYTES)
     finally:
         os.close(fd)
 
