@@ -167,9 +167,10 @@ def goto(chain: str) -> bytes:
 def comment(text: str, *further: tuple[int, bytes]) -> bytes:
     """Returns the userdata of a rule, table or chain with a comment, cut at what nft can read, and `further` items.
 
-    The items are (type, bytes); nft passes over types that it does not know.
+    Double quotes are left out, since `nft` takes none: what it lists could not be loaded again. The items are (type,
+    bytes); nft passes over types that it does not know.
     """
-    items = [(_UDATA_COMMENT, text.encode()[:COMMENT_MAX] + b"\0"), *further]
+    items = [(_UDATA_COMMENT, text.replace('"', "").encode()[:COMMENT_MAX] + b"\0"), *further]
     return b"".join(bytes([kind, len(value)]) + value for kind, value in items)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from cni.conf import Attachment
+from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from kernel import nft, nft_rule
 from kernel.errors import KernelError
@@ -172,7 +172,9 @@ def _both_names(network: str, container_id: str, ifname: str) -> tuple[_Names, _
 
 
 def _names(container_id: str, ifname: str) -> _Names:
-    """Returns the reference's names; a hash takes the place of a container ID that makes them too long for nft."""
+    """Returns the reference's names; a hash takes the place of what makes them too long for nft, or no names to it."""
+    if not VALID_NAME.fullmatch(ifname):
+        ifname = _hash(ifname).decode()
     names = _Names(f"{container_id}-{ifname}")
     if len(names.mac_chain.name.encode()) > _CHAIN_NAME_MAX:
         names = _Names(f"{_hash(container_id).decode()}-{ifname}")

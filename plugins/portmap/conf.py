@@ -5,6 +5,7 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ _CONTEXT = "failed to parse network configuration"  # the reference's
 _PORT_MAX = 65535
 _MARK_BIT = 13  # the reference's: mark 0x2000
 _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
+_CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # what is one word to iptables-restore as it stands
+_QUOTED_BYTES = 3  # that a word becomes longer on such a line, apart from what is escaped in it
+_WORDS_BYTES = 4096  # iptables-restore takes what is behind 10,239 bytes of a line for another line
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 
@@ -48,8 +52,8 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
     if mark_bit is not None and not 0 <= mark_bit <= 31:
         raise _wrong("MasqMarkBit must be between 0 and 31", f'"markMasqBit" is {mark_bit}')
     _check_words(fields, "externalSetMarkChain", (external,))
-    if len(external.encode()) > _CHAIN_NAME_MAX or " " in external:
-        hint = f"a chain of iptables has a name of up to {_CHAIN_NAME_MAX} bytes without blanks"
+    if external and (len(external.encode()) > _CHAIN_NAME_MAX or not _CHAIN_NAME.fullmatch(external)):
+        hint = f"write up to {_CHAIN_NAME_MAX} bytes without blanks, quotes and backslashes, no - or ! in front"
         raise fields.error("externalSetMarkChain", f'is no name for a chain: "{external}"', hint)
     conditions = {version: fields.strings(key) for version, key in _CONDITIONS.items()}
     for version, key in _CONDITIONS.items():
@@ -183,6 +187,8 @@ def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
         if any(ord(character) < 0x20 or character == "\x7f" for character in word):
             hint = f"word {index + 1}: use printable characters"
             raise fields.error(key, f"has a control character in {word!r}", hint)
+    if sum(len(word.encode()) + _QUOTED_BYTES for word in words) > _WORDS_BYTES:
+        raise fields.error(key, f"is longer than {_WORDS_BYTES} bytes", "use fewer conditions")
 
 
 def _check_conditions(fields: Fields, words: dict[int, tuple[str, ...]]) -> None:

@@ -18,6 +18,7 @@ from ipaddress import IPv4Network
 from cni.errors import CniError, Code
 from kernel import iptables, nft, nft_rule, route, sysctl
 from kernel.errors import KernelError
+from kernel.iptables_chains import quoted
 from kernel.link import IFF_LOOPBACK
 from kernel.nft import Chain, Hook, NftSocket, Rule
 from kernel.nft_rule import DROP
@@ -161,12 +162,13 @@ def _guard_by_iptables(interface: str) -> None:
         if own in listing:
             continue
         stale = [line for line in listing if (name := _named_in(line)) and not _exists(name)]
-        changes = [*(line.replace("-A", "-D", 1) for line in stale), own]
+        written = own.replace(f" -i {interface} ", f" -i {quoted(interface)} ", 1)
+        changes = [*(line.replace("-A", "-D", 1) for line in stale), written]
         doing = f"guard 127.0.0.0/8 from {interface}"
         try:
             iptables.apply({4: changes}, _TABLE, doing)
         except iptables.RefusedError:  # somebody else took such a line away
-            iptables.apply({4: [own]}, _TABLE, doing)
+            iptables.apply({4: [written]}, _TABLE, doing)
 
 
 def _listings(families: Iterable[int]) -> Iterable[list[str]]:
