@@ -31,6 +31,9 @@ LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference wait
 _PROGRAMS = {version: f"{tool}-restore" for version, tool in TOOLS.items()}
 _LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+# All that a program gets of our environment: wrappers need a PATH, the others are iptables' own. What the runtime says
+# of the container is not theirs to know, and nothing in it can make them load other code.
+_VARIABLES = ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR")
 _LOCK = "/run/xtables.lock"
 _LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that takes longer hangs
 _SAID_CHARACTERS = 500
@@ -219,7 +222,8 @@ def _command(family: int, text: bytes, options: tuple[str, ...]) -> Command:
             f"it is neither on PATH nor in {', '.join(_DIRECTORIES)}; install iptables",
         )
     argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S), *options)
-    return Command(argv, {**os.environ, "LC_ALL": "C"}, text, capture_stderr=True)
+    env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return Command(argv, {**env, "LC_ALL": "C"}, text, capture_stderr=True)
 
 
 def _find(family: int) -> str:
