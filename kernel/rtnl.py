@@ -28,7 +28,8 @@ NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
 _NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h: with CAP_NET_ADMIN beyond net.core.[wr]mem_max
+# asm-generic/socket.h: with CAP_NET_ADMIN of the host beyond net.core.[wr]mem_max; then what does without.
+_SEND_BUFFER, _RECEIVE_BUFFER = (32, socket.SO_SNDBUF), (33, socket.SO_RCVBUF)
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
 _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 
@@ -171,20 +172,18 @@ class Socket:
         """
         if not requests:
             return []
-        first = self._sequence + 1
-        self._sequence += len(requests)
         if (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT:
             # All of them wait until the send is through; what does not fit is lost (ENOBUFS).
-            with suppress(PermissionError):  # without the privilege as many fit as the kernel's default lets
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, answered * _ANSWER_BYTES)
+            room = self._enlarge(_RECEIVE_BUFFER, answered * _ANSWER_BYTES)
+            if room < answered * _ANSWER_BYTES and not self.refuses_all:
+                return self._talk_in_halves(requests)
+        first = self._sequence + 1
+        self._sequence += len(requests)
         data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
-        try:
-            self._socket.send(data)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 2 * len(data))
-            self._socket.send(data)
+        if not self._send(data):
+            if self.refuses_all or len(requests) == 1:
+                raise KernelError(requests[0].doing, errno.EMSGSIZE)
+            return self._talk_in_halves(requests)
         answers = [_Answer([], complete=request.silent) for request in requests]
         while not all(answer.complete for answer in answers):
             for header, body in _messages(self._receive()):
@@ -195,6 +194,34 @@ class Socket:
             if refused and (requests[0].silent or (self.refuses_all and refused.errno == errno.EPERM)):
                 return [answers[0]] * len(answers)
         return answers
+
+    def _talk_in_halves(self, requests: Sequence[Request]) -> list[_Answer]:
+        """Does so where the kernel's limits for who has no privilege on the host do not let it be done at once."""
+        middle = len(requests) // 2
+        return self._talk(requests[:middle]) + self._talk(requests[middle:])
+
+    def _send(self, data: bytes) -> bool:
+        """Sends data at once; returns False when the kernel does not let that be, and then nothing is sent."""
+        for tries_left in (1, 0):
+            try:
+                self._socket.send(data)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                if tries_left:
+                    self._enlarge(_SEND_BUFFER, 2 * len(data))
+            else:
+                return True
+        return False
+
+    def _enlarge(self, which: tuple[int, int], size: int) -> int:
+        """Gives a buffer room for `size` bytes, or in a user namespace what the host lets it have; returns its room."""
+        forced, own = which
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, forced, size)
+        except PermissionError:
+            self._socket.setsockopt(socket.SOL_SOCKET, own, size)
+        return self._socket.getsockopt(socket.SOL_SOCKET, own)
 
     def _receive(self) -> bytes:
         """Returns what is there to be read; raises OSError, with ENOBUFS when answers were lost.
