@@ -57,6 +57,11 @@ class UnchangedError(CniError):
     """What failed had changed nothing yet: there is nothing to undo, and what was there before is to stay."""
 
 
+def one_line(text: str) -> str:
+    """Returns a text for stderr, where a line of a log and a terminal read it: control characters are escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def collected(errors: list[CniError]) -> CniError | None:
     """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
 

@@ -20,7 +20,7 @@ from cni import conf as cni_conf
 from cni import gojson, versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, one_line
 from cni.result import Result
 from cni.signals import Terminated, waiting
 from cni.undo import Undo
@@ -87,7 +87,7 @@ def run(
                 raise
             _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
         except _UnwritableError:  # nobody reads stdout: the exit status and stderr must tell
-            print(f"podwire: {failure}", file=sys.stderr)
+            print(one_line(f"podwire: {failure}"), file=sys.stderr)
         return 1
     return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from cni import signals
+from cni.errors import one_line
 
 
 class Undo:
@@ -43,4 +44,4 @@ class Undo:
                 try:
                     step()
                 except Exception as failure:
-                    print(f"podwire: could not {what}: {failure}", file=sys.stderr)
+                    print(one_line(f"podwire: could not {what}: {failure}"), file=sys.stderr)
