@@ -33,6 +33,7 @@ C_SOURCES = (
 C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-DNDEBUG", "-Wall", "-Wextra", "-Wno-unused-parameter")
+C_FLAGS += ("-fstack-protector-strong",)  # as Debian builds Python
 # Static, and without a build id or symbols, which would make equal programs different files.
 WRAPPED = ("pthread_self", "_PyStaticCode_InternStrings")  # by seed.c and intern.c
 LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
