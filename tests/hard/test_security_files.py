@@ -1,0 +1,238 @@
+"""Files and processes: modes, links in the store, what a child is given, and what the environment cannot do."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import xtables
+from tests.support.attaching import Network
+from tests.support.running import environment, run_plugin
+
+IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]}
+# What a caller may have in its environment to make Python, libc or the loader do something else.
+INFLUENCES = {
+    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"), "/tmp/evil"),
+    **dict.fromkeys(("PYTHONINSPECT", "PYTHONVERBOSE", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONMALLOCSTATS"), "1"),
+    **{"PYTHONMALLOC": "debug", "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-16", "PYTHONWARNINGS": "error"},
+    **{"PYTHONUTF8": "0", "PYTHONTRACEMALLOC": "20", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONBREAKPOINT": "os.abort"},
+    **{"LD_PRELOAD": "/tmp/evil.so", "LD_LIBRARY_PATH": "/tmp/evil", "LD_AUDIT": "/tmp/evil.so", "LD_DEBUG": "all"},
+    **{"GLIBC_TUNABLES": "glibc.malloc.check=3", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "85", "MALLOC_ARENA_MAX": "1"},
+    **{"LC_ALL": "tr_TR.UTF-8", "LANG": "zh_CN.GB18030", "LOCPATH": "/tmp/evil", "GCONV_PATH": "/tmp/evil", "TZ": ":/etc/x"},
+    **{"NLSPATH": "/tmp/evil", "RES_OPTIONS": "debug", "HOSTALIASES": "/tmp/evil", "TMPDIR": "/nowhere", "HOME": "/nowhere"},
+}
+
+
+@pytest.fixture
+def net(bin_dir, host, store):
+    """An IPv4 network with host-local."""
+    config = {"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "cni0", "isGateway": True}
+    return Network(host, {**config, "ipam": {**IPAM, "dataDir": str(store)}})
+
+
+def lease(net, command, container_id="cid", **how):
+    """Runs a verb of host-local alone."""
+    how = {"host": net.host, "netns": "/run/netns/x", "container_id": container_id, **how}
+    return run_plugin("host-local", command, net.config, **how)
+
+
+def modes(directory):
+    """Returns the mode of a directory and of all below it."""
+    paths = [directory, *directory.rglob("*")]
+    return {str(path.relative_to(directory)): stat.S_IMODE(path.lstat().st_mode) for path in paths}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_are_no_wider_than_said(net, store, umask):
+    """Reservations are 0600, the lock 0750, directories 0755, the index 0600 in 0700; a umask takes away, none adds."""
+    before = os.umask(umask)
+    try:
+        lease(net, "ADD").result()
+    finally:
+        os.umask(before)
+    own = {"net": 0o755, "net/lock": 0o750, "net/10.22.0.2": 0o600, "net/last_reserved_ip.0": 0o600, ".": 0o755}
+    assert modes(store) == {name: mode & ~umask for name, mode in own.items()}
+    assert modes(Path(f"{store}.podwire")) == {".": 0o700, "net": 0o600}
+    lease(net, "DEL").silence()
+
+
+LINKED = ["lock", "last_reserved_ip.0", "10.22.0.2"]
+
+
+@pytest.mark.parametrize("target", ["file", "directory", "absent", "fifo"])
+@pytest.mark.parametrize("name", [*LINKED, "index"])
+def test_links_in_the_store_are_not_followed(net, store, tmp_path, name, target):
+    """A link in the store's directory leads to nothing being read, written or made elsewhere."""
+    (store / "net").mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    victim = elsewhere / "victim"
+    {"file": lambda: victim.write_text("cid\r\neth0"), "directory": victim.mkdir, "absent": lambda: None}.get(
+        target, lambda: os.mkfifo(victim)
+    )()
+    place = store / "net" / name if name in LINKED else Path(f"{store}.podwire") / "net"
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(victim)
+    before = seen(elsewhere)
+    outcomes = [lease(net, command) for command in ("ADD", "CHECK", "DEL", "STATUS", "GC")]
+    for outcome in outcomes:
+        if outcome.status:
+            assert str(store) in json.dumps(outcome.error())
+    if name == "lock":
+        assert outcomes[0].error()["code"] == 5
+    else:
+        address = "10.22.0.3/24" if name == "10.22.0.2" else "10.22.0.2/24"
+        assert outcomes[0].result()["ips"][0]["address"] == address
+        assert not list((store / "net").glob("10.22.0.3"))
+    assert seen(elsewhere) == before
+    assert place.is_symlink()
+
+
+def seen(directory):
+    """Returns what a directory holds."""
+    found = {path.name: path.lstat() for path in directory.iterdir()}
+    text = {name: (directory / name).read_text() for name, info in found.items() if stat.S_ISREG(info.st_mode)}
+    return {name: (info.st_ino, info.st_mode, info.st_mtime_ns) for name, info in found.items()}, text
+
+
+@pytest.mark.parametrize("level", ["dataDir", "network"])
+def test_the_directory_may_be_a_link(net, store, tmp_path, level):
+    """dataDir, or the directory of a network in it, may be a link to another disk, as with the reference."""
+    disk = tmp_path / "disk"
+    (disk / "net").mkdir(parents=True)
+    if level == "dataDir":
+        store.symlink_to(disk)
+    else:
+        store.mkdir()
+        (store / "net").symlink_to(disk / "net")
+    lease(net, "ADD").result()
+    lease(net, "CHECK").silence()
+    assert (disk / "net" / "10.22.0.2").read_bytes() == b"cid\r\neth0"
+    lease(net, "DEL").silence()
+    assert not (disk / "net" / "10.22.0.2").exists()
+
+
+@pytest.mark.parametrize("content", ["fifo", "/dev/zero", "directory", "sparse", "link"])
+def test_a_resolver_file_that_never_ends(net, tmp_path, content):
+    """What is at resolvConf is read up to 1 MiB and never waited for."""
+    place = tmp_path / "resolv.conf"
+    if content == "fifo":
+        os.mkfifo(place)
+    elif content == "directory":
+        place.mkdir()
+    elif content == "sparse":
+        place.touch()
+        os.truncate(place, 1 << 40)
+    else:
+        place.symlink_to("/dev/zero" if content.startswith("/") else tmp_path / "true")
+        (tmp_path / "true").write_text("nameserver 192.0.2.53\n")
+    own = replace(net, config={**net.config, "ipam": {**net.config["ipam"], "resolvConf": str(place)}})
+    outcome = lease(own, "ADD")
+    if content in ("fifo", "link"):
+        assert outcome.result().get("dns", {}).get("nameservers", []) == ["192.0.2.53"][content == "fifo" :]
+    else:
+        assert (outcome.error()["code"], str(place) in outcome.json["msg"]) == (5, True)
+
+
+@pytest.mark.needs("syscall_injection")
+def test_the_environment_changes_nothing(net, sandbox, bin_dir, tmp_path):
+    """Variables for Python, libc and the loader have no effect: same bytes out, nothing said, no file looked for."""
+    plain = net.run("ADD", sandbox)
+    net.delete(sandbox)
+    trace = tmp_path / "trace"
+    preloaded = [word for name, value in INFLUENCES.items() for word in ("-E", f"{name}={value}")]
+    line = ["strace", "-f", "-o", str(trace), *preloaded, "-E", "CNI_COMMAND=VERSION", str(bin_dir / "bridge")]
+    done = subprocess.run(line, capture_output=True, check=True)
+    assert done.stderr == b""
+    assert "/evil" not in trace.read_text()
+    influenced = net.run("ADD", sandbox, env=INFLUENCES)
+    assert influenced.stderr == plain.stderr == ""
+    assert [item["address"] for item in influenced.result()["ips"]] == ["10.22.0.3/24"]
+    assert influenced.stdout.isascii()
+    net.delete(sandbox)
+
+
+def test_a_delegate_gets_the_environment_and_nothing_open(net, sandbox, bin_dir, tmp_path):
+    """An IPAM plugin is given our whole environment (libcni does so), three descriptors, and signals as they were."""
+    own = noting(tmp_path / "ipam", "noting", 'echo \'{"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.9/24"}]}\'')
+    net = net.having(ipam={"type": "noting"})
+    net = replace(net, path=f"{tmp_path / 'ipam'}:{bin_dir}", env={"SECRET": "a b\nc", "LD_LIBRARY_PATH": "/x"})
+    assert net.run("ADD", sandbox).status == 0
+    found = own()
+    assert found["environ"] == environment(
+        "ADD",
+        CNI_CONTAINERID=sandbox.name,
+        CNI_NETNS=sandbox.path,
+        CNI_IFNAME="eth0",
+        CNI_PATH=net.path,
+        **net.env,
+    )
+    demand_a_clean_start(found)
+    net.delete(sandbox)
+
+
+def test_iptables_gets_a_path_and_nothing_open(net, sandbox, tmp_path):
+    """iptables' programs are given PATH, their own variables and LC_ALL; none of the container's, none of the loader's."""
+    tools = tmp_path / "tools"
+    own = noting(tools, "iptables-restore", 'exec /usr/sbin/iptables-restore "$@"')
+    net = net.having(ipMasq=True, ipMasqBackend="iptables")
+    path = xtables.path(tools)
+    net = replace(net, env={**INFLUENCES, **path, "XTABLES_LOCKFILE": str(tmp_path / "lock"), "SECRET": "x"})
+    net.add(sandbox)
+    found = own()
+    assert found["environ"] == {**path, "LC_ALL": "C", "XTABLES_LOCKFILE": str(tmp_path / "lock")}
+    assert found["argv"][0] == str(tools / "iptables-restore")
+    demand_a_clean_start(found)
+    net.delete(sandbox)
+
+
+def test_a_program_is_not_looked_for_in_relative_directories(net, sandbox, tmp_path, monkeypatch):
+    """Empty and relative entries of PATH, which mean where the caller happens to be, are passed over."""
+    monkeypatch.chdir(tmp_path)
+    notes = noting(tmp_path / "bin", "iptables-restore", "exit 1")
+    (tmp_path / "iptables-restore").symlink_to(tmp_path / "bin" / "iptables-restore")
+    net = replace(net.having(ipMasq=True, ipMasqBackend="iptables"), env={"PATH": ":bin:.:/usr/sbin"})
+    net.add(sandbox)
+    net.delete(sandbox)
+    assert notes() == {}
+
+
+def noting(directory, name, then):
+    """Makes a program that notes what it was started with, then does `then`; returns a function that reads the notes."""
+    directory.mkdir()
+    notes = directory / f"{name}.notes"
+    program = directory / name
+    # A shell would add variables of its own: the kernel's account of the process is what was given.
+    script = f"#!/bin/bash\ncat /proc/$$/environ > {notes}.env; tr '\\0' '\\n' < /proc/$$/cmdline > {notes}.argv\n"
+    script += f"grep Sig /proc/$$/status > {notes}.signals; ls -l /proc/$$/fd > {notes}.fd\n{then}\n"
+    program.write_text(script)
+    program.chmod(0o755)
+
+    def read():
+        if not Path(f"{notes}.fd").exists():
+            return {}
+        pairs = Path(f"{notes}.env").read_text().split("\0")[:-1]
+        opened = re.findall(r" (\d+) -> (\S+)", Path(f"{notes}.fd").read_text())
+        masks = dict(line.split(":\t") for line in Path(f"{notes}.signals").read_text().splitlines())
+        return {
+            "environ": dict(pair.split("=", 1) for pair in pairs),
+            "argv": Path(f"{notes}.argv").read_text().splitlines()[1:],
+            "signals": {name: int(mask, 16) for name, mask in masks.items() if name != "SigQ"},
+            "descriptors": {number: target for number, target in opened if target != str(program)},  # the shell reads it
+        }
+
+    return read
+
+
+def demand_a_clean_start(found):
+    """Demands three descriptors, no signal blocked, and none ignored that is not so by default."""
+    assert set(found["descriptors"]) == {"0", "1", "2"}, found["descriptors"]
+    assert found["signals"]["SigBlk"] in (0, 1 << signal.SIGCHLD - 1)  # bash, while it waits
+    for number in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM):
+        assert not found["signals"]["SigIgn"] >> number - 1 & 1, number

@@ -1,0 +1,195 @@
+"""Rootless: in the user namespace of an unprivileged user everything works, or says what the kernel does not allow."""
+
+import json
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support import netstate, rootless, shaping
+from tests.support.attaching import Network, address
+from tests.support.namespaces import temporary
+from tests.support.processes import output
+from tests.support.publishing import GATEWAY, NODE, OUTSIDE, Publishing, connect, hasty
+from tests.support.running import run_plugin
+from tests.support.shaping import BOTH, Shaping
+from tests.support.sockets import Reached, all_of, call
+
+BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
+EVERYWHERE = ("0.0.0.0", "::")
+PORTS = ("8080:80", "8080:80/udp")
+
+
+def network(host, home, **keys):
+    """Returns the README's network with leases in the user's home, and without limits."""
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}
+    config = {
+        "cniVersion": "1.1.0",
+        "name": "net",
+        "type": "bridge",
+        "bridge": "cni0",
+        "isDefaultGateway": True,
+        "ipMasq": True,
+        "hairpinMode": True,
+        "ipam": {**ipam, "dataDir": str(home / "networks")},
+    }
+    return Network(host, {**config, **keys})
+
+
+class Chain:
+    """bridge, portmap and bandwidth as conf/10 has them, with one backend for all rules."""
+
+    def __init__(self, host, home, backend):
+        hasty(host)
+        self.bridge = network(host, home, ipMasqBackend=backend)
+        self.ports = Publishing(self.bridge, {"backend": backend})
+        self.limits = Shaping(self.bridge).asked(**BOTH)
+
+    def add(self, pod):
+        result = self.bridge.run("ADD", pod)
+        assert result.stderr == ""
+        ports = self.ports.portmap("ADD", pod, PORTS, result.result())
+        assert ports.stderr == ""  # flows are forgotten without complaint
+        return self.limits.limit(pod, ports.result())
+
+    def check(self, pod, result):
+        self.bridge.check(pod, result)
+        self.ports.portmap("CHECK", pod, PORTS, result).silence()
+        self.limits.check(pod, result)
+
+    def delete(self, pod, result):
+        self.limits.release(pod, result)
+        self.ports.delete(pod, *PORTS, result=result)
+
+    def status(self):
+        self.bridge.run("STATUS").silence()
+        for plugin, keys in (("portmap", self.ports.keys), ("bandwidth", {})):
+            config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **keys}
+            run_plugin(plugin, "STATUS", config, host=self.bridge.host).silence()
+
+    def gc(self, *valid):
+        attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
+        keys = {"cniVersion": "1.1.0", "name": "net", "cni.dev/valid-attachments": attachments}
+        for plugin in ("bandwidth", "portmap"):
+            run_plugin(plugin, "GC", {"type": plugin, **keys}, host=self.bridge.host).silence()
+        self.bridge.having(**keys).run("GC").silence()
+
+
+@pytest.mark.needs("tbf", "ifb")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mapped", [rootless.ONE, rootless.MANY], ids=["one-user", "many-users"])
+def test_a_whole_chain(root, bin_dir, backend, mapped):
+    """A pod is attached, reached, masqueraded, limited, checked, collected and detached; nothing is left."""
+
+    def scene(host, home):
+        with ExitStack() as stack:
+            pods = {name: stack.enter_context(temporary()) for name in ("pod", "gone")}
+            outside = stack.enter_context(temporary())
+            hasty(outside)
+            connect(host, outside)
+            chain = Chain(host, home, backend)
+            chain.status()
+            chain.add(pods["gone"])
+            chain.gc()  # takes even the lease of one whose interface is there
+            assert chain.bridge.leases() == {}
+            chain.bridge.delete(pods["gone"])
+            before = netstate.state(host, netfilter=True)
+            result = chain.add(pods["pod"])
+            services = all_of(stack, {**pods, "outside": outside}, ("tcp", "udp"), *EVERYWHERE)
+            for protocol in ("tcp", "udp"):
+                assert call(services, outside, protocol, NODE, 8080) == Reached("pod", OUTSIDE)
+                assert call(services, host, protocol, "127.0.0.1", 8080) == Reached("pod", GATEWAY)
+                assert call(services, pods["pod"], protocol, OUTSIDE, 80) == Reached("outside", NODE)
+            assert shaping.ifbs(host)
+            chain.check(pods["pod"], result)
+            chain.gc(pods["pod"])
+            chain.check(pods["pod"], result)
+            assert chain.bridge.leases() == {address(result, n): pods["pod"].name for n in (0, 1)}
+            own_files(home / "networks" / "net", outside_user=rootless.USER)
+            chain.delete(pods["pod"], result)
+            assert netstate.state(host, netfilter=True) == before
+            assert chain.bridge.leases() == {}
+
+    rootless.play(scene, mapped)
+
+
+def own_files(directory, outside_user):
+    """Demands that files are the user's, with the modes that they have everywhere."""
+    assert os.geteuid() == 0
+    assert f" {outside_user} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
+    for file in directory.iterdir():
+        found = file.stat()
+        assert (found.st_uid, found.st_gid) == (0, 0)
+        assert stat.S_IMODE(found.st_mode) == (0o750 if file.name == "lock" else 0o600)
+
+
+def test_what_a_read_only_proc_keeps_from_being_set_is_said(root, bin_dir):
+    """Where /proc/sys is read-only and forwarding off, ADD says what to set on the node, and takes all back."""
+
+    def scene(host, home):
+        with temporary() as pod:
+            host.set_sysctl("net/ipv4/ip_forward", "0")
+            output("mount", "--bind", "/proc/sys", "/proc/sys")
+            output("mount", "-o", "remount,bind,ro", "/proc/sys")
+            before = netstate.state(host), netstate.state(pod)
+            error = network(host, home).run("ADD", pod).error()
+            assert error["msg"].endswith("/proc/sys/net/ipv4/ip_forward: Read-only file system")
+            assert "sysctl -w net/ipv4/ip_forward=1" in error["details"]
+            assert (netstate.state(host), netstate.state(pod)) == before
+            assert network(host, home).leases() == {}
+
+    rootless.play(scene)
+
+
+def test_a_read_only_proc_is_no_obstacle_where_all_is_set(root, bin_dir):
+    """Where /proc/sys is read-only but right, a masqueraded pod is attached, checked and detached."""
+
+    def scene(host, home):
+        for family, what in (("ipv4", "ip_forward"), ("ipv6", "conf/all/forwarding")):
+            host.set_sysctl(f"net/{family}/{what}", "1")
+        output("mount", "--bind", "/proc/sys", "/proc/sys")
+        output("mount", "-o", "remount,bind,ro", "/proc/sys")
+        with temporary() as pod:
+            own = network(host, home)
+            result = own.add(pod)
+            own.check(pod, result)
+            own.delete(pod, result)
+            assert own.leases() == {}
+
+    rootless.play(scene)
+
+
+@pytest.mark.needs("tbf", "ifb", "htb")
+def test_hundreds_of_subnets_without_limits(root, bin_dir):
+    """More filters than the kernel takes at once from who is not root of the host are made, checked and taken away."""
+
+    def scene(host, home):
+        with temporary() as pod:
+            own = network(host, home, ipMasq=False)
+            attached = own.add(pod)
+            before = shaping.state(host)
+            subnets = [f"10.{number // 256}.{number % 256}.0/24" for number in range(2000)]
+            limits = Shaping(own).asked(**BOTH).having(unshapedSubnets=subnets)
+            result = limits.limit(pod, attached)
+            limits.check(pod, result)
+            limits.release(pod, result)
+            assert shaping.state(host) == before
+
+    rootless.play(scene)
+
+
+def test_a_foreign_lease_directory_is_named(root, bin_dir):
+    """A lease directory that belongs to the host's root is an error that names it."""
+
+    def scene(host, home):
+        with temporary() as pod:
+            own = network(host, home)
+            own = own.having(ipam={**own.config["ipam"], "dataDir": "/etc/podwire/networks"})
+            error = own.run("ADD", pod).error()
+            assert error["code"] == 5
+            assert "/etc/podwire" in json.dumps(error)
+            assert "Permission denied" in error["msg"]
+
+    rootless.play(scene)

@@ -1,0 +1,82 @@
+"""A host as who is not root has it: an unprivileged user who is root of a user namespace (rootless podman, nerdctl).
+
+One rule: what runs inside has no privilege outside; it began as the user `nobody` before it made its namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support import binaries, libc, private
+from tests.support.namespaces import Namespace
+from tests.support.processes import output
+
+USER = 65534  # outside: nobody
+ONE, MANY = "0 65534 1\n", "0 65534 1\n1 100000 65535\n"  # user_namespaces(7): without, and with ranges of subuid(5)
+
+_PLACE = Path("/mnt")  # of the executables and of a home directory, in case the tests' own are root's alone
+
+Scene = Callable[[Namespace, Path], None]
+
+
+def play(scene: Scene, mapped: str = ONE) -> None:
+    """Runs a scene in a child that is root of its own user, network and mount namespaces and of nothing else.
+
+    It is given the network namespace, which stands for the host, and a home directory. `mapped` are the users and
+    groups that it has inside. What the scene raises fails the test.
+    """
+    told, tell = os.pipe()
+    asked, ask = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(told)
+            os.close(ask)
+            _become_root(tell, asked)
+            home = _PLACE / "home"
+            os.environ.update(HOME=str(home), PODWIRE_BIN_DIR=str(_PLACE / "bin"))
+            scene(private.enter("/var/lib/cni"), home)
+            os._exit(0)
+        except BaseException:
+            os.write(tell, traceback.format_exc().encode())
+        finally:
+            os._exit(1)
+    os.close(tell)
+    os.close(asked)
+    with open(told, "rb", buffering=0) as pipe:
+        said = pipe.read(1)
+        for kind in ("uid_map", "gid_map") if said == b"." else ():
+            Path(f"/proc/{child}/{kind}").write_text(mapped)
+        os.write(ask, b".")
+        os.close(ask)
+        problem = (said + pipe.readall()).decode().removeprefix(".")
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, problem
+
+
+def _become_root(tell: int, asked: int) -> None:
+    """Gives up root for good, and becomes that of a new user namespace, whose users the parent writes down."""
+    libc.unshare(libc.NEW_MOUNTS)
+    output("mount", "--make-rprivate", "/")
+    output("mount", "-t", "tmpfs", "podwire", str(_PLACE))
+    shutil.copytree(binaries.directory(), _PLACE / "bin")
+    program = _PLACE / "bin" / "podwire"
+    for name in binaries.names():  # hard links, as in a release
+        (_PLACE / "bin" / name).unlink()
+        (_PLACE / "bin" / name).hardlink_to(program)
+    (_PLACE / "home").mkdir()
+    os.chown(_PLACE / "home", USER, USER)
+    os.chdir("/")
+    os.setgroups([])
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
+    libc.unshare(libc.NEW_USERS)
+    libc.make_dumpable()  # else /proc/<pid> is root's, who has no name inside
+    os.write(tell, b".")
+    os.read(asked, 1)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
