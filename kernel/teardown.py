@@ -27,8 +27,8 @@ _DESCRIPTORS = 1024  # more than a verb ever has open
 _DONE = b"1"
 
 
-def delete_interface(sandbox: Sandbox, own: Link, host: Socket) -> None:
-    """Deletes the sandbox's interface, the other end with it, and returns when it is gone.
+def delete_interface(sandbox: Sandbox, own: Link, host: Socket) -> bool:
+    """Deletes the sandbox's interface, the other end with it, and returns when it is gone; tells whether that was here.
 
     A veth whose other end is on the host is deleted as the module says. Any other link is deleted from inside, which
     takes the whole wait, and so is one for which there is no process or descriptor left, or whose child was killed.
@@ -37,6 +37,7 @@ def delete_interface(sandbox: Sandbox, own: Link, host: Socket) -> None:
     peer = link.other_end(host, own, sandbox.namespace)
     if peer is None or not _delete_watched(peer, own, lambda: sandbox.listening(link.RTNLGRP_LINK)):
         sandbox.socket.change(link.deletion(own))
+    return peer is not None
 
 
 def delete_on_host(own: Link, host: Socket) -> None:

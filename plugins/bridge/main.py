@@ -199,15 +199,16 @@ def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -
 def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
     """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
 
-    Without a namespace there are no others.
+    Without a namespace there are no others. Who is root in the sandbox may have given our interface another name, and
+    ours to something else, `lo` even, which cannot be deleted; and our address to another interface.
     """
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.find()
             others = _others(sandbox, inside)
-            if inside is not None:
-                delete_interface(sandbox, inside, host)
-            return others
+            if inside is None or not inside.kind or not delete_interface(sandbox, inside, host):
+                _delete_host_end(args, conf, host)
+            return _elsewhere(others, conf)
     except NetnsMissingError:
         _delete_host_end(args, conf, host)
         return ()
@@ -227,8 +228,20 @@ def _interface(conf: NetConf, found: Link) -> Interface:
     return Interface(found.name, found.mac, found.mtu if conf.version == "1.1.0" else 0)
 
 
+def _elsewhere(addresses: tuple[Cidr, ...], conf: NetConf) -> tuple[Cidr, ...]:
+    """Returns those that prevResult, where it can be read, does not give to this attachment."""
+    if all(item.ip.is_loopback for item in addresses):
+        return addresses  # most sandboxes have no others, and reading prevResult takes time
+    try:
+        prev_result = conf.prev_result()
+    except CniError:
+        return addresses
+    own = {item.address.ip for item in prev_result.ips} if prev_result else set()
+    return tuple(item for item in addresses if item.ip not in own)
+
+
 def _delete_host_end(args: CmdArgs, conf: NetConf, host: Socket) -> None:
-    """Deletes the host's end of a pair whose sandbox cannot be reached, as far as prevResult tells which it is.
+    """Deletes the host's end of a pair that is not found from the sandbox, as far as prevResult tells which it is.
 
     A namespace whose file is gone lives on while a process is in it, and so does the pair with its addresses.
     """

@@ -58,7 +58,9 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     except NetnsMissingError:
         return
     with namespace, Sandbox(namespace, _NAME) as sandbox:
-        sandbox.socket.change(link.settings(sandbox.link(), up=False))
+        lo = sandbox.find()
+        if lo is not None:  # else somebody in the sandbox has renamed it
+            sandbox.socket.change(link.settings(lo, up=False))
 
 
 PLUGIN = Plugin("loopback", cmd_add=cmd_add, cmd_check=cmd_check, cmd_del=cmd_del)

@@ -1,0 +1,153 @@
+"""Pods that resist: root in a sandbox may do there what it likes, and neither hinders DEL, CHECK and GC nor misleads them.
+
+None of it may reach the host: after DEL the host is as before ADD, whatever the pod has done.
+"""
+
+import time
+
+import pytest
+
+from tests.support import kernels, netstate, shaping
+from tests.support.attaching import Network
+from tests.support.processes import output
+from tests.support.publishing import Publishing
+from tests.support.running import run_plugin
+from tests.support.shaping import BOTH, Shaping
+
+BOUND_S = 10.0  # a runtime waits some minutes; quiet pods take 5 ms
+BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
+
+# What root in the pod does between ADD and DEL; each line is for `ip`, MAC and ADDRESS are eth0's.
+PRANKS = {
+    "another name": ["link set eth0 down", "link set eth0 name mine"],
+    "another name and an alternative one": [
+        "link set eth0 down",
+        "link set eth0 name mine",
+        "link property add dev lo altname eth0",
+    ],
+    "lo in its place": ["link set eth0 down", "link set eth0 name mine", "link set lo down", "link set lo name eth0"],
+    "no lo": ["link set lo down", "link set lo name eth7"],
+    "another pair in its place": [
+        "link set eth0 down",
+        "link set eth0 name mine",
+        "link add eth0 address MAC type veth peer name eth1",
+        "addr add ADDRESS dev eth0",
+        "link set eth0 up",
+    ],
+    "a bridge in its place": ["link set eth0 down", "link set eth0 name mine", "link add eth0 type bridge"],
+    "moved away": ["link set eth0 netns OTHER"],
+    "moved away and replaced": ["link set eth0 netns OTHER", "link add eth0 type veth peer name eth1"],
+    "moved away, and its twin there": [
+        "link set eth0 netns OTHER",
+        "link add eth0 address MAC type veth peer name eth0x netns OTHER",
+    ],
+    "deleted": ["link delete eth0"],
+    "another MAC": ["link set eth0 address 02:00:00:00:00:99"],
+    "our address elsewhere": ["addr add ADDRESS dev lo"],
+    "our address elsewhere only": ["addr flush dev eth0", "addr add ADDRESS dev lo"],
+    "the gateway's address": ["addr add 10.22.0.1/16 dev eth0", "addr add 10.22.0.1/32 dev lo"],
+    "under a bridge": ["link add br0 type bridge", "link set eth0 master br0"],
+    "a strange name": ["link add \x1b[2J type bridge", "link add -x type bridge", "link add $(id)`id` type bridge"],
+}
+
+
+class Node:
+    """A masqueraded, limited network with a host port, and what a pod on it can compare."""
+
+    def __init__(self, host, store, backend):
+        ipam = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]], "dataDir": str(store)}
+        config = {"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "cni0", "isDefaultGateway": True}
+        masquerade = {"ipMasq": True, "ipMasqBackend": backend}
+        spoof = {"macspoofchk": True} if kernels.has("nft_bridge") else {}
+        self.bridge = Network(host, {**config, **masquerade, **spoof, "ipam": ipam})
+        self.ports = Publishing(self.bridge, {"backend": backend})
+        self.limits = Shaping(self.bridge).asked(**BOTH)
+
+    def add(self, pod):
+        return self.limits.limit(pod, self.ports.add(pod, "8080:80"))
+
+    def steps(self, command, pod, result):
+        """Returns the outcome of a verb of each plugin, by name, as a runtime runs it; each in bounded time."""
+        runs = {
+            "bandwidth": lambda: self.limits.bandwidth(command, pod, result),
+            "portmap": lambda: self.ports.portmap(command, pod, ("8080:80",), result),
+            "bridge": lambda: self.bridge.run(command, pod, prev_result=result),
+            "loopback": lambda: run_plugin(
+                "loopback", command, {"cniVersion": "1.1.0", "name": "net"}, netns=pod, ifname="lo", host=self.bridge.host
+            ),
+        }
+        return {name: in_time(run) for name, run in runs.items()}
+
+    def state(self):
+        return netstate.state(self.bridge.host, netfilter=True), shaping.state(self.bridge.host), self.bridge.leases()
+
+
+def in_time(run):
+    start = time.monotonic()
+    outcome = run()
+    assert time.monotonic() - start < BOUND_S
+    if outcome.status:
+        outcome.error()
+    for line in outcome.stderr.splitlines():
+        assert line.isprintable(), repr(line)
+    return outcome
+
+
+@pytest.fixture(params=BACKENDS)
+def node(bin_dir, host, store, request, new_sandbox):
+    """The network, on which there has been a pod, so that what all pods share is there."""
+    found = Node(host, store, request.param)
+    first = new_sandbox()
+    result = found.add(first)
+    for outcome in found.steps("DEL", first, result).values():
+        outcome.silence()
+    return found
+
+
+def play(pod, lines, result, other):
+    """Does in the pod what `lines` say; what this kernel does not have is left out."""
+    words = {"MAC": result["interfaces"][2]["mac"], "ADDRESS": result["ips"][0]["address"], "OTHER": other.name}
+    for line in lines:
+        pod.ip(*[words.get(word, word) for word in line.split(" ")])
+
+
+@pytest.mark.needs("tbf", "ifb")
+@pytest.mark.parametrize("prank", PRANKS)
+def test_a_prank(node, new_sandbox, prank):
+    """DEL succeeds, in time, and the host is as before, although sandbox and runtime disagree; CHECK may fail."""
+    pod, other, neighbour = new_sandbox(), new_sandbox(), new_sandbox()
+    near = node.add(neighbour)
+    before = node.state()
+    result = node.add(pod)
+    play(pod, PRANKS[prank], result, other)
+    node.steps("CHECK", pod, result)
+    for outcome in node.steps("DEL", pod, result).values():
+        outcome.silence()
+    assert node.state() == before
+    for plugin, outcome in node.steps("CHECK", neighbour, near).items():
+        assert outcome.status == (plugin == "loopback")  # nobody has brought it up
+
+
+@pytest.mark.needs("tbf", "ifb")
+def test_a_crowded_pod(node, new_sandbox, nightly):
+    """Thousands of addresses, routes and links, tables and rules in a pod delay nothing beyond seconds."""
+    number = 10_000 if nightly else 3_000
+    pod = new_sandbox()
+    before = node.state()
+    result = node.add(pod)
+    addresses = [f"172.{16 + i // 65536}.{i // 256 % 256}.{i % 256}" for i in range(number)]
+    lines = [f"addr add {ip}/32 dev lo" for ip in addresses]
+    lines += [f"route add {ip}/32 via 10.22.0.1 dev eth0 table {i % 250 + 1}" for i, ip in enumerate(addresses)]
+    lines += [f"link add b{i} type bridge" for i in range(number // 20)]
+    lines += [f"neigh add 10.22.{i // 256 % 256}.{i % 256} lladdr 02:00:00:00:00:01 dev eth0" for i in range(500, 1500)]
+    output("ip", "-n", pod.name, "-batch", "-", stdin="\n".join(lines) + "\n")
+    pod.run("nft", "add", "table", "ip", "nat")
+    pod.run("nft", "add", "chain", "ip", "nat", "CNI-HOSTPORT-DNAT")
+    for outcome in node.steps("CHECK", pod, result).values():
+        if outcome.status:
+            assert outcome.error()["code"] == 999
+    keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [{"containerID": pod.name, "ifname": "eth0"}]}
+    in_time(lambda: node.bridge.having(**keys).run("GC")).silence()
+    for outcome in node.steps("DEL", pod, result).values():
+        outcome.silence()
+    assert node.state() == before
