@@ -28,6 +28,7 @@ from cni.undo import Undo
 Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 
+_CHUNK_BYTES = 64 << 10
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 
 
@@ -148,6 +149,8 @@ def as_cni_error(error: BaseException) -> CniError:
             "interrupted by a signal",
             "an interrupted ADD has been undone; an interrupted DEL is to be repeated",
         )
+    if isinstance(error, MemoryError):
+        return CniError(Code.INTERNAL, "out of memory", "the process may be limited too narrowly (ulimit -v, cgroup)")
     if isinstance(error, OSError) and error.strerror:
         return CniError(Code.INTERNAL, str(error))
     return CniError(Code.INTERNAL, f"{type(error).__name__}: {error}", "this is a defect of podwire; please report it")
@@ -158,9 +161,18 @@ def _version_info(plugin: Plugin) -> dict[str, object]:
 
 
 def _read(stdin: BinaryIO) -> bytes:
+    """Returns what is on stdin; of what is longer than any JSON text may be, enough for the reader to refuse it."""
+    data = b""
     try:
         with waiting():
-            return stdin.read()
+            while len(data) <= gojson.MAX_BYTES:
+                chunk = stdin.read(_CHUNK_BYTES)
+                if chunk is None:
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                data += chunk
+                if len(chunk) < _CHUNK_BYTES:  # the end, and the usual case: not another call to see it
+                    break
+            return data
     except (OSError, ValueError) as error:
         raise CniError(Code.IO_FAILURE, f"error reading from stdin: {error}") from error
 

@@ -10,6 +10,9 @@
  *   more               a run of whole pages; neighbouring free runs are joined
  *   256 KiB and more, or when the array is used up: a mapping of its own, never while the image is built
  *
+ * The exception are small blocks when the array is used up: a mapping of a page for each would be 50 times what was
+ * asked for. They share mappings, each with its size before it, and are kept for blocks of the same size when freed.
+ *
  * Slots and runs left free by the build are forgotten by heap_seal(): a start writes to fresh zero pages, side by
  * side, instead of copying many pages of the image for the sake of one free slot on each.
  */
@@ -40,7 +43,7 @@ typedef struct slot {
     struct slot *next;
 } Slot;
 
-/* Lies directly before the caller's bytes of a mapping of its own. */
+/* Lies directly before the caller's bytes of a mapping of its own; without `base` it is a slot of a shared one. */
 typedef struct {
     void *base;
     size_t size;
@@ -49,6 +52,11 @@ typedef struct {
 #define CLASSES (STEPS + 1 + sizeof wide_slots / sizeof *wide_slots)
 
 static Slot *free_slots[GROUPS][CLASSES];
+
+/* What follows the array when it is used up: slots that were freed, and the rest of the last shared mapping. */
+#define SHARED_MAPPING (1ul << 20)
+static Slot *spare_slots[CLASSES];
+static char *shared, *shared_end;
 
 /* Few programs here have threads, so a lock that yields is enough; fork() must not copy it held (launch.c). Without any
  * it is not taken, which saves 4 % of a verb's time. Opening it costs nothing. */
@@ -131,10 +139,36 @@ static void *mapping_allocate(size_t alignment, size_t n)
     return p;
 }
 
+/* A slot outside the array; no alignment beyond 16 bytes. */
+static void *spare_allocate(unsigned class)
+{
+    size_t size = slot_size(class);
+    Slot *slot = spare_slots[class];
+
+    if (slot) {
+        spare_slots[class] = slot->next;
+        return slot;
+    }
+    if ((size_t)(shared_end - shared) < sizeof(Mapping) + size) {
+        void *base = mmap(NULL, SHARED_MAPPING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (base == MAP_FAILED)
+            return NULL;
+        shared = base;
+        shared_end = shared + SHARED_MAPPING;
+    }
+    *(Mapping *)shared = (Mapping){NULL, size};
+    slot = (Slot *)(shared + sizeof(Mapping));
+    shared += sizeof(Mapping) + size;
+    return slot;
+}
+
 static size_t mapping_usable(void *p)
 {
     Mapping *mapping = (Mapping *)p - 1;
 
+    if (!mapping->base)
+        return mapping->size;
     return (size_t)((char *)mapping->base + mapping->size - (char *)p);
 }
 
@@ -158,6 +192,8 @@ static void *allocate(size_t alignment, size_t n)
         p = slot_allocate(slot_class(n));
     else if (alignment <= PAGE && (n < OWN_MAPPING || !heap_sealed))
         p = run_allocate(pages_for(n), RUN_USED);
+    if (!p && heap_sealed && n <= SMALL_MAX && alignment <= 16)
+        p = spare_allocate(slot_class(n));
     if (!p)
         p = mapping_allocate(alignment, n);
     heap_unlock();
@@ -197,7 +233,14 @@ void free(void *p)
     if (!in_heap(p)) {
         Mapping mapping = ((Mapping *)p)[-1];
 
-        munmap(mapping.base, mapping.size);
+        if (mapping.base) {
+            munmap(mapping.base, mapping.size);
+        } else {
+            heap_lock();
+            ((Slot *)p)->next = spare_slots[slot_class(size)];
+            spare_slots[slot_class(size)] = p;
+            heap_unlock();
+        }
         errno = saved_errno;
         return;
     }
@@ -226,7 +269,7 @@ void *calloc(size_t count, size_t size)
         return NULL;
     }
     p = malloc(n);
-    if (p && in_heap(p)) /* a new mapping is zero */
+    if (p && (in_heap(p) || n <= SMALL_MAX)) /* a new mapping is zero */
         memset(p, 0, n);
     return p;
 }

@@ -1,0 +1,126 @@
+"""How much a plugin reads: what is longer, deeper or without end is refused, in little time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+from typing import IO
+
+import pytest
+
+from tests.support import binaries
+from tests.support.running import Outcome, finish, start_plugin
+
+MAX_BYTES = 2 << 20
+# The heap in the file, the file itself, and what more is taken from the kernel: half of it is never touched. (What was
+# resident at most cannot be told: the kernel counts the tester's own pages before the exec, too.)
+ADDRESS_SPACE = 144 << 20
+PORTABLE = "pyinstaller" in binaries.directory().parts  # takes what Python takes
+_HEAD = b'{"cniVersion": "1.1.0", "name": "net", "x": '
+
+
+def spend(plugin: str, command: str, stdin: bytes | IO[bytes], host, *, address_space: int = ADDRESS_SPACE) -> Outcome:
+    """Runs a plugin that may have so much address space; that it stops reading early is its right."""
+    given = {"stdin": stdin} if not isinstance(stdin, bytes) else {}
+    process = start_plugin(plugin, command, netns="/no/such/netns", host=host, **given)
+    if not PORTABLE:
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (address_space, address_space))
+    if isinstance(stdin, bytes):
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(stdin)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdin = None
+    return finish(process)
+
+
+def filled(unit: bytes, size: int, end: bytes = b"1]}") -> bytes:
+    """Returns a configuration of `size` bytes with a list of as many of `unit` as fit."""
+    room = size - len(_HEAD) - 1 - len(end)
+    return (_HEAD + b"[" + unit * (room // len(unit)) + end).ljust(size)
+
+
+TOO_MUCH = {
+    "long": filled(b'"abc",', MAX_BYTES + 1),
+    "100 MB": filled(b"{},", 100 << 20),
+    "100 MB in one string": _HEAD + b'"' + b"x" * (100 << 20) + b'"}',
+    "100 MB of blanks": b" " * (100 << 20),
+    "nested lists": _HEAD + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested objects": _HEAD + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+    "nested and cut off": b"[" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("kind", TOO_MUCH)
+def test_too_much_is_refused_with_the_limit(plugin, quiet_host, kind):
+    """What is longer than 2 MiB, or nested more deeply than anything useful, is code 6 and the text has the limit."""
+    spent = spend(plugin, "ADD", TOO_MUCH[kind], quiet_host)
+    error = spent.error()
+    assert error["code"] == 6
+    assert "the limit is " in error["msg"]
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "yes"])
+def test_stdin_without_end_is_refused(plugin, quiet_host, source, tmp_path):
+    """A plugin whose stdin never ends reads no more than the limit."""
+    if source == "yes":
+        endless = tmp_path / "endless"
+        with endless.open("wb") as file:
+            file.write(b"y\n")
+            file.truncate(1 << 40)
+        source = str(endless)
+    with open(source, "rb") as stdin:
+        spent = spend(plugin, "DEL", stdin, quiet_host)
+        assert spent.error()["code"] == 6
+        assert "the limit is 2 MiB" in spent.error()["msg"]
+        if stdin.seekable() and source != "/dev/zero":
+            assert os.lseek(stdin.fileno(), 0, os.SEEK_CUR) <= MAX_BYTES + (256 << 10)
+
+
+BROKEN = b'{"\\ud800":[]},'
+UNITS = [b"[],", b'{"":0},', b'{"a":1.5},', b'"abc",', b'"\xf0\x9f\x98\x80",', b"999,", b"1e999,", BROKEN]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=repr)
+def test_what_fits_is_read_in_bounded_memory(plugin, quiet_host, unit):
+    """Whatever two MiB of JSON hold, reading them takes no more memory than that, twice as much with broken escapes."""
+    space = 2 * ADDRESS_SPACE if unit == BROKEN else ADDRESS_SPACE
+    error = spend(plugin, "ADD", filled(unit, MAX_BYTES), quiet_host, address_space=space).error()
+    assert error["code"] not in (6, 999)
+
+
+NUMBERS = {
+    "1e999999999": b"1e999999999",
+    "a million digits": b"9" * 1_000_000,
+    "a million digits behind the point": b"0." + b"9" * 1_000_000,
+    "negative": b"-" + b"9" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("key", ["mtu", "markMasqBit", "ingressRate", "x"])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_huge_numbers_are_out_of_range(plugin, quiet_host, key, number):
+    """A number of any size is read, and refused where it is one of ours: never a defect, and never slow."""
+    config = _HEAD + b'1, "' + key.encode() + b'": ' + NUMBERS[number] + b"}"
+    error = spend(plugin, "ADD", config, quiet_host).error()
+    assert "defect" not in error.get("details", "")
+    assert len(json.dumps(error)) < 2000
+
+
+def test_all_that_a_big_node_needs_fits(plugin, quiet_host, store):
+    """GC of 10,000 attachments, and all ports of a host mapped, are less than the limit."""
+    attachments = [{"containerID": f"{number:064x}", "ifname": "eth0"} for number in range(10_000)]
+    config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, "cni.dev/valid-attachments": attachments}
+    assert len(json.dumps(config)) < MAX_BYTES
+    ipam = {"ipam": {"type": "host-local", "dataDir": str(store)}}
+    outcome = spend(plugin, "GC", json.dumps({**config, **ipam}).encode(), quiet_host)
+    outcome.silence()
+
+
+@pytest.mark.skipif(PORTABLE, reason="the portable variant has no heap of a known size")
+def test_a_lack_of_memory_is_an_error_object(plugin, quiet_host):
+    """Where the address space does not suffice for what is on stdin, that is told as any other failure."""
+    error = spend(plugin, "ADD", filled(BROKEN, MAX_BYTES), quiet_host, address_space=104 << 20).error()
+    assert (error["code"], error["msg"]) == (999, "out of memory")
