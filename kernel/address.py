@@ -14,7 +14,7 @@ from cni.address import Interface
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import Attributes
+from kernel.wire import AnswerError, Attributes, Decoded
 
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTNLGRP_IPV6_IFADDR = 9
@@ -59,9 +59,13 @@ def removal(link: Link, address: Interface) -> Request:
     return Request(doing, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
 
 
-def _assigned(message: AddressMessage) -> Assigned:
-    packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-    return Assigned(_interface(packed, message["prefixlen"]), message.get_attr("IFA_FLAGS") or message["flags"])
+def _assigned(message: Decoded) -> Assigned:
+    packed = message.get_attr("IFA_LOCAL") or message.need_attr("IFA_ADDRESS")
+    try:
+        address = _interface(packed, message["prefixlen"])
+    except ValueError as error:
+        raise AnswerError(str(error)) from error
+    return Assigned(address, message.get_attr("IFA_FLAGS") or message["flags"])
 
 
 def _interface(packed: bytes, prefix: int) -> Interface:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from ipaddress import IPv4Interface, IPv6Interface
 from types import TracebackType
 
-from cni.address import Address, parse_mac
+from cni.address import Address
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from kernel import address, link, route, sysctl
@@ -96,7 +96,7 @@ class Sandbox:
         announcement that the kernel made when the interface came up is lost where the other end did not forward yet,
         as with the reference. Writing the interface's own MAC back is the event that repeats it. Raises KernelError.
         """
-        self.socket.change(link.settings(own, mac=parse_mac(own.mac)))
+        self.socket.change(link.settings(own, mac=own.mac_bytes))
 
     def _wait_usable(self, own: Link, news: Socket) -> None:
         """Waits until no IPv6 address of the interface is tentative any more, told by the kernel, not by the clock."""

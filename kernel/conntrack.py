@@ -20,7 +20,7 @@ from typing import Any
 from cni.address import Address
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
-from kernel.wire import Attributes
+from kernel.wire import AnswerError, Attributes
 
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 # linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h
@@ -84,20 +84,23 @@ def delete(socket: Socket, entries: Iterable[Entry]) -> None:
 
 def _entry(message: Any) -> Entry | None:
     """Returns the flow in a message, None for what is none of UDP."""
-    direction = message.get_attr("CTA_TUPLE_ORIG")
-    addresses, ports = direction.get_attr("CTA_TUPLE_IP"), direction.get_attr("CTA_TUPLE_PROTO")
+    direction = message.need_attr("CTA_TUPLE_ORIG")
+    addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
     if ports.get_attr("CTA_PROTO_NUM") != stdlib_socket.IPPROTO_UDP:
         return None
-    source, destination = (
-        ip_address(bytes(addresses.get_attr(f"CTA_IP_V4_{end}") or addresses.get_attr(f"CTA_IP_V6_{end}")))
-        for end in ("SRC", "DST")
-    )
+    try:
+        source, destination = (
+            ip_address(addresses.get_attr(f"CTA_IP_V4_{end}") or addresses.need_attr(f"CTA_IP_V6_{end}"))
+            for end in ("SRC", "DST")
+        )
+    except ValueError as error:
+        raise AnswerError(str(error)) from error
     return Entry(
         source,
-        ports.get_attr("CTA_PROTO_SRC_PORT"),
+        ports.need_attr("CTA_PROTO_SRC_PORT"),
         destination,
-        ports.get_attr("CTA_PROTO_DST_PORT"),
-        message.get_attr("CTA_ID"),
+        ports.need_attr("CTA_PROTO_DST_PORT"),
+        message.need_attr("CTA_ID"),
         message.get_attr("CTA_ZONE"),
         direction.get_attr("CTA_TUPLE_ZONE"),
     )

@@ -25,7 +25,10 @@ _CURES = {
 
 def reason(number: int) -> str:
     """Returns an errno's text as Go prints it, in lower case: runtimes look for "no such file or directory"."""
-    return os.strerror(number).lower()
+    try:
+        return os.strerror(number).lower()
+    except OverflowError:  # no errno
+        return f"unknown error {number}"
 
 
 class KernelError(CniError):

@@ -68,9 +68,9 @@ def bucket(socket: Socket, index: int) -> Bucket | None:
     """Returns the bucket of what `htb` made, None when it is not so any more; raises KernelError."""
     found, below = socket.get(traffic.look(index, 0, RTM_GETTCLASS, LIMITED), traffic.look(index, LIMITED))
     queue = traffic.qdisc(below)
-    options = found and found.get_attr("TCA_OPTIONS")
+    options = found and found.get_attr("TCA_KIND") == HTB and found.get_attr("TCA_OPTIONS")
     parms = options and options.get_attr("TCA_HTB_PARMS")
-    if not parms or not queue or not queue.bucket or queue.bucket.rate != _UNLIMITED:
+    if not parms or len(parms) < _CLASS.size or not queue or not queue.bucket or queue.bucket.rate != _UNLIMITED:
         return None
     rate, ceil, size, ceil_size, *_ = _CLASS.unpack_from(parms)
     rate, ceil = options.get_attr("TCA_HTB_RATE64") or rate, options.get_attr("TCA_HTB_CEIL64") or ceil

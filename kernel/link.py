@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cni.address import format_mac
+from cni.address import format_mac, parse_mac
 from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import Attributes
+from kernel.wire import AnswerError, Attributes
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90
@@ -45,6 +45,14 @@ class Link:
     lower_nsid: int | None
     operstate: int
     alias: str = ""
+
+    @property
+    def mac_bytes(self) -> bytes:
+        """The bytes of `mac`; raises AnswerError for a link that has none, or none of Ethernet's."""
+        try:
+            return parse_mac(self.mac)
+        except ValueError as error:
+            raise AnswerError(f'the address of "{self.name}": {error}') from error
 
     @property
     def is_up(self) -> bool:
@@ -108,7 +116,7 @@ def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
         return None
     if found.lower_nsid is None:
         return found if own.lower_nsid is None and namespace.is_own() else None
-    return found if found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
+    return found if answer and found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
 
 
 def every(socket: Socket) -> list[Link]:

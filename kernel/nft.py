@@ -279,11 +279,11 @@ def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object]
     )
     return [
         Rule(
-            message.get_attr("NFTA_RULE_HANDLE"),
+            message.need_attr("NFTA_RULE_HANDLE"),
             message.get_attr("NFTA_RULE_EXPRESSIONS") or b"",
             message.get_attr("NFTA_RULE_USERDATA") or b"",
         )
-        for message in socket.dump(request, united_by=lambda rule: rule.get_attr("NFTA_RULE_HANDLE"))
+        for message in socket.dump(request, united_by=lambda rule: rule.need_attr("NFTA_RULE_HANDLE"))
         # Kernels before 4.12 send the rules of all chains.
         if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (own.table.name, own.name)
     ]
@@ -317,8 +317,8 @@ def _hook(message: ChainMessage) -> Hook | None:
     hook = message.get_attr("NFTA_CHAIN_HOOK")
     if hook is None:
         return None
-    number, priority = hook.get_attr("NFTA_HOOK_HOOKNUM"), hook.get_attr("NFTA_HOOK_PRIORITY")
-    return Hook(message.get_attr("NFTA_CHAIN_TYPE"), number, priority)
+    number, priority = hook.need_attr("NFTA_HOOK_HOOKNUM"), hook.need_attr("NFTA_HOOK_PRIORITY")
+    return Hook(message.need_attr("NFTA_CHAIN_TYPE"), number, priority)
 
 
 def _named(own: Chain) -> Attributes:

@@ -16,7 +16,7 @@ from kernel import link as links
 from kernel.codec import RouteMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
-from kernel.wire import Attributes
+from kernel.wire import AnswerError, Attributes, Decoded
 
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
 # linux/rtnetlink.h
@@ -100,11 +100,17 @@ def addition(link: Link, route: Route, gateway: Address | None) -> Request:
 
 
 def _address(packed: bytes) -> Address:
-    return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+    try:
+        return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+    except ValueError as error:
+        raise AnswerError(str(error)) from error
 
 
-def _destination(message: RouteMessage) -> Interface:
+def _destination(message: Decoded) -> Interface:
     packed = message.get_attr("RTA_DST")
-    if message["family"] == stdlib_socket.AF_INET:
-        return IPv4Interface((packed or bytes(4), message["dst_len"]))
-    return IPv6Interface((packed or bytes(16), message["dst_len"]))
+    try:
+        if message["family"] == stdlib_socket.AF_INET:
+            return IPv4Interface((packed or bytes(4), message["dst_len"]))
+        return IPv6Interface((packed or bytes(16), message["dst_len"]))
+    except ValueError as error:
+        raise AnswerError(str(error)) from error

@@ -293,7 +293,7 @@ def _explanation(flags: int, body: bytes) -> str:
     if not flags & _NLM_F_ACK_TLVS:
         return ""
     offset = _HEADER.size + 4 + _HEADER.size
-    if not flags & _NLM_F_CAPPED:  # the whole request is echoed
+    if not flags & _NLM_F_CAPPED and len(body) >= offset:  # the whole request is echoed
         offset += max(0, struct.unpack_from("=I", body, _HEADER.size + 4)[0] - _HEADER.size)
     while offset + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, offset)

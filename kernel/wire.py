@@ -7,6 +7,7 @@ What it writes and reads is what tests/unit/test_codec.py compares this with.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,13 @@ Attributes = list[tuple[str, object]]
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr (linux/netlink.h)
 _ATTRIBUTE = struct.Struct("=HH")
 _NESTED, _TYPE_MASK = 0x8000, 0x3FFF  # NLA_F_NESTED, NLA_TYPE_MASK
+
+
+class AnswerError(OSError):
+    """An answer of the kernel that cannot be read, since something is missing in it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EBADMSG, f"unreadable answer of the kernel: {what}")
 
 
 class Decoded(dict[str, Any]):
@@ -47,6 +55,13 @@ class Decoded(dict[str, Any]):
                 return form.read(content, self)
         return None
 
+    def need_attr(self, name: str) -> Any:
+        """Returns the first attribute of a name; raises AnswerError when there is none."""
+        value = self.get_attr(name)
+        if value is None:
+            raise AnswerError(f"{name} is missing")
+        return value
+
     def get_attrs(self, name: str) -> list[Any]:
         """Returns all attributes of a name."""
         return [form.read(content, self) for own, form, content in self._found if own == name]
@@ -59,7 +74,7 @@ class Form(Protocol):
         """Returns the bytes of a value."""
 
     def read(self, content: bytes, message: Decoded) -> Any:
-        """Returns the value in the bytes."""
+        """Returns the value in the bytes; raises AnswerError."""
 
 
 class _Said:
@@ -85,7 +100,7 @@ class Table:
     def write(self, values: Mapping[str, Any], attributes: Attributes) -> bytes:
         """Returns the bytes of fixed fields, 0 unless given, and attributes; KeyError for one that is not known."""
         said = _Said(attributes)
-        parts = [self.struct.pack(*[values.get(name, 0) for name in self.names]), bytes(-self.struct.size % 4)]
+        parts = [_packed(self.struct, *[values.get(name, 0) for name in self.names]), bytes(-self.struct.size % 4)]
         for name, value in attributes:
             number, form = self.by_name[name]
             content = form.write(value, said)
@@ -93,8 +108,11 @@ class Table:
         return b"".join(parts)
 
     def read(self, data: bytes, start: int) -> Decoded:
-        """Returns what stands in `data` from `start` on; raises struct.error when the fixed fields are cut off."""
-        fields = dict(zip(self.names, self.struct.unpack_from(data, start), strict=True))
+        """Returns what stands in `data` from `start` on; raises AnswerError when the fixed fields are cut off."""
+        try:
+            fields = dict(zip(self.names, self.struct.unpack_from(data, start), strict=True))
+        except struct.error as error:
+            raise AnswerError(str(error)) from error
         found = []
         offset, end, known = start + (self.struct.size + 3 & ~3), len(data), self.by_number
         while offset + _ATTRIBUTE.size <= end:
@@ -113,7 +131,7 @@ def encode(kind: type[Any], header: tuple[int, int, int], values: Mapping[str, i
 
 
 def decode(kind: type[Any], data: bytes) -> Decoded:
-    """Returns the message of a class in `data`; raises struct.error when it is cut off."""
+    """Returns the message of a class in `data`; raises AnswerError when it is cut off."""
     return _table(kind).read(data, _HEADER.size)
 
 
@@ -172,11 +190,21 @@ class _Number:
         self._struct = struct.Struct(form)
 
     def write(self, value: int, _message: _Said) -> bytes:
-        return self._struct.pack(value)
+        return _packed(self._struct, value)
 
     def read(self, content: bytes, _message: Decoded) -> int:
-        number: int = self._struct.unpack_from(content)[0]
+        try:
+            number: int = self._struct.unpack_from(content)[0]
+        except struct.error as error:
+            raise AnswerError(str(error)) from error
         return number
+
+
+def _packed(form: struct.Struct, *values: int) -> bytes:
+    try:
+        return form.pack(*values)
+    except struct.error as error:
+        raise OSError(errno.ERANGE, f"a number is out of range: {error}") from error
 
 
 class _Text:

@@ -6,7 +6,6 @@ change nothing.
 
 from __future__ import annotations
 
-from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.errors import CniError, Code
 from cni.result import Interface, Result
@@ -39,7 +38,7 @@ def check_attachment(
         mtu.check(conf, prev_result, gateway, outside, inside)
         check(sandbox, inside, prev_result)
     if conf.mac_spoof_check:
-        spoof.check(network, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
+        spoof.check(network, args.container_id, args.ifname, outside.name, inside.mac_bytes)
     if conf.is_gateway:
         _check_gateways(prev_result, gateway, host)
     netfilter.check(conf)

@@ -10,7 +10,7 @@ import errno
 import os
 from functools import partial
 
-from cni.address import format_mac, parse_mac
+from cni.address import format_mac
 from cni.args import is_interface_name
 from cni.errors import CniError, Code
 from cni.result import Result
@@ -131,7 +131,7 @@ def _mend(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> None:
     requests: list[Request] = []
     if member is None:  # down until it is in its VLAN; the bridge keeps its address
         requests += [link.settings(port, up=False), link.settings(port, master=bridge.index)]
-        requests.append(link.settings(bridge, mac=parse_mac(bridge.mac)))
+        requests.append(link.settings(bridge, mac=bridge.mac_bytes))
     if present != right:
         access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
         superfluous = present.keys() - right.keys()
@@ -175,7 +175,7 @@ def _make(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, undo: Und
             raise CniError(Code.TRY_AGAIN_LATER, f'"{port.name}" vanished again', "something else deleted it")
         access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
         # A bridge without an address of its own takes the lowest of its ports'; written back, the one it had stays.
-        keeping = link.settings(bridge, mac=parse_mac(bridge.mac))
+        keeping = link.settings(bridge, mac=bridge.mac_bytes)
         joining = settings(host_end, access, filtering(host, bridge, access))
         host.change(*joining, keeping, link.settings(gateway, up=True, name=name))
     except KernelError as error:

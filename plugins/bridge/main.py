@@ -11,7 +11,6 @@ from functools import partial
 
 from cni import delegate
 from cni.address import Interface as Cidr
-from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, all_of
@@ -59,7 +58,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
                 undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args, conf)]))
-                spoof.protect(conf.name, args.container_id, args.ifname, outside.name, parse_mac(inside.mac))
+                spoof.protect(conf.name, args.container_id, args.ifname, outside.name, inside.mac_bytes)
             _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
                 port.wait_forwarding(host, outside)

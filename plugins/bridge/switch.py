@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
-from cni.address import Interface, format_mac, parse_mac
+from cni.address import Interface, format_mac
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.undo import Undo
@@ -89,9 +89,9 @@ def settled(host: Socket, before: Link, after: Link) -> Link:
     """
     if after.mac == before.mac:
         return after
-    mac = before.mac if before.mac.strip("0:") else after.mac
-    host.change(link.settings(after, mac=parse_mac(mac)))
-    return replace(after, mac=mac)
+    own = before if before.mac.strip("0:") else after
+    host.change(link.settings(after, mac=own.mac_bytes))
+    return replace(after, mac=own.mac)
 
 
 def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:
@@ -105,7 +105,7 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
         _enable_forwarding(own)
     if requests:
         # The bridge keeps its MAC from now on, as with the reference: otherwise it follows its ports.
-        requests.append(link.settings(bridge, mac=parse_mac(bridge.mac)))
+        requests.append(link.settings(bridge, mac=bridge.mac_bytes))
         try:
             host.change(*requests)
         except KernelError as error:
