@@ -17,8 +17,6 @@ from cni.result import from_json
 
 RESULTS_DIR = "/var/lib/cni/results"
 
-_MOST_BYTES = 16 << 20  # a result of thousands of routes takes one
-
 
 @dataclass(frozen=True)
 class ResultCache:
@@ -96,7 +94,7 @@ class ResultCache:
 
 def _load(path: str) -> dict[str, object]:
     try:
-        value = gojson.loads(files.read(path, _MOST_BYTES))
+        value = gojson.loads(files.read(path, gojson.MAX_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

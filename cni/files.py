@@ -15,5 +15,5 @@ def read(path: str, most_bytes: int) -> bytes:
         while len(data) <= most_bytes and (more := file.read(most_bytes + 1 - len(data))):
             data += more
     if len(data) > most_bytes:
-        raise ValueError(f"it is longer than {most_bytes} bytes")
+        raise ValueError(f"it has more than {most_bytes >> 10} KiB")
     return data

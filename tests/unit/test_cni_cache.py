@@ -125,3 +125,14 @@ def test_addresses_of_the_other_interfaces(tmp_path, write):
         entry("a", f"bad{number}", HERE, result)
     found = ResultCache.read("net", str(tmp_path)).addresses_beside(Attachment("a", "eth0"))
     assert sorted(map(str, found)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
+
+
+def test_what_is_no_entry_is_not_read_for_ever(tmp_path, write):
+    """A FIFO, and a file of any size, count as what cannot be read: they live."""
+    write("net", "a", HERE)
+    os.mkfifo(tmp_path / "net-b-eth0")
+    with (tmp_path / "net-c-eth0").open("wb") as file:
+        file.truncate(1 << 40)
+    assert not gone(tmp_path, "b")
+    assert not gone(tmp_path, "c")
+    assert gone(tmp_path, "d")
