@@ -43,6 +43,11 @@ PROMISES: dict[str, Promise] = {
         "random sequences of all verbs, ours and the reference's; the node is compared with a model after each",
         "{verbs} verbs",
     ),
+    "fuzz": Promise(
+        "Whatever is on stdin, in the environment or in files, or answered by the kernel: an error object, or a result.",
+        "inputs changed at random, real plugins in private namespaces; nothing is left by an ADD that fails",
+        "{inputs:,} inputs",
+    ),
 }
 
 

@@ -1,0 +1,235 @@
+"""Cases: all that an invocation is told, as values that can be kept.
+
+One rule: a case is a JSON file in corpus/<target>/, bytes written as Latin-1, so that what failed can be read.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.fuzz import mutation
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@dataclass
+class Case:
+    """One invocation: `files` are made before it, by path; `replies` are what the kernel and programs answer."""
+
+    plugin: str
+    env: dict[str, str]
+    stdin: str
+    files: dict[str, str | None] = field(default_factory=dict)
+    replies: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> Case:
+        """Reads a kept case."""
+        return cls(**json.loads(path.read_text()))
+
+    def save(self, path: Path) -> None:
+        """Keeps the case."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.__dict__, indent=1) + "\n")
+
+
+def corpus(target: str) -> list[tuple[str, Case]]:
+    """Returns the kept cases of a target, by name."""
+    return [(path.stem, Case.load(path)) for path in sorted((CORPUS / target).glob("*.json"))]
+
+
+class Source:
+    """Cases of one target without end; the same numbers give the same cases."""
+
+    def __init__(self, target: str, seed: int) -> None:
+        kept = _KEPT.get(target, (target,))
+        self._seeds = [case for name in kept for _, case in corpus(name)]
+        self._change = _CHANGES[target]
+        self._seed = seed
+        self._values = [case.stdin for case in self._seeds]
+
+    def case(self, number: int) -> Case:
+        """Returns one of the kept cases, changed; each as it stands comes first."""
+        if number < len(self._seeds):
+            return copy.deepcopy(self._seeds[number])
+        random = Random(self._seed << 40 | number)
+        case = copy.deepcopy(random.choice(self._seeds))
+        self._change(random, case, self._values)
+        return case
+
+
+def _change_stdin(random: Random, case: Case, others: list[str]) -> None:
+    if random.random() < 0.25:
+        case.stdin = mutation.bytes_of(random, case.stdin.encode("latin-1")).decode("latin-1")
+        return
+    try:
+        value, other = _decoded(case.stdin), _decoded(random.choice(others))
+    except (ValueError, RecursionError):
+        _change_bytes(random, case)
+        return
+    text = mutation.written(mutation.json_of(random, value, [other])).encode("utf-8", "surrogatepass")
+    if random.random() < 0.05:
+        text = mutation.bytes_of(random, text)
+    case.stdin = text.decode("latin-1")
+
+
+def _change_bytes(random: Random, case: Case) -> None:
+    case.stdin = mutation.bytes_of(random, case.stdin.encode("latin-1")).decode("latin-1")
+
+
+def _decoded(stdin: str) -> Any:
+    return mutation.parsed(stdin.encode("latin-1").decode())
+
+
+def _change_previous(random: Random, case: Case, others: list[str]) -> None:
+    """Changes prevResult alone, its version and the configuration's now and then."""
+    try:
+        kind, pairs = _decoded(case.stdin)
+        index = next(index for index, (key, _) in enumerate(pairs) if key == "prevResult")
+        donors = [dict(_decoded(other)[1]).get("prevResult", ()) for other in random.sample(others, 1)]
+    except (ValueError, StopIteration, TypeError, RecursionError):
+        _change_stdin(random, case, others)
+        return
+    donors = [donor for donor in donors if donor] or [pairs[index][1]]
+    pairs[index] = ("prevResult", mutation.json_of(random, pairs[index][1], donors))
+    case.stdin = mutation.written((kind, pairs)).encode("utf-8", "surrogatepass").decode("latin-1")
+
+
+_ODD = ["", "x" * 300, "x" * 5000, "a b", "a\nb", "'", '"', "..", "../../x", "/", "-", "é", "\udcff", "%d", "eth0:1"]
+_ODD += ["\0", "IP=10.1.2.7", "IP=x", "IgnoreUnknown=1;X=1", "MAC=02:00:00:00:00:07", ";", "=", "A=B", "A=B=C"]
+_ODD += ["IgnoreUnknown=maybe"]
+_FILES = ["10.1.2.4", "fd00:1:2::4", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "é"]
+_NAMES = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH", "CNI_NETNS_OVERRIDE"]
+
+
+def _change_environment(random: Random, case: Case, others: list[str]) -> None:
+    for _ in range(random.choice((1, 1, 2, 3))):
+        name = random.choice(_NAMES)
+        match random.randrange(4):
+            case 0:
+                case.env.pop(name, None)
+            case 1:
+                case.env[name] = random.choice(_ODD)
+            case _:
+                old = case.env.get(name, "").encode("utf-8", "surrogateescape")
+                case.env[name] = mutation.bytes_of(random, old).decode("utf-8", "surrogateescape")
+
+
+def _change_files(random: Random, case: Case, others: list[str]) -> None:
+    """Changes what the files hold, which there are, and what they are."""
+    for _ in range(random.choice((1, 1, 2, 4))):
+        path = random.choice(list(case.files))
+        content = case.files[path]
+        match random.randrange(8):
+            case 0:
+                case.files[path] = None  # a directory
+            case 1:
+                case.files[path] = random.choice(("", "\r\n", "cid", "cid\r\neth0", "x" * 5000, "\0" * 64, " "))
+            case 2:
+                beside = path.rpartition("/")[0]
+                name = random.choice(_FILES)
+                case.files[f"{beside}/{name}"] = content
+            case 3 if len(case.files) > 1:
+                del case.files[path]
+            case _:
+                case.files[path] = mutation.bytes_of(random, (content or "").encode("latin-1")).decode("latin-1")
+
+
+def _change_replies(random: Random, case: Case, others: list[str]) -> None:
+    """Changes what the kernel answers, or a program prints: bytes, attributes, order, number."""
+    replies = case.replies
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        index = random.randrange(len(replies)) if replies else 0
+        if not replies:
+            return
+        match random.randrange(10):
+            case 0:
+                del replies[index]
+            case 1:
+                replies.insert(index, copy.deepcopy(random.choice(replies)))
+            case 2:
+                other = random.randrange(len(replies))
+                replies[index], replies[other] = replies[other], replies[index]
+            case _:
+                replies[index] = _changed_reply(random, replies[index])
+
+
+def _changed_reply(random: Random, reply: Any) -> Any:
+    if isinstance(reply, list):  # a program's exit status and output
+        status, output = reply
+        status = random.choice((status, status, 0, 1, 2, 3, 4, -9))
+        return [status, mutation.bytes_of(random, output.encode("latin-1")).decode("latin-1")]
+    data = reply.encode("latin-1")
+    changed = _without(random, data) if random.random() < 0.5 else mutation.bytes_of(random, data)
+    return changed.decode("latin-1")
+
+
+def _without(random: Random, data: bytes) -> bytes:
+    """Takes an attribute, or a part of its content, away or changes it, and sets all lengths right."""
+    at = 0
+    messages = []
+    while at + 16 <= len(data):
+        size = max(16, int.from_bytes(data[at : at + 4], "little"))
+        messages.append(data[at : at + size])
+        at += (size + 3) & ~3
+    if not messages:
+        return data
+    index = random.randrange(len(messages))
+    own = messages[index]
+    head = random.choice((16 + 16, 16 + 8, 16 + 12, 16 + 4, 16 + 20))
+    content = _attributes_changed(random, own[head:], 0)
+    messages[index] = (len(own[:head]) + len(content)).to_bytes(4, "little") + own[4:head] + content
+    return b"".join(message + bytes(-len(message) % 4) for message in messages)
+
+
+def _attributes_changed(random: Random, data: bytes, depth: int) -> bytes:
+    at, parts = 0, []
+    while at + 4 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "little")
+        if size < 4 or at + size > len(data):
+            return mutation.bytes_of(random, data)
+        parts.append((data[at + 2 : at + 4], data[at + 4 : at + size]))
+        at += (size + 3) & ~3
+    if not parts:
+        return mutation.bytes_of(random, data) if data else data
+    index = random.randrange(len(parts))
+    kind, content = parts[index]
+    match random.randrange(6):
+        case 0:
+            del parts[index]
+        case 1:
+            parts[index] = (kind, mutation.bytes_of(random, content))
+        case 2:
+            parts[index] = (kind, content[: random.randrange(len(content) + 1)])
+        case 3:
+            parts[index] = (random.choice(parts)[0], content)
+        case _ if depth < 4 and len(content) >= 4:
+            parts[index] = (kind, _attributes_changed(random, content, depth + 1))
+    pieces = [(len(own) + 4).to_bytes(2, "little") + kind + own + bytes(-len(own) % 4) for kind, own in parts]
+    return b"".join(pieces)
+
+
+def _change_told(random: Random, case: Case, others: list[str]) -> None:
+    if random.random() < 0.3:
+        _change_environment(random, case, others)
+    else:
+        _change_stdin(random, case, others)
+
+
+_CHANGES: dict[str, Callable[[Random, Case, list[str]], None]] = {
+    "stdin": _change_stdin,
+    "environment": _change_environment,
+    "previous": _change_previous,
+    "store": _change_files,
+    "cache": _change_files,
+    "replies": _change_replies,
+    "programs": _change_told,
+}
+_KEPT = {"programs": ("stdin", "environment")}
+TARGETS = tuple(_CHANGES)

@@ -1,0 +1,155 @@
+"""Changing bytes and JSON at random.
+
+One rule: what comes out depends on the generator alone, so that a case is known by its number.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from random import Random
+from typing import Any
+
+Pairs = list[tuple[str, Any]]
+
+_WORDS = [
+    *(b"\0", b"\n", b"\r\n", b"'", b'"', b"\\", b"/", b"..", b"../..", b"%d", b"%s", b";", b"=", b",", b" ", b"-"),
+    *(b"\xff", b"\xfe\xff", b"\xef\xbb\xbf", b"\xc3\x28", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xe2\x80\xa8"),
+    *(b"\\ud800", b"\\u0000", b"NaN", b"Infinity", b"null", b"true", b"1e999", b"-1", b"0", b"65536", b"4294967296"),
+    *(b"10.1.2.0/24", b"fd00::/64", b"0.0.0.0/0", b"::/0", b"::ffff:1.2.3.4", b"255.255.255.255", b"fe80::1", b"1.1.0"),
+    *(b"[" * 600, b"{}" * 50, b"A" * 300, b"9" * 500, b"iptables", b"nftables", b"eth0", b"-j", b"!", b"lo", b"cid"),
+]
+_VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 13, 64, 255, 4094, 65535, 65536, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 64, 10**400),
+    *(0.5, 1e308, -0.0, "", " ", "x", "0", "null", "\0", "\n", "é", "\U0001f600", "..", "/", "../..", "a" * 300),
+    *("10.1.2.3", "10.1.2.0/24", "10.1.2.3/24", "fd00:1:2::/64", "fd00:1:2::5", "0.0.0.0/0", "::/0", "::ffff:10.1.2.3"),
+    *("02:00:00:00:00:01", "ff:ff:ff:ff:ff:ff", "eth0", "cni0", "h0", "lo", "tcp", "TCP", "udp", "sctp", "auto"),
+    *("0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", "2.0.0", "iptables", "nftables", "host-local", "bridge"),
+    *([], {}, [None], [{}], [[]], [[{}]], {"x": None}, ["-s", "10.0.0.0/8"], ["ip", "saddr", "10.0.0.0/8"]),
+    *([{"dst": "0.0.0.0/0"}], [1, "x", None, {}], [{"id": 5}], [{"minID": 1, "maxID": 4094}], ["10.0.0.0/8"], "fail"),
+]
+_TEXTS = ["NaN", "Infinity", "-Infinity", "1e999", "1E400", "01", "-", "1.", "0x1", "'x'", "[" * 700, "9" * 5000]
+_TEXTS += ['"\\ud800"', '"\\u0000"']
+
+
+class Text(str):
+    """A piece of JSON, or of what is none, that is written as it stands."""
+
+    __slots__ = ()
+
+
+def bytes_of(random: Random, data: bytes) -> bytes:
+    """Returns other bytes than `data`, a few changes away."""
+    for _ in range(random.choice((1, 1, 1, 2, 3, 5))):
+        data = _changed(random, data)
+    return data
+
+
+def _changed(random: Random, data: bytes) -> bytes:
+    size = len(data)
+    at = random.randrange(size + 1)
+    end = min(size, at + random.choice((1, 1, 2, 4, 8, 64)))
+    match random.randrange(12):
+        case 0 | 1 if at < size:
+            return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
+        case 2 if at < size:
+            return data[:at] + random.randbytes(1) + data[at + 1 :]
+        case 3:
+            return data[:at] + data[end:]
+        case 4:
+            return data[:end] + data[at:end] * random.choice((1, 2, 50)) + data[end:]
+        case 5:
+            return data[:at] + random.randbytes(random.choice((1, 2, 4, 16))) + data[at:]
+        case 6:
+            return data[:at]
+        case 7:
+            return data[at:]
+        case 8 if at < size:
+            return data[:at] + random.choice((b"\0", b"\xff", b"\x7f", b"\x80")) * (end - at) + data[end:]
+        case 9 if random.random() < 0.1:
+            return data.decode("latin-1").encode(random.choice(("utf-16", "utf-16-le", "utf-8-sig")))
+    return data[:at] + random.choice(_WORDS) + data[at + random.choice((0, 0, 1, 4)) :]
+
+
+def parsed(text: str) -> Any:
+    """Returns JSON as a value whose objects are lists of pairs, which may hold a key twice."""
+    return json.loads(text, object_pairs_hook=lambda pairs: ("object", pairs))
+
+
+def written(value: Any) -> str:
+    """Returns the text of such a value."""
+    if isinstance(value, Text):
+        return str(value)
+    if isinstance(value, tuple):
+        return "{" + ",".join(f"{written(key)}:{written(item)}" for key, item in value[1]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(written, value)) + "]"
+    if isinstance(value, dict):
+        return written(("object", list(value.items())))
+    return json.dumps(value, ensure_ascii=False)
+
+
+def json_of(random: Random, value: Any, others: list[Any]) -> Any:
+    """Changes a value in a few places and returns it; `others` are values that pieces are taken from."""
+    for _ in range(random.choice((1, 1, 1, 2, 2, 3, 6))):
+        value = _reshaped(random, value, others)
+    return value
+
+
+def _reshaped(random: Random, value: Any, others: list[Any]) -> Any:
+    holder: list[Any] = [value]
+    place, index = random.choice(_places(holder))
+    own = place[index]
+    key, inner = own if isinstance(own, tuple) and own[0] != "object" else (None, own)
+
+    def put(new: Any) -> None:
+        place[index] = new if key is None else (key, new)
+
+    match random.randrange(13):
+        case 0 | 1 | 2:
+            put(copy.deepcopy(random.choice(_VALUES)))
+        case 3 if place is not holder:
+            del place[index]
+        case 4 | 5 if key is not None:
+            place[index] = (_respelt(random, key), inner)
+        case 6 if place is not holder:
+            place.insert(
+                index, own if random.random() < 0.5 or key is None else (key, copy.deepcopy(random.choice(_VALUES)))
+            )
+        case 7:
+            put([inner] * random.choice((1, 1, 2, 40)))
+        case 8:
+            put({random.choice(("x", "type", "dst", "subnet", "")): inner})
+        case 9:
+            put(Text(random.choice(_TEXTS)))
+        case 10 if isinstance(inner, str) and not isinstance(inner, Text):
+            put(bytes_of(random, inner.encode("utf-8", "replace")).decode("utf-8", "replace"))
+        case 11:
+            source, at = random.choice(_places([random.choice(others)]))
+            other = copy.deepcopy(source[at])
+            put(other[1] if isinstance(other, tuple) and other[0] != "object" else other)
+        case 12 if isinstance(inner, int) and not isinstance(inner, bool):
+            put(inner + random.choice((-1, 1, 1 << 16, -(1 << 32))))
+        case _:
+            put(copy.deepcopy(random.choice(_VALUES)))
+    return holder[0]
+
+
+def _places(holder: list[Any]) -> list[tuple[list[Any], int]]:
+    """Returns where anything stands: a list and an index; what stands in an object's pairs is (key, value)."""
+    found = []
+    todo: list[list[Any]] = [holder]
+    while todo:
+        own = todo.pop()
+        for index, item in enumerate(own):
+            found.append((own, index))
+            inner = item[1] if isinstance(item, tuple) and item[0] != "object" else item
+            if isinstance(inner, tuple):
+                todo.append(inner[1])
+            elif isinstance(inner, list):
+                todo.append(inner)
+    return found
+
+
+def _respelt(random: Random, key: str) -> str:
+    return random.choice((key.upper(), key.lower(), key.title(), key + "s", key[:-1], "", "cniVersion", "name", "ipam"))
