@@ -9,7 +9,7 @@ import os
 
 
 def read(path: str, most_bytes: int) -> bytes:
-    """Returns what a file holds, of a FIFO what is in it; raises OSError, ValueError for a longer one and for no path."""
+    """Returns what a file holds, of a FIFO what is in it; raises OSError, ValueError for a longer one or no path."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         data = b""
         while len(data) <= most_bytes and (more := file.read(most_bytes + 1 - len(data))):

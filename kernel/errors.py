@@ -17,7 +17,7 @@ _CURES = {
     numbers.ENETUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
     numbers.EHOSTUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
     numbers.EOPNOTSUPP: "the kernel lacks this, perhaps a module is not loaded",
-    numbers.EMSGSIZE: "too much at once for who is not root of the host: raise net.core.wmem_max there, or ask for less",
+    numbers.EMSGSIZE: "too much at once for who is not root of the host: raise net.core.wmem_max there or ask for less",
     numbers.ENOMEM: "the kernel is out of memory",
     numbers.ENOBUFS: "the kernel is out of memory",
 }

@@ -18,14 +18,33 @@ from tests.support.running import environment, run_plugin
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]}
 # What a caller may have in its environment to make Python, libc or the loader do something else.
 INFLUENCES = {
-    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"), "/tmp/evil"),
+    **dict.fromkeys(
+        ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"), "/tmp/evil"
+    ),
     **dict.fromkeys(("PYTHONINSPECT", "PYTHONVERBOSE", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONMALLOCSTATS"), "1"),
     **{"PYTHONMALLOC": "debug", "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-16", "PYTHONWARNINGS": "error"},
     **{"PYTHONUTF8": "0", "PYTHONTRACEMALLOC": "20", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONBREAKPOINT": "os.abort"},
     **{"LD_PRELOAD": "/tmp/evil.so", "LD_LIBRARY_PATH": "/tmp/evil", "LD_AUDIT": "/tmp/evil.so", "LD_DEBUG": "all"},
-    **{"GLIBC_TUNABLES": "glibc.malloc.check=3", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "85", "MALLOC_ARENA_MAX": "1"},
-    **{"LC_ALL": "tr_TR.UTF-8", "LANG": "zh_CN.GB18030", "LOCPATH": "/tmp/evil", "GCONV_PATH": "/tmp/evil", "TZ": ":/etc/x"},
-    **{"NLSPATH": "/tmp/evil", "RES_OPTIONS": "debug", "HOSTALIASES": "/tmp/evil", "TMPDIR": "/nowhere", "HOME": "/nowhere"},
+    **{
+        "GLIBC_TUNABLES": "glibc.malloc.check=3",
+        "MALLOC_CHECK_": "3",
+        "MALLOC_PERTURB_": "85",
+        "MALLOC_ARENA_MAX": "1",
+    },
+    **{
+        "LC_ALL": "tr_TR.UTF-8",
+        "LANG": "zh_CN.GB18030",
+        "LOCPATH": "/tmp/evil",
+        "GCONV_PATH": "/tmp/evil",
+        "TZ": ":/etc/x",
+    },
+    **{
+        "NLSPATH": "/tmp/evil",
+        "RES_OPTIONS": "debug",
+        "HOSTALIASES": "/tmp/evil",
+        "TMPDIR": "/nowhere",
+        "HOME": "/nowhere",
+    },
 }
 
 
@@ -224,7 +243,9 @@ def noting(directory, name, then):
             "environ": dict(pair.split("=", 1) for pair in pairs),
             "argv": Path(f"{notes}.argv").read_text().splitlines()[1:],
             "signals": {name: int(mask, 16) for name, mask in masks.items() if name != "SigQ"},
-            "descriptors": {number: target for number, target in opened if target != str(program)},  # the shell reads it
+            "descriptors": {
+                number: target for number, target in opened if target != str(program)
+            },  # the shell reads it
         }
 
     return read

@@ -73,7 +73,12 @@ class Node:
             "portmap": lambda: self.ports.portmap(command, pod, ("8080:80",), result),
             "bridge": lambda: self.bridge.run(command, pod, prev_result=result),
             "loopback": lambda: run_plugin(
-                "loopback", command, {"cniVersion": "1.1.0", "name": "net"}, netns=pod, ifname="lo", host=self.bridge.host
+                "loopback",
+                command,
+                {"cniVersion": "1.1.0", "name": "net"},
+                netns=pod,
+                ifname="lo",
+                host=self.bridge.host,
             ),
         }
         return {name: in_time(run) for name, run in runs.items()}
