@@ -48,6 +48,12 @@ PROMISES: dict[str, Promise] = {
         "inputs changed at random, real plugins in private namespaces; nothing is left by an ADD that fails",
         "{inputs:,} inputs",
     ),
+    "crash": Promise(
+        "A verb that dies loses nothing: the next DEL, or GC alone, leaves the state of before; the next ADD succeeds.",
+        "each verb of a whole chain, both backends, gets SIGKILL right before and right after each system call that "
+        "changes something, in the plugin and in its children; SIGTERM, which unwinds, before each",
+        "{kills} kills, {terms} terminations",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ what the runtime has for pods that for which the plugin declares the capability)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,21 +41,32 @@ class NetworkList:
         """Adds an attachment: each plugin in turn, the result of one being prevResult of the next; returns the last."""
         result: dict[str, Any] | None = None
         for plugin in self.plugins:
-            result = run(plugin["type"], "ADD", self._request(plugin, result)).result()
+            result = run(plugin["type"], "ADD", self.request(plugin, result)).result()
         assert result is not None
         return result
 
     def check(self, run: Run, result: dict[str, Any]) -> None:
         """Checks an attachment with the final result of its ADD."""
         for plugin in self.plugins:
-            run(plugin["type"], "CHECK", self._request(plugin, result)).silence()
+            run(plugin["type"], "CHECK", self.request(plugin, result)).silence()
 
-    def delete(self, run: Run, result: dict[str, Any]) -> None:
-        """Deletes an attachment, the last plugin first."""
+    def delete(self, run: Run, result: dict[str, Any] | None) -> None:
+        """Deletes an attachment, the last plugin first; None where the runtime has no result of ADD."""
         for plugin in reversed(self.plugins):
-            run(plugin["type"], "DEL", self._request(plugin, result)).silence()
+            run(plugin["type"], "DEL", self.request(plugin, result)).silence()
 
-    def _request(self, plugin: dict[str, Any], prev_result: dict[str, Any] | None) -> dict[str, Any]:
+    def collect(self, run: Run, valid: Sequence[Mapping[str, str]]) -> None:
+        """Has every plugin collect what belongs to none of the `valid` attachments."""
+        for plugin in self.plugins:
+            run(plugin["type"], "GC", self.collection(plugin, valid)).silence()
+
+    def collection(self, plugin: dict[str, Any], valid: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """Returns what a plugin is asked with GC."""
+        own = {key: value for key, value in plugin.items() if key != "capabilities"}
+        return {**own, "name": self.name, "cniVersion": self.cni_version, "cni.dev/valid-attachments": list(valid)}
+
+    def request(self, plugin: dict[str, Any], prev_result: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns what a plugin is asked with ADD, CHECK and DEL."""
         request = {**plugin, "name": self.name, "cniVersion": self.cni_version}
         declared = plugin.get("capabilities", {})
         if runtime := {name: value for name, value in self.capability_args.items() if declared.get(name)}:

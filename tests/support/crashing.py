@@ -1,0 +1,201 @@
+"""A node on which verbs die half way: its pods, what a runtime does afterwards, and the whole state before and after.
+
+One rule: what is compared is everything that the plugins may have changed: links, addresses, routes, rules, nftables,
+iptables, qdiscs, filters, settings of interfaces, the files of the store and the names beside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support import netstate, shaping
+from tests.support.attaching import BOOKKEEPING
+from tests.support.namespaces import Namespace, create, temporary_host
+from tests.support.netlist import NetworkList
+from tests.support.publishing import hasty
+from tests.support.running import Outcome, run_plugin
+
+State = dict[str, Any]
+
+SHARED_BRIDGE = "cni0"  # stays, with its address
+_SETTLED_S = 10.0  # the kernel takes a namespace apart in its own time
+_SETTINGS = (
+    "ipv4/ip_forward",
+    "ipv4/conf/*/route_localnet",
+    "ipv4/conf/*/forwarding",
+    "ipv6/conf/*/forwarding",
+    "ipv6/conf/*/accept_ra",
+)
+_MAPPINGS = [
+    {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+    {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
+]
+
+
+def network(store: Path, backend: str, *, spoof: bool) -> NetworkList:
+    """Returns a network with everything: dual stack, masqueraded, host ports of both protocols, limits both ways."""
+    ranges = [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]
+    bridge = {
+        "type": "bridge",
+        "bridge": SHARED_BRIDGE,
+        "isGateway": True,
+        "ipMasq": True,
+        "ipMasqBackend": backend,
+        "macspoofchk": spoof,
+        "ipam": {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]},
+    }
+    portmap = {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}
+    bandwidth = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
+    return NetworkList("crash", "1.1.0", (bridge, portmap, bandwidth))
+
+
+@dataclass
+class Node:
+    """A host with one network; `neighbour` is a living pod that nothing may disturb, with its result."""
+
+    host: Namespace
+    store: Path
+    chain: NetworkList
+    stack: ExitStack
+    neighbour: tuple[Namespace, dict[str, Any]] | None = None
+    _pods: int = field(default=0)
+
+    @classmethod
+    def made(cls, directory: Path, backend: str, *, spoof: bool, neighbour: bool) -> Node:
+        """Makes a host, its store in a fresh `directory`."""
+        stack = ExitStack()
+        host = stack.enter_context(temporary_host())
+        hasty(host)
+        store = directory / "leases"
+        node = cls(host, store, network(store, backend, spoof=spoof), stack)
+        if neighbour:
+            pod = node.pod()
+            node.neighbour = pod, node.asking(0).add(node.runner(pod))
+        return node
+
+    def close(self) -> None:
+        """Removes the host and its pods."""
+        self.stack.close()
+
+    def pod(self) -> Namespace:
+        """Makes one more pod's namespace."""
+        pod = create()
+        self.stack.callback(pod.delete)
+        return pod
+
+    def asking(self, offset: int = 1000) -> NetworkList:
+        """Returns the network for a pod with host ports and limits."""
+        mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
+        return self.chain.asking(portMappings=mappings, bandwidth=shaping.BOTH)
+
+    def variables(self, pod: Namespace | None) -> dict[str, str]:
+        """Returns the environment of a verb for a pod; GC and STATUS have none."""
+        if pod is None:
+            return {}
+        return {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+
+    def runner(self, pod: Namespace | None) -> Any:
+        """Returns how to run a plugin's verb for a pod, as NetworkList wants it."""
+
+        def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
+            own = {"netns": pod, "container_id": pod.name} if pod else {"container_id": None, "ifname": None}
+            return run_plugin(plugin, command, config, host=self.host, **own)
+
+        return run
+
+    def valid(self) -> Sequence[Mapping[str, str]]:
+        """Returns the attachments that a runtime lists with GC: the neighbour's."""
+        return [{"containerID": self.neighbour[0].name, "ifname": "eth0"}] if self.neighbour else []
+
+    def check_neighbour(self) -> None:
+        """Runs CHECK of the living pod."""
+        if self.neighbour:
+            pod, result = self.neighbour
+            self.asking(0).check(self.runner(pod), result)
+
+    def state(self, pod: Namespace | None = None) -> State:
+        """Returns the whole state of the host, of the neighbour, and of a pod."""
+        whole = shaping.state(self.host)
+        whole["nft"] = netstate.nft_rules(self.host)
+        whole["iptables"] = {tool: netstate.iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")}
+        whole["settings"] = self._settings()
+        directory = self.store / self.chain.name
+        files = sorted(directory.iterdir()) if directory.is_dir() else []
+        whole["store"] = {file.name: file.read_text() for file in files if file.name not in BOOKKEEPING}
+        beside = self.store.with_name(f"{self.store.name}.podwire")
+        whole["beside"] = sorted(file.name for file in beside.iterdir()) if beside.is_dir() else []
+        if self.neighbour:
+            whole["neighbour"] = shaping.state(self.neighbour[0])
+        if pod and pod.exists():
+            whole["pod"] = shaping.state(pod)
+        return whole
+
+    def _links(self) -> list[str]:
+        with self.host.entered():
+            return [name for _, name in socket.if_nameindex()]
+
+    def _settings(self) -> dict[str, str]:
+        with self.host.entered():
+            root = Path("/proc/sys/net")
+            return {str(file.relative_to(root)): _text(file) for each in _SETTINGS for file in root.glob(each)}
+
+    def await_state(self, before: State, shared: State | None, pod: Namespace | None) -> None:
+        """Waits until the state is as `before`; AssertionError with the difference.
+
+        Of a host that never had a pod, `shared` is the state after its first one: what of it is there may stay.
+        """
+        deadline = time.monotonic() + _SETTLED_S
+        there = bool(pod and pod.exists())
+        wanted = before if there else {key: value for key, value in before.items() if key != "pod"}
+        known = {*before["links"], *(shared or before)["links"]}
+        while not there and not known.issuperset(self._links()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        while left := difference(self.state(pod), wanted, shared):
+            if there or time.monotonic() > deadline:
+                raise AssertionError(left)
+            time.sleep(0.02)
+
+
+def difference(found: State, before: State, shared: State | None = None) -> str:
+    """Returns the lines that `found` has more or less than `before`; with `shared`, what neither explains."""
+    if found == before:
+        return ""
+    now, then = _lines(found), _lines(before)
+    if shared is None:
+        return "\n".join(difflib.unified_diff(then, now, "before", "now", n=0, lineterm=""))
+    later = _lines(shared)
+    extra = [line for line in now if line not in then and line not in later and not _is_of_the_bridge(line)]
+    lost = [line for line in then if line in later and line not in now]
+    return "\n".join([f"+ {line}" for line in extra] + [f"- {line}" for line in lost])
+
+
+def _is_of_the_bridge(line: str) -> bool:
+    """Tells what a kill may leave of the bridge half made: the next ADD completes it."""
+    return line.startswith((f"links {SHARED_BRIDGE}:", "settings ")) and SHARED_BRIDGE in line.partition(":")[0]
+
+
+def _lines(state: State) -> list[str]:
+    """Returns a state as lines, each with its place; settings in one line each."""
+    found = []
+    for key, value in state.items():
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, part in parts:
+            place = key if isinstance(name, int) else f"{key} {name}"
+            items = part if isinstance(part, list) else [part]
+            found += [f"{place}: {json.dumps(item, sort_keys=True)}" for item in items]
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # its interface went
+        return ""
