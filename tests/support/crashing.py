@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support import netstate, shaping
 from tests.support.attaching import BOOKKEEPING
 from tests.support.namespaces import Namespace, create, temporary_host
 from tests.support.netlist import NetworkList
+from tests.support.processes import output
 from tests.support.publishing import hasty
 from tests.support.running import Outcome, run_plugin
 
@@ -125,7 +127,8 @@ class Node:
         """Returns the whole state of the host, of the neighbour, and of a pod."""
         whole = shaping.state(self.host)
         whole["nft"] = netstate.nft_rules(self.host)
-        whole["iptables"] = {tool: netstate.iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")}
+        if _is_legacy():  # otherwise its rules are among nft's
+            whole["iptables"] = {tool: netstate.iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")}
         whole["settings"] = self._settings()
         directory = self.store / self.chain.name
         files = sorted(directory.iterdir()) if directory.is_dir() else []
@@ -133,9 +136,9 @@ class Node:
         beside = self.store.with_name(f"{self.store.name}.podwire")
         whole["beside"] = sorted(file.name for file in beside.iterdir()) if beside.is_dir() else []
         if self.neighbour:
-            whole["neighbour"] = shaping.state(self.neighbour[0])
+            whole["neighbour"] = netstate.state(self.neighbour[0])
         if pod and pod.exists():
-            whole["pod"] = shaping.state(pod)
+            whole["pod"] = netstate.state(pod)
         return whole
 
     def _links(self) -> list[str]:
@@ -162,6 +165,11 @@ class Node:
             if there or time.monotonic() > deadline:
                 raise AssertionError(left)
             time.sleep(0.02)
+
+
+@cache
+def _is_legacy() -> bool:
+    return "legacy" in output("iptables", "--version")
 
 
 def difference(found: State, before: State, shared: State | None = None) -> str:

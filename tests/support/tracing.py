@@ -15,8 +15,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -99,6 +99,16 @@ class _Process:
     running: bool = True
 
 
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Has orphans become children of ours inside the block, as `Run.await_orphans` needs it."""
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+
+
 def traced(
     host: Namespace,
     plugin: str,
@@ -116,7 +126,6 @@ def traced(
     """
     path = binaries.directory() / plugin
     env = environment(command, CNI_PATH=str(binaries.directory()), **variables)
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans are ours to wait for
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(json.dumps(config).encode())
         stdin.seek(0)
