@@ -28,6 +28,7 @@ from tests.support.running import Outcome, run_plugin
 State = dict[str, Any]
 
 SHARED_BRIDGE = "cni0"  # stays, with its address
+_DRAFT = "~"  # of an index: has one name, and the next index that is written replaces it
 _SETTLED_S = 10.0  # the kernel takes a namespace apart in its own time
 _SETTINGS = (
     "ipv4/ip_forward",
@@ -134,7 +135,8 @@ class Node:
         files = sorted(directory.iterdir()) if directory.is_dir() else []
         whole["store"] = {file.name: file.read_text() for file in files if file.name not in BOOKKEEPING}
         beside = self.store.with_name(f"{self.store.name}.podwire")
-        whole["beside"] = sorted(file.name for file in beside.iterdir()) if beside.is_dir() else []
+        names = sorted(file.name for file in beside.iterdir()) if beside.is_dir() else []
+        whole["beside"] = [name for name in names if not name.startswith(_DRAFT)]
         if self.neighbour:
             whole["neighbour"] = netstate.state(self.neighbour[0])
         if pod and pod.exists():
