@@ -37,12 +37,13 @@ def judge(storm: Storm, host: Namespace, outside: Namespace) -> None:
     """Runs `storm` on `host`, which is the current namespace, and looks at what it left."""
     with namespaces.temporary_host() as second:
         calm = Storm(storm.plan, storm.store.with_name("calm"), containers(storm.plan))
-        _warm_up(storm)
-        before = picture(host, [], storm.plan.tools)
+        if storm.plan.reference:  # whose first ADDs, at the same time, make what is shared twice
+            _warm_up(storm)
         storm.run()
         storm.check_all()
         with second.entered():
             _warm_up(calm)
+            before = picture(second, [], storm.plan.tools)
             for each in storm.living():
                 calm.add_like(each)
         storm.problem(*calm.report.problems)
