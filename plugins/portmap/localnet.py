@@ -128,6 +128,9 @@ def _guard(socket: NftSocket, interface: str) -> None:
         *(nft.rule_deletion(_CHAIN, rule.handle) for rule in stale),
         nft.rule(_CHAIN, _expressions(interface), nft_rule.comment(f"{interface}: {_PURPOSE}")),
     )
+    # Another first pod may have made it since we looked; whoever comes second to this finds one and stops.
+    twice = [rule for rule in _rules(socket) if _own([rule], interface)][1:]
+    nft.change(socket, *(nft.rule_deletion(_CHAIN, rule.handle) for rule in twice))
 
 
 def _rules(socket: NftSocket) -> list[Rule]:

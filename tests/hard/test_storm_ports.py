@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support import netstate
 from tests.support.hostports import HostPorts, at_once
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
@@ -28,3 +29,31 @@ def test_of_those_who_take_a_port_at_once_one_gets_it(host, bin_dir, backend, ni
         pods[winner].delete(winner)
         pods["pod-0"].add("pod-0")  # nobody is in the way any more
         pods["pod-0"].delete("pod-0")
+
+
+@pytest.mark.needs("nft_nat")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_first_pods_at_once_make_what_they_share_once(host, bin_dir, backend, nightly):
+    """Of the rules that all pods share there is one each, however many first pods made them at the same time."""
+    host.ip("link", "add", "cni0", "type", "bridge")
+    host.ip("addr", "add", "10.22.0.1/16", "dev", "cni0")
+    host.ip("link", "set", "cni0", "up")
+    network = HostPorts(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"})
+    pods = [
+        (
+            f"pod-{number}",
+            network.having(f"{8000 + number}:80", addresses=[f"10.22.0.{number + 2}/16"], backend=backend),
+        )
+        for number in range(4 * CONTENDERS)
+    ]
+    alone, *_ = pods
+    alone[1].add(alone[0])
+    alone[1].delete(alone[0])
+    expected = sorted(netstate.nft_rules(host))
+    for _ in range(100 if nightly else 4):
+        host.run("nft", "flush", "ruleset")
+        for outcome in at_once(*(("ADD", name, pod) for name, pod in pods)):
+            outcome.result()
+        for name, pod in pods:
+            pod.delete(name)
+        assert sorted(netstate.nft_rules(host)) == expected
