@@ -28,7 +28,7 @@ from tests.support.storm import RESULTS, Container, Plan, Storm, containers
 _SETTLED_S = 10.0  # namespaces go in their own time, and interfaces with them
 _SHOWN = 30
 _TRIED = 5  # pods with which packets are exchanged
-_MAC = re.compile(r'"address": "[0-9a-f:]{17}", ')
+_MAC = re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b")
 
 Picture = Counter[str]
 
@@ -78,7 +78,7 @@ def picture(host: Namespace, living: list[Container], tools: str = "") -> Pictur
     names = {host_end(each.result): f"host end of {each.name}" for each in living if each.result}
     veth = re.compile(r"\bveth[0-9a-f]{8}\b")
     named = (veth.sub(lambda match: names.get(match[0], match[0]), line) for line in lines)
-    return Counter(_MAC.sub("", line) for line in named if "uplink" not in line)
+    return Counter(_MAC.sub("MAC", line) for line in named if "uplink" not in line)
 
 
 def compare_store(storm: Storm) -> None:

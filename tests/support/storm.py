@@ -327,6 +327,7 @@ class Storm:
             "isDefaultGateway": True,
             "ipMasq": True,
             "ipMasqBackend": self.plan.backend,
+            "macspoofchk": not self.plan.reference,  # which runs a program for it that few nodes have
             "ipam": {"type": "host-local", "dataDir": str(self.store), "ranges": ranges},
         }
 
