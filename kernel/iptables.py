@@ -169,7 +169,9 @@ def _listed(lines: Mapping[int, Sequence[str]], table: str) -> dict[int, tuple[l
     for family, outcome in _run({family: _document(table, own) for family, own in lines.items()}).items():
         if outcome.status not in (0, _REFUSED):
             raise _unusable(family, outcome)
-        found[family] = outcome.stdout.decode("utf-8", "surrogateescape").split("\n"), outcome
+        said = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
+        # An empty answer has a first line, too; a word alone is none of -P, -N and -A, which name a chain.
+        found[family] = [line for line in said if len(line.split(maxsplit=1)) != 1] or [""], outcome
     return found
 
 
