@@ -39,7 +39,9 @@ podwire_fs_type(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &path))
         return NULL;
-    rc = statfs(PyBytes_AS_STRING(path), &info);
+    do
+        rc = statfs(PyBytes_AS_STRING(path), &info);
+    while (rc < 0 && errno == EINTR);
     Py_DECREF(path);
     if (rc < 0)
         return PyErr_SetFromErrno(PyExc_OSError);

@@ -86,6 +86,14 @@ def entered(namespace: Netns) -> Iterator[None]:
         try:
             yield
         finally:
-            setns(home, _CLONE_NEWNET)
+            _return(home)
     finally:
         os.close(home)
+
+
+def _return(home: int) -> None:
+    """Enters the namespace we came from, if need be at a second try: undone from another one, nothing is undone."""
+    try:
+        setns(home, _CLONE_NEWNET)
+    except OSError:
+        setns(home, _CLONE_NEWNET)  # what was short of memory then

@@ -98,12 +98,14 @@ class UnavailableError(KernelError):
 
 
 def opened() -> NftSocket:
-    """Returns a socket for the functions here, in the current namespace; raises UnavailableError."""
+    """Returns a socket for the functions here, in the current namespace; raises UnavailableError, KernelError."""
     try:
         return NftSocket()
-    except OSError as error:
+    except KernelError as error:
+        if error.errno not in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
+            raise
         hint = "the kernel needs CONFIG_NETFILTER_NETLINK"
-        raise UnavailableError("open a netfilter socket", error.errno or 0, hint) from error
+        raise UnavailableError("open a netfilter socket", error.errno, hint) from error
 
 
 def each(steps: Iterable[Callable[[NftSocket], object]]) -> None:

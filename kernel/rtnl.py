@@ -38,6 +38,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
 _ANSWER_BYTES = 2048  # what the kernel takes at most for the answer to a change, with its own books on it
 _ANSWERS_THAT_FIT = 64  # with the kernel's default, net.core.rmem_default
+_SUBSCRIBING = "get news of links and addresses"
 _DUMP_TRIES = 10  # each is spoilt by a change within the millisecond that it takes
 
 
@@ -77,13 +78,16 @@ class Socket:
     """A netlink socket in the namespace that was current when it was made. A context manager.
 
     `protocol` is a NETLINK_* number (linux/netlink.h), NETLINK_ROUTE unless given. `refuses_all` tells that who lacks
-    CAP_NET_ADMIN is told so at the first request of a send, and nothing of the others.
+    CAP_NET_ADMIN is told so at the first request of a send, and nothing of the others. Raises KernelError.
     """
 
     refuses_all = False
 
     def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+        except OSError as error:
+            raise KernelError("open a netlink socket", error.errno or 0) from error
         self._sequence = 0
         for option in (_CAP_ACK, _EXT_ACK, _GET_STRICT_CHK):
             try:
@@ -108,9 +112,12 @@ class Socket:
         return self._socket.fileno()
 
     def subscribe(self, group: int) -> None:
-        """Joins a multicast group (RTNLGRP_*, linux/rtnetlink.h); use a socket of its own for it."""
-        self._socket.bind((0, 0))  # an unbound socket has the kernel's own port number, and the kernel skips itself
-        self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+        """Joins a multicast group (RTNLGRP_*, linux/rtnetlink.h) on a socket of its own; raises KernelError."""
+        try:
+            self._socket.bind((0, 0))  # an unbound socket has the kernel's own port number, and the kernel skips itself
+            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+        except OSError as error:
+            raise KernelError(_SUBSCRIBING, error.errno or 0) from error
 
     def change(self, *requests: Request) -> None:
         """Sends requests that change something, in one send and in order; each is tried whatever became of others.
@@ -152,7 +159,7 @@ class Socket:
     def notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
         """Waits for news of the subscribed groups; returns (type, message) pairs, None when time ran out.
 
-        An empty list means that news were lost (ENOBUFS): look for yourself.
+        An empty list means that news were lost (ENOBUFS): look for yourself. Raises KernelError.
         """
         if not wait_readable([self.fileno()], timeout_s):
             return None
@@ -160,12 +167,19 @@ class Socket:
             data = self._socket.recv(_RECEIVE_BYTES)
         except OSError as error:
             if error.errno != errno.ENOBUFS:
-                raise
+                raise KernelError(_SUBSCRIBING, error.errno or 0) from error
             return []
         return [(header[1], decode(kind, body)) for header, body in _messages(data)]
 
     def _talk(self, requests: Sequence[Request]) -> list[_Answer]:
-        """Sends all requests at once and reads until each has its answer.
+        """Sends all requests at once and reads until each has its answer; KernelError when that fails itself."""
+        try:
+            return self._converse(requests)
+        except OSError as error:
+            raise KernelError(requests[0].doing, error.errno or 0) from error
+
+    def _converse(self, requests: Sequence[Request]) -> list[_Answer]:
+        """Does so; raises OSError, KernelError.
 
         What is refused as a whole is answered at its first request only: a transaction, whose first request is silent
         otherwise, and everything by a socket that `refuses_all`.

@@ -19,6 +19,7 @@ from cni.errors import CniError, Code
 from kernel import link
 from kernel.codec import LinkMessage
 from kernel.configure import Sandbox
+from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Deadline, Socket, wait_readable
 
@@ -60,8 +61,9 @@ def _delete_watched(doomed: Link, seen: Link, listening: Callable[[], Socket]) -
     try:
         with listening() as news:
             return _watched(doomed, seen, news)
-    except OSError as error:
-        print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {error}", file=sys.stderr)
+    except (OSError, KernelError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {why}", file=sys.stderr)
         return False
 
 
