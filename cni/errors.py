@@ -5,6 +5,7 @@ One rule: a CniError is for what an operator can act on; anything else passes th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -76,6 +77,12 @@ def collected(errors: list[CniError]) -> CniError | None:
     return CniError(errors[0].code, "; ".join(e.msg for e in errors), details)
 
 
+def of_system(error: OSError) -> CniError:
+    """Returns the error of a system call that nobody had more to say about: its reason, and the file, code 5."""
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a system call failed"
+    return CniError(Code.IO_FAILURE, f"{where}: {error.strerror or error}")
+
+
 def all_of(*steps: Callable[[], object]) -> None:
     """Runs every step whatever became of the others, then raises what failed as one CniError (see `collected`)."""
     problems = []
@@ -85,7 +92,7 @@ def all_of(*steps: Callable[[], object]) -> None:
         except CniError as error:
             problems.append(error)
         except OSError as error:
-            problems.append(CniError(Code.INTERNAL, str(error)))
+            problems.append(of_system(error))
     failure = collected(problems)
     if failure:
         raise failure

@@ -20,7 +20,7 @@ from cni import conf as cni_conf
 from cni import gojson, versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, one_line
+from cni.errors import CniError, Code, of_system, one_line
 from cni.result import Result
 from cni.signals import Terminated, waiting
 from cni.undo import Undo
@@ -140,7 +140,7 @@ def _collect(gc: Collect, name: str, args: CmdArgs, conf: NetConf) -> None:
 
 
 def as_cni_error(error: BaseException) -> CniError:
-    """Returns `error` as a CNI error: itself, or code 999 with its text; SIGTERM is "try again later"."""
+    """Returns `error` as a CNI error: itself, code 5 for a system call's, else 999; SIGTERM is "try again later"."""
     if isinstance(error, CniError):
         return error
     if isinstance(error, Terminated):
@@ -152,7 +152,7 @@ def as_cni_error(error: BaseException) -> CniError:
     if isinstance(error, MemoryError):
         return CniError(Code.INTERNAL, "out of memory", "the process may be limited too narrowly (ulimit -v, cgroup)")
     if isinstance(error, OSError) and error.strerror:
-        return CniError(Code.INTERNAL, str(error))
+        return of_system(error)
     return CniError(Code.INTERNAL, f"{type(error).__name__}: {error}", "this is a defect of podwire; please report it")
 
 
@@ -174,7 +174,11 @@ def _read(stdin: BinaryIO) -> bytes:
                     break
             return data
     except (OSError, ValueError) as error:
-        raise CniError(Code.IO_FAILURE, f"error reading from stdin: {error}") from error
+        raise CniError(Code.IO_FAILURE, f"error reading from stdin: {_reason(error)}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _write(stdout: BinaryIO, text: str) -> None:
@@ -188,7 +192,7 @@ def _write(stdout: BinaryIO, text: str) -> None:
             data = data[written:]
         stdout.flush()
     except (OSError, ValueError) as error:
-        raise _UnwritableError(Code.IO_FAILURE, f"error writing to stdout: {error}") from error
+        raise _UnwritableError(Code.IO_FAILURE, f"error writing to stdout: {_reason(error)}") from error
 
 
 def _check_versions(plugin: Plugin, command: str, version: str) -> None:
@@ -223,7 +227,7 @@ def _refuse_own_netns(args: CmdArgs) -> None:
     try:
         own = os.stat("/proc/self/ns/net")
     except OSError as error:
-        raise CniError(Code.INVALID_NETNS, f"get plugin's netns failed: {error}") from error
+        raise CniError(Code.INVALID_NETNS, f"get plugin's netns failed: /proc/self/ns/net: {error.strerror}") from error
     try:
         given = os.stat(args.netns)
     except (OSError, ValueError):
