@@ -30,6 +30,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from ipam.host_local import boots
 from ipam.host_local.boots import Origin
@@ -84,7 +85,8 @@ class Index:
         if self._changed and self.complete:
             self._settle()
         if self._fd >= 0:
-            os.close(self._fd)
+            with suppress(OSError):
+                os.close(self._fd)
             self._fd = -1
 
     def distrust(self) -> None:

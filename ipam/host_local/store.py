@@ -93,7 +93,8 @@ class Store:
             raise self.unusable(error) from error
         finally:
             if fd >= 0:
-                os.close(fd)
+                with suppress(OSError):  # nothing was written to it
+                    os.close(fd)
             if before is not None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -281,7 +282,8 @@ def _create(directory: str, path: str, content: bytes) -> None:
     except FileNotFoundError:  # no /proc here
         _create_in_place(path, content)
     finally:
-        os.close(fd)
+        with suppress(OSError):  # it has its name by now, or never will
+            os.close(fd)
 
 
 def _rehearse(directory: str) -> None:
@@ -307,12 +309,13 @@ def _create_in_place(path: str, content: bytes) -> None:
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        _write(fd, content)
+        try:
+            _write(fd, content)
+        finally:
+            os.close(fd)  # NFS tells only now that the disk is full
     except BaseException:
         os.unlink(path)
         raise
-    finally:
-        os.close(fd)
 
 
 def _write(fd: int, content: bytes) -> None:
