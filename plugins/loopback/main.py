@@ -5,6 +5,7 @@ One rule: CNI_IFNAME, CNI_ARGS and keys of its own do not matter here; the inter
 
 from __future__ import annotations
 
+from functools import partial
 from ipaddress import IPv4Interface, IPv6Interface
 
 from cni.address import Interface as Cidr
@@ -13,6 +14,7 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
+from cni.undo import Undo
 from kernel import address, link
 from kernel.address import Assigned
 from kernel.configure import Sandbox
@@ -29,18 +31,13 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     address that is no loopback address means that somebody uses `lo` for something else, and is refused.
     """
     prev_result = conf.prev_result()
-    with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
+    with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox, Undo() as undo:
         socket, lo = sandbox.socket, sandbox.link()
-        addresses = address.on_link(socket, lo) if lo.is_up else []
-        _refuse_foreign(addresses)
         if not lo.is_up:
+            undo.push("set lo down", partial(socket.change, link.settings(lo, up=False)))
             socket.change(link.settings(lo, up=True))
-            addresses = address.on_link(socket, lo)
-            try:
-                _refuse_foreign(addresses)
-            except CniError:
-                socket.change(link.settings(lo, up=False))
-                raise
+        addresses = address.on_link(socket, lo)
+        _refuse_foreign(addresses)
     return prev_result or _result(args.netns, addresses, lo, with_mtu=conf.version == "1.1.0")
 
 
