@@ -1,0 +1,156 @@
+"""Netlink requests that the kernel seems to refuse: podwire's sources in this process, its sockets replaced.
+
+One rule: what is not disturbed reaches the kernel and is answered by it; a refused request never reaches it, and a lost
+answer is one of a request that was carried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+from cni import skel
+from kernel import rtnl
+from podwire.main import PLUGINS
+from tests.support import binaries
+from tests.support.chained import Chain
+from tests.support.namespaces import Namespace
+from tests.support.running import Outcome, environment
+
+_HEADER = struct.Struct("=IHHII")
+_NETLINK_NETFILTER = 12  # linux/netlink.h
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11  # linux/netfilter/nfnetlink.h
+_ERROR, _ACK, _DUMP, _DUMP_INTR = 2, 0x4, 0x300, 0x10  # linux/netlink.h
+
+
+@dataclass
+class Disturbance:
+    """What happens to the `number`th request (from 1) of this process, whatever socket it is sent by.
+
+    "refused": answered with `errno`; "lost": carried out, but the answer does not fit (ENOBUFS); "interrupted": its
+    dump is said to be inconsistent, `always` or once. `seen` are the types of all requests, with whether each dumps.
+    """
+
+    number: int = 0
+    how: str = ""
+    errno: int = 0
+    seen: list[tuple[int, bool]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        name = errno.errorcode[self.errno] if self.errno else ""
+        return f"request {self.number} ({self.seen[self.number - 1][0]:#x}) {self.how} {name}"
+
+
+class _Message(NamedTuple):
+    """One request of those that are sent together."""
+
+    kind: int
+    number: int
+    dumps: bool
+    acknowledged: bool
+    data: bytes
+
+
+class _Socket(socket.socket):
+    """A socket that a disturbance happens to."""
+
+    disturbance: Disturbance
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._forged: list[bytes] = []
+        self._lost = self._interrupted = False
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        own, messages = self.disturbance, _messages(data)
+        in_batch = self.proto == _NETLINK_NETFILTER and messages[0].kind == _BATCH_BEGIN
+        refused = None
+        for message in messages:
+            if not (in_batch and message.kind == _BATCH_END):
+                own.seen.append((message.kind, message.dumps))
+                if len(own.seen) == own.number:
+                    self._lost = own.how == "lost"
+                    self._interrupted = own.how == "interrupted"
+                    refused = message if own.how == "refused" else None
+        if refused:
+            self._forged.append(_answer(refused, own.errno))
+            if not in_batch:
+                messages.remove(refused)
+            else:  # a transaction is refused as a whole, and the others are answered unless it could not even begin
+                rest = [] if refused is messages[0] else messages
+                self._forged += [_answer(item, 0) for item in rest if item.acknowledged and item is not refused]
+                messages = []
+        if messages:
+            super().send(b"".join(message.data for message in messages), flags)
+        return len(data)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        if self._forged:
+            return self._forged.pop(0)
+        if self._lost:
+            self._lost = False
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        data = super().recv(size, flags)
+        if self._interrupted:
+            self._interrupted = False
+            length, kind, kinds, *rest = _HEADER.unpack_from(data)
+            data = _HEADER.pack(length, kind, kinds | _DUMP_INTR, *rest) + data[_HEADER.size :]
+        return data
+
+
+class Sources(Chain):
+    """The chain run by the sources in this process; what stands before a verb is a disturbance."""
+
+    def run(
+        self, plugin: str, command: str, pod: Namespace, prev_result: object = None, *before: Any, **keys: Any
+    ) -> Outcome:
+        """Runs one verb, built unless a disturbance is given."""
+        if not before:
+            return super().run(plugin, command, pod, prev_result, **keys)
+        names = {
+            "CNI_CONTAINERID": pod.name,
+            "CNI_NETNS": pod.path,
+            "CNI_IFNAME": "lo" if plugin == "loopback" else "eth0",
+        }
+        env = environment(command, CNI_PATH=str(binaries.directory()), **names)
+        stdin = io.BytesIO(json.dumps(self.config(plugin, prev_result, **keys)).encode())
+        stdout, stderr = io.BytesIO(), io.StringIO()
+        with self.host.entered(), _disturbed(*before), contextlib.redirect_stderr(stderr):
+            status = skel.run(PLUGINS[plugin], env, stdin, stdout, about="", delegates=PLUGINS)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return Outcome(status, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def _disturbed(disturbance: Disturbance) -> Iterator[None]:
+    kind = type("Disturbed", (_Socket,), {"disturbance": disturbance})
+    with mock.patch.object(rtnl, "socket", SimpleNamespace(**{**vars(socket), "socket": kind})):
+        yield
+
+
+def _messages(data: bytes) -> list[_Message]:
+    found = []
+    offset = 0
+    while offset < len(data):
+        length, kind, flags, number, _ = _HEADER.unpack_from(data, offset)
+        end = offset + ((length + 3) & ~3)
+        found.append(_Message(kind, number, flags & _DUMP == _DUMP, bool(flags & _ACK), data[offset:end]))
+        offset = end
+    return found
+
+
+def _answer(request: _Message, number: int) -> bytes:
+    head = _HEADER.pack(36, _ERROR, 0, request.number, 0)
+    return head + struct.pack("=i", -number) + request.data[: _HEADER.size]
