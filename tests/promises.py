@@ -48,6 +48,12 @@ PROMISES: dict[str, Promise] = {
         "inputs changed at random, real plugins in private namespaces; nothing is left by an ADD that fails",
         "{inputs:,} inputs",
     ),
+    "faults": Promise(
+        "What fails is told in one error object, and nothing is left: ADD takes all back, DEL and GC can be repeated.",
+        "each system call and each request to the kernel of every verb, both backends, fails once; store, namespace, "
+        "bridge, pair and rules are taken away at each; disks full or read-only, foreign files, limits, capabilities",
+        "{faults:,} faults",
+    ),
     "crash": Promise(
         "A verb that dies loses nothing: the next DEL, or GC alone, leaves the state of before; the next ADD succeeds.",
         "each verb of a whole chain, both backends, gets SIGKILL right before and right after each system call that "

@@ -22,10 +22,9 @@ BACKENDS = ("iptables", "nftables")
 VERBS = [(command, kind) for command in DRAMAS for kind in (*CHAIN, "host-local")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def counted() -> Iterator[None]:
-    """Counts each test here as one fault."""
-    yield
+@pytest.fixture(autouse=True)
+def counted() -> None:
+    """Counts each test here as a fault."""
     promises.record("faults", faults=1)
 
 

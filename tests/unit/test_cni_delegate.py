@@ -347,7 +347,7 @@ def test_our_own_file_runs_inside_this_process(request_for):
     ("answer", "code", "msg"),
     [
         (CniError(11, "busy"), 11, "busy"),
-        (PermissionError(13, "Permission denied", "/x"), 999, "[Errno 13] Permission denied: '/x'"),
+        (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
         (KeyError("x"), 999, "KeyError: 'x'"),
         (Result(), 7, "cannot convert: no valid IP addresses"),
     ],

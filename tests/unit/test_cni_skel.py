@@ -180,7 +180,7 @@ def test_unreadable_stdin_is_an_io_failure():
     stdout = io.BytesIO()
     assert skel.run(fake([]), {**ENV, "CNI_COMMAND": "ADD"}, Broken(), stdout, about=ABOUT) == 1
     body = strict_json(stdout.getvalue())
-    assert (body["code"], body["msg"]) == (5, "error reading from stdin: [Errno 5] Input/output error")
+    assert (body["code"], body["msg"]) == (5, "error reading from stdin: Input/output error")
 
 
 def test_unwritable_stdout_is_a_failure_and_no_traceback():
@@ -196,7 +196,7 @@ def test_unwritable_stdout_is_a_failure_and_no_traceback():
         (CniError(1234, "a delegate's own"), (1234, "a delegate's own", None)),
         (
             FileNotFoundError(2, "No such file or directory", "/x"),
-            (999, "[Errno 2] No such file or directory: '/x'", None),
+            (5, "/x: No such file or directory", None),
         ),
         (ZeroDivisionError("boom"), (999, "ZeroDivisionError: boom", "this is a defect of podwire; please report it")),
         (RecursionError("deep"), (999, "RecursionError: deep", "this is a defect of podwire; please report it")),
