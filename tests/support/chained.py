@@ -88,7 +88,7 @@ class Chain:
         """Returns all that the chain can change, on the host, in the pod and in the store."""
         # What guards 127.0.0.0/8 is the bridge's, not a pod's, and either backend makes it.
         rules = "\n".join(netstate.nft_rules(self.host))
-        found = [line for line in _GUARD.sub("", rules).split("\n") if line]
+        found = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
         host = shaping.state(self.host) | {"nft": found}
         return {"host": host, "pod": netstate.state(pod), "leases": self.leases()}
 
