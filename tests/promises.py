@@ -44,7 +44,7 @@ PROMISES: dict[str, Promise] = {
         "{verbs} verbs",
     ),
     "fuzz": Promise(
-        "Whatever is on stdin, in the environment or in files, or answered by the kernel: an error object, or a result.",
+        "Whatever is on stdin, in the environment, in files, or answered by the kernel: an error object or a result.",
         "inputs changed at random, real plugins in private namespaces; nothing is left by an ADD that fails",
         "{inputs:,} inputs",
     ),
