@@ -124,10 +124,10 @@ class Store:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
     def _nearest(self) -> str:
-        """Returns the nearest directory above the store that is there."""
+        """Returns the nearest directory above the store that is there; of a relative path it is where we are."""
         above = os.path.dirname(self.directory)
-        while not os.path.lexists(above):
-            above = os.path.dirname(above)
+        while not os.path.lexists(above) and above not in (".", "/"):  # where we are may have been deleted
+            above = os.path.dirname(above) or "."
         return above
 
     def is_free(self, name: str) -> bool:

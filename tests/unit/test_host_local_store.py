@@ -301,3 +301,10 @@ def test_two_first_pods_make_the_directory_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "mkdir", mkdir_and_be_overtaken)
     with Store(f"{tmp_path}/leases", "net").locked() as held:
         assert held.reserve("10.1.2.3", b"a\r\neth0")
+
+
+def test_a_relative_directory_is_no_reason_to_search_for_ever(tmp_path, monkeypatch):
+    """A store that would be made below where we are is rehearsed there."""
+    monkeypatch.chdir(tmp_path)
+    Store("a/b", "net").rehearse()
+    assert list(tmp_path.iterdir()) == []
