@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -32,6 +33,19 @@ static void occupy_standard_fds(void)
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) < 0 && open("/", O_PATH) < 0)
             _exit(1);
+}
+
+/* Who runs a plugin chooses, by CNI_PATH and PATH, what it runs: with a privilege that he has not himself it would be
+ * his for anything. (AT_SECURE says more than this: a change of domain by SELinux or AppArmor sets it, too.) */
+static void refuse_setuid(void)
+{
+    static const char text[] = "podwire: setuid and setgid are not supported\n";
+
+    if (getauxval(AT_UID) == getauxval(AT_EUID) && getauxval(AT_GID) == getauxval(AT_EGID))
+        return;
+    if (write(2, text, sizeof text - 1) < 0)
+        _exit(2);
+    _exit(1);
 }
 
 /* What Python does on initialisation: a write to a closed pipe or past a limit is an OSError. Ignored signals survive
@@ -118,6 +132,7 @@ int main(int argc, char **argv)
     if (!image_ready)
         return seed_main(argc, argv);
     occupy_standard_fds();
+    refuse_setuid();
     ignore_signals();
     prefault_heap();
     adopt_thread();

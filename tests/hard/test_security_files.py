@@ -22,29 +22,32 @@ INFLUENCES = {
         ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"), "/tmp/evil"
     ),
     **dict.fromkeys(("PYTHONINSPECT", "PYTHONVERBOSE", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONMALLOCSTATS"), "1"),
-    **{"PYTHONMALLOC": "debug", "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-16", "PYTHONWARNINGS": "error"},
-    **{"PYTHONUTF8": "0", "PYTHONTRACEMALLOC": "20", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONBREAKPOINT": "os.abort"},
-    **{"LD_PRELOAD": "/tmp/evil.so", "LD_LIBRARY_PATH": "/tmp/evil", "LD_AUDIT": "/tmp/evil.so", "LD_DEBUG": "all"},
-    **{
-        "GLIBC_TUNABLES": "glibc.malloc.check=3",
-        "MALLOC_CHECK_": "3",
-        "MALLOC_PERTURB_": "85",
-        "MALLOC_ARENA_MAX": "1",
-    },
-    **{
-        "LC_ALL": "tr_TR.UTF-8",
-        "LANG": "zh_CN.GB18030",
-        "LOCPATH": "/tmp/evil",
-        "GCONV_PATH": "/tmp/evil",
-        "TZ": ":/etc/x",
-    },
-    **{
-        "NLSPATH": "/tmp/evil",
-        "RES_OPTIONS": "debug",
-        "HOSTALIASES": "/tmp/evil",
-        "TMPDIR": "/nowhere",
-        "HOME": "/nowhere",
-    },
+    "PYTHONMALLOC": "debug",
+    "PYTHONHASHSEED": "7",
+    "PYTHONIOENCODING": "utf-16",
+    "PYTHONWARNINGS": "error",
+    "PYTHONUTF8": "0",
+    "PYTHONTRACEMALLOC": "20",
+    "PYTHONPROFILEIMPORTTIME": "1",
+    "PYTHONBREAKPOINT": "os.abort",
+    "LD_PRELOAD": "/tmp/evil.so",
+    "LD_LIBRARY_PATH": "/tmp/evil",
+    "LD_AUDIT": "/tmp/evil.so",
+    "LD_DEBUG": "all",
+    "GLIBC_TUNABLES": "glibc.malloc.check=3",
+    "MALLOC_CHECK_": "3",
+    "MALLOC_PERTURB_": "85",
+    "MALLOC_ARENA_MAX": "1",
+    "LC_ALL": "tr_TR.UTF-8",
+    "LANG": "zh_CN.GB18030",
+    "LOCPATH": "/tmp/evil",
+    "GCONV_PATH": "/tmp/evil",
+    "TZ": ":/etc/x",
+    "NLSPATH": "/tmp/evil",
+    "RES_OPTIONS": "debug",
+    "HOSTALIASES": "/tmp/evil",
+    "TMPDIR": "/nowhere",
+    "HOME": "/nowhere",
 }
 
 
@@ -122,7 +125,7 @@ def seen(directory):
 
 @pytest.mark.parametrize("level", ["dataDir", "network"])
 def test_the_directory_may_be_a_link(net, store, tmp_path, level):
-    """dataDir, or the directory of a network in it, may be a link to another disk, as with the reference."""
+    """The dataDir, or the directory of a network in it, may be a link to another disk, as with the reference."""
     disk = tmp_path / "disk"
     (disk / "net").mkdir(parents=True)
     if level == "dataDir":
@@ -178,7 +181,7 @@ def test_the_environment_changes_nothing(net, sandbox, bin_dir, tmp_path):
 
 
 def test_a_delegate_gets_the_environment_and_nothing_open(net, sandbox, bin_dir, tmp_path):
-    """An IPAM plugin is given our whole environment (libcni does so), three descriptors, and signals as they were."""
+    """An IPAM plugin is given our whole environment, as by libcni, three descriptors, and no signal held back."""
     own = noting(tmp_path / "ipam", "noting", 'echo \'{"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.9/24"}]}\'')
     net = net.having(ipam={"type": "noting"})
     net = replace(net, path=f"{tmp_path / 'ipam'}:{bin_dir}", env={"SECRET": "a b\nc", "LD_LIBRARY_PATH": "/x"})
@@ -197,7 +200,7 @@ def test_a_delegate_gets_the_environment_and_nothing_open(net, sandbox, bin_dir,
 
 
 def test_iptables_gets_a_path_and_nothing_open(net, sandbox, tmp_path):
-    """iptables' programs are given PATH, their own variables and LC_ALL; none of the container's, none of the loader's."""
+    """Iptables' programs are given PATH, LC_ALL and their own variables; none of the container's or the loader's."""
     tools = tmp_path / "tools"
     own = noting(tools, "iptables-restore", 'exec /usr/sbin/iptables-restore "$@"')
     net = net.having(ipMasq=True, ipMasqBackend="iptables")
@@ -223,7 +226,7 @@ def test_a_program_is_not_looked_for_in_relative_directories(net, sandbox, tmp_p
 
 
 def noting(directory, name, then):
-    """Makes a program that notes what it was started with, then does `then`; returns a function that reads the notes."""
+    """Makes a program that notes what it was started with, then does `then`; returns what reads the notes."""
     directory.mkdir()
     notes = directory / f"{name}.notes"
     program = directory / name
@@ -243,9 +246,7 @@ def noting(directory, name, then):
             "environ": dict(pair.split("=", 1) for pair in pairs),
             "argv": Path(f"{notes}.argv").read_text().splitlines()[1:],
             "signals": {name: int(mask, 16) for name, mask in masks.items() if name != "SigQ"},
-            "descriptors": {
-                number: target for number, target in opened if target != str(program)
-            },  # the shell reads it
+            "descriptors": {number: target for number, target in opened if target != str(program)},  # bash's
         }
 
     return read

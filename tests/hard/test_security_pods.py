@@ -1,4 +1,4 @@
-"""Pods that resist: root in a sandbox may do there what it likes, and neither hinders DEL, CHECK and GC nor misleads them.
+"""Pods that resist: what root does in a sandbox neither hinders DEL, CHECK and GC nor misleads them.
 
 None of it may reach the host: after DEL the host is as before ADD, whatever the pod has done.
 """
@@ -14,6 +14,7 @@ from tests.support.publishing import Publishing
 from tests.support.running import run_plugin
 from tests.support.shaping import BOTH, Shaping
 
+LOOPBACK = {"cniVersion": "1.1.0", "name": "net", "type": "loopback"}
 BOUND_S = 10.0  # a runtime waits some minutes; quiet pods take 5 ms
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 
@@ -72,14 +73,7 @@ class Node:
             "bandwidth": lambda: self.limits.bandwidth(command, pod, result),
             "portmap": lambda: self.ports.portmap(command, pod, ("8080:80",), result),
             "bridge": lambda: self.bridge.run(command, pod, prev_result=result),
-            "loopback": lambda: run_plugin(
-                "loopback",
-                command,
-                {"cniVersion": "1.1.0", "name": "net"},
-                netns=pod,
-                ifname="lo",
-                host=self.bridge.host,
-            ),
+            "loopback": lambda: run_plugin("loopback", command, LOOPBACK, netns=pod, host=self.bridge.host),
         }
         return {name: in_time(run) for name, run in runs.items()}
 

@@ -1,8 +1,8 @@
 """The netlink conversation on the real kernel (kernel.rtnl, kernel.netns): many requests, many answers, news."""
 
 import errno
-import socket as stdlib_socket
 import os
+import socket as stdlib_socket
 import sys
 
 import pytest

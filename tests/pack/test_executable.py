@@ -11,10 +11,13 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.binaries import ROOT
 
 VERSION = {"CNI_COMMAND": "VERSION"}
 ADD = {
@@ -189,3 +192,50 @@ def test_peak_memory(program):
         process.communicate(b"", timeout=30)
     assert peak
     assert int(peak[1]) <= PEAK_KIB
+
+
+def test_what_protects_a_process_is_in_force(program):
+    """No memory is writable and executable, the stack is not executable, and what start-up settles is read-only."""
+    lines = run("/usr/bin/readelf", "-lW", program).stdout.decode().splitlines()
+    assert not [line for line in lines if " RWE " in line]
+    assert [line for line in lines if "GNU_STACK" in line and " RW " in line]
+    places = [memory(program) for _ in range(3)]
+    for maps in places:
+        assert not [line for line in maps if re.search(r" rwx. | -wx. ", line)]
+        assert [line for line in maps if " r--p " in line and int(line.split("-")[0], 16) > 0xA00000]  # relro
+    for what in ("[stack]", "[heap]", "[vdso]"):
+        assert len({line.split()[0] for maps in places for line in maps if line.endswith(what)}) > 1, what
+
+
+def memory(program: Path) -> list[str]:
+    """Returns the lines of /proc/<pid>/maps of a plugin that waits for its stdin."""
+    with subprocess.Popen([program], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 10
+        while "S (sleeping)" not in Path(f"/proc/{process.pid}/status").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        process.communicate(b"", timeout=30)
+    return maps
+
+
+def test_nothing_of_the_building_machine_is_in_it(program):
+    """Neither the directory of the sources nor a home directory is in the file."""
+    data = program.read_bytes()
+    for text in (str(ROOT), f"{Path.home()}/", "/home/"):
+        assert text.encode() not in data, text
+
+
+def test_setuid_is_refused(program, root):
+    """A setuid or setgid copy, run by somebody else, does nothing: its caller would choose what it runs."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="podwire-") as directory:
+        if os.statvfs(directory).f_flag & os.ST_NOSUID:
+            pytest.skip("setuid means nothing on this file system")
+        os.chmod(directory, 0o755)
+        copy = shutil.copy(program, directory)
+        user = ("/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        assert_version(run(*user, copy, env=VERSION))
+        for mode in (0o4755, 0o2755):
+            os.chmod(copy, mode)
+            done = run(*user, copy, env=VERSION)
+            assert (done.returncode, done.stdout) == (1, b"")
+            assert b"not supported" in done.stderr
