@@ -93,7 +93,7 @@ def test_more_requests_than_usual_without_privilege(root):
 def test_answers_that_are_lost(socket):
     """Who has no room for the answers is told so, and the same socket answers the next question."""
     socket._socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, 0)  # the least there is
-    with pytest.raises(KernelError, match="absent0: no buffer space") as caught:
+    with pytest.raises(KernelError, match='look up "absent0": no buffer space') as caught:
         link.get(socket, *[link.by_name("absent0")] * 60)
     assert caught.value.errno == errno.ENOBUFS
     assert link.get(socket, link.by_name("lo"))[0].index == 1
