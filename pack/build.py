@@ -32,8 +32,9 @@ C_SOURCES = (
 )
 C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
-C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-DNDEBUG", "-Wall", "-Wextra", "-Wno-unused-parameter")
-C_FLAGS += ("-fstack-protector-strong",)  # as Debian builds Python
+# The stack protector, as Debian builds Python with it.
+C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 # Static, and without a build id or symbols, which would make equal programs different files.
 WRAPPED = ("pthread_self", "_PyStaticCode_InternStrings")  # by seed.c and intern.c
 LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
@@ -137,7 +138,7 @@ def renamed_library(work: Path, library: Path) -> Path:
 def compile_object(work: Path, source: Path, defines: Iterable[str]) -> Path:
     """Compiles one C source and sets its state apart."""
     compiled = work / f"{source.stem}.o"
-    run("gcc", *C_FLAGS, *defines, f"-I{INCLUDE}", "-c", source, "-o", compiled)
+    run("gcc", *C_FLAGS, *WARNINGS, *defines, f"-I{INCLUDE}", "-c", source, "-o", compiled)
     libpython.rename_sections(compiled, compiled)
     return compiled
 
