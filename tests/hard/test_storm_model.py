@@ -90,7 +90,10 @@ class Node(RuleBasedStateMachine):
         # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
         self.run("bandwidth", "CHECK", network, name, own, by=binaries.directory()).silence()
         outcome = self.run("portmap", "CHECK", network, name, own, by=binaries.directory())
-        if own.port and self.ports[own.port][0] != address(own.result):
+        earlier = self.ports[own.port][: self.ports[own.port].index(address(own.result))] if own.port else []
+        # What the container itself has on the other network is not in its way.
+        owners = {address(other.result): other_name for (_, other_name), other in self.attached.items()}
+        if any(owners[ip] != name for ip in earlier):
             assert "whose rule stands first" in outcome.error()["msg"]
         else:
             outcome.silence()
@@ -235,7 +238,7 @@ def test_the_node_is_as_the_model_says(root, bin_dir, reference, nightly, backen
     run_state_machine_as_test(
         node,
         settings=settings(
-            max_examples=100 if nightly else 4,
+            max_examples=60 if nightly else 4,
             stateful_step_count=40 if nightly else 20,
             derandomize=not nightly,
             database=None,
