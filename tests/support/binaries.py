@@ -15,8 +15,8 @@ _TOOL = "podwire"  # the operator's tool: the same file, but no plugin
 
 
 def directory() -> Path:
-    """Returns the directory of the built executables: PODWIRE_BIN_DIR, or dist/bin."""
-    return Path(os.environ.get("PODWIRE_BIN_DIR") or ROOT / "dist" / "bin").absolute()
+    """Returns the directory of the built executables: PODWIRE_BIN_DIR, as seen from here, or dist/bin."""
+    return ROOT / (os.environ.get("PODWIRE_BIN_DIR") or "dist/bin")
 
 
 def names() -> list[str]:
