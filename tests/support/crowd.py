@@ -67,6 +67,7 @@ class Crowd:
             while len(self._running) < self.at_once and (work := next_work()) is not None:
                 if (call := next(work, None)) is not None:
                     self._start(work, call)
+                self._kill_due()
             if not self._running:
                 return
             self._wait()
@@ -93,6 +94,9 @@ class Crowd:
         ended = self._poll.poll(max(0.0, first - time.monotonic()) * 1000)
         for descriptor, _ in ended:
             self._ended(descriptor)
+        self._kill_due()
+
+    def _kill_due(self) -> None:
         now = time.monotonic()
         for running in self._running.values():
             if running.deadline <= now:
@@ -117,8 +121,8 @@ class Crowd:
 
 
 def soon(chance: random.Random) -> float:
-    """Returns a random moment to kill at, 0.5 to 200 ms: a verb takes milliseconds, among many many times as long."""
-    earliest_s, spread = 0.0005, 400
+    """Returns a random moment to kill at, 0.1 to 200 ms: a verb takes milliseconds, among many many times as long."""
+    earliest_s, spread = 0.0001, 2000
     return float(earliest_s * spread ** chance.random())
 
 
