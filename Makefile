@@ -55,10 +55,9 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 
 test: needs-test needs-second-kernel binaries check ## every test (as root: against the real kernel, and a second one)
 	@rm -rf $(KERNELS) build/promises
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
-	@echo "tests/netns in two halves, each shown when it is done (two minutes):"
+	@echo "Two parts at a time, each shown when it is done (two minutes):"
+	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync built-files hard-sample
 	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync first-kernel-0 first-kernel-1
-	$(MAKE) --no-print-directory hard-sample
 	@echo "The rest runs at the same time; each part is shown when it is done (minutes)."
 	@second=$$(command -v linux.uml >/dev/null && echo second-kernel-0 second-kernel-1); \
 	$(MAKE) --no-print-directory -j3 --keep-going --output-sync $$second reproducible test-portable; status=$$?; \
@@ -73,6 +72,9 @@ test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or T
 
 first-kernel-%: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first-$*.json --share $*/2 tests/netns
+
+built-files: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
 
 hard-sample: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/hard

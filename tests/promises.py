@@ -3,7 +3,7 @@
 One rule: a figure is counted by the test that keeps the promise, never written by hand.
 
     make nightly              # or `make test`, for the figures of the sample
-    python -m tests.promises  # prints the table
+    python -m tests.promises  # prints the table; with --write it goes into README
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.binaries import ROOT
@@ -82,6 +83,14 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def write(readme: Path) -> None:
+    """Puts the table between its marks in README."""
+    before, begin, rest = readme.read_text().partition("<!-- promises -->\n")
+    _, end, after = rest.partition("<!-- end of promises -->")
+    readme.write_text(f"{before}{begin}{table()}\n{end}{after}")
+
+
 if __name__ == "__main__":
     print(table())
-    sys.exit(0)
+    if "--write" in sys.argv[1:]:
+        write(ROOT / "README.md")
