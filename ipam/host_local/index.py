@@ -15,7 +15,8 @@ other case the store is scanned once and the index written anew.
   reservation itself (store.py); only an owner written by hand into an existing file is not found until the next scan.
 - After a power loss the times may have reached the disk before the contents; hence the boot id in the head.
 - A record tells, too, when its reservation was made, as far as it is known (boots.py): what an index of an earlier boot
-  knows, and has not been changed since, is of an earlier boot. An index is therefore replaced as a whole, by rename.
+  knows, and has not been changed since, is of an earlier boot. An index is therefore replaced as a whole, by rename: a
+  kill may leave its draft, which has one name and goes with the next.
 - The table is a file of fixed buckets instead of a file or link per attachment, because creating an inode is what
   costs on ext4: 15 us, and 150 while inodes freed in the last minutes have to be passed over. Nothing is created or
   freed here in the long run: a lookup is one read, a change one write of a page's part.
