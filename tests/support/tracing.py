@@ -224,9 +224,13 @@ class _Tracer:
         return True
 
     def _let_go(self) -> None:
-        """Ends the tracing of all processes; those that run must be stopped for it."""
-        for pid in [*self.processes, *self._unknown]:
-            process = self.processes.setdefault(pid, _Process(self._made, running=False))
+        """Ends the tracing of all processes; those that run must be stopped for it.
+
+        They come last: one that has made a child by vfork cannot be stopped before that child goes on.
+        """
+        for pid in self._unknown:
+            self.processes[pid] = _Process(self._made, running=False)
+        for pid, process in sorted(self.processes.items(), key=lambda item: item[1].running):
             with suppress(ProcessLookupError):
                 passed_on = 0
                 if process.running:
