@@ -78,9 +78,9 @@ class NetConf:
         found = frozenset(
             Attachment(item.string("containerID"), item.string("ifname")) for item in self.fields.objects(key)
         )
-        if any(not item.container_id for item in found):  # taken for "nothing", it would release what is in use
+        if any(not (item.container_id and item.ifname) for item in found):  # of what is in use it would keep nothing
             raise self.fields.error(
-                key, 'has an element without "containerID"', "the runtime must name each attachment"
+                key, 'has an element without "containerID" or "ifname"', "the runtime must name each attachment"
             )
         return found
 

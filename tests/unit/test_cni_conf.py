@@ -113,9 +113,19 @@ def test_valid_attachments(keys, attachments):
     assert found == (None if attachments is None else {Attachment(*item) for item in attachments})
 
 
-@pytest.mark.parametrize("element", [{}, {"ifname": "eth0"}, {"containerID": "", "ifname": "eth0"}, None])
+@pytest.mark.parametrize(
+    "element",
+    [
+        {},
+        {"ifname": "eth0"},
+        {"containerID": "", "ifname": "eth0"},
+        {"containerID": "b"},
+        {"containerID": "b", "ifname": ""},
+        None,
+    ],
+)
 def test_an_attachment_without_a_name_is_refused(element):
-    """An element that names no container is an error: taken for nothing it would release what is in use."""
+    """An element that names no container or no interface is an error: it would release what is in use."""
     with pytest.raises(CniError) as caught:
         parse(**{"cni.dev/valid-attachments": [*ONE, element]}).valid_attachments()
     assert caught.value.code == 7
