@@ -17,7 +17,7 @@ from socket import AF_INET, AF_INET6, inet_pton
 
 from cni.address import Address, parse_ip
 from cni.cache import ResultCache
-from cni.conf import Attachment
+from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.result import IPConfig
 from cni.undo import Undo
@@ -105,7 +105,8 @@ class Usage:
         for owner, names in owners.items():
             count = sum(range_set.holds(value) for value in _values(range_set.version, names))
             in_use += count
-            if count and cache.is_gone(attachment_of(owner)):
+            attachment = attachment_of(owner)
+            if count and VALID_NAME.fullmatch(attachment.container_id) and cache.is_gone(attachment):
                 stale += count
         return cls(range_set.size, in_use, stale)
 
@@ -202,7 +203,8 @@ def _take_back(held: Reservations, left_over: list[tuple[bytes, str]]) -> None:
         held.release(name, owner)
     if left_over:
         print(
-            f"host-local: took back {len(left_over)} addresses of containers gone, in {held.directory}", file=sys.stderr
+            f"host-local: took back {len(left_over)} address(es) of containers that are gone, in {held.directory}",
+            file=sys.stderr,
         )
 
 

@@ -189,7 +189,7 @@ class Reservations:
         owners, residue = _read_all(self.directory)
         for name in residue:
             os.unlink(f"{self.directory}/{name}")
-        self._index.rebuild(owners)
+        self._index.rebuild({owner: names for owner, names in owners.items() if owner})
         return owners
 
     def last_reserved(self, number: int) -> str:
@@ -364,16 +364,24 @@ def _is_address(name: str) -> bool:
 
 
 def _read_all(directory: str) -> tuple[Owners, list[str]]:
-    """Returns reservations by owner, and the names of files that a crash left empty."""
+    """Returns reservations by owner, and the names of files that a crash left empty.
+
+    What takes an address and names nobody (a blank file, a directory, a link) is owned by b"".
+    """
     owners: Owners = {}
     residue = []
     for name in _names(directory):
         path = f"{directory}/{name}"
         owner = _content(path)
-        if owner:
-            owners.setdefault(owner, []).append(name)
-        elif os.path.lexists(path) and _is_residue(os.lstat(path)):
-            residue.append(name)
+        if not owner:
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                continue
+            if _is_residue(status):
+                residue.append(name)
+                continue
+        owners.setdefault(owner, []).append(name)
     return owners, residue
 
 

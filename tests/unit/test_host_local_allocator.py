@@ -180,6 +180,6 @@ def test_foreign_files_do_no_harm(tmp_path):
     os.mkdir(f"{net.store.directory}/10.1.2.2")
     assert net.add("a") == ["10.1.2.3/24"]
     with net.store.locked() as held:
-        assert held.owners() == {b"a\r\neth0": ["10.1.2.3"]}
+        assert held.owners() == {b"a\r\neth0": ["10.1.2.3"], b"": ["10.1.2.2"]}
     names = set(os.listdir(net.store.directory))
     assert names >= {"README", "a.b", "10.1.2", "10.1.2.3.bak", ":::", "10.1.2.2"}

@@ -4,10 +4,13 @@ import io
 import json
 import os
 import signal
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from cni import skel
+from cni.cache import ResultCache
 from cni.skel import Terminated
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
@@ -221,6 +224,33 @@ def test_status_tells_a_store_that_cannot_be_used(run, tmp_path):
     """STATUS has code 50 when ADD could not use the directory."""
     (tmp_path / "leases").write_text("")
     assert run("STATUS")["code"] == 50
+
+
+@pytest.mark.parametrize("make", ["blank", "note", "directory", "link"])
+def test_status_counts_what_names_nobody(run, make, tmp_path, monkeypatch):
+    """An address that is kept by a remark, or taken by what is no reservation, is in use, and by no container gone."""
+    alive = {"networkName": "net", "containerId": "cid", "ifName": "eth0"}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "net-cid-eth0").write_text(json.dumps(alive))
+    read = partial(ResultCache.read, directory=str(tmp_path / "results"))
+    monkeypatch.setattr(ResultCache, "read", read)
+    ipam = {"ranges": [[{"subnet": "10.1.2.0/29", "rangeEnd": "10.1.2.3"}]]}
+    run("ADD", ipam=ipam)
+    path = Path(run.directory) / "10.1.2.3"
+    match make:
+        case "blank":
+            path.write_text("\n")
+        case "note":
+            path.write_text("kept for the printer")
+        case "directory":
+            path.mkdir()
+        case "link":
+            path.symlink_to("/nowhere")
+    told = "2 of 2 in use, 0 of them by containers that are gone"
+    status, added = run("STATUS", ipam=ipam), run("ADD", "b", ipam=ipam)
+    assert (status["code"], told in status["msg"], told in added["details"]) == (50, True, True), (status, added)
+    assert run("GC", **{"cni.dev/valid-attachments": []}) is None
+    assert run.files() == ["10.1.2.3"]
 
 
 def test_terminated_at_any_step_nothing_stays(run, monkeypatch):
