@@ -207,7 +207,8 @@ def lacking(socket: Socket, *further: str) -> list[str]:
     Told by requests that are refused in any case, for another reason where the part is there: nothing is made. Raises
     KernelError for who lacks the privilege.
     """
-    asked = [("ifb", errno.EOPNOTSUPP, link.ifb(0, "/", link.random_mac(), 0))]
+    made = link.ifb(0, "/", link.random_mac(), 0)
+    asked = [("ifb", errno.EOPNOTSUPP, replace(made, doing="create an ifb"))]
     for kind in (TBF, *further):
         unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
         # Replacing, so that a qdisc which lo may have is not the reason.

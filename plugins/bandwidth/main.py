@@ -97,12 +97,16 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     """Tells whether ADD could be served; raises CniError(50)."""
     further = (HTB,) if bandwidth_conf.parse(conf).subnets.networks else ()
+    unserved = "limits cannot be served"
     with Socket() as host:
-        lacking = traffic.lacking(host, *further)
+        try:
+            lacking = traffic.lacking(host, *further)
+        except CniError as error:
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"{unserved}: {error.msg}", error.details) from error
     if lacking:
         raise CniError(
             Code.PLUGIN_NOT_AVAILABLE,
-            f"limits cannot be served: the kernel has no {' and no '.join(lacking)}",
+            f"{unserved}: the kernel has no {' and no '.join(lacking)}",
             f"load {' and '.join(_MODULES[name] for name in lacking)}, or use another kernel",
         )
 
