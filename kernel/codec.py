@@ -93,6 +93,7 @@ class _LinkData(nla):  # type: ignore[misc]
     nla_map = (
         (1, "VETH_INFO_PEER", "peer"),
         (7, "IFLA_BR_VLAN_FILTERING", "uint8"),
+        (8, "IFLA_BR_VLAN_PROTOCOL", "be16"),
         (39, "IFLA_BR_VLAN_DEFAULT_PVID", "uint16"),
     )
     peer = _Peer

@@ -5,6 +5,7 @@ One rule: functions named after an object or an action on it return a Request; t
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from typing import Any
 
 from cni.errors import CniError, Code
 from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
+from kernel.errors import KernelError
 from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
-from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
 
 RTM_SETLINK = 19
@@ -65,6 +67,26 @@ def filtering(socket: Socket, bridge: Link) -> Filtering:
     if default is None:
         raise NoFilteringError(bridge.name)
     return Filtering(bool(data.get_attr("IFLA_BR_VLAN_FILTERING")), default)
+
+
+def refuse_unmakeable(socket: Socket, bridge: str, *, filtering: bool) -> None:
+    """Raises KernelError when no bridge can be made here, NoFilteringError when none that filters.
+
+    Told by a request that is refused in any case, as "/" is no name: nothing is made. A kernel that filters looks at
+    the protocol, and 0 is none, before the name (net/bridge/br_netlink.c, br_validate).
+    """
+    info: Attributes = [("IFLA_INFO_KIND", "bridge")]
+    if filtering:
+        info.append(("IFLA_INFO_DATA", {"attrs": [("IFLA_BR_VLAN_PROTOCOL", 0)]}))
+    attributes: Attributes = [("IFLA_IFNAME", "/"), ("IFLA_LINKINFO", {"attrs": info})]
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    try:
+        socket.change(Request(f'create bridge "{bridge}"', LinkMessage, RTM_NEWLINK, flags, {}, attributes))
+    except KernelError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        if filtering and error.errno != errno.EPROTONOSUPPORT:
+            raise NoFilteringError(bridge) from error
 
 
 def filtering_on(bridge: Link) -> Request:

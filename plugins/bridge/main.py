@@ -25,6 +25,7 @@ from kernel.masquerade.wanted import Masquerade
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from kernel.teardown import delete_interface
+from kernel.vlan import refuse_unmakeable
 from plugins.bridge import addresses, mtu, netfilter, port, spoof, switch, vlan
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
@@ -140,6 +141,8 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         bridge = switch.find(host, own.bridge)
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
+        else:
+            refuse_unmakeable(host, own.bridge, filtering=own.vlans.filtering)
     netfilter.refuse_unavailable(own)
     if own.is_gateway and own.ipam_type:
         switch.refuse_unforwarding()
