@@ -131,8 +131,14 @@ def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
 
 
 def has_legacy(family: int, table: str) -> bool:
-    """Tells whether iptables-legacy has made `table` for a family."""
-    return table in _legacy_tables(family)
+    """Tells whether iptables-legacy has made `table` for a family; where that cannot be known, whether it could have.
+
+    `unshare -Urn` makes a network before its user has a name in it: then the kernel's list is the host's root's.
+    """
+    try:
+        return table in _legacy_tables(family)
+    except PermissionError:
+        return bool(_find(family))
 
 
 def legacy_families(table: str) -> list[int]:

@@ -115,6 +115,28 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
     rootless.play(scene, mapped)
 
 
+@pytest.mark.needs("tbf", "ifb")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_network_as_old_as_its_user(root, bin_dir, backend):
+    """In `unshare -Urn`, whose iptables-legacy tables only the host's root may list, the chain works as well."""
+
+    def scene(host, home):
+        with host.entered(), pytest.raises(PermissionError):
+            Path("/proc/self/net/ip_tables_names").read_text()
+        with temporary() as pod:
+            chain = Chain(host, home, backend)
+            chain.status()
+            chain.delete(pod, chain.add(pod))  # makes what is shared
+            before = netstate.state(host, netfilter=True)
+            result = chain.add(pod)
+            chain.check(pod, result)
+            chain.delete(pod, result)
+            assert netstate.state(host, netfilter=True) == before
+            chain.gc()
+
+    rootless.play(scene, at_once=True)
+
+
 def own_files(directory, outside_user):
     """Demands that files are the user's, with the modes that they have everywhere."""
     assert os.geteuid() == 0

@@ -15,12 +15,12 @@ from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
 
-def enter(*hidden: str) -> Namespace:
-    """Moves this process into namespaces of its own and returns the network namespace, `lo` up, named "host".
+def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) -> Namespace:
+    """Moves this process into `namespaces` of its own and returns the network namespace, `lo` up, named "host".
 
     Everything below /run and the `hidden` directories is empty inside and private. Raises OSError without root.
     """
-    libc.unshare(libc.NEW_MOUNTS | libc.NEW_NETWORK)
+    libc.unshare(namespaces)
     output("mount", "--make-rprivate", "/")
     for directory in ("/run", *hidden):
         output("mount", "-t", "tmpfs", "podwire", str(_nearest(Path(directory))))

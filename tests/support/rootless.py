@@ -23,11 +23,12 @@ _PLACE = Path("/mnt")  # of the executables and of a home directory, in case the
 Scene = Callable[[Namespace, Path], None]
 
 
-def play(scene: Scene, mapped: str = ONE) -> None:
+def play(scene: Scene, mapped: str = ONE, *, at_once: bool = False) -> None:
     """Runs a scene in a child that is root of its own user, network and mount namespaces and of nothing else.
 
     It is given the network namespace, which stands for the host, and a home directory. `mapped` are the users and
-    groups that it has inside. What the scene raises fails the test.
+    groups that it has inside. `at_once` makes the network with the users, as `unshare -Urn` does: some of its files
+    in /proc are then of the host's root. What the scene raises fails the test.
     """
     told, tell = os.pipe()
     asked, ask = os.pipe()
@@ -36,10 +37,12 @@ def play(scene: Scene, mapped: str = ONE) -> None:
         try:
             os.close(told)
             os.close(ask)
-            _become_root(tell, asked)
+            network = libc.NEW_NETWORK
+            _become_root(tell, asked, network if at_once else 0)
             home = _PLACE / "home"
             os.environ.update(HOME=str(home), PODWIRE_BIN_DIR=str(_PLACE / "bin"))
-            scene(private.enter("/var/lib/cni"), home)
+            namespaces = libc.NEW_MOUNTS | (0 if at_once else network)
+            scene(private.enter("/var/lib/cni", namespaces=namespaces), home)
             os._exit(0)
         except BaseException:
             os.write(tell, traceback.format_exc().encode())
@@ -58,8 +61,11 @@ def play(scene: Scene, mapped: str = ONE) -> None:
     assert status == 0, problem
 
 
-def _become_root(tell: int, asked: int) -> None:
-    """Gives up root for good, and becomes that of a new user namespace, whose users the parent writes down."""
+def _become_root(tell: int, asked: int, besides: int) -> None:
+    """Gives up root for good, and becomes that of a new user namespace, whose users the parent writes down.
+
+    `besides` are further namespaces that are made with it.
+    """
     libc.unshare(libc.NEW_MOUNTS)
     output("mount", "--make-rprivate", "/")
     output("mount", "-t", "tmpfs", "podwire", str(_PLACE))
@@ -74,7 +80,7 @@ def _become_root(tell: int, asked: int) -> None:
     os.setgroups([])
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
-    libc.unshare(libc.NEW_USERS)
+    libc.unshare(libc.NEW_USERS | besides)
     libc.make_dumpable()  # else /proc/<pid> is root's, who has no name inside
     os.write(tell, b".")
     os.read(asked, 1)

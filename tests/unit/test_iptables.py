@@ -205,6 +205,18 @@ def test_legacy_tables_without_a_program_are_told_of(programs, tmp_path, monkeyp
     assert iptables.legacy_families("nat") == [4]
 
 
+def test_legacy_tables_that_cannot_be_known_are_looked_for(programs, tmp_path, monkeypatch):
+    """Where the kernel's list is the host's root's (unshare -Urn), the program is asked if there is one."""
+
+    def denied(path, flags):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(iptables.os, "open", denied)
+    assert not iptables.has_legacy(4, "nat")
+    programs.install()
+    assert iptables.has_legacy(4, "nat")
+
+
 def test_a_problem_is_told_in_words(programs):
     """No text when table nat can be listed, else what is missing."""
     assert "not installed" in iptables.problem([4])
