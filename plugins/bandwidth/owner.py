@@ -58,7 +58,7 @@ def stale(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> l
     for link in links:
         mark, *words = link.alias.split(" ")
         of_network = mark == _MARK and len(words) == 3 and words[0] == _word(network)
-        if of_network and link.name.startswith(PREFIX) and words not in keep and [*words[:2], ""] not in keep:
+        if of_network and link.name.startswith(PREFIX) and words not in keep:
             found.append(link)
     return found
 

@@ -98,9 +98,3 @@ def test_stale_ifbs():
     valid = [Attachment("cid", "eth0"), Attachment(LONG + "c", "eth0"), Attachment("again", "eth0")]
     assert stale("net", valid, kept + gone) == gone
     assert stale("net", [], [*kept, *gone]) == [*kept[:2], *gone]
-
-
-def test_an_attachment_without_interface_keeps_them_all():
-    """A runtime that lists a container without an interface keeps all of its interfaces' ifbs."""
-    found = [ifb("net", "cid"), ifb("net", "cid", "net1"), ifb("net", "gone")]
-    assert stale("net", [Attachment("cid", "")], found) == found[2:]
