@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from enum import IntEnum
 
+_MOST_TOLD = 10  # a store of 10,000 addresses on a disk that has become read-only has one cause
+
 
 class Code(IntEnum):
     """Error codes (CNI specification 1.1.0, section "Error"; 8 and 999 are the reference library's)."""
@@ -67,14 +69,16 @@ def collected(errors: list[CniError]) -> CniError | None:
     """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
 
     Teardown goes on after a failure and reports everything at its end (specification, section "GC").
-    The code is the first error's.
+    The code is the first error's. Of many the first ones are told and the rest is counted; a hint is given once.
     """
     if not errors:
         return None
     if len(errors) == 1:
         return errors[0]
-    details = "; ".join(e.details for e in errors if e.details)
-    return CniError(errors[0].code, "; ".join(e.msg for e in errors), details)
+    told = errors[:_MOST_TOLD]
+    further = [f"and {len(errors) - len(told)} more"] if len(errors) > len(told) else []
+    details = "; ".join(dict.fromkeys(e.details for e in told if e.details))
+    return CniError(errors[0].code, "; ".join([*(e.msg for e in told), *further]), details)
 
 
 def of_system(error: OSError) -> CniError:

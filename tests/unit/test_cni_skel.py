@@ -257,3 +257,10 @@ def test_collected_errors_are_one():
     both = collected([one, two])
     assert (both.code, both.msg, both.details) == (11, "busy; gone", "hint")
     assert str(both) == "busy; gone; hint"
+
+
+def test_of_many_errors_the_first_are_told():
+    """A message stays readable whatever the number of failures, and a hint that all of them have is given once."""
+    many = collected([CniError(5, f"no {number}", "free the disk") for number in range(12)])
+    assert many.msg == "; ".join([*(f"no {number}" for number in range(10)), "and 2 more"])
+    assert (many.code, many.details) == (5, "free the disk")
