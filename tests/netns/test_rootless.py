@@ -211,10 +211,10 @@ def test_a_foreign_lease_directory_is_named(root, bin_dir):
     def scene(host, home):
         with temporary() as pod:
             own = network(host, home)
-            own = own.having(ipam={**own.config["ipam"], "dataDir": "/etc/podwire/networks"})
+            own = own.having(ipam={**own.config["ipam"], "dataDir": str(rootless.FOREIGN / "networks")})
             error = own.run("ADD", pod).error()
             assert error["code"] == 5
-            assert "/etc/podwire" in json.dumps(error)
+            assert f"{rootless.FOREIGN}/networks" in json.dumps(error)
             assert "Permission denied" in error["msg"]
 
     rootless.play(scene)

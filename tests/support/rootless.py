@@ -19,6 +19,7 @@ USER = 65534  # outside: nobody
 ONE, MANY = "0 65534 1\n", "0 65534 1\n1 100000 65535\n"  # user_namespaces(7): without, and with ranges of subuid(5)
 
 _PLACE = Path("/mnt")  # of the executables and of a home directory, in case the tests' own are root's alone
+FOREIGN = _PLACE / "foreign"  # a directory of the host's root
 
 Scene = Callable[[Namespace, Path], None]
 
@@ -30,6 +31,7 @@ def play(scene: Scene, mapped: str = ONE, *, at_once: bool = False) -> None:
     groups that it has inside. `at_once` makes the network with the users, as `unshare -Urn` does: some of its files
     in /proc are then of the host's root. What the scene raises fails the test.
     """
+    _load_modules()
     told, tell = os.pipe()
     asked, ask = os.pipe()
     child = os.fork()
@@ -61,6 +63,11 @@ def play(scene: Scene, mapped: str = ONE, *, at_once: bool = False) -> None:
     assert status == 0, problem
 
 
+def _load_modules() -> None:
+    """Has the kernel load what iptables-legacy itself loads elsewhere: only the host's root may, so he does it once."""
+    output("unshare", "--net", "sh", "-ec", "iptables -t nat -S; ip6tables -t nat -S")
+
+
 def _become_root(tell: int, asked: int, besides: int) -> None:
     """Gives up root for good, and becomes that of a new user namespace, whose users the parent writes down.
 
@@ -76,6 +83,7 @@ def _become_root(tell: int, asked: int, besides: int) -> None:
         (_PLACE / "bin" / name).hardlink_to(program)
     (_PLACE / "home").mkdir()
     os.chown(_PLACE / "home", USER, USER)
+    FOREIGN.mkdir(0o755)
     os.chdir("/")
     os.setgroups([])
     os.setresgid(USER, USER, USER)
