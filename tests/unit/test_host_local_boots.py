@@ -196,3 +196,26 @@ def test_an_index_that_cannot_be_written_keeps_what_it_knew(node, monkeypatch):
 
 def _full(index, path):
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("maker", ["ours", "the reference's"])
+def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, maker):
+    """What another boot made on a file system of several machines may be of a container that lives on one of them."""
+    monkeypatch.setattr(boots, "_file_system", lambda directory: "nfs4")
+    for number, name in enumerate("abc"):
+        if maker == "ours":
+            node.net.add(name)
+        else:
+            node.written(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
+    node.reboot()
+    node.net.cached("z", "/run/netns/gone")
+    node.net.refusal("d")
+    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
+
+
+def test_the_kind_of_a_file_system(tmp_path):
+    """It is told of directories, also through links; of what is not there it is unknown."""
+    (tmp_path / "link").symlink_to("/proc/self")
+    assert boots._file_system(str(tmp_path / "link")) == "proc"
+    assert boots._file_system("/sys/kernel") == "sysfs"
+    assert boots._file_system(str(tmp_path / "absent")) == ""
