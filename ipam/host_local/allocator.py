@@ -54,7 +54,7 @@ def allocate(
                 if choice is not None:
                     given, item = choice
                     wanted.remove(given)
-                    _take(held, range_set, given, item, owner, cache)
+                    _take(held, range_set, given, item, attachment, cache)
                 else:
                     _refuse_second(held, range_set, owned, attachment, cache)
                     given, item = _next(held, range_set, number, owner, cache)
@@ -122,17 +122,19 @@ def _take(
     range_set: RangeSet,
     choice: Address,
     item: Range,
-    owner: bytes,
+    attachment: Attachment,
     cache: Callable[[], ResultCache],
 ) -> None:
     if choice == item.gateway:
         raise CniError(Code.INTERNAL, f"requested ip {choice} is subnet's gateway")
-    name = str(choice)
+    name, owner = str(choice), owner_of(*attachment)
     if held.reserve(name, owner):
         return
-    holder = held.content(name)
+    holder, known = held.content(name), cache()
+    own = holder in (owner, owner_of(attachment.container_id, ""))
     path, origin = f"{held.directory}/{name}", held.origin(holder, name)
-    if not is_left_over(path, attachment_of(holder), origin, cache()):
+    left_over = is_left_over(path, attachment_of(holder), origin, known)
+    if not left_over and not (own and known.has_lost(attachment_of(holder))):
         raise CniError(
             Code.INTERNAL,
             f"requested IP address {choice} is not available in range set {range_set}",

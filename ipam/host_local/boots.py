@@ -23,9 +23,8 @@ from cni.conf import VALID_NAME, Attachment
 _NS = 1_000_000_000
 _MOUNTS_BYTES = 4 << 20
 # File systems of one machine; one that is not known may be shared. hostfs is user-mode Linux's.
-_LOCAL = frozenset(
-    "bcachefs btrfs ext2 ext3 ext4 f2fs hostfs jfs nilfs2 overlay ramfs reiserfs tmpfs ubifs xfs zfs".split()
-)
+_LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hostfs", "jfs", "nilfs2", "overlay", "ramfs", "tmpfs"}
+_LOCAL |= {"reiserfs", "ubifs", "xfs", "zfs"}
 
 
 class Origin(IntEnum):

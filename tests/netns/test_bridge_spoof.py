@@ -1,6 +1,5 @@
 """macspoofchk: frames with a foreign source MAC are dropped (plugins.bridge.spoof), as rules and as real frames."""
 
-import errno
 import json
 import socket
 from dataclasses import replace
@@ -12,7 +11,6 @@ from scapy.packet import Raw
 from cni.conf import Attachment
 from cni.errors import CniError
 from kernel import nft
-from kernel.errors import KernelError
 from kernel.netns import Netns, entered
 from plugins.bridge import spoof
 from tests.support import golden
@@ -266,7 +264,7 @@ def test_a_kernel_that_cannot(inside, monkeypatch):
     assert "no such file or directory" in spoof.problem()
 
     def refused():
-        raise KernelError("open a netlink socket", errno.EPROTONOSUPPORT)
+        raise nft.UnavailableError("open a netlink socket", 93)
 
     monkeypatch.setattr(nft, "NftSocket", refused)
     assert "protocol not supported" in spoof.problem()

@@ -161,6 +161,18 @@ def test_the_same_container_without_its_old_namespace_gets_one_address(node):
     assert list(node.holders().values()) == ["a"]
 
 
+@pytest.mark.parametrize("content", ["a\r\neth0", "a"])
+def test_the_same_container_without_its_old_namespace_gets_the_address_it_asks_for(node, content):
+    """What it had is not in its way when it comes back and asks for just that; another's stays another's."""
+    node.written("10.1.2.3", content.encode())
+    node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
+    node.net.refusal("a", "10.1.2.3")
+    node.net.cached("a", "/run/netns/gone")
+    node.net.refusal("b", "10.1.2.3")
+    assert node.net.add("a", "10.1.2.3") == ["10.1.2.3/24"]
+    assert node.net.owners() == {owner_of("a", "eth0"): ["10.1.2.3"]}
+
+
 def test_a_note_of_the_administrator_stays(node):
     """An address that is kept by a remark in its file is nobody's, in every boot."""
     node.net.add("a")
