@@ -161,7 +161,8 @@ class Index:
         """Tells whether the index describes the store as it is (see the head of this module)."""
         index = os.fstat(self._fd)
         self._buckets = max(0, index.st_size - _HEAD_BYTES) // _BUCKET_BYTES
-        self._left_ns = index.st_ctime_ns
+        # Of a copy, out of a backup say, the change time tells when it was put back.
+        self._left_ns = min(index.st_ctime_ns, index.st_mtime_ns + _BACK_NS)
         self._is_of_this_boot = bool(self._boot) and os.pread(self._fd, len(self._boot), 0) == self._boot
         store = os.stat(self._store)
         if store.st_mtime_ns != index.st_mtime_ns:

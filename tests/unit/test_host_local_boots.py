@@ -1,6 +1,7 @@
 """host-local after a reboot: whose reservations are taken back, when, and whose never."""
 
 import os
+import shutil
 import time
 
 import pytest
@@ -192,6 +193,18 @@ def test_without_an_index_nothing_is_guessed(node):
     os.unlink(f"{os.path.dirname(node.net.store.directory)}.podwire/net")
     node.reboot()
     node.net.refusal("d")
+
+
+def test_an_index_out_of_a_backup_knows_nothing_later(node, tmp_path):
+    """An index of an earlier boot that is put back does not take what was made since for what it knew."""
+    node.net.add("a", "10.1.2.3")
+    shutil.copytree(tmp_path / "leases.podwire", tmp_path / "backup")
+    node.reboot()
+    node.net.add("a", "10.1.2.3")
+    shutil.rmtree(tmp_path / "leases.podwire")
+    shutil.copytree(tmp_path / "backup", tmp_path / "leases.podwire")
+    node.net.refusal("b", "10.1.2.3")
+    assert node.holders() == {"10.1.2.3": "a"}
 
 
 def test_an_index_that_cannot_be_written_keeps_what_it_knew(node, monkeypatch):
