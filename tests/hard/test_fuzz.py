@@ -5,6 +5,8 @@ A failure is kept in build/fuzz: move its file into tests/fuzz/corpus/<target>/,
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests import promises
@@ -34,9 +36,10 @@ def test_whatever_is_told_the_answer_is_an_error_or_right(root, bin_dir, nightly
     """Each case ends soon in one JSON error object with nothing left behind, or in success that DEL takes back."""
     sample = {"count": 1_000_000, "seconds": SAMPLE_S.get(target, OTHER_SAMPLE_S)}
     how = {"count": NIGHTLY[target], "seconds": NIGHTLY_S} if nightly else sample
-    outcome = campaign.run(target, seed=1, **how)
+    seed = int(time.strftime("%Y%m%d")) if nightly else 1  # other inputs each night
+    outcome = campaign.run(target, seed=seed, **how)
     promises.record("fuzz", inputs=outcome.inputs)
-    print(f"{target}: {outcome.inputs} cases in {outcome.seconds:.0f} s, {outcome.verdicts}")
+    print(f"{target}, seed {seed}: {outcome.inputs} cases in {outcome.seconds:.0f} s, {outcome.verdicts}")
     assert outcome.faults == []
     assert outcome.inputs >= (NIGHTLY[target] if nightly else 1)  # time may run out
     assert outcome.grown_kib < GROWN_KIB
