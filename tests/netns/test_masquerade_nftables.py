@@ -1,6 +1,5 @@
 """Masquerade by nftables (kernel.masquerade.nftables): its rules, who else changes them meanwhile, and real packets."""
 
-import os
 from dataclasses import replace
 from ipaddress import ip_interface, ip_network
 
@@ -279,7 +278,7 @@ def test_a_kernel_without_netfilter(inside, monkeypatch, number):
     """Where there is no netfilter socket, ADD and STATUS say so, and DEL and GC have nothing to do."""
 
     def refused():
-        raise OSError(number, os.strerror(number))
+        raise KernelError("open a netlink socket", number)
 
     monkeypatch.setattr(nft, "NftSocket", refused)
     with pytest.raises(CniError, match="open a netfilter socket"):
