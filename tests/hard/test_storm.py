@@ -42,6 +42,6 @@ def test_a_storm(root, bin_dir, reference, tmp_path, nightly, backend, variant, 
     again = sum(count for error, count in report["errors"].items() if ": 11 " in error)
     print(f"{verbs / report['seconds']:.0f} verbs/s", report["verbs"], report["errors"])
     assert report["problems"] == [], f"{len(report['problems'])} problems; errors: {report['errors']}"
-    assert report["living"] > 20
+    assert report["living"] > 5
     assert report["kills"] > 0
     promises.record("storm", verbs=verbs, seconds=round(report["seconds"]), kills=report["kills"], again=again)

@@ -226,11 +226,11 @@ class _Tracer:
     def _let_go(self) -> None:
         """Ends the tracing of all processes; those that run must be stopped for it.
 
-        They come last: one that has made a child by vfork cannot be stopped before that child goes on.
+        They come last, the youngest first: one that has made a child by vfork cannot be stopped before that goes on.
         """
         for pid in self._unknown:
             self.processes[pid] = _Process(self._made, running=False)
-        for pid, process in sorted(self.processes.items(), key=lambda item: item[1].running):
+        for pid, process in sorted(self.processes.items(), key=lambda item: (item[1].running, -item[1].index)):
             with suppress(ProcessLookupError):
                 passed_on = 0
                 if process.running:
