@@ -36,7 +36,7 @@ _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
-_ANSWER_BYTES = 2048  # what the kernel takes at most for the answer to a change, with its own books on it
+_ANSWER_BYTES = 8192  # what the kernel takes at most for an answer (a link's, in two pages), with its own books on it
 _ANSWERS_THAT_FIT = 64  # with the kernel's default, net.core.rmem_default
 _SUBSCRIBING = "get news of links and addresses"
 _DUMP_TRIES = 10  # each is spoilt by a change within the millisecond that it takes
