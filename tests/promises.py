@@ -36,13 +36,13 @@ PROMISES: dict[str, Promise] = {
     "storm": Promise(
         "Whatever runs at the same time, no address is given twice, no rule is lost, and nothing is left in the end.",
         "64 processes of ADD, DEL, CHECK and GC at random over 200 containers, some killed, for each backend and "
-        "among the reference's; the node is compared with one where the same attachments were made one by one",
-        "{verbs} verbs in {seconds} s, {kills} of them killed, {again} told to try again",
+        "among the reference's, compared with a node where the living were attached one by one; host-local alone",
+        "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} told to try again",
     ),
     "model": Promise(
         "Each verb changes what it says and nothing else, also where two networks have containers of the same names.",
         "random sequences of all verbs, ours and the reference's; the node is compared with a model after each",
-        "{verbs} verbs",
+        "{verbs:,} verbs",
     ),
     "fuzz": Promise(
         "Whatever is on stdin, in the environment, in files, or answered by the kernel: an error object or a result.",
@@ -59,7 +59,7 @@ PROMISES: dict[str, Promise] = {
         "A verb that dies loses nothing: the next DEL, or GC alone, leaves the state of before; the next ADD succeeds.",
         "each verb of a whole chain, both backends, gets SIGKILL right before and right after each system call that "
         "changes something, in the plugin and in its children; SIGTERM, which unwinds, before each",
-        "{kills} kills, {terms} terminations",
+        "{kills:,} kills, {terms} terminations",
     ),
 }
 
