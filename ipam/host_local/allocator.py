@@ -130,17 +130,13 @@ def _take(
     name, owner = str(choice), owner_of(*attachment)
     if held.reserve(name, owner):
         return
-    holder, known = held.content(name), cache()
-    own = holder in (owner, owner_of(attachment.container_id, ""))
-    path, origin = f"{held.directory}/{name}", held.origin(holder, name)
-    left_over = is_left_over(path, attachment_of(holder), origin, known)
-    if not left_over and not (own and known.has_lost(attachment_of(holder))):
+    if not _may_take_back(held, name, attachment, cache()):
         raise CniError(
             Code.INTERNAL,
             f"requested IP address {choice} is not available in range set {range_set}",
             _told(held, name),
         )
-    _take_back(held, [(holder, name)])
+    _take_back(held, [(held.content(name), name)])
     held.reserve(name, owner)
 
 
@@ -156,15 +152,13 @@ def _refuse_second(
         own = _parse(name)
         if own is None or not range_set.range_of(own):
             continue
-        owner, known = held.content(name), cache()
-        left_over = is_left_over(f"{held.directory}/{name}", attachment, held.origin(owner, name), known)
-        if not left_over and not known.has_lost(attachment_of(owner)):
+        if not _may_take_back(held, name, attachment, cache()):
             raise CniError(
                 Code.INTERNAL,
                 f"{own} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
                 f"{_told(held, name)}; run DEL for this attachment before the next ADD",
             )
-        _take_back(held, [(owner, name)])
+        _take_back(held, [(held.content(name), name)])
 
 
 def _next(
@@ -185,6 +179,19 @@ def _next(
             usage = Usage.count(range_set, owners, known)
             raise CniError(Code.INTERNAL, _none_left(range_set), f"{usage}; {_hint(held.directory)}")
     return found
+
+
+def _may_take_back(held: Reservations, name: str, attachment: Attachment, cache: ResultCache) -> bool:
+    """Tells whether `name` is of a container that a reboot ended, or this attachment's, which has lost its namespace.
+
+    A legacy reservation, without ifname, is the attachment's if its container has no other interface that lives.
+    """
+    holder = held.content(name)
+    had = attachment_of(holder)
+    own = had in (attachment, Attachment(attachment.container_id, ""))
+    return is_left_over(f"{held.directory}/{name}", had, held.origin(holder, name), cache) or (
+        own and cache.has_lost(had)
+    )
 
 
 def _left_over(
