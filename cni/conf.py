@@ -66,6 +66,19 @@ class NetConf:
         except CniError as error:
             raise error.prefixed("could not parse prevResult: ") from None
 
+    def required_prev_result(self, msg: str = "Required prevResult missing") -> Result:
+        """Reads `prevResult`; raises CniError(7) as `prev_result` does, and with `msg` when it is absent."""
+        found = self.prev_result()
+        if found is None:
+            details = "ADD of a chained plugin and each CHECK need the result of what ran before"
+            raise CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
+        return found
+
+    @property
+    def ipam_type(self) -> str:
+        """The type of the IPAM delegate, "" for a layer 2 network; CniError(7) for wrong types."""
+        return self.fields.section("ipam").string("type")
+
     def valid_attachments(self) -> frozenset[Attachment] | None:
         """Reads the attachments that GC must keep; None when the key is absent, and then nothing may be removed.
 

@@ -15,13 +15,19 @@ from cni import gojson, signals, skel, versions
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
+from ipam.static.main import PLUGIN as STATIC
 from plugins.bandwidth.main import PLUGIN as BANDWIDTH
 from plugins.bridge.main import PLUGIN as BRIDGE
+from plugins.firewall.main import PLUGIN as FIREWALL
 from plugins.loopback.main import PLUGIN as LOOPBACK
 from plugins.portmap.main import PLUGIN as PORTMAP
+from plugins.ptp.main import PLUGIN as PTP
+from plugins.tuning.main import PLUGIN as TUNING
 from podwire import __version__
 
-PLUGINS: dict[str, Plugin] = {plugin.name: plugin for plugin in (BANDWIDTH, BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
+PLUGINS: dict[str, Plugin] = {
+    plugin.name: plugin for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, PORTMAP, PTP, STATIC, TUNING)
+}
 
 _USAGE = f"""\
 podwire {__version__}: CNI network plugins in one file

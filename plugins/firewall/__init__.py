@@ -1,0 +1,1 @@
+"""firewall: lets a pod's packets pass the host's firewall."""

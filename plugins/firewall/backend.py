@@ -1,0 +1,52 @@
+"""The choice between the firewall's backends.
+
+One rule: rules are made by one backend; which one made them is not remembered, so DEL and GC look into all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernel.backends import Backends
+from plugins.firewall import firewalld, iptables, nftables
+from plugins.firewall.conf import AUTOMATIC, FIREWALLD, FirewallConf
+from plugins.firewall.wanted import OPEN, Protected
+
+_BACKENDS: Backends[Protected] = Backends(
+    iptables, nftables, 'install iptables or a kernel with nftables, or take "firewall" out of the list'
+)
+
+
+def add(conf: FirewallConf) -> None:
+    """Makes the rules; raises CniError, and nothing is taken back then: DEL's steps do that."""
+    name, wanted = conf.backend, conf.wanted
+    if _is_firewalld(name):
+        firewalld.add(wanted)
+        name, wanted = AUTOMATIC, replace(wanted, accepts=False)
+    if wanted.accepts or wanted.policy != OPEN:
+        _BACKENDS.add(wanted, name)
+
+
+def check(conf: FirewallConf) -> None:
+    """Raises CniError(999) for what is missing."""
+    name, wanted = conf.backend, conf.wanted
+    if _is_firewalld(name):
+        firewalld.check(wanted)
+        name, wanted = AUTOMATIC, replace(wanted, accepts=False)
+    if wanted.accepts or wanted.policy != OPEN:
+        _BACKENDS.check(wanted, name)
+
+
+def problem(conf: FirewallConf) -> str:
+    """Tells what keeps ADD from working, "" when nothing does."""
+    name, wanted = conf.backend, conf.wanted
+    if _is_firewalld(name):
+        if found := firewalld.problem():
+            return found
+        name, wanted = AUTOMATIC, replace(wanted, accepts=False)
+    return _BACKENDS.problem(name) if wanted.accepts or wanted.policy != OPEN else ""
+
+
+def _is_firewalld(name: str) -> bool:
+    """Tells whether firewalld lets the addresses through: asked for, or running where nothing else is asked for."""
+    return name == FIREWALLD or (name == AUTOMATIC and firewalld.is_running())

@@ -1,0 +1,97 @@
+"""The configuration of firewall: read, checked, turned into one frozen value.
+
+One rule: nothing here touches the kernel, and below here nothing is checked again.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.result import Result
+from plugins.firewall.wanted import OPEN, POLICIES, Protected
+
+AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES = "", "firewalld", "iptables", "nftables"
+_BACKENDS = (AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES)
+_CHAIN_BYTES = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
+
+
+@dataclass(frozen=True)
+class FirewallConf:
+    """What is wanted for one attachment, and by which backend: "" for firewalld if it runs, else what works."""
+
+    wanted: Protected
+    backend: str
+
+
+def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallConf:
+    """Reads the whole configuration; raises CniError(7) (reference: code 999, its texts).
+
+    CNI_ARGS are not for this plugin, and CNI_NETNS and CNI_IFNAME tell no more than whose rules they are.
+    """
+    fields = conf.fields
+    policy = fields.string("ingressPolicy") or OPEN
+    if policy not in POLICIES:
+        details = f'set "ingressPolicy" to one of {", ".join(POLICIES)}'
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f'unknown ingress policy: "{policy}"', details)
+    prev_result = prev_result or Result()
+    wanted = Protected(
+        network=conf.name,
+        container_id=args.container_id,
+        ifname=args.ifname,
+        addresses=tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips)),
+        policy=policy,
+        bridge=_bridge(policy, prev_result) if prev_result.ips and policy != OPEN else "",
+        admin_chain=_chain(conf),
+        zone=fields.string("firewalldZone") or "trusted",
+    )
+    return FirewallConf(wanted, _backend(conf))
+
+
+def lenient(args: CmdArgs, conf: NetConf) -> Protected:
+    """Returns what DEL needs to know, as far as it can be read."""
+    try:
+        prev_result = conf.prev_result()
+    except CniError:
+        prev_result = None
+    addresses = tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips)) if prev_result else ()
+    zone = conf.fields.raw("firewalldZone")
+    zone = zone if isinstance(zone, str) and zone else "trusted"
+    return Protected(conf.name, args.container_id, args.ifname, addresses, zone=zone)
+
+
+def _backend(conf: NetConf) -> str:
+    """Returns the backend; a name that there is none of means any that works, as with the reference."""
+    name = conf.fields.string("backend")
+    if name not in _BACKENDS:
+        known = ", ".join(_BACKENDS[1:])
+        print(f'firewall: "backend" {name!r} is none of {known}: taking one that works', file=sys.stderr)
+        return AUTOMATIC
+    return name
+
+
+def _chain(conf: NetConf) -> str:
+    name = conf.fields.string("iptablesAdminChainName") or "CNI-ADMIN"
+    if len(name.encode()) > _CHAIN_BYTES or name.startswith(("-", "!")) or any(not "!" < c <= "~" for c in name):
+        hint = f"1 to {_CHAIN_BYTES} printable ASCII characters without blanks, no - in front"
+        raise conf.fields.error("iptablesAdminChainName", f'is no name for a chain: "{name}"', hint)
+    return name
+
+
+def _bridge(policy: str, prev_result: Result) -> str:
+    """Returns the interface of the host that a policy is about: the first one, which an interface plugin made."""
+    demand = (
+        f'interface needs to be set for ingress policy "{policy}", make sure to chain "firewall" plugin with "bridge"'
+    )
+    if not prev_result.interfaces:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, demand, "prevResult names no interface")
+    first = prev_result.interfaces[0]
+    if not first.name:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, "got empty bridge name", demand)
+    if first.sandbox:
+        details = f'the first interface in prevResult is "{first.name}" in {first.sandbox}, not one of the host'
+        raise CniError(Code.INVALID_NETWORK_CONFIG, demand, details)
+    return first.name

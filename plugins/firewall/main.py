@@ -1,0 +1,85 @@
+"""The verbs of firewall.
+
+One rule: each change is followed by its undo, and DEL looks for rules wherever they may be, whatever is configured.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.result import Result
+from cni.skel import Plugin
+from cni.undo import Undo
+from cni.versions import SUPPORTED, at_least
+from kernel import nft
+from plugins.firewall import backend, firewalld, iptables, nftables
+from plugins.firewall import conf as firewall_conf
+from plugins.firewall.wanted import Protected
+
+
+def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
+    """Lets the attachment's packets pass; hands on the earlier plugins' result.
+
+    May be repeated at any time: what somebody has flushed is made again. A failure leaves nothing behind, except what
+    other pods may use by then: shared chains.
+    """
+    prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
+    own = firewall_conf.parse(args, conf, prev_result)
+    if own.wanted.addresses:
+        with Undo() as undo:
+            undo.push("remove the firewall's rules", partial(_remove, own.wanted))
+            try:
+                backend.add(own)
+            except UnchangedError:
+                undo.clear()  # what an earlier ADD made is as it was
+                raise
+    return prev_result
+
+
+def cmd_del(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the attachment's rules from every backend; gone is success, and the configuration may be broken."""
+    _remove(firewall_conf.lenient(args, conf))
+
+
+def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+    """Checks that the attachment's rules are there and are reached; makes nothing."""
+    prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
+    own = firewall_conf.parse(args, conf, prev_result)
+    if own.wanted.addresses:
+        backend.check(own)
+
+
+def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the rules of what is no listed attachment; what does not say that it is this network's stays."""
+    rules = [lambda socket: iptables.gc(socket, conf.name, valid), lambda socket: nftables.gc(socket, conf.name, valid)]
+    all_of(
+        partial(firewalld.gc, conf.name, valid), partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules)
+    )
+
+
+def cmd_status(args: CmdArgs, conf: NetConf) -> None:
+    """Tells whether ADD could be served; raises CniError(50)."""
+    own = firewall_conf.parse(args, conf, None)
+    if problem := backend.problem(own):
+        cure = 'install what is missing, or set "backend" to another one'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", cure)
+
+
+PLUGIN = Plugin(
+    "firewall",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    versions=tuple(version for version in SUPPORTED if at_least(version, "0.4.0")),
+)
+
+
+def _remove(own: Protected) -> None:
+    """Removes the attachment's rules wherever they are: firewalld's, by netlink, and what iptables-legacy made."""
+    rules = [lambda socket: iptables.delete(socket, own), lambda socket: nftables.delete(socket, own)]
+    all_of(partial(firewalld.delete, own), partial(iptables.delete_legacy, own), partial(nft.each, rules))

@@ -1,0 +1,1 @@
+"""ptp: a routed veth pair between a pod and the host."""

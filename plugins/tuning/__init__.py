@@ -1,0 +1,1 @@
+"""tuning: sysctls and settings of a pod's interface."""
