@@ -13,6 +13,7 @@ from cni import gojson
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.result import Result, from_json
+from cni.versions import at_least
 
 VALID_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
@@ -78,6 +79,15 @@ class NetConf:
     def ipam_type(self) -> str:
         """The type of the IPAM delegate, "" for a layer 2 network; CniError(7) for wrong types."""
         return self.fields.section("ipam").string("type")
+
+    def refuse_addressless(self) -> None:
+        """Refuses a layer 2 network of CNI 0.1.0 or 0.2.0, whose results are addresses: CniError(7) (reference)."""
+        if not self.ipam_type and not at_least(self.version, "0.3.0"):
+            raise CniError(
+                Code.INVALID_NETWORK_CONFIG,
+                "cannot convert: no valid IP addresses",
+                f'cniVersion {self.version} cannot tell of an attachment without addresses; add "ipam" or use 0.3.0',
+            )
 
     def valid_attachments(self) -> frozenset[Attachment] | None:
         """Reads the attachments that GC must keep; None when the key is absent, and then nothing may be removed.

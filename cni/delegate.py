@@ -54,6 +54,21 @@ def run(kind: str, args: CmdArgs, conf: NetConf) -> None:
     _run(_find_other(kind, args, conf), kind, args, conf)
 
 
+def addresses(args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
+    """Runs ADD of the network's IPAM plugin as `add` does; raises CniError(999) when it gives no address."""
+    given = add(conf.ipam_type, args, conf, undo)
+    if not given.ips:
+        msg = "IPAM plugin returned missing IP config"
+        raise CniError(Code.INTERNAL, msg, f"the plugin {conf.ipam_type} gave none")
+    return given
+
+
+def forward(args: CmdArgs, conf: NetConf) -> None:
+    """Runs the verb in `args` of the network's IPAM plugin, if there is one; raises its error unchanged."""
+    if conf.ipam_type:
+        run(conf.ipam_type, args, conf)
+
+
 def find(kind: str, path: tuple[str, ...]) -> str:
     """Returns the first regular file named `kind` in the directories of CNI_PATH; CniError(7) when there is none."""
     if not path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 
 _MOST_TOLD = 10  # a store of 10,000 addresses on a disk that has become read-only has one cause
 
@@ -100,3 +101,17 @@ def all_of(*steps: Callable[[], object]) -> None:
     failure = collected(problems)
     if failure:
         raise failure
+
+
+def unready(*steps: Callable[[], object]) -> None:
+    """Runs the parts of a STATUS as `all_of` does; what fails means code 50, unless it says 51 (section "STATUS")."""
+    all_of(*(partial(_as_unready, step) for step in steps))
+
+
+def _as_unready(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except CniError as error:
+        if error.code == Code.LIMITED_CONNECTIVITY:
+            raise
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error

@@ -201,6 +201,7 @@ class RouteMessage(nlmsg):  # type: ignore[misc]
         (4, "RTA_OIF", "uint32"),
         (5, "RTA_GATEWAY", "cdata"),
         (6, "RTA_PRIORITY", "uint32"),
+        (7, "RTA_PREFSRC", "cdata"),
         (8, "RTA_METRICS", "metrics"),
         (15, "RTA_TABLE", "uint32"),
     )

@@ -169,10 +169,10 @@ class VethEnd:
     mac: bytes
 
 
-def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: int, mtu: int) -> Request:
+def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: int = 0, mtu: int) -> Request:
     """Makes a veth pair, each end where it belongs: `host` here, up, a port of `master`; `sandbox` in `namespace`.
 
-    Without a namespace both ends are here.
+    Without a namespace both ends are here. A `master` of 0 is none.
     Moving an end between namespaces afterwards would cost some 17 ms of RCU waiting. `mtu` 0 is the kernel's default.
     """
     peer: Attributes = [("IFLA_IFNAME", sandbox.name), ("IFLA_ADDRESS", sandbox.mac), *_mtu(mtu)]
@@ -180,7 +180,8 @@ def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: in
         peer.append(("IFLA_NET_NS_FD", namespace.fileno()))
     data = {"attrs": [("VETH_INFO_PEER", {"attrs": peer})]}
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
-    attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac), ("IFLA_MASTER", master)]
+    attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac)]
+    attributes += [("IFLA_MASTER", master)] if master else []
     # The queue length is the reference's: no queue on the host's end unless somebody attaches a qdisc with its own.
     attributes += [*_mtu(mtu), ("IFLA_TXQLEN", 0), ("IFLA_LINKINFO", info)]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL

@@ -18,8 +18,10 @@ from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
 from kernel.wire import AnswerError, Attributes, Decoded
 
-RTM_NEWROUTE, RTM_GETROUTE = 24, 26
+RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
+SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h
 # linux/rtnetlink.h
+_SCOPE_NOWHERE = 255  # in a deletion: any
 _RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 3, 1, 2
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
@@ -68,9 +70,12 @@ def interface_to(socket: Socket, address: Address) -> Link | None:
     return links.get(socket, links.by_index(index))[0] if index else None
 
 
-def addition(link: Link, route: Route, gateway: Address | None) -> Request:
+def addition(
+    link: Link, route: Route, gateway: Address | None, *, source: Address | None = None, exists_ok: bool = False
+) -> Request:
     """Adds `route` over `link` via `gateway`, its own or its family's; one destination may have several routes.
 
+    `source` is the address that is preferred for what this host sends by it.
     Values as the reference sets them: protocol boot, scope universe unless given; mtu and advmss are honoured too.
     """
     scope, table = route.scope or 0, route.table or _RT_TABLE_MAIN
@@ -79,7 +84,7 @@ def addition(link: Link, route: Route, gateway: Address | None) -> Request:
         f"metric {route.priority} (Scope: {scope}, Table: {table})'"
     )
     values = {
-        "family": stdlib_socket.AF_INET if isinstance(route.dst, IPv4Interface) else stdlib_socket.AF_INET6,
+        "family": _FAMILIES[route.dst.version],
         "dst_len": route.dst.network.prefixlen,
         "table": table if table < 256 else 0,
         "proto": _RTPROT_BOOT,
@@ -91,12 +96,29 @@ def addition(link: Link, route: Route, gateway: Address | None) -> Request:
         attributes.append(("RTA_DST", route.dst.network.network_address.packed))
     if gateway:
         attributes.append(("RTA_GATEWAY", gateway.packed))
+    if source:
+        attributes.append(("RTA_PREFSRC", source.packed))
     if route.priority:
         attributes.append(("RTA_PRIORITY", route.priority))
     metrics = [(name, value) for name, value in (("RTAX_MTU", route.mtu), ("RTAX_ADVMSS", route.advmss)) if value]
     if metrics:
         attributes.append(("RTA_METRICS", {"attrs": metrics}))
-    return Request(doing, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes)
+    ignore = (errno.EEXIST,) if exists_ok else ()
+    return Request(doing, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
+
+
+def deletion(link: Link, network: Network) -> Request:
+    """Deletes the route of table main that leads to `network` over `link`, of any scope; absent is success."""
+    doing = f"delete route '{network} dev {link.name}'"
+    values = {
+        "family": _FAMILIES[network.version],
+        "dst_len": network.prefixlen,
+        "table": _RT_TABLE_MAIN,
+        "scope": _SCOPE_NOWHERE,
+    }
+    attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", _RT_TABLE_MAIN)]
+    attributes.append(("RTA_DST", network.network_address.packed))
+    return Request(doing, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 
 
 def _address(packed: bytes) -> Address:

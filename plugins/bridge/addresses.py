@@ -10,33 +10,22 @@ from ipaddress import IPv4Interface, IPv6Interface
 
 from cni.address import Address
 from cni.address import Interface as Cidr
-from cni.args import CmdArgs
-from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
-from kernel.configure import own_ips
-from kernel.masquerade.wanted import Masquerade
+from kernel.pair import refuse_small_mtu
 from plugins.bridge import switch
 from plugins.bridge.conf import BridgeConf
 
-_IPV6_MTU_MIN = 1280
 _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
 
 def completed(ipam: Result, own: BridgeConf, interface: int) -> Result:
     """Binds IPAM's addresses to the result's `interface`, and adds the gateways and default routes asked for.
 
-    Raises CniError(999) when IPAM gave none, CniError(7) for what cannot be served with them.
+    Raises CniError(7) for what cannot be served with them.
     """
-    if not ipam.ips:
-        raise CniError(Code.INTERNAL, "IPAM plugin returned missing IP config", f"the plugin {own.ipam_type} gave none")
-    if 0 < own.mtu < _IPV6_MTU_MIN and any(isinstance(ip.address, IPv6Interface) for ip in ipam.ips):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            f'"mtu" {own.mtu} is too small for the IPv6 addresses that IPAM gives',
-            f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200)"
-            + ('; "auto" takes the least of the host\'s interfaces: set a number' if own.mtu_auto else ""),
-        )
+    auto = '; "auto" takes the least of the host\'s interfaces: set a number' if own.mtu_auto else ""
+    refuse_small_mtu(own.mtu, ipam.ips, auto)
     ips = tuple(replace(ip, interface=interface, gateway=ip.gateway or _first(ip, own)) for ip in ipam.ips)
     if own.is_gateway:
         for ip in ips:
@@ -48,12 +37,6 @@ def completed(ipam: Result, own: BridgeConf, interface: int) -> Result:
             if gateway:
                 routes = _with_default(routes, Route(default, gw=gateway))
     return replace(ipam, ips=ips, routes=routes)
-
-
-def masquerade(args: CmdArgs, conf: NetConf, own: BridgeConf, result: Result) -> Masquerade:
-    """Returns what is masqueraded of the attachment: the addresses in `result` that are its own."""
-    ips = tuple(ip.address for ip in own_ips(result, args.ifname, strict=False))
-    return Masquerade(conf.name, args.container_id, args.ifname, ips, own.not_masqueraded)
 
 
 def _first(ip: IPConfig, own: BridgeConf) -> Address | None:

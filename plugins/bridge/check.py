@@ -9,7 +9,7 @@ from __future__ import annotations
 from cni.args import CmdArgs
 from cni.errors import CniError, Code
 from cni.result import Interface, Result
-from kernel import address, link
+from kernel import address, link, pair
 from kernel.configure import Sandbox, check
 from kernel.link import Link
 from kernel.netns import Netns
@@ -27,7 +27,7 @@ def check_attachment(
     args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket
 ) -> None:
     """Checks bridge, host end, sandbox end, addresses and routes; raises CniError(999), KernelError."""
-    listed = _container(args, prev_result)
+    listed = pair.listed_inside(args, prev_result)
     bridge = _check_bridge(conf, prev_result, host)
     with Sandbox(namespace, args.ifname) as sandbox:
         inside = _check_inside(listed, conf, sandbox)
@@ -42,17 +42,6 @@ def check_attachment(
     if conf.is_gateway:
         _check_gateways(prev_result, gateway, host)
     netfilter.check(conf)
-
-
-def _container(args: CmdArgs, prev_result: Result) -> Interface:
-    for item in prev_result.interfaces:
-        if item.name == args.ifname and item.sandbox:
-            if item.sandbox != args.netns:
-                raise _wrong(
-                    f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}", _AGAIN
-                )
-            return item
-    raise _wrong(f"Interface name {args.ifname} not found in prevResult", _OTHER_RESULT)
 
 
 def _check_bridge(conf: BridgeConf, prev_result: Result, host: Socket) -> Link:
@@ -102,15 +91,8 @@ def _check_outside(inside: Link, bridge: Link, prev_result: Result, host: Socket
     if outside.master != bridge.index:
         details = f'"{outside.name}" is not its port: ip link set "{outside.name}" master "{bridge.name}"'
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", details)
-    listed = next((item for item in prev_result.interfaces if item.name == outside.name and not item.sandbox), None)
-    if listed is None:
-        details = f'"{outside.name}" is not in prevResult: {_OTHER_RESULT}'
-        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", details)
-    if listed.mac and outside.mac != listed.mac:
-        details = f'it is {outside.mac}; set it back: ip link set "{outside.name}" address {listed.mac}'
-        raise _wrong(f"Interface {outside.name} Mac doesn't match: {listed.mac} not found", details)
-    if not outside.is_up:
-        raise _wrong(f"Interface {outside.name} is down", f'set it up: ip link set "{outside.name}" up')
+    if unlisted := pair.check_outside(outside, prev_result):
+        raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", unlisted)
     return outside
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cni.address import Network, parse_cidr, parse_mac
+from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.result import DNS
-from cni.versions import at_least
+from kernel.masquerade import asked
+from kernel.masquerade.asked import Asked
+from kernel.pair import mtu_of
 
-_MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
 _MTU_AUTO = "auto"
 _VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
 
@@ -43,8 +44,7 @@ class BridgeConf:
     """One bridge network and the attachment asked for; `mtu` in bytes, 0 leaves it to the kernel; `mac` b"" for any.
 
     `ipam_type` is "" for a layer 2 network. `dns`, when there is one, replaces what IPAM says. With `mtu_auto` the MTU
-    follows from the host's interfaces. `masquerade_backend` is "" for the one that works. `bridge_netfilter` is None
-    to leave that setting of the host alone.
+    follows from the host's interfaces. `bridge_netfilter` is None to leave that setting of the host alone.
     """
 
     bridge: str
@@ -52,9 +52,7 @@ class BridgeConf:
     is_gateway: bool
     is_default_gateway: bool
     force_address: bool
-    masquerade: bool
-    masquerade_backend: str
-    not_masqueraded: tuple[Network, ...]
+    masquerade: Asked | None
     mtu: int
     mtu_auto: bool
     hairpin: bool
@@ -74,13 +72,11 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
     fields = conf.fields
     parsed = BridgeConf(
         bridge=_bridge_name(fields),
-        ipam_type=ipam_type(conf),
+        ipam_type=conf.ipam_type,
         is_gateway=fields.boolean("isGateway") or fields.boolean("isDefaultGateway"),
         is_default_gateway=fields.boolean("isDefaultGateway"),
         force_address=fields.boolean("forceAddress"),
-        masquerade=fields.boolean("ipMasq") and bool(ipam_type(conf)),  # without IPAM there is nothing to masquerade
-        masquerade_backend=fields.string("ipMasqBackend"),
-        not_masqueraded=_networks(fields, "nonMasqueradeCIDRs"),
+        masquerade=asked.parse(conf),
         mtu=_mtu(fields),
         mtu_auto=fields.raw("mtu") == _MTU_AUTO,
         hairpin=fields.boolean("hairpinMode"),
@@ -106,33 +102,7 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
             "cannot set hairpin mode and promiscuous mode at the same time",
             'remove "hairpinMode" or "promiscMode"',
         )
-    if parsed.masquerade and parsed.masquerade_backend not in ("", "iptables", "nftables"):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            f'unknown ipmasq backend "{parsed.masquerade_backend}"',
-            'set "ipMasqBackend" to "iptables" or "nftables", or leave it out for the one that works',
-        )
     return parsed
-
-
-def ipam_type(conf: NetConf) -> str:
-    """Returns the type of the IPAM delegate, "" for a layer 2 network: all that DEL, GC and STATUS need to know."""
-    return conf.fields.section("ipam").string("type")
-
-
-def may_masquerade(conf: NetConf) -> bool:
-    """Tells whether masquerading is asked for, be it by a value of a wrong type: what DEL wants to know."""
-    return conf.fields.has("ipMasq") and conf.fields.raw("ipMasq") is not False
-
-
-def refuse_addressless_version(parsed: BridgeConf, conf: NetConf) -> None:
-    """Refuses a layer 2 network of CNI 0.1.0 or 0.2.0, whose results consist of addresses (text of the reference)."""
-    if not parsed.ipam_type and not at_least(conf.version, "0.3.0"):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            "cannot convert: no valid IP addresses",
-            f'cniVersion {conf.version} cannot tell of an attachment without addresses; add "ipam" or use 0.3.0',
-        )
 
 
 def _bridge_name(fields: Fields) -> str:
@@ -143,26 +113,12 @@ def _bridge_name(fields: Fields) -> str:
     return name
 
 
-def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
-    found = []
-    for index, text in enumerate(fields.strings(key)):
-        try:
-            found.append(parse_cidr(text).network)
-        except ValueError:
-            hint = 'write it like "10.0.0.0/8"'
-            raise fields.error(f"{key}[{index}]", f"is not an address with prefix: {text}", hint) from None
-    return tuple(found)
-
-
 def _mtu(fields: Fields) -> int:
     raw = fields.raw("mtu")
     if isinstance(raw, str) and raw != _MTU_AUTO:
         raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not "{raw}"', "JSON types are not converted")
-    mtu = 0 if raw == _MTU_AUTO else fields.integer("mtu") or 0
-    if mtu and not _MTU_MIN <= mtu <= _MTU_MAX:
-        hint = f'leave it out for the kernel\'s default, or set "{_MTU_AUTO}"'
-        raise fields.error("mtu", f"must be 0 or between {_MTU_MIN} and {_MTU_MAX}, not {mtu}", hint)
-    return mtu
+    hint = f'leave it out for the kernel\'s default, or set "{_MTU_AUTO}"'
+    return 0 if raw == _MTU_AUTO else mtu_of(fields, hint)
 
 
 def _vlans(fields: Fields) -> Vlans:

@@ -10,21 +10,18 @@ from dataclasses import replace
 from functools import partial
 
 from cni import delegate
-from cni.address import Interface as Cidr
-from cni.args import CmdArgs, is_interface_name
+from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, all_of
-from cni.result import Interface, Result
+from cni.errors import CniError, Code, all_of, unready
+from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
-from kernel import address, link, nft
+from kernel import forwarding, link, nft, pair
 from kernel.configure import Sandbox
 from kernel.link import Link
-from kernel.masquerade import backend
-from kernel.masquerade.wanted import Masquerade
-from kernel.netns import Netns, NetnsMissingError
+from kernel.masquerade import asked, backend
+from kernel.netns import Netns
 from kernel.rtnl import Socket
-from kernel.teardown import delete_interface
 from kernel.vlan import refuse_unmakeable
 from plugins.bridge import addresses, mtu, netfilter, port, spoof, switch, vlan
 from plugins.bridge import conf as bridge_conf
@@ -43,7 +40,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     gateway address, forwarding.
     """
     own = bridge_conf.parse(args, conf)
-    bridge_conf.refuse_addressless_version(own, conf)
+    conf.refuse_addressless()
     refuse_long_name(own)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         own = mtu.resolved(host, own)
@@ -52,7 +49,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         fitted = mtu.fitted(host, bridge, own)
         given = Result()
         if own.ipam_type:
-            given = addresses.completed(delegate.add(own.ipam_type, args, conf, undo), own, _CONTAINER)
+            given = addresses.completed(delegate.addresses(args, conf, undo), own, _CONTAINER)
         vlan.enforce(host, bridge, joined.filtering)  # the pod's end is down until now: no frame has passed
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.link()
@@ -64,13 +61,11 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             if not own.container_interface_down:
                 port.wait_forwarding(host, outside)
             if own.masquerade:
-                wanted = addresses.masquerade(args, conf, own, result)
-                undo.push("remove the masquerade rules", partial(_remove_masquerade, wanted, namespace))
-                backend.BACKENDS.add(wanted, own.masquerade_backend)
+                own.masquerade.add(args, conf, result, sandbox, undo)
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
                 gateway = add_gateways(host, bridge, outside, own, result, undo)
                 if gateway is not bridge:
-                    result = replace(result, interfaces=(*result.interfaces, _interface(conf, gateway)))
+                    result = replace(result, interfaces=(*result.interfaces, pair.interface(conf, gateway)))
             netfilter.ensure(own)
             mtu.fit(host, bridge, fitted)
             if own.ipam_type:
@@ -85,24 +80,19 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     what failed is told at the end. Rules are looked for whatever is configured by now: some 0.3 ms, no process.
     """
     with Socket() as host:
-        others = _detach(args, conf, host)
-    wanted = Masquerade(conf.name, args.container_id, args.ifname)
-    legacy = [partial(backend.delete_legacy, wanted, others)] if bridge_conf.may_masquerade(conf) else []
-    rules = [*backend.deletions(wanted, others), _unprotecting(args, conf)]
-    all_of(*legacy, partial(nft.each, rules), partial(_forward, args, conf))
+        others = pair.detach(args, conf, host)
+    all_of(*asked.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.forward, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     """Checks that the attachment is as ADD left it, or as a later plugin says in prevResult; IPAM checks its part."""
     own = bridge_conf.parse(args, conf)
-    prev_result = conf.prev_result()
-    if prev_result is None:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "Required prevResult missing", "CHECK needs the result of ADD")
+    prev_result = conf.required_prev_result()
     with Netns(args.netns) as namespace, Socket() as host:
-        _forward(args, conf)
+        delegate.forward(args, conf)
         check_attachment(args, conf.name, own, prev_result, namespace, host)
     if own.masquerade:
-        backend.BACKENDS.check(addresses.masquerade(args, conf, own, prev_result), own.masquerade_backend)
+        own.masquerade.check(args, conf, prev_result)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
@@ -111,7 +101,9 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
     rules = [*backend.gc(conf.name, valid), lambda socket: spoof.gc(socket, conf.name, valid)]
-    all_of(partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(_forward, args, conf))
+    all_of(
+        partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(delegate.forward, args, conf)
+    )
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -119,18 +111,10 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
 
     Raises CniError(50), CniError(51).
     """
-    parts: list[Callable[[], None]] = [partial(_refuse_unavailable, args, conf), partial(_forward, args, conf)]
-    all_of(*(partial(_as_status, part) for part in parts))
+    unready(partial(_refuse_unavailable, args, conf), partial(delegate.forward, args, conf))
 
 
 PLUGIN = Plugin("bridge", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
-
-
-def _forward(args: CmdArgs, conf: NetConf) -> None:
-    """Runs the same verb of the IPAM plugin, if there is one; raises its error unchanged."""
-    kind = bridge_conf.ipam_type(conf)
-    if kind:
-        delegate.run(kind, args, conf)
 
 
 def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
@@ -145,23 +129,12 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
             refuse_unmakeable(host, own.bridge, filtering=own.vlans.filtering)
     netfilter.refuse_unavailable(own)
     if own.is_gateway and own.ipam_type:
-        switch.refuse_unforwarding()
-    if own.masquerade and (problem := backend.BACKENDS.problem(own.masquerade_backend)):
-        cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
+        forwarding.refuse_unavailable()
+    if own.masquerade:
+        own.masquerade.refuse_unavailable()
     if own.mac_spoof_check and (problem := spoof.problem()):
         cure = 'use another kernel, or set "macspoofchk" to false'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', cure)
-
-
-def _as_status(step: Callable[[], None]) -> None:
-    """Runs a part of STATUS; what fails means code 50, unless it says code 51 (specification, section "STATUS")."""
-    try:
-        step()
-    except CniError as error:
-        if error.code == Code.LIMITED_CONNECTIVITY:
-            raise
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
 
 
 def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> port.Joined:
@@ -183,8 +156,9 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
 
 
 def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link, Link]) -> Result:
-    bridge, outside, inside = (_interface(conf, item) for item in links)
-    return replace(given, interfaces=(bridge, outside, replace(inside, sandbox=args.netns)))
+    bridge, outside, inside = links
+    told = (pair.interface(conf, bridge), pair.interface(conf, outside), pair.interface(conf, inside, args.netns))
+    return replace(given, interfaces=told)
 
 
 def _unprotecting(args: CmdArgs, conf: NetConf) -> Callable[[nft.NftSocket], None]:
@@ -196,63 +170,3 @@ def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -
         sandbox.configure(inside, result, dad=own.dad)
     elif not own.container_interface_down:
         sandbox.socket.change(link.settings(inside, up=True))
-
-
-def _detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
-    """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
-
-    Without a namespace there are no others. Who is root in the sandbox may have given our interface another name, and
-    ours to something else, `lo` even, which cannot be deleted; and our address to another interface.
-    """
-    try:
-        with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
-            inside = sandbox.find()
-            others = _others(sandbox, inside)
-            if inside is None or not inside.kind or not delete_interface(sandbox, inside, host):
-                _delete_host_end(args, conf, host)
-            return _elsewhere(others, conf)
-    except NetnsMissingError:
-        _delete_host_end(args, conf, host)
-        return ()
-
-
-def _remove_masquerade(wanted: Masquerade, namespace: Netns) -> None:
-    with Sandbox(namespace, wanted.ifname) as sandbox:
-        others = _others(sandbox, sandbox.find())
-    backend.delete(wanted, others)
-
-
-def _others(sandbox: Sandbox, inside: Link | None) -> tuple[Cidr, ...]:
-    return tuple(item.address for item in address.elsewhere(sandbox.socket, inside))
-
-
-def _interface(conf: NetConf, found: Link) -> Interface:
-    return Interface(found.name, found.mac, found.mtu if conf.version == "1.1.0" else 0)
-
-
-def _elsewhere(addresses: tuple[Cidr, ...], conf: NetConf) -> tuple[Cidr, ...]:
-    """Returns those that prevResult, where it can be read, does not give to this attachment."""
-    if all(item.ip.is_loopback for item in addresses):
-        return addresses  # most sandboxes have no others, and reading prevResult takes time
-    try:
-        prev_result = conf.prev_result()
-    except CniError:
-        return addresses
-    own = {item.address.ip for item in prev_result.ips} if prev_result else set()
-    return tuple(item for item in addresses if item.ip not in own)
-
-
-def _delete_host_end(args: CmdArgs, conf: NetConf, host: Socket) -> None:
-    """Deletes the host's end of a pair that is not found from the sandbox, as far as prevResult tells which it is.
-
-    A namespace whose file is gone lives on while a process is in it, and so does the pair with its addresses.
-    """
-    try:
-        prev_result = conf.prev_result()
-    except CniError:
-        return  # DEL does what it can without
-    for item in prev_result.interfaces if prev_result else ():
-        if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
-            (found,) = link.get(host, link.by_name(item.name))
-            if found and found.kind == "veth" and found.mac == item.mac:
-                host.change(link.deletion(found))

@@ -6,7 +6,6 @@ One rule: what other attachments share is only ever made right, never taken away
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
@@ -14,14 +13,12 @@ from cni.address import Interface, format_mac
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.undo import Undo
-from kernel import address, link, sysctl
+from kernel import address, forwarding, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
 from plugins.bridge.conf import BridgeConf
-
-_FORWARDING = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 
 class NotABridgeError(CniError):
@@ -102,7 +99,7 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
     gateways = [own for ip in result.ips if (own := gateway_on_bridge(ip)) is not None]
     requests = _plan(host, bridge, gateways, force=conf.force_address)
     for own in gateways:
-        _enable_forwarding(own)
+        forwarding.enable(own.version)
     if requests:
         # The bridge keeps its MAC from now on, as with the reference: otherwise it follows its ports.
         requests.append(link.settings(bridge, mac=bridge.mac_bytes))
@@ -162,26 +159,8 @@ def _plan(host: Socket, bridge: Link, gateways: list[Interface], *, force: bool)
     return requests
 
 
-def refuse_unforwarding() -> None:
-    """Raises CniError(999) where neither family is forwarded or could be; which of them is needed, IPAM decides."""
-    for name in _FORWARDING.values():
-        with suppress(FileNotFoundError):
-            if sysctl.get(name) == "1" or sysctl.writable(name):
-                return
-    name = _FORWARDING[4]
-    raise CniError(
-        Code.INTERNAL,
-        f"forwarding is off, and net/{name} cannot be written here",
-        f"set it on the node: {sysctl.command(name, '1')}",
-    )
-
-
 def _conflict(own: Interface, other: Interface) -> bool:
     """Tells whether `other` may not stay beside `own`: any IPv4 address, an IPv6 address of an overlapping subnet."""
     if isinstance(own, IPv4Interface):
         return isinstance(other, IPv4Interface)
     return isinstance(other, IPv6Interface) and own.network.overlaps(other.network)
-
-
-def _enable_forwarding(own: Interface) -> None:
-    sysctl.require(_FORWARDING[own.version], "1", "enable forwarding")

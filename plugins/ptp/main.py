@@ -1,22 +1,143 @@
-"""The verbs of ptp."""
+"""The verbs of ptp.
+
+One rule: each change is followed by its undo, and DEL takes away everything whatever is already gone.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from cni import delegate
 from cni.args import CmdArgs
-from cni.conf import NetConf
-from cni.errors import CniError, Code
-from cni.result import Result
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError, Code, all_of, unready
+from cni.result import Interface, Result
 from cni.skel import Plugin
+from cni.undo import Undo
+from kernel import forwarding, link, nft, pair, sysctl
+from kernel.configure import Sandbox, check
+from kernel.link import Link
+from kernel.masquerade import asked, backend
+from kernel.netns import Netns
+from kernel.rtnl import Socket
+from plugins.ptp import conf as ptp_conf
+from plugins.ptp import routed
+from plugins.ptp.conf import PtpConf
+
+_CONTAINER = 1  # index of the sandbox's interface in the result: host end, sandbox end
+_AGAIN = "remove the container and create it again"
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Fails."""
-    raise CniError(Code.INTERNAL, "not yet")
+    """Connects the sandbox with the host, with the addresses that IPAM gives, or without any.
+
+    Nothing is left behind by a failure, except forwarding, which others may use by then.
+    """
+    own = ptp_conf.parse(conf)
+    conf.refuse_addressless()
+    with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
+        given = Result()
+        if own.ipam_type:
+            given = routed.completed(delegate.addresses(args, conf, undo), own.mtu, _CONTAINER)
+        made = pair.make(host, namespace, args.ifname, undo, mtu=own.mtu)
+        sysctl.attempt(f"ipv6/conf/{made.name}/accept_ra", "0")
+        outside = pair.find(host, made.name)
+        with Sandbox(namespace, args.ifname) as sandbox:
+            inside = sandbox.link()
+            ends = pair.interface(conf, outside), pair.interface(conf, inside, args.netns)
+            result = replace(given, interfaces=ends)
+            if own.ipam_type:
+                routed.lead_in(host, outside, result)
+                sandbox.configure(inside, result, dad=False)
+                routed.lead_out(sandbox, inside, result)
+            else:
+                sandbox.socket.change(link.settings(inside, up=True))
+            if own.masquerade:
+                own.masquerade.add(args, conf, result, sandbox, undo)
+        return result if own.dns is None else replace(result, dns=own.dns)
 
 
-def cmd_other(args: CmdArgs, conf: NetConf) -> None:
-    """Fails."""
-    raise CniError(Code.INTERNAL, "not yet")
+def cmd_del(args: CmdArgs, conf: NetConf) -> None:
+    """Deletes the pair and the attachment's rules, then releases its addresses; gone is success.
+
+    The addresses are kept while the interface cannot be deleted: they are still in use. Otherwise all is tried, and
+    what failed is told at the end.
+    """
+    with Socket() as host:
+        others = pair.detach(args, conf, host)
+    all_of(*asked.removal(args, conf, others), partial(delegate.forward, args, conf))
 
 
-PLUGIN = Plugin("ptp", cmd_add=cmd_add, cmd_del=cmd_other, cmd_check=cmd_other)
+def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+    """Checks that the attachment is as ADD left it, or as a later plugin says in prevResult; IPAM checks its part."""
+    own = ptp_conf.parse(conf)
+    prev_result = conf.required_prev_result("ptp: Required prevResult missing")
+    with Netns(args.netns) as namespace, Socket() as host:
+        delegate.forward(args, conf)
+        listed = pair.listed_inside(args, prev_result)
+        with Sandbox(namespace, args.ifname) as sandbox:
+            inside = _check_inside(listed, own, sandbox)
+            outside = link.other_end(host, inside, namespace)
+            if outside is None:
+                raise _wrong(f"The host's end of {args.ifname} was not found", f"it is not on this host; {_AGAIN}")
+            if unlisted := pair.check_outside(outside, prev_result):
+                raise _wrong(f"The host's end of {args.ifname} was not found", unlisted)
+            check(sandbox, inside, prev_result)
+            routed.check(sandbox, inside, outside, prev_result, host)
+    if own.masquerade:
+        own.masquerade.check(args, conf, prev_result)
+
+
+def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the rules of what is no listed attachment and has IPAM release its addresses.
+
+    The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
+    """
+    rules = partial(nft.each, backend.gc(conf.name, valid))
+    all_of(partial(backend.gc_legacy, conf.name, valid), rules, partial(delegate.forward, args, conf))
+
+
+def cmd_status(args: CmdArgs, conf: NetConf) -> None:
+    """Tells whether ADD could be served: configuration, forwarding, what masquerading needs, IPAM.
+
+    Raises CniError(50), CniError(51).
+    """
+    unready(partial(_refuse_unavailable, conf), partial(delegate.forward, args, conf))
+
+
+PLUGIN = Plugin("ptp", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+
+
+def _refuse_unavailable(conf: NetConf) -> None:
+    own = ptp_conf.parse(conf)
+    if own.ipam_type:
+        forwarding.refuse_unavailable()
+    if own.masquerade:
+        own.masquerade.refuse_unavailable()
+
+
+def _check_inside(listed: Interface, own: PtpConf, sandbox: Sandbox) -> Link:
+    """Returns the sandbox's end when it is as prevResult says (texts of the reference)."""
+    inside = sandbox.find()
+    if inside is None:
+        msg = f"ptp: Container Interface name in prevResult: {sandbox.ifname} not found"
+        raise _wrong(msg, f"in {sandbox.path}; {_AGAIN}")
+    if inside.kind != "veth":
+        details = f"it is {inside.kind or 'unknown'}; {_AGAIN}"
+        raise _wrong(f"Error: Container interface {sandbox.ifname} not of type veth/p2p", details)
+    if listed.mac and inside.mac != listed.mac:
+        msg = f"ptp: Interface {sandbox.ifname} Mac {listed.mac} doesn't match container Mac: {inside.mac}"
+        raise _wrong(msg, _AGAIN)
+    if not inside.is_up:
+        details = f'in the container: ip link set "{sandbox.ifname}" up'
+        raise _wrong(f"Container interface {sandbox.ifname} is down", details)
+    expected = listed.mtu or own.mtu
+    if expected and inside.mtu != expected:
+        details = f"it is {inside.mtu}; set it back, or remove the container and create it again"
+        raise _wrong(f"Interface {sandbox.ifname} MTU doesn't match: {expected}", details)
+    return inside
+
+
+def _wrong(msg: str, details: str) -> CniError:
+    return CniError(Code.INTERNAL, msg, details)

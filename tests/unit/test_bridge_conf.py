@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from ipaddress import IPv4Network, IPv6Network
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,8 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from cni.result import DNS
-from plugins.bridge.conf import BridgeConf, Vlans, ipam_type, may_masquerade, parse, refuse_addressless_version
+from kernel.masquerade import asked
+from plugins.bridge.conf import BridgeConf, Vlans, parse
 from tests.support.errors import failure_of
 
 DEFAULTS = BridgeConf(
@@ -21,9 +21,7 @@ DEFAULTS = BridgeConf(
     is_gateway=False,
     is_default_gateway=False,
     force_address=False,
-    masquerade=False,
-    masquerade_backend="",
-    not_masqueraded=(),
+    masquerade=None,
     mtu=0,
     mtu_auto=False,
     hairpin=False,
@@ -199,20 +197,6 @@ def test_cni_args_are_checked():
 IPAM = {"ipam": {"type": "host-local"}}
 
 
-@pytest.mark.parametrize(("keys", "wanted"), [(IPAM, True), ({}, False), ({"ipam": {"type": ""}}, False)])
-def test_only_addresses_are_masqueraded(keys, wanted):
-    """Masquerading asks for nothing on a network without IPAM, as in the reference."""
-    assert parsed({"ipMasq": True, **keys}).masquerade is wanted
-
-
-def test_unknown_masquerade_backends_are_refused():
-    """A backend that does not exist is refused with the reference's text, where there is something to masquerade."""
-    assert parsed({**IPAM, "ipMasqBackend": "nftables"}).masquerade_backend == "nftables"
-    parsed({**IPAM, "ipMasqBackend": "ebtables"})
-    failure = error({**IPAM, "ipMasq": True, "ipMasqBackend": "ebtables"})
-    assert (failure.code, failure.msg) == (7, 'unknown ipmasq backend "ebtables"')
-
-
 @pytest.mark.parametrize(
     ("keys", "vlans", "filtering"),
     [
@@ -266,15 +250,6 @@ def test_wrong_vlans_are_refused_in_the_references_words(keys, text):
     assert f'"{next(iter(keys))}' in failure.details
 
 
-def test_networks_that_are_not_masqueraded():
-    """What is not masqueraded is a list of networks; host bits do not count, and what is no network is told."""
-    found = parsed({"nonMasqueradeCIDRs": ["10.1.2.3/8", "fd00::/8"]}).not_masqueraded
-    assert found == (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8"))
-    failure = error({"nonMasqueradeCIDRs": ["10.0.0.0"]})
-    assert failure.code == 7
-    assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs[0]" ')
-
-
 @pytest.mark.parametrize(
     ("value", "mtu", "auto"), [("auto", 0, True), (0, 0, False), (None, 0, False), (1400, 1400, False)]
 )
@@ -291,22 +266,13 @@ def test_the_hosts_setting_may_be_left_alone(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [(None, False), (False, False), (True, True), ("true", True), (1, True), (0, True), ([], True)]
-)
-def test_rules_may_have_been_made_by_a_better_configuration(value, wanted):
-    """DEL looks for rules when the key asks for them in whatever type."""
-    assert may_masquerade(netconf({"ipMasq": value})) is wanted
-
-
-@pytest.mark.parametrize(
     ("version", "ipam", "refused"),
     [("0.1.0", "", True), ("0.2.0", "", True), ("0.3.0", "", False), ("1.1.0", "", False), ("0.2.0", "static", False)],
 )
 def test_the_oldest_versions_need_addresses(version, ipam, refused):
     """A network without IPAM is refused for versions whose results consist of addresses."""
     conf = netconf({"cniVersion": version, "ipam": {"type": ipam}})
-    own = parse(cni_args.from_env(ENV), conf)
-    failure = failure_of(lambda: refuse_addressless_version(own, conf), CniError)
+    failure = failure_of(conf.refuse_addressless, CniError)
     assert (failure is not None and failure.msg == "cannot convert: no valid IP addresses") == refused
 
 
@@ -336,6 +302,6 @@ def test_any_configuration_gives_a_value_or_an_error(keys, arguments):
     conf = netconf(keys)
     failure = failure_of(lambda: parse(cni_args.from_env(ENV | {"CNI_ARGS": arguments}), conf), CniError)
     assert failure is None or failure.code in (4, 7)
-    failure = failure_of(lambda: ipam_type(conf), CniError)
+    failure = failure_of(lambda: conf.ipam_type, CniError)
     assert failure is None or failure.code == 7
-    assert may_masquerade(conf) in (True, False)
+    assert asked.may_be(conf) in (True, False)

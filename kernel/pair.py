@@ -1,0 +1,184 @@
+"""The pair of an attachment, from the host to the sandbox: made, found, and taken away whatever is left of it.
+
+One rule: the pair is born in place, in one request; nothing is moved or renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from functools import partial
+from ipaddress import IPv6Interface
+
+from cni.address import Interface as Cidr
+from cni.address import format_mac
+from cni.args import CmdArgs, is_interface_name
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from cni.result import Interface, IPConfig, Result
+from cni.undo import Undo
+from kernel import address, link
+from kernel.configure import Sandbox
+from kernel.errors import KernelError
+from kernel.link import Link, VethEnd
+from kernel.netns import Netns, NetnsMissingError
+from kernel.rtnl import Socket
+from kernel.teardown import delete_interface
+
+_NAME_TRIES = 10  # a random name is taken once in millions of times
+_MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
+_IPV6_MTU_MIN = 1280  # RFC 8200
+_AGAIN = "remove the container and create it again"
+
+
+def make(
+    host: Socket, sandbox: Netns, ifname: str, undo: Undo, *, mac: bytes = b"", mtu: int = 0, master: Link | None = None
+) -> VethEnd:
+    """Makes the pair and returns its host end, up, a port of `master` if there is one.
+
+    `mac` is the sandbox's end's, b"" for any; `mtu` in bytes, 0 for the kernel's default. Raises CniError(999) when
+    the sandbox has an interface of the name already, KernelError.
+    """
+    inside = VethEnd(ifname, mac or link.random_mac())
+    for attempt in range(_NAME_TRIES):
+        outside = VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
+        # Whatever becomes of the answer: the address tells our pair from another's of the same name.
+        undo.push(f'delete "{outside.name}"', partial(delete, host, outside))
+        try:
+            host.change(link.veth(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu))
+        except KernelError as error:
+            if error.errno != errno.EEXIST:
+                where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
+                msg = f"failed to make veth pair: {error}"
+                raise CniError(Code.INTERNAL, msg, error.details or where) from error
+            with Sandbox(sandbox, ifname) as inner:
+                if inner.find() or attempt == _NAME_TRIES - 1:
+                    raise CniError(
+                        Code.INTERNAL,
+                        f'container veth name ("{ifname}") peer provided ("{outside.name}") already exists',
+                        f"{sandbox.path} has an interface of this name: the container is attached already; "
+                        "run DEL first, or set CNI_IFNAME to another name",
+                    ) from error
+        else:
+            return outside
+    raise AssertionError("unreachable")
+
+
+def delete(host: Socket, outside: VethEnd) -> None:
+    """Deletes a pair that `make` made, by its host end; absent is success. Raises KernelError."""
+    (port,) = link.get(host, link.by_name(outside.name))
+    if port is not None and port.mac == format_mac(outside.mac):
+        host.change(link.deletion(port))
+
+
+def find(host: Socket, name: str) -> Link:
+    """Returns the host end; raises CniError(999) when it is gone, KernelError."""
+    (port,) = link.get(host, link.by_name(name))
+    if port is None:
+        raise CniError(Code.INTERNAL, f'failed to lookup "{name}": Link not found', "something else deleted it")
+    return port
+
+
+def detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
+    """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
+
+    Without a namespace there are no others. Who is root in the sandbox may have given our interface another name, and
+    ours to something else, `lo` even, which cannot be deleted; and our address to another interface.
+    """
+    try:
+        with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+            inside = sandbox.find()
+            others = addresses_beside(sandbox, inside)
+            if inside is None or not inside.kind or not delete_interface(sandbox, inside, host):
+                _delete_host_end(conf, host)
+            return _elsewhere(others, conf)
+    except NetnsMissingError:
+        _delete_host_end(conf, host)
+        return ()
+
+
+def addresses_beside(sandbox: Sandbox, inside: Link | None) -> tuple[Cidr, ...]:
+    """Returns the addresses of the sandbox's other interfaces."""
+    return tuple(item.address for item in address.elsewhere(sandbox.socket, inside))
+
+
+def interface(conf: NetConf, found: Link, sandbox: str = "") -> Interface:
+    """Returns a link as a result tells of it: its MTU since CNI 1.1.0."""
+    return Interface(found.name, found.mac, found.mtu if conf.version == "1.1.0" else 0, sandbox)
+
+
+def mtu_of(fields: Fields, hint: str = "leave it out for the kernel's default") -> int:
+    """Reads the key `mtu`, in bytes, 0 for the kernel's default; raises CniError(7)."""
+    mtu = fields.integer("mtu") or 0
+    if mtu and not _MTU_MIN <= mtu <= _MTU_MAX:
+        raise fields.error("mtu", f"must be 0 or between {_MTU_MIN} and {_MTU_MAX}, not {mtu}", hint)
+    return mtu
+
+
+def refuse_small_mtu(mtu: int, ips: Iterable[IPConfig], hint: str = "") -> None:
+    """Raises CniError(7) for an MTU with which the kernel would take IPv6 addresses off the interface again."""
+    if 0 < mtu < _IPV6_MTU_MIN and any(isinstance(ip.address, IPv6Interface) for ip in ips):
+        msg = f'"mtu" {mtu} is too small for the IPv6 addresses that IPAM gives'
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200){hint}")
+
+
+def listed_inside(args: CmdArgs, prev_result: Result) -> Interface:
+    """Returns what prevResult says of the sandbox's end; raises CniError(999)."""
+    for item in prev_result.interfaces:
+        if item.name == args.ifname and item.sandbox:
+            if item.sandbox != args.netns:
+                msg = f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}"
+                raise CniError(Code.INTERNAL, msg, _AGAIN)
+            return item
+    details = "the runtime gave the result of another attachment, or the configuration was changed since"
+    raise CniError(Code.INTERNAL, f"Interface name {args.ifname} not found in prevResult", details)
+
+
+def check_outside(outside: Link, prev_result: Result) -> str:
+    """Checks that the host's end is up and has the address that prevResult says, "" unless it is not listed there.
+
+    Raises CniError(999).
+    """
+    listed = next((item for item in prev_result.interfaces if item.name == outside.name and not item.sandbox), None)
+    if listed is None:
+        return (
+            f'"{outside.name}" is not in prevResult: '
+            "the runtime gave the result of another attachment, or the configuration was changed since"
+        )
+    if listed.mac and outside.mac != listed.mac:
+        details = f'it is {outside.mac}; set it back: ip link set "{outside.name}" address {listed.mac}'
+        raise CniError(Code.INTERNAL, f"Interface {outside.name} Mac doesn't match: {listed.mac} not found", details)
+    if not outside.is_up:
+        details = f'set it up: ip link set "{outside.name}" up'
+        raise CniError(Code.INTERNAL, f"Interface {outside.name} is down", details)
+    return ""
+
+
+def _elsewhere(addresses: tuple[Cidr, ...], conf: NetConf) -> tuple[Cidr, ...]:
+    """Returns those that prevResult, where it can be read, does not give to this attachment."""
+    if all(item.ip.is_loopback for item in addresses):
+        return addresses  # most sandboxes have no others, and reading prevResult takes time
+    try:
+        prev_result = conf.prev_result()
+    except CniError:
+        return addresses
+    own = {item.address.ip for item in prev_result.ips} if prev_result else set()
+    return tuple(item for item in addresses if item.ip not in own)
+
+
+def _delete_host_end(conf: NetConf, host: Socket) -> None:
+    """Deletes the host's end of a pair that is not found from the sandbox, as far as prevResult tells which it is.
+
+    A namespace whose file is gone lives on while a process is in it, and so does the pair with its addresses.
+    """
+    try:
+        prev_result = conf.prev_result()
+    except CniError:
+        return  # DEL does what it can without
+    for item in prev_result.interfaces if prev_result else ():
+        if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
+            (found,) = link.get(host, link.by_name(item.name))
+            if found and found.kind == "veth" and found.mac == item.mac:
+                host.change(link.deletion(found))

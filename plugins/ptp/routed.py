@@ -1,0 +1,107 @@
+"""The two ends of a routed pair: how the pod finds the host, the host the pod, and nobody a neighbour.
+
+One rule: both ends know each other by host routes, and the pod's subnet leads over its gateway, which is the host; so
+two pods of one subnet reach each other through the host. Every pod's host end has the same gateway address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import ip_interface
+
+from cni.address import Address, Network
+from cni.errors import CniError, Code
+from cni.result import IPConfig, Result, Route
+from kernel import address, forwarding, route, sysctl
+from kernel.configure import Sandbox, own_ips
+from kernel.link import Link
+from kernel.pair import refuse_small_mtu
+from kernel.rtnl import Request, Socket
+
+_AGAIN = "remove the container and create it again"
+
+
+def completed(given: Result, mtu: int, interface: int) -> Result:
+    """Binds IPAM's addresses to the result's `interface`; raises CniError(7) for what cannot be served with them."""
+    refuse_small_mtu(mtu, given.ips)
+    for ip in given.ips:
+        _gateway(ip)
+    return replace(given, ips=tuple(replace(ip, interface=interface) for ip in given.ips))
+
+
+def lead_in(host: Socket, outside: Link, result: Result) -> None:
+    """Gives the host's end the gateways' addresses and routes to the pod's, and switches forwarding on.
+
+    Raises CniError(999), KernelError.
+    """
+    for version in sorted({ip.address.version for ip in result.ips}):
+        forwarding.enable(version)
+        if version == 6:
+            # The other end is one pod: nobody there has the gateway's address, and waiting for that takes a second.
+            sysctl.attempt(f"ipv6/conf/{outside.name}/accept_dad", "0")
+            sysctl.require(f"ipv6/conf/{outside.name}/disable_ipv6", "0", f'enable IPv6 on "{outside.name}"')
+    requests: list[Request] = []
+    for ip in result.ips:
+        requests.append(address.addition(outside, ip_interface(_gateway(ip)), exists_ok=True))
+        scope = route.SCOPE_HOST if ip.address.version == 4 else None
+        requests.append(route.addition(outside, Route(ip_interface(ip.address.ip), scope=scope), None, exists_ok=True))
+    host.change(*requests)
+
+
+def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
+    """Leads the pod's subnets over their gateways, and to each gateway directly; raises KernelError."""
+    requests: list[Request] = []
+    # Of two addresses of one subnet, or with one gateway, the first is the source.
+    subnets: dict[Network, IPConfig] = {}
+    sources: dict[Address, Address] = {}
+    for ip in result.ips:
+        subnets.setdefault(ip.address.network, ip)
+        sources.setdefault(_gateway(ip), ip.address.ip)
+    requests += [route.deletion(inside, network) for network in subnets]
+    for gateway, own in sources.items():
+        near = Route(ip_interface(gateway), scope=route.SCOPE_LINK)
+        requests.append(route.addition(inside, near, None, source=own, exists_ok=True))
+    for network, ip in subnets.items():
+        if network.prefixlen < network.max_prefixlen:  # of a host's prefix there is nothing behind the gateway
+            far = Route(ip_interface(network))
+            requests.append(route.addition(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
+    sandbox.socket.change(*requests)
+
+
+def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, host: Socket) -> None:
+    """Checks the routes of both ends and the gateways' addresses; raises CniError(999), KernelError."""
+    present = {assigned.address for assigned in address.on_link(host, outside)}
+    for ip in own_ips(prev_result, sandbox.ifname, strict=False):
+        own, gateway = ip.address.ip, ip.gateway
+        if gateway is None:
+            continue
+        if ip_interface(gateway) not in present:
+            details = f'put it back: ip address add {ip_interface(gateway)} dev "{outside.name}"'
+            raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
+        by = route.interface_to(host, own)
+        if by is None or by.index != outside.index:
+            wrong = f'it leads to "{by.name}"' if by else "there is none"
+            details = f'{wrong}; set it: ip route replace {own} dev "{outside.name}"'
+            raise _wrong(f"The host's route to {own} does not lead to {outside.name}", details)
+        by = route.interface_to(sandbox.socket, gateway)
+        if by is None or by.index != inside.index:
+            raise _wrong(
+                f"Failed to find Gateway {gateway} for interface {inside.name}", f"in {sandbox.path}; {_AGAIN}"
+            )
+
+
+def _gateway(ip: IPConfig) -> Address:
+    """Returns the gateway of an address; raises CniError(7) when it has none that can be."""
+    if ip.gateway is None:
+        details = 'the host\'s end of the pair gets it: have IPAM name a "gateway" beside the address'
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"ptp needs a gateway for {ip.address}", details)
+    if ip.gateway.version != ip.address.version or ip.gateway == ip.address.ip:
+        problem = "the pod's own" if ip.gateway == ip.address.ip else "of the other address family"
+        details = "correct the gateway in the IPAM configuration"
+        msg = f"gateway {ip.gateway} of address {ip.address} is {problem}"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
+    return ip.gateway
+
+
+def _wrong(msg: str, details: str) -> CniError:
+    return CniError(Code.INTERNAL, msg, details)
