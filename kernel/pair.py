@@ -20,16 +20,18 @@ from cni.fields import Fields
 from cni.result import Interface, IPConfig, Result
 from cni.undo import Undo
 from kernel import address, link
+from kernel.codec import LinkMessage
 from kernel.configure import Sandbox
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns, NetnsMissingError
-from kernel.rtnl import Socket
+from kernel.rtnl import Deadline, Socket
 from kernel.teardown import delete_interface
 
 _NAME_TRIES = 10  # a random name is taken once in millions of times
 _MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
 _IPV6_MTU_MIN = 1280  # RFC 8200
+_CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in between
 _AGAIN = "remove the container and create it again"
 
 
@@ -79,6 +81,24 @@ def find(host: Socket, name: str) -> Link:
     if port is None:
         raise CniError(Code.INTERNAL, f'failed to lookup "{name}": Link not found', "something else deleted it")
     return port
+
+
+def wait_carrier(socket: Socket, end: Link, what: str) -> None:
+    """Waits until an end of the pair, of `socket`'s namespace, passes packets, when both are up.
+
+    The kernel notices the carrier in the background. Since Linux 6.8 asking for the link brings that up to date, so
+    that mostly nothing is waited for; before, its announcement is. Raises CniError(999), "<what> in error state: ...",
+    when it does not come to that.
+    """
+    if find(socket, end.name).operstate == link.OPERSTATE_UP:
+        return
+    deadline = Deadline(_CARRIER_TIMEOUT_S)
+    with Socket() as news:
+        news.subscribe(link.RTNLGRP_LINK)
+        while (end := find(socket, end.name)).operstate != link.OPERSTATE_UP:
+            if news.notifications(LinkMessage, deadline.left_s()) is None:
+                state = link.OPERSTATES[end.operstate] if end.operstate < len(link.OPERSTATES) else "?"
+                raise CniError(Code.INTERNAL, f"{what} in error state: {state}", f'host interface "{end.name}"')
 
 
 def detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:

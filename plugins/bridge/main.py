@@ -59,7 +59,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
                 spoof.protect(conf.name, args.container_id, args.ifname, outside.name, inside.mac_bytes)
             _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
-                port.wait_forwarding(host, outside)
+                pair.wait_carrier(host, outside, "bridge port")
             if own.masquerade:
                 own.masquerade.add(args, conf, result, sandbox, undo)
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from cni.errors import CniError, Code
 from cni.undo import Undo
 from kernel import link, pair, sysctl
-from kernel.codec import LinkMessage
 from kernel.link import Link
 from kernel.netns import Netns
-from kernel.rtnl import Deadline, Socket
+from kernel.rtnl import Socket
 from kernel.vlan import Filtering
 from plugins.bridge import vlan
 from plugins.bridge.conf import BridgeConf
-
-_CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in between
 
 
 class BridgeVanishedError(CniError):
@@ -60,20 +57,3 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     if requests:
         host.change(*requests)
     return Joined(joined, port, filtering)
-
-
-def wait_forwarding(host: Socket, port: Link) -> None:
-    """Waits until the port passes frames; raises CniError(999) when it does not come to that.
-
-    The kernel notices the carrier in the background. Since Linux 6.8 asking for the link brings that up to date, so
-    that mostly nothing is waited for; before, its announcement is.
-    """
-    if pair.find(host, port.name).operstate == link.OPERSTATE_UP:
-        return
-    deadline = Deadline(_CARRIER_TIMEOUT_S)
-    with Socket() as news:
-        news.subscribe(link.RTNLGRP_LINK)
-        while (port := pair.find(host, port.name)).operstate != link.OPERSTATE_UP:
-            if news.notifications(LinkMessage, deadline.left_s()) is None:
-                state = link.OPERSTATES[port.operstate] if port.operstate < len(link.OPERSTATES) else "?"
-                raise CniError(Code.INTERNAL, f"bridge port in error state: {state}", f'host interface "{port.name}"')

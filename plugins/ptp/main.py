@@ -53,6 +53,8 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
                 routed.lead_out(sandbox, inside, result)
             else:
                 sandbox.socket.change(link.settings(inside, up=True))
+            pair.wait_carrier(host, outside, "the host's end")
+            sandbox.link()  # has the kernel notice the carrier at this end, too, without which IPv6 holds back
             if own.masquerade:
                 own.masquerade.add(args, conf, result, sandbox, undo)
         return result if own.dns is None else replace(result, dns=own.dns)

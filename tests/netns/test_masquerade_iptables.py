@@ -100,7 +100,7 @@ def outside(net):
         yield namespace
 
 
-@pytest.mark.parametrize("scenario", ["masq-iptables", "masq-iptables-dual"])
+@pytest.mark.parametrize("scenario", ["masq-iptables", "masq-iptables-dual", "ptp-masq-iptables"])
 def test_the_rules_are_the_references(network, sandbox, tools, scenario, store):
     """Chains, rules, their order and their comments equal the reference's, and DEL leaves none."""
     expected = golden.scenario(scenario)

@@ -1,4 +1,4 @@
-"""A bridge network on a throwaway host: attaching, checking and detaching pods as a runtime does.
+"""A network of an interface plugin on a throwaway host: attaching, checking and detaching pods as a runtime does.
 
 One rule: a pod's container ID is its namespace's name, so that nothing but the pod need be remembered.
 """
@@ -42,14 +42,14 @@ class Network:
     ) -> Outcome:
         """Runs one verb to its end; `how` as start_plugin takes it."""
         config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
-        return run_plugin("bridge", command, config, **self._how(pod, how))
+        return run_plugin(str(config["type"]), command, config, **self._how(pod, how))
 
     def start(self, command: str, pod: Namespace, **how: Any) -> subprocess.Popen[bytes]:
         """Starts one verb, its input complete, and returns its process at once; running.finish awaits its end."""
         with tempfile.TemporaryFile() as stdin:
             stdin.write(json.dumps(self.config).encode())
             stdin.seek(0)
-            return start_plugin("bridge", command, stdin=stdin, **self._how(pod, how))
+            return start_plugin(str(self.config["type"]), command, stdin=stdin, **self._how(pod, how))
 
     def add(self, pod: Namespace, **how: Any) -> dict[str, Any]:
         """Attaches `pod` and returns the result; a failure fails the test."""
