@@ -20,7 +20,7 @@ from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.netns import Netns, entered
 from kernel.route import Installed
-from kernel.rtnl import Deadline, Socket
+from kernel.rtnl import Deadline, Request, Socket
 
 _DAD_TIMEOUT_S = 5.0  # the reference's; duplicate address detection itself takes one to two seconds
 
@@ -84,7 +84,7 @@ class Sandbox:
                 link.settings(own, arp_notify=True),
                 *(address.addition(own, ip.address) for ip in ips),
                 link.settings(own, up=True),
-                *(route.addition(own, item, item.gw or _gateway(ips, item)) for item in result.routes),
+                *route_additions(own, result),
             )
             if ipv6:
                 self._wait_usable(own, news)
@@ -151,6 +151,12 @@ def _serves(found: Installed, wanted: Route) -> bool:
 
 def _lost(what: str, sandbox: Sandbox) -> CniError:
     return CniError(Code.INTERNAL, f"Expected {what}", f"in {sandbox.path}; remove the container and create it again")
+
+
+def route_additions(own: Link, result: Result) -> list[Request]:
+    """Returns what adds the routes of `result`; one without a gateway leads over its family's first one."""
+    ips = own_ips(result, own.name, strict=False)
+    return [route.addition(own, item, item.gw or _gateway(ips, item)) for item in result.routes]
 
 
 def own_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:

@@ -49,7 +49,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             result = replace(given, interfaces=ends)
             if own.ipam_type:
                 routed.lead_in(host, outside, result)
-                sandbox.configure(inside, result, dad=False)
+                sandbox.configure(inside, replace(result, routes=()), dad=False)
                 routed.lead_out(sandbox, inside, result)
             else:
                 sandbox.socket.change(link.settings(inside, up=True))

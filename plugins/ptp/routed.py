@@ -13,7 +13,7 @@ from cni.address import Address, Network
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from kernel import address, forwarding, route, sysctl
-from kernel.configure import Sandbox, own_ips
+from kernel.configure import Sandbox, own_ips, route_additions
 from kernel.link import Link
 from kernel.pair import refuse_small_mtu
 from kernel.rtnl import Request, Socket
@@ -49,7 +49,10 @@ def lead_in(host: Socket, outside: Link, result: Result) -> None:
 
 
 def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
-    """Leads the pod's subnets over their gateways, and to each gateway directly; raises KernelError."""
+    """Leads the pod's subnets over their gateways, to each gateway directly, and the rest as IPAM says.
+
+    IPAM's routes come before the subnets' own go, since they may lead over another address there. Raises KernelError.
+    """
     requests: list[Request] = []
     # Of two addresses of one subnet, or with one gateway, the first is the source.
     subnets: dict[Network, IPConfig] = {}
@@ -57,10 +60,11 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
     for ip in result.ips:
         subnets.setdefault(ip.address.network, ip)
         sources.setdefault(_gateway(ip), ip.address.ip)
-    requests += [route.deletion(inside, network) for network in subnets]
     for gateway, own in sources.items():
         near = Route(ip_interface(gateway), scope=route.SCOPE_LINK)
         requests.append(route.addition(inside, near, None, source=own, exists_ok=True))
+    requests += route_additions(inside, result)
+    requests += [route.deletion(inside, network) for network in subnets]
     for network, ip in subnets.items():
         if network.prefixlen < network.max_prefixlen:  # of a host's prefix there is nothing behind the gateway
             far = Route(ip_interface(network))

@@ -50,6 +50,14 @@ def dual_network(network: Network) -> Network:
 
 
 @pytest.fixture
+def routed(bin_dir: Path, host: Namespace, store: Path) -> Network:
+    """A dual-stack network of ptp with host-local and an IPv4 default route."""
+    ranges = [[{"subnet": "10.23.0.0/24"}], [{"subnet": "fd00:23::/64"}]]
+    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": str(store)}
+    return Network(host, {"cniVersion": "1.0.0", "name": "net", "type": "ptp", "ipam": ipam})
+
+
+@pytest.fixture
 def published(dual_network: Network) -> Publishing:
     """A dual-stack, masqueraded network as conf/10 has it, with portmap behind bridge."""
     hasty(dual_network.host)

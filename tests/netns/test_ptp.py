@@ -1,0 +1,256 @@
+"""ptp: a routed pair; addresses, routes, traffic, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.support import binaries, golden
+from tests.support.attaching import address, reaches
+from tests.support.netstate import links, shown, state
+
+IPV4 = {"address": "10.23.0.9/24", "gateway": "10.23.0.1"}
+IPV6 = {"address": "fd00:23::9/64", "gateway": "fd00:23::1"}
+
+
+@pytest.fixture
+def scripted(scripted_network):
+    """A function that makes a ptp network whose IPAM plugin gives what it is told."""
+
+    def make(ips, *, body="", keys=None, **rest):
+        own = {"type": "ptp", "bridge": None, "isDefaultGateway": None, **(keys or {})}
+        made = scripted_network(ips, body=body, keys={"cniVersion": own.get("cniVersion", "1.0.0")}, **rest)
+        return made.having(**own)
+
+    return make
+
+
+def test_two_pods_and_the_host_reach_each_other(routed, new_sandbox):
+    """Both families: the gateway, the host and a second pod answer, and what goes from pod to pod is forwarded."""
+    one, two = new_sandbox(), new_sandbox()
+    first, second = routed.add(one), routed.add(two)
+    for number, gateway in enumerate(("10.23.0.1", "fd00:23::1")):
+        assert reaches(one, gateway)
+        assert reaches(routed.host, address(first, number))
+        assert reaches(one, address(second, number))
+    routed.host.set_sysctl("net/ipv4/ip_forward", "0")
+    assert not reaches(one, address(second), within_s=1)
+    assert reaches(one, "10.23.0.1")
+
+
+def test_the_result_names_both_ends(routed, sandbox):
+    """The host's end comes first, then the pod's with its sandbox, to which all addresses belong; MTUs since 1.1.0."""
+    result = routed.having(cniVersion="1.1.0", mtu=1400).add(sandbox)
+    outside, inside = result["interfaces"]
+    assert set(outside) == {"name", "mac", "mtu"}
+    assert outside["mac"] == links(routed.host)[outside["name"]]["address"]
+    assert inside == {"name": "eth0", "mac": shown(sandbox, "eth0")["address"], "mtu": 1400, "sandbox": sandbox.path}
+    assert [(ip["address"], ip["gateway"], ip["interface"]) for ip in result["ips"]] == [
+        ("10.23.0.2/24", "10.23.0.1", 1),
+        ("fd00:23::2/64", "fd00:23::1", 1),
+    ]
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_old_versions_have_one_address_of_each_family(routed, sandbox, version):
+    """CNI 0.1.0 and 0.2.0 are told address, gateway and routes by family."""
+    ipam = {**routed.config["ipam"], "routes": [{"dst": "0.0.0.0/0"}]}
+    result = routed.having(cniVersion=version, ipam=ipam).add(sandbox)
+    assert result["ip4"] == {"ip": "10.23.0.2/24", "gateway": "10.23.0.1", "routes": [{"dst": "0.0.0.0/0"}]}
+    assert result["ip6"] == {"ip": "fd00:23::2/64", "gateway": "fd00:23::1"}
+    routed.having(cniVersion=version, ipam=ipam).delete(sandbox)
+
+
+def test_only_the_families_in_use_are_forwarded(routed, sandbox):
+    """An IPv4 pod leaves IPv6 forwarding alone, and what is on already is not written."""
+    ipam = {**routed.config["ipam"], "ranges": routed.config["ipam"]["ranges"][:1]}
+    routed.having(ipam=ipam).add(sandbox)
+    assert routed.host.sysctl("net/ipv4/ip_forward") == "1"
+    assert routed.host.sysctl("net/ipv6/conf/all/forwarding") == "0"
+
+
+def test_a_pod_without_ipam_is_layer_2(routed, sandbox):
+    """Without `ipam` there is a pair, up at both ends, and not one address; CHECK and DEL know it."""
+    net = routed.having(ipam=None, mtu=1300)
+    result = net.add(sandbox)
+    assert set(result) == {"cniVersion", "interfaces"}
+    outside = result["interfaces"][0]["name"]
+    assert (shown(net.host, outside)["mtu"], shown(sandbox, "eth0")["mtu"]) == (1300, 1300)
+    assert {"UP", "LOWER_UP"} <= set(shown(sandbox, "eth0")["flags"])
+    assert "inet " not in sandbox.ip("addr", "show", "eth0")
+    net.host.ip("addr", "add", "192.0.2.1/24", "dev", outside)
+    sandbox.ip("addr", "add", "192.0.2.2/24", "dev", "eth0")
+    assert reaches(net.host, "192.0.2.2")
+    net.check(sandbox, result)
+    net.delete(sandbox, result)
+    assert set(links(net.host)) == set(links(sandbox)) == {"lo"}
+
+
+def test_an_ipam_without_a_type_is_refused(routed, sandbox):
+    """A forgotten type is told in the reference's words, on ADD, CHECK and STATUS."""
+    net = routed.having(ipam={}, cniVersion="1.1.0")
+    for command in ("ADD", "CHECK", "STATUS"):
+        error = net.run(command, None if command == "STATUS" else sandbox, prev_result={"cniVersion": "1.1.0"}).error()
+        assert error["msg"] == "no plugin name provided"
+        assert error["code"] == (50 if command == "STATUS" else 7)
+    net.delete(sandbox)
+
+
+@pytest.mark.parametrize(
+    ("dns", "wanted"),
+    [
+        (None, {"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}),
+        ({}, {"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}),
+        ({"search": ["own.example"]}, {"search": ["own.example"]}),
+        ({"nameservers": []}, None),
+    ],
+)
+def test_dns_of_its_own_replaces_ipams(scripted, sandbox, dns, wanted):
+    """IPAM's name resolution passes, unless the network has any of its own, be it an empty list."""
+    net = scripted([IPV4], dns={"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}, keys={"dns": dns})
+    assert net.add(sandbox).get("dns") == wanted
+
+
+GIVEN = {
+    "no address": ([], (999, "IPAM plugin returned missing IP config")),
+    "no gateway": ([{"address": "10.23.0.9/24"}], (7, "ptp needs a gateway for 10.23.0.9/24")),
+    "no gateway beside": ([IPV4, {"address": "fd00:23::9/64"}], (7, "ptp needs a gateway for fd00:23::9/64")),
+    "itself": ([{**IPV4, "gateway": "10.23.0.9"}], (7, "gateway 10.23.0.9 of address 10.23.0.9/24 is the pod's own")),
+    "other family": ([{**IPV4, "gateway": "fd00:23::1"}], (7, "gateway fd00:23::1 of address 10.23.0.9/24 is of the")),
+    "an address twice": ([IPV4, IPV4], (999, 'failed to add IP addr 10.23.0.9/24 to "eth0": file exists')),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_cannot_be_served_is_refused(scripted, sandbox, ipam_calls, case):
+    """Addresses that cannot be routed are refused before anything is made, and IPAM has them back."""
+    ips, (code, text) = GIVEN[case]
+    net = scripted(ips)
+    before = state(net.host), state(sandbox)
+    error = net.run("ADD", sandbox).error()
+    assert (error["code"], error["msg"][: len(text)]) == (code, text)
+    assert ipam_calls() == ["ADD", "DEL"]
+    assert (state(net.host), state(sandbox)) == before
+
+
+@pytest.mark.parametrize("route", ["192.0.2.0/24", "2001:db8:9::/48"])
+def test_a_failure_behind_the_pair_takes_it_away(scripted, sandbox, ipam_calls, route):
+    """A route that cannot be set leaves neither pair nor addresses, and IPAM has its own back."""
+    gateway = "203.0.113.1" if "." in route else "2001:db8:8::1"
+    net = scripted([IPV4, IPV6], routes=[{"dst": route, "gw": gateway}])
+    before = state(net.host), state(sandbox)
+    error = net.run("ADD", sandbox).error()
+    assert error["msg"].startswith(f"failed to add route '{route} via {gateway} dev eth0")
+    assert ipam_calls() == ["ADD", "DEL"]
+    assert (state(net.host), state(sandbox)) == before
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"mtu": 67}, '"mtu" must be 0 or between 68 and 65535, not 67'),
+        ({"mtu": "auto"}, '"mtu" must be an integer'),
+        ({"mtu": 1279}, '"mtu" 1279 is too small for the IPv6 addresses'),
+        ({"ipMasq": True, "ipMasqBackend": "ebtables"}, 'unknown ipmasq backend "ebtables"'),
+        ({"dns": {"search": "x"}}, '"dns.search" must be a list'),
+    ],
+)
+def test_wrong_keys_are_told_before_anything_happens(routed, sandbox, keys, text):
+    """A wrong key is told with what is wrong, and no address is taken for it."""
+    net = routed.having(**keys)
+    error = net.run("ADD", sandbox).error()
+    assert error["code"] == 7
+    assert text in error["msg"]
+    assert set(links(net.host)) == {"lo"}
+    assert net.leases() == {}
+
+
+def test_a_second_add_is_refused_and_disturbs_nothing(routed, sandbox, scripted):
+    """A sandbox that is attached already is refused with the reference's text, and goes on working."""
+    routed.add(sandbox)
+    before = state(routed.host), state(sandbox)
+    error = scripted([IPV4]).run("ADD", sandbox).error()
+    assert error["msg"].startswith('container veth name ("eth0") peer provided ("veth')
+    assert (state(routed.host), state(sandbox)) == before
+    assert reaches(sandbox, "10.23.0.1")
+
+
+@pytest.mark.parametrize(
+    "ips",
+    [
+        [{"address": "10.23.0.9/32", "gateway": "10.23.0.1"}, {"address": "fd00:23::9/128", "gateway": "fd00:23::1"}],
+        [{"address": "10.23.0.9/32", "gateway": "169.254.1.1"}, {"address": "fd00:23::9/128", "gateway": "fe80::1"}],
+        [IPV4, {"address": "10.23.0.10/24", "gateway": "10.23.0.1"}],
+        [IPV4, {"address": "10.24.0.9/24", "gateway": "10.23.0.1"}],
+        [IPV4, {"address": "10.24.0.9/24", "gateway": "10.24.0.1"}, IPV6],
+    ],
+    ids=["host prefixes", "gateways elsewhere", "two of a subnet", "one gateway", "two subnets"],
+)
+def test_unusual_addresses_work(scripted, sandbox, ips):
+    """Host prefixes, gateways outside the subnet, and several addresses, of one subnet, too, are served."""
+    routes = [{"dst": "0.0.0.0/0"}]
+    net = scripted(ips, routes=routes)
+    result = net.add(sandbox)
+    for ip in result["ips"]:
+        assert reaches(net.host, ip["address"].partition("/")[0])
+        if not ip["gateway"].startswith("fe80"):
+            assert reaches(sandbox, ip["gateway"])
+    assert f"default via {ips[0]['gateway']} dev eth0" in sandbox.ip("route")
+    net.check(sandbox, result)
+    net.delete(sandbox, result)
+    assert set(links(net.host)) == {"lo"}
+
+
+def test_routes_of_ipam_may_use_a_router_of_the_subnet(scripted, sandbox):
+    """A route over another address of the subnet is taken as the reference takes it."""
+    net = scripted([IPV4], routes=[{"dst": "192.0.2.0/24", "gw": "10.23.0.200"}])
+    net.add(sandbox)
+    assert "192.0.2.0/24 via 10.23.0.200 dev eth0" in sandbox.ip("route")
+
+
+def test_rubbish_in_cni_args_does_not_disturb(scripted, sandbox):
+    """CNI_ARGS are IPAM's to judge, not ptp's."""
+    scripted([IPV4]).add(sandbox, env={"CNI_ARGS": "RUBBISH"})
+
+
+def test_a_host_without_ipv6_on_new_interfaces_serves_it(routed, sandbox):
+    """Where new interfaces of the host have IPv6 switched off, it is switched on for the pair."""
+    routed.host.set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")
+    routed.add(sandbox)
+    assert reaches(sandbox, "fd00:23::1")
+
+
+def test_status_is_ipams_and_its_own(routed, tmp_path):
+    """STATUS tells of forwarding and IPAM; ready is silence."""
+    net = routed.having(cniVersion="1.1.0")
+    net.run("STATUS").silence()
+    (tmp_path / "file").write_text("")
+    broken = net.having(ipam={**net.config["ipam"], "dataDir": str(tmp_path / "file")})
+    assert broken.run("STATUS").error()["code"] == 50
+
+
+def test_gc_has_ipam_release_what_is_gone(routed, new_sandbox):
+    """GC keeps the attachments that are listed and releases the others' addresses."""
+    net = routed.having(cniVersion="1.1.0")
+    one, two = new_sandbox(), new_sandbox()
+    net.add(one)
+    net.add(two)
+    listed = [{"containerID": one.name, "ifname": "eth0"}]
+    net.having(**{"cni.dev/valid-attachments": listed}).run("GC").silence()
+    assert net.leases() == {"10.23.0.2": one.name, "fd00:23::2": one.name}
+
+
+def test_the_same_addresses_and_routes_as_the_reference_makes(routed, new_sandbox, reference):
+    """With the same configuration the reference's ptp gives host and pod the same addresses and routes, both families."""
+    made = []
+    for directory in (binaries.directory(), reference):
+        pod = new_sandbox()
+        net = replace(routed, bin_dir=directory, path=str(directory))
+        result = net.add(pod)
+        found = [golden.of(namespace) for namespace in (pod, net.host)]
+        seen = json.dumps([(each["addresses"], each["routes"]) for each in found])
+        made.append(seen.replace(address(result), "A").replace(address(result, 1), "B"))
+        net.delete(pod)
+    assert made[0] == made[1]

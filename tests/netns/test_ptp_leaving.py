@@ -1,0 +1,162 @@
+"""ptp: CHECK, DEL, masquerading, and taking over from the reference's ptp and giving back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support import binaries
+from tests.support.attaching import reaches
+from tests.support.netstate import iptables_rules, links, nft_rules, state
+
+KINDS = ("ours", "reference")
+
+
+@pytest.fixture
+def by(routed, bin_dir, reference):
+    """A function that returns the network served by one kind of ptp, with that kind's IPAM."""
+    directories = {"ours": bin_dir, "reference": reference}
+    return lambda kind, net=routed: replace(net, bin_dir=directories[kind], path=str(directories[kind]))
+
+
+def break_address(net, pod, result):
+    pod.ip("addr", "del", result["ips"][0]["address"], "dev", "eth0")
+
+
+def break_route(net, pod, result):
+    pod.ip("route", "del", "default")
+
+
+def break_gateway_route(net, pod, result):
+    pod.ip("-6", "route", "del", "fd00:23::/64")
+    pod.ip("-6", "route", "del", "fd00:23::1")
+
+
+def break_host_address(net, pod, result):
+    net.host.ip("addr", "del", "10.23.0.1/32", "dev", result["interfaces"][0]["name"])
+
+
+def break_host_route(net, pod, result):
+    net.host.ip("route", "del", "10.23.0.2")
+
+
+def break_link(net, pod, result):
+    pod.ip("link", "del", "eth0")
+
+
+def break_kind(net, pod, result):
+    pod.ip("link", "set", "eth0", "name", "eth9")
+    pod.ip("link", "add", "eth0", "type", "bridge")
+
+
+def break_mac(net, pod, result):
+    pod.ip("link", "set", "eth0", "address", "02:00:00:00:00:77")
+
+
+def break_mtu(net, pod, result):
+    pod.ip("link", "set", "eth0", "mtu", "1399")
+
+
+def break_state(net, pod, result):
+    net.host.ip("link", "set", result["interfaces"][0]["name"], "down")
+
+
+@pytest.mark.parametrize(
+    ("breaking", "text"),
+    [
+        (break_address, 'Expected address 10.23.0.2/24 is not on "eth0"'),
+        (break_route, "Expected route 0.0.0.0/0 is missing"),
+        (break_gateway_route, "Failed to find Gateway fd00:23::1 for interface eth0"),
+        (break_host_address, "has lost the gateway address 10.23.0.1"),
+        (break_host_route, "The host's route to 10.23.0.2 does not lead to veth"),
+        (break_link, "ptp: Container Interface name in prevResult: eth0 not found"),
+        (break_kind, "Error: Container interface eth0 not of type veth/p2p"),
+        (break_mac, "ptp: Interface eth0 Mac "),
+        (break_mtu, "Interface eth0 MTU doesn't match: 1400"),
+        (break_state, " is down"),
+    ],
+)
+def test_check_tells_what_is_broken(routed, sandbox, breaking, text):
+    """CHECK passes after ADD, and tells each thing that was taken away since."""
+    net = routed.having(mtu=1400)
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    breaking(net, sandbox, result)
+    error = net.run("CHECK", sandbox, prev_result=result).error()
+    assert error["code"] == 999
+    assert text in error["msg"]
+
+
+def test_check_needs_the_result(routed, sandbox):
+    """CHECK without prevResult is refused in the reference's words, and so is another sandbox's result."""
+    result = routed.add(sandbox)
+    assert routed.run("CHECK", sandbox).error()["msg"] == "ptp: Required prevResult missing"
+    other = {**result, "interfaces": [result["interfaces"][0], {**result["interfaces"][1], "sandbox": "/run/netns/x"}]}
+    error = routed.run("CHECK", sandbox, prev_result=other).error()
+    assert error["msg"] == f"Sandbox in prevResult /run/netns/x doesn't match configured netns: {sandbox.path}"
+
+
+@pytest.mark.parametrize("gone", ["nothing", "the link", "the name", "the namespace", "its path"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat")),
+        pytest.param("nftables", marks=pytest.mark.needs("nft_nat")),
+    ],
+)
+def test_del_leaves_nothing_whatever_is_gone(routed, sandbox, backend, gone):
+    """DEL removes pair, routes, rules and reservations whatever is gone already, twice, and without prevResult."""
+    net = routed.having(ipMasq=True, ipMasqBackend=backend)
+    before = state(net.host), links(sandbox)
+    result = net.add(sandbox)
+    rules = "\n".join(nft_rules(net.host))
+    assert "masquerade" in rules.lower() or "10.23.0.2" in rules
+    assert reaches(sandbox, "10.23.0.1")
+    if gone == "the link":
+        sandbox.ip("link", "del", "eth0")
+    elif gone == "the name":
+        sandbox.ip("link", "set", "eth0", "name", "mine")
+    elif gone == "the namespace":
+        sandbox.delete()
+    pod = "" if gone == "its path" else sandbox
+    for _ in range(2):
+        known = result if gone in ("the name", "its path") else None
+        net.delete(pod, known, container_id=sandbox.name)
+    rules = "\n".join(nft_rules(net.host))
+    assert "10.23.0.2" not in rules
+    assert "fd00:23::2" not in rules
+    assert [line for line in iptables_rules(net.host) if "CNI-" in line] == []
+    if gone == "the namespace":  # which the kernel takes apart in its own time
+        return
+    assert state(net.host) == before[0]
+    assert links(sandbox) == before[1]
+    assert net.leases() == {}
+
+
+@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
+def test_a_pod_is_taken_over(by, routed, new_sandbox, maker, taker, version):
+    """A pod made by one is CHECKed and DELeted by the other, beside a living one, and nothing is left."""
+    net = routed.having(cniVersion=version, ipMasq=True, mtu=1400)
+    made, taken = by(maker, net), by(taker, net)
+    stays, pod = new_sandbox(), new_sandbox()
+    other = taken.add(stays)
+    made.delete(pod, made.add(pod))
+    before = state(net.host, netfilter=True)
+    result = made.add(pod)
+    made.check(pod, result)
+    taken.check(pod, result)
+    assert reaches(stays, result["ips"][0]["address"].partition("/")[0])
+    taken.delete(pod, result)
+    assert state(net.host, netfilter=True) == before
+    assert set(links(pod)) == {"lo"}
+    taken.check(stays, other)
+    made.delete(stays, other)
+    assert net.leases() == {}
+
+
+def test_foreign_programs_are_not_needed(routed, sandbox, tmp_path):
+    """Without masquerading by iptables no program is started: a PATH without any will do."""
+    net = replace(routed, env={"PATH": str(tmp_path)}, path=str(binaries.directory()))
+    net.delete(sandbox, net.add(sandbox))
