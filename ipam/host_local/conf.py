@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from itertools import combinations
 
+from cni import addressing
 from cni.address import Address, parse_cidr, parse_ip
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.result import Route, route_from_fields
-from cni.versions import at_least
+from cni.result import Route
 from ipam.host_local.ranges import Range, RangeSet, overlap
 
 DATA_DIR = "/var/lib/cni/networks"
@@ -35,9 +35,7 @@ class HostLocalConf:
 
 def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
     """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
-    ipam = conf.fields.nested("ipam")
-    if ipam is None:
-        raise _invalid("IPAM config missing 'ipam' key", 'give the network an object "ipam" of type host-local')
+    ipam = addressing.section(conf, "host-local")
     requested = _requested(conf, args)
     sets = range_sets(conf)
     if not sets:
@@ -53,7 +51,7 @@ def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
         data_dir=data_dir(conf),
         range_sets=sets,
         requested=requested,
-        routes=tuple(route_from_fields(item) for item in ipam.objects("routes")),
+        routes=addressing.routes(ipam),
         resolv_conf=ipam.string("resolvConf"),
     )
 
@@ -88,17 +86,7 @@ def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
 
 def check_families(sets: tuple[RangeSet, ...], conf: NetConf) -> None:
     """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
-    families = [item.version for item in sets]
-    if (families.count(4) > 1 or families.count(6) > 1) and not holds_many(conf):
-        raise _invalid(
-            f"CNI version {conf.cni_version} does not support more than 1 address per family",
-            "use cniVersion 0.3.0 or later, or put the ranges into one set",
-        )
-
-
-def holds_many(conf: NetConf) -> bool:
-    """Tells whether a result of the configuration's version can hold several addresses of a family."""
-    return at_least(conf.version, "0.3.0")
+    addressing.refuse_many([item.version for item in sets], conf, "put the ranges into one set")
 
 
 def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
@@ -107,8 +95,7 @@ def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
     CNI_ARGS does not count when args has the same thing (CONVENTIONS.md, "CNI_ARGS"); the reference adds them up.
     """
     env = args.cni_args("IP")
-    from_args = [(f'"args.cni.ips[{i}]"', text) for i, text in enumerate(conf.cni_args.strings("ips"))]
-    from_runtime = [(f'"runtimeConfig.ips[{i}]"', text) for i, text in enumerate(conf.runtime_config.strings("ips"))]
+    from_args, from_runtime = addressing.requested(conf)
     wanted: dict[Address, None] = {}
     if "IP" in env and not from_args:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from cni.addressing import holds_many
 from cni.args import CmdArgs
 from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment, NetConf
@@ -48,7 +49,7 @@ def cmd_del(args: CmdArgs, netconf: NetConf) -> None:
             if names:
                 break  # a legacy entry, without ifname, counts only when there is no other
     args.cni_args("IP")
-    if conf.holds_many(netconf):
+    if holds_many(netconf):
         return  # ranges need not be read: that would be a tenth of the whole time
     try:
         sets = conf.range_sets(netconf)
