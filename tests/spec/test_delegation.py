@@ -1,6 +1,7 @@
 """Delegation inside one process and to another: bridge must not tell the two apart.
 
-host-local that is the same file as bridge runs inside bridge's process; a copy of it is another file, so it is exec'd.
+host-local or static that is the same file as bridge runs inside bridge's process; a copy of it is another file, so it
+is exec'd.
 """
 
 import json
@@ -17,6 +18,7 @@ from tests.support import netstate
 from tests.support.namespaces import Namespace, temporary, temporary_host
 from tests.support.running import run_plugin
 
+DELEGATES = ("host-local", "static")
 DUAL = ["10.1.2.0/24", "fd00:1::/64"]
 NONE_LEFT = {"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.2", "rangeEnd": "10.1.2.2"}
 # After a failed ADD another program is given a DEL, in case it left something: this leaves a lock file, and may fail.
@@ -30,17 +32,56 @@ def ipam(*subnets, **keys):
     return {"ipam": configs.host_local(Path("STORE"), *subnets) | keys}
 
 
+def static(*addresses, **keys):
+    """Describes the section of static; an address without a gateway has none."""
+    own = [dict(zip(("address", "gateway"), item.split(" via "), strict=False)) for item in addresses]
+    routes = [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "mtu": 1400}]
+    return {"ipam": {"type": "static", "addresses": own, "routes": routes, "dns": {"search": ["s"]}} | keys}
+
+
 def step(command, keys=None, **how):
     """Describes one invocation; `keys` go over the configuration, STORE in it is the way's lease directory."""
     return command, ipam() if keys is None else keys, how
 
 
-def in_version(version):
+def in_version(version, keys=None):
     """Describes an attachment under one version of the specification."""
-    return [step("ADD", ipam() | {"cniVersion": version}), step("DEL", ipam() | {"cniVersion": version})]
+    return [step(command, (keys or ipam()) | {"cniVersion": version}) for command in ("ADD", "DEL")]
 
+
+GIVEN = static("10.1.2.7/24 via 10.1.2.1", "fd00:1::7/64")
+STATIC = {
+    **{f"static, version {version}": in_version(version, GIVEN) for version in configs.VERSIONS},
+    "static, all verbs": [step(command, GIVEN) for command in ("ADD", "CHECK", "STATUS", "GC", "DEL", "DEL")],
+    "static, edited": [step("ADD", GIVEN), step("CHECK", static("10.1.2.7/24 via 10.1.2.9")), step("DEL", static("x"))],
+    "static, requested": [
+        step("ADD", GIVEN | {"runtimeConfig": {"ips": ["10.1.2.8/24"]}}),
+        step("CHECK", GIVEN | {"runtimeConfig": {"ips": ["10.1.2.8/24"]}}),
+        step("CHECK", GIVEN | {"capabilities": {"ips": True}}),
+        step("CHECK", GIVEN),
+    ],
+    "static, arguments": [step("ADD", GIVEN, args="IgnoreUnknown=1;IP=10.1.3.8/24;GATEWAY=10.1.3.1")],
+    "static, bad arguments": [
+        *(step("ADD", GIVEN, args=args) for args in ("IP=10.1.2.8/24", "IgnoreUnknown=1;IP=10.1.2.8", "FOO")),
+        *(step("DEL", GIVEN, args=args) for args in ("IgnoreUnknown=1;IP=10.1.2.8", "FOO")),
+    ],
+    "static, no prefix": [step(command, static("10.1.2.8")) for command in ("ADD", "CHECK", "STATUS", "DEL", "GC")],
+    "static, no address": [
+        *(step(command, static()) for command in ("ADD", "CHECK", "STATUS", "DEL")),
+        *(step("ADD", static() | {"cniVersion": version}) for version in ("0.2.0", "0.4.0")),
+    ],
+    "static, two of a family, first version": [
+        step(command, static("10.1.2.7/24", "10.1.2.8/24") | {"cniVersion": "0.2.0"}) for command in ("ADD", "DEL")
+    ],
+    "static, wrong types": [
+        step("ADD", static(addresses="x")),
+        step("ADD", static("10.1.2.7/24", routes=[{}])),
+        step("DEL", static(addresses="x")),
+    ],
+}
 
 CASES = {
+    **STATIC,
     **{f"version {version}": in_version(version) for version in configs.VERSIONS},
     "two families": [step("ADD", ipam(*DUAL)), step("CHECK", ipam(*DUAL)), step("DEL", ipam(*DUAL))],
     "two families, first version": [step("ADD", ipam(*DUAL) | {"cniVersion": "0.2.0"})],
@@ -135,43 +176,47 @@ class Way:
 
 @pytest.fixture
 def inside(root, bin_dir, tmp_path):
-    """Bridge and host-local as one file."""
+    """Bridge and its IPAM plugins as one file."""
     directory = tmp_path / "inside" / "bin"
     directory.mkdir(parents=True)
     shutil.copy2(bin_dir / "bridge", directory / "bridge")
-    (directory / "host-local").hardlink_to(directory / "bridge")
+    for name in DELEGATES:
+        (directory / name).hardlink_to(directory / "bridge")
     with temporary_host() as host, temporary() as sandbox:
         yield Way(directory.parent, host, sandbox)
 
 
 @pytest.fixture
 def executed(root, bin_dir, tmp_path):
-    """Bridge and host-local as two files; host-local's calls are noted."""
+    """Bridge and its IPAM plugins as several files; calls of the latter are noted."""
     directory = tmp_path / "executed" / "bin"
     (directory / "real").mkdir(parents=True)
     shutil.copy2(bin_dir / "bridge", directory / "bridge")
-    shutil.copy2(bin_dir / "host-local", directory / "real" / "host-local")
-    wrapper = directory / "host-local"
-    wrapper.write_text(f'#!/bin/sh\necho "$CNI_COMMAND" >> {tmp_path}/calls\nexec {directory}/real/host-local\n')
-    wrapper.chmod(0o755)
+    for name in DELEGATES:
+        shutil.copy2(bin_dir / name, directory / "real" / name)
+        wrapper = directory / name
+        note = f'echo "{name} $CNI_COMMAND" >> {tmp_path}/calls'
+        wrapper.write_text(f"#!/bin/sh\n{note}\nexec {directory}/real/{name}\n")
+        wrapper.chmod(0o755)
     with temporary_host() as host, temporary() as sandbox:
         yield Way(directory.parent, host, sandbox)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_ways_are_alike(inside, executed, case):
-    """Status, output, leases and the pod's addresses are the same whether host-local is a second process or not."""
+    """Status, output, leases and the pod's addresses are the same whether IPAM is a second process or not."""
     for number, what in enumerate(CASES[case]):
         one, other = inside.run(*what), executed.run(*what)
         assert one == other, f"step {number}: {what[0]}"
         assert one["status"] in (0, 1)
 
 
-def test_the_other_way_is_another_process(executed, tmp_path):
-    """A host-local that is another file than bridge is really run, with each verb bridge runs."""
-    for what in (step("ADD"), step("CHECK"), step("DEL")):
-        assert executed.run(*what)["status"] == 0
-    assert (tmp_path / "calls").read_text().split() == ["ADD", "CHECK", "DEL"]
+@pytest.mark.parametrize(("kind", "keys"), [("host-local", None), ("static", GIVEN)])
+def test_the_other_way_is_another_process(executed, tmp_path, kind, keys):
+    """An IPAM plugin that is another file than bridge is really run, with each verb bridge runs."""
+    for command in ("ADD", "CHECK", "DEL"):
+        assert executed.run(*step(command, keys))["status"] == 0
+    assert (tmp_path / "calls").read_text().splitlines() == [f"{kind} {command}" for command in ("ADD", "CHECK", "DEL")]
 
 
 def test_delegates_are_found_along_the_path(inside):

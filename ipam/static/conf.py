@@ -1,0 +1,94 @@
+"""The configuration of static, parsed: typed values or an error that names the key.
+
+One rule: pure, and who says something later says it better: the runtime's addresses replace those of `args`, and these
+replace the network's own together with those of CNI_ARGS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cni import addressing
+from cni.address import Address, parse_cidr, parse_ip
+from cni.address import Interface as Cidr
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError, Code
+from cni.result import DNS, IPConfig, Route
+
+_NO_ADDRESS = "the 'address' field is expected to be in CIDR notation"
+_NO_IP = "the 'ip' field is expected to be in CIDR notation"
+_NO_ENTRY = "an entry in the 'ips' field is NOT in CIDR notation"
+
+
+@dataclass(frozen=True)
+class StaticConf:
+    """What ADD gives. `certain` is false when a runtime that may choose the addresses does not say which it chose."""
+
+    ips: tuple[IPConfig, ...]
+    routes: tuple[Route, ...]
+    dns: DNS
+    certain: bool
+
+
+def parse(conf: NetConf, args: CmdArgs) -> StaticConf:
+    """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
+    ipam = addressing.section(conf, "static")
+    own = [(item.string("address"), item.at("address"), item.ip("gateway")) for item in ipam.objects("addresses")]
+    routes, dns = addressing.routes(ipam), DNS.from_fields(ipam.section("dns"))
+    env = _of_environment(args)
+    by_args, by_runtime = (
+        tuple(IPConfig(_cidr(text, where, _NO_ENTRY)) for where, text in items) for items in addressing.requested(conf)
+    )
+    ips = by_runtime or by_args
+    if not ips:
+        ips = (*(IPConfig(_cidr(text, f'"{at}"', _NO_ADDRESS), gateway) for text, at, gateway in own), *env)
+    addressing.refuse_many([ip.address.version for ip in ips], conf, "leave one of each")
+    return StaticConf(
+        ips, routes, dns, certain=bool(by_runtime) or not conf.fields.section("capabilities").boolean("ips")
+    )
+
+
+def _of_environment(args: CmdArgs) -> tuple[IPConfig, ...]:
+    """Returns the addresses of CNI_ARGS, each with the last GATEWAY of its subnet, which reaches no other address."""
+    env = args.cni_args("IP", "GATEWAY")
+    items = _listed(env.get("IP", ""))
+    ips = tuple(IPConfig(_cidr(item, "IP= in CNI_ARGS", _NO_IP, Code.INVALID_ENVIRONMENT)) for item in items)
+    for gateway in map(_gateway, _listed(env.get("GATEWAY", ""))):
+        ips = tuple(replace(ip, gateway=gateway) if gateway in ip.address.network else ip for ip in ips)
+    return ips
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")] if text else []
+
+
+def _gateway(text: str) -> Address:
+    try:
+        return parse_ip(text)
+    except ValueError:
+        raise CniError(
+            Code.INVALID_ENVIRONMENT,
+            f"invalid gateway address: {text}",
+            "CNI_ARGS takes GATEWAY=10.1.2.1, without a prefix, or several such with commas",
+        ) from None
+
+
+def _cidr(text: str, where: str, problem: str, code: Code = Code.INVALID_NETWORK_CONFIG) -> Cidr:
+    try:
+        return parse_cidr(text)
+    except ValueError:
+        raise CniError(code, f"{problem}, got: '{text}'", _cure(text, where)) from None
+
+
+def _cure(text: str, where: str) -> str:
+    """Returns what to write instead. A forgotten prefix is by far the most frequent mistake: host-local needs none."""
+    try:
+        address = parse_ip(text)
+    except ValueError:
+        return f'{where} must be an address with the prefix length of its subnet, like "10.1.2.5/24"'
+    length = 24 if address.version == 4 else 64
+    return (
+        f"{where} lacks the prefix length of its subnet: write {address}/{length}, if that is a /{length}, "
+        "in the network or in the pod's annotation that asks for it"
+    )

@@ -1,0 +1,173 @@
+"""static's configuration: who may say addresses, the reference's refusals, and what cures a forgotten prefix."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.errors import CniError
+from ipam.static import conf
+from ipam.static.conf import StaticConf
+from tests.support.errors import failure_of
+from tests.unit.test_cni_gojson import JSON_VALUES
+from tests.unit.test_host_local_conf import args, netconf
+
+A = {"address": "10.1.2.5/24", "gateway": "10.1.2.1"}
+V6 = {"address": "2001:DB8::5/64"}
+NO_ADDRESS = "the 'address' field is expected to be in CIDR notation, got: "
+NO_IP = "the 'ip' field is expected to be in CIDR notation, got: "
+NO_ENTRY = "an entry in the 'ips' field is NOT in CIDR notation, got: "
+
+
+def parse(*addresses, env="", version="1.1.0", ipam=None, **keys) -> StaticConf:
+    return conf.parse(netconf({"addresses": list(addresses), **(ipam or {})}, version, **keys), args(env))
+
+
+def shown(parsed):
+    return [" via ".join(filter(None, (str(ip.address), str(ip.gateway or "")))) for ip in parsed.ips]
+
+
+def asking(place, *texts):
+    """Returns the keys of a configuration in which a runtime asks for addresses."""
+    return {"runtimeConfig": {"ips": list(texts)}} if place == "runtimeConfig" else {"args": {"cni": {"ips": [*texts]}}}
+
+
+def refusal(*addresses, **how):
+    with pytest.raises(CniError) as caught:
+        parse(*addresses, **how)
+    return caught.value
+
+
+@pytest.mark.parametrize("key", ["addresses", "Addresses", "ADDRESSES"])
+@pytest.mark.parametrize("names", [("address", "gateway"), ("Address", "Gateway"), ("ADDRESS", "GATEWAY")])
+def test_addresses_are_given_as_written(key, names):
+    """Addresses keep order, host bits, prefix and gateway, and keys match in any case, `Address` too."""
+    own = [dict(zip(names, ("10.1.2.5/24", "10.9.9.9"), strict=True)), {names[0]: "2001:DB8::5/64", names[1]: ""}]
+    parsed = parse(ipam={key: [*own, {names[0]: "10.1.2.0/24"}, {names[0]: "::ffff:10.0.0.1/120"}]})
+    assert shown(parsed) == ["10.1.2.5/24 via 10.9.9.9", "2001:db8::5/64", "10.1.2.0/24", "10.0.0.1/24"]
+    assert all(ip.interface is None for ip in parsed.ips)
+
+
+def test_routes_and_dns_are_given_as_written():
+    """Routes keep host bits, order, duplicates and every attribute; dns is kept."""
+    full = {"dst": "10.9.0.1/16", "gw": "10.1.2.9", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 0, "scope": 0}
+    dns = {"nameservers": ["10.1.2.1"], "domain": "d", "search": ["s"], "options": ["o"]}
+    parsed = parse(A, ipam={"routes": [full, {"dst": "::/0"}, full], "dns": dns})
+    assert [str(route.dst) for route in parsed.routes] == ["10.9.0.1/16", "::/0", "10.9.0.1/16"]
+    route = parsed.routes[0]
+    assert (str(route.gw), route.mtu, route.advmss, route.priority, route.table, route.scope) == (
+        *("10.1.2.9", 1400, 1300, 5),
+        *(0, 0),
+    )
+    assert parsed.dns.to_json() == dns
+
+
+def test_arguments_add_addresses():
+    """CNI_ARGS adds addresses behind the network's, and a gateway to those of its own that have it in their subnet."""
+    env = "IP=10.1.2.6/24, 10.1.3.6/24 ,fd00::6/64;GATEWAY=10.1.2.3, 10.1.2.2,fd00::1,192.0.2.1"
+    parsed = parse(A, V6, {"address": "10.1.2.7/24"}, env=env)
+    assert shown(parsed) == [
+        *("10.1.2.5/24 via 10.1.2.1", "2001:db8::5/64", "10.1.2.7/24"),
+        *("10.1.2.6/24 via 10.1.2.2", "10.1.3.6/24", "fd00::6/64 via fd00::1"),
+    ]
+    assert shown(parse(A, env="IP=;GATEWAY=")) == shown(parse(A))
+
+
+def test_who_says_it_later_says_it_better():
+    """What args asks for replaces the network's addresses and those of CNI_ARGS, what the capability asks for all."""
+    env, by_args, by_runtime = "IP=10.1.2.6/24", asking("args", "10.1.2.7/24"), asking("runtimeConfig", "10.1.2.8/24")
+    assert shown(parse(A, env=env, **by_args)) == ["10.1.2.7/24"]
+    assert shown(parse(A, env=env, **by_args, **by_runtime)) == ["10.1.2.8/24"]
+    nothing = asking("args") | asking("runtimeConfig")
+    assert shown(parse(A, env=env, **nothing)) == ["10.1.2.5/24 via 10.1.2.1", "10.1.2.6/24"]
+    assert shown(parse(A, RuntimeConfig={"IPs": ["10.1.2.9/24"]})) == ["10.1.2.9/24"]
+
+
+def test_addresses_that_do_not_count_are_not_judged():
+    """A network's address that the runtime replaces may be anything."""
+    for place in ("args", "runtimeConfig"):
+        assert shown(parse({"address": "x"}, {}, **asking(place, "10.1.2.7/24"))) == ["10.1.2.7/24"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "how", "code", "msg"),
+    [
+        ([{"address": "x"}], {}, 7, NO_ADDRESS + "'x'"),
+        ([{"address": "10.1.2.5"}], {}, 7, NO_ADDRESS + "'10.1.2.5'"),
+        ([A, {"address": "10.1.2.5/33"}], {}, 7, NO_ADDRESS + "'10.1.2.5/33'"),
+        ([{}], {}, 7, NO_ADDRESS + "''"),
+        ([None], {}, 7, NO_ADDRESS + "''"),
+        ([A], {"env": "IP=zz"}, 4, NO_IP + "'zz'"),
+        ([A], {"env": "IP=10.1.2.5/24,"}, 4, NO_IP + "''"),
+        ([A], {"env": "IP=zz", "runtimeConfig": {"ips": ["10.1.2.3/24"]}}, 4, NO_IP + "'zz'"),
+        ([A], {"env": "GATEWAY=zz"}, 4, "invalid gateway address: zz"),
+        ([A], {"env": "GATEWAY=10.1.2.1/24"}, 4, "invalid gateway address: 10.1.2.1/24"),
+        ([A], {"env": "FOO=1"}, 4, 'ARGS: unknown args ["FOO=1"]'),
+        ([A], asking("args", "10.1.2.5"), 7, NO_ENTRY + "'10.1.2.5'"),
+        ([A], asking("runtimeConfig", "10.1.2.3/24", ""), 7, NO_ENTRY + "''"),
+        ([A], {**asking("args", "zz"), **asking("runtimeConfig", "10.1.2.3/24")}, 7, NO_ENTRY + "'zz'"),
+        ([{**A, "gateway": "x"}], {}, 7, 'failed to load netconf: "ipam.addresses[0].gateway" is not an IP address: x'),
+        ([{"address": 5}], {}, 7, 'failed to load netconf: "ipam.addresses[0].address" must be a string'),
+        ([A], {"ipam": {"routes": [{"dst": "x"}]}}, 7, 'failed to load netconf: "ipam.routes[0].dst" is not an'),
+        ([A], {"ipam": {"routes": [{"gw": "10.1.2.1"}]}}, 7, 'failed to load netconf: "ipam.routes[0].dst" is missing'),
+        ([A], {"ipam": {"dns": {"search": "x"}}}, 7, 'failed to load netconf: "ipam.dns.search" must be a list'),
+    ],
+)
+def test_a_bad_configuration_is_refused_as_by_the_reference(addresses, how, code, msg):
+    """What is wrong has code 7, in CNI_ARGS 4, and the reference's text."""
+    error = refusal(*addresses, **how)
+    assert (error.code, error.msg[: len(msg)]) == (code, msg)
+
+
+def test_a_forgotten_prefix_is_cured():
+    """The details name the place, and write the address with the prefix that most subnets have."""
+    places = {
+        '"ipam.addresses[1].address"': {"addresses": [A, {"address": "10.1.2.5"}]},
+        '"runtimeConfig.ips[0]"': asking("runtimeConfig", "10.1.2.5"),
+        '"args.cni.ips[0]"': asking("args", "10.1.2.5"),
+        "IP= in CNI_ARGS": {"env": "IP=10.1.2.5"},
+    }
+    for place, how in places.items():
+        details = refusal(*how.pop("addresses", [A]), **how).details
+        assert details.startswith(f"{place} lacks the prefix length of its subnet: write 10.1.2.5/24, if that is a /24")
+    assert "write fd00::5/64, if that is a /64" in refusal({"address": "FD00::5"}).details
+    assert 'like "10.1.2.5/24"' in refusal({"address": "10.1.2.5/x"}).details
+
+
+@pytest.mark.parametrize("runtime", [{}, asking("runtimeConfig", "10.1.2.5/24"), asking("args", "10.1.2.5/24")])
+def test_the_section_must_be_there(runtime):
+    """Without `ipam` nothing is given, not even what the runtime says."""
+    with pytest.raises(CniError, match="IPAM config missing 'ipam' key") as caught:
+        conf.parse(netconf(None, **runtime), args("IP=zz"))
+    assert caught.value.code == 7
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", ""])
+def test_old_versions_have_one_address_per_family(version):
+    """Before 0.3.0 a second address of a family is refused, by the version as written; one of each is given."""
+    text = f"CNI version {version} does not support more than 1 address per family"
+    assert refusal(A, A, version=version).msg == text
+    assert refusal(V6, env="IP=fd00::1/64", version=version).msg == text
+    assert shown(parse(V6, A, version=version)) == ["2001:db8::5/64", "10.1.2.5/24 via 10.1.2.1"]
+    assert len(parse(A, A, version="0.3.0").ips) == 2
+
+
+ADDRESSES = st.sampled_from(["10.1.2.5/24", "10.1.2.5", "fd00::5/64", "::ffff:10.0.0.1/120", "::ffff:10.0.0.1/8", ""])
+ITEMS = st.dictionaries(st.sampled_from(["address", "Address", "gateway"]), ADDRESSES | JSON_VALUES, max_size=3)
+IPAM = st.fixed_dictionaries(
+    {}, optional={"addresses": st.lists(ITEMS) | JSON_VALUES, "routes": JSON_VALUES, "dns": JSON_VALUES}
+)
+
+
+@given(ipam=IPAM | JSON_VALUES, runtime=JSON_VALUES, ips=st.lists(ADDRESSES | JSON_VALUES) | JSON_VALUES)
+def test_any_configuration_gives_a_value_or_an_error(ipam, runtime, ips):
+    """Whatever is in the configuration, it is read or refused with a CNI error."""
+    for keys in ({"runtimeConfig": runtime}, {"args": {"cni": {"ips": ips}}, "capabilities": runtime}):
+        error = failure_of(lambda keys=keys: conf.parse(netconf(ipam, **keys), args("")), CniError)
+        assert error is None or error.code == 7
+
+
+@given(ip=st.text(alphabet="0123456789abcdef:./, "), gateway=st.text(alphabet="0123456789abcdef:./, "))
+def test_any_argument_gives_a_value_or_an_error(ip, gateway):
+    """Whatever is in CNI_ARGS, it is read or refused with code 4."""
+    error = failure_of(lambda: parse(A, env=f"IP={ip};GATEWAY={gateway}"), CniError)
+    assert error is None or error.code == 4
