@@ -13,8 +13,8 @@ from tests.support.results import prev_result
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
-# Who reads CNI_ARGS, and therefore refuses rubbish in it.
-READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "tuning", "tap"}
+# Who reads CNI_ARGS, or whose IPAM does, and therefore refuses rubbish in it.
+READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "ptp", "tuning", "tap"}
 # Who works on what another plugin made, and therefore needs its result.
 CHAINED = {"portmap", "bandwidth", "firewall", "tuning", "sbr", "vrf"}
 # Who hands on an earlier plugin's result unchanged when there is nothing to do.
@@ -25,6 +25,7 @@ ENTERS_SANDBOX = {"bridge", "loopback", "macvlan", "ipvlan", "ptp", "tap", "vlan
 SUBNET = "10.1.2.0/24"
 
 _BANDWIDTH = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+_TUNING = {"mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}
 
 
 def host_local(store: Path, *subnets: str) -> dict[str, Any]:
@@ -35,6 +36,12 @@ def host_local(store: Path, *subnets: str) -> dict[str, Any]:
         "routes": [{"dst": "0.0.0.0/0"}],
         "dataDir": str(store),
     }
+
+
+def static(*addresses: str) -> dict[str, Any]:
+    """Returns an `ipam` object that gives `addresses`."""
+    own = [{"address": address} for address in addresses]
+    return {"type": "static", "addresses": own, "routes": [{"dst": "0.0.0.0/0"}]}
 
 
 def versions(plugin: str) -> tuple[str, ...]:
@@ -52,12 +59,16 @@ def config(plugin: str, version: str, store: Path, *host_ends: str) -> dict[str,
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
         "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),
+        "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
+        "ptp": {"ipam": host_local(store)},
+        "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},
+        "firewall": {"backend": "iptables"},  # not firewalld, which is the tester's own
     }
     chained = {"prevResult": prev_result(version, host_ends=host_ends)} if plugin in CHAINED else {}
     return {"cniVersion": version, "name": "net", "type": plugin, **chained, **own.get(plugin, {})}
 
 
 def idle(plugin: str, version: str, store: Path) -> dict[str, Any]:
-    """Returns a configuration under which `plugin`, one of PASSES_ON, has nothing to do for a pod that has an eth0."""
-    wanted = ("runtimeConfig", *_BANDWIDTH)
+    """Returns a configuration under which `plugin`, one of PASSES_ON, changes nothing of a pod that has an eth0."""
+    wanted = ("runtimeConfig", *_BANDWIDTH, *_TUNING)
     return {key: value for key, value in config(plugin, version, store).items() if key not in wanted}
