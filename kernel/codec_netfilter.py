@@ -12,9 +12,17 @@ _FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfg
 
 
 class BatchMessage(nlmsg):  # type: ignore[misc]
-    """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg alone."""
+    """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg, and what the rules must still be like."""
 
     fields = _FIELDS
+    nla_map = ((1, "NFNL_BATCH_GENID", "be32"),)
+
+
+class GenerationMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWGEN and its kin: struct nfgenmsg and NFTA_GEN_* attributes (linux/netfilter/nf_tables.h)."""
+
+    fields = _FIELDS
+    nla_map = ((1, "NFTA_GEN_ID", "be32"),)
 
 
 class TableMessage(nlmsg):  # type: ignore[misc]
@@ -36,6 +44,7 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
         (1, "NFTA_CHAIN_TABLE", "asciiz"),
         (3, "NFTA_CHAIN_NAME", "asciiz"),
         (4, "NFTA_CHAIN_HOOK", "hook|nested"),
+        (5, "NFTA_CHAIN_POLICY", "be32"),
         (6, "NFTA_CHAIN_USE", "be32"),
         (7, "NFTA_CHAIN_TYPE", "asciiz"),
         (12, "NFTA_CHAIN_USERDATA", "cdata"),
@@ -57,6 +66,35 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
         (4, "NFTA_RULE_EXPRESSIONS", "cdata|nested"),
         (6, "NFTA_RULE_POSITION", "be64"),
         (7, "NFTA_RULE_USERDATA", "cdata"),
+    )
+
+
+class SetMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWSET and its kin: struct nfgenmsg and NFTA_SET_* attributes."""
+
+    fields = _FIELDS
+    nla_map = (
+        (1, "NFTA_SET_TABLE", "asciiz"),
+        (2, "NFTA_SET_NAME", "asciiz"),
+        (3, "NFTA_SET_FLAGS", "be32"),
+        (4, "NFTA_SET_KEY_TYPE", "be32"),
+        (5, "NFTA_SET_KEY_LEN", "be32"),
+        (10, "NFTA_SET_ID", "be32"),
+        (13, "NFTA_SET_USERDATA", "cdata"),
+    )
+
+
+class SetElementsMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWSETELEM and its kin: struct nfgenmsg and NFTA_SET_ELEM_LIST_* attributes.
+
+    Elements are bytes (kernel.nft_set makes and reads them).
+    """
+
+    fields = _FIELDS
+    nla_map = (
+        (1, "NFTA_SET_ELEM_LIST_TABLE", "asciiz"),
+        (2, "NFTA_SET_ELEM_LIST_SET", "asciiz"),
+        (3, "NFTA_SET_ELEM_LIST_ELEMENTS", "cdata|nested"),
     )
 
 
@@ -103,4 +141,5 @@ class ConntrackMessage(nlmsg):  # type: ignore[misc]
     filter = _Filter
 
 
-prepare(BatchMessage, TableMessage, ChainMessage, RuleMessage, ConntrackMessage)
+prepare(BatchMessage, GenerationMessage, TableMessage, ChainMessage, RuleMessage, SetMessage, SetElementsMessage)
+prepare(ConntrackMessage)

@@ -1,5 +1,7 @@
 """nftables without the `nft` tool: tables, chains and rules over netlink, all changes of a verb in one transaction.
 
+Sets are in kernel.nft_set.
+
 One rule: functions named after an object return a Request; nothing is changed unless `change` sends it, and then all
 of it or nothing.
 
@@ -21,7 +23,7 @@ from functools import partial
 from typing import TypeVar
 
 from cni.errors import all_of
-from kernel.codec_netfilter import BatchMessage, ChainMessage, RuleMessage, TableMessage
+from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.nft_rule import comment, comment_of
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
@@ -35,11 +37,14 @@ _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
     _SUBSYSTEM << 8 | number for number in (0, 3, 4, 5, 6, 7, 8)
 )
+_LEAVES_NONE = (_NEWTABLE, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
+_GETGEN = _SUBSYSTEM << 8 | 16
 _NLM_F_APPEND = 0x800
 _FREED_AFTER_S = 0.05  # three times what it takes on an idle machine; coming too early costs time, nothing else
 _DESCRIPTORS = 1024  # more than a verb ever has open
 _TRIES = 5  # each is lost to another plugin that takes a rule away between our look and our change
-_NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
+_LOOKS = 50  # each is lost to some change of nftables in this namespace while it looks, a millisecond
+NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
 
 Done = TypeVar("Done")
 
@@ -66,7 +71,8 @@ class Hook:
 class Chain:
     """A chain of a table; with a hook it is a base chain, a new one of policy accept.
 
-    `uses` is how many rules it has and rules that lead to it, of one that was looked up.
+    `uses` is how many rules it has and rules that lead to it, and `drops` whether its policy is drop, of one that was
+    looked up.
     """
 
     table: Table
@@ -74,6 +80,7 @@ class Chain:
     hook: Hook | None = None
     comment: str = ""
     uses: int = field(default=0, compare=False)
+    drops: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.table.name} {self.name}"
@@ -167,9 +174,12 @@ def _close_last(socket: int, readable: int) -> None:
         os._exit(0)
 
 
-def change(socket: NftSocket, *requests: Request) -> None:
-    """Sends requests as one transaction: when one is refused, nothing is changed. Raises KernelError for that one."""
-    _send(socket, requests, commit=True)
+def change(socket: NftSocket, *requests: Request, generation: int = 0) -> None:
+    """Sends requests as one transaction: when one is refused, nothing is changed. Raises KernelError for that one.
+
+    With a `generation` (from `settled`) nothing is changed either if anything else was since (ERESTART).
+    """
+    _send(socket, requests, commit=True, generation=generation)
 
 
 def rehearse(socket: NftSocket, *requests: Request) -> None:
@@ -189,6 +199,23 @@ def retried(attempt: Callable[[], Done]) -> Done:
             if error.errno not in (errno.ENOENT, errno.EBUSY):
                 raise
     return attempt()
+
+
+def settled(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
+    """Returns what `attempt` returns, which looks and then changes what nobody has changed in between, or once more.
+
+    It is called with the generation that `change` wants. Where others change something all the time it comes to pass
+    in the end without that, with 0. Raises KernelError.
+    """
+    request = Request("look nftables up", GenerationMessage, _GETGEN, 0, {}, [], ignore=NOTHING_THERE)
+    for _ in range(_LOOKS):
+        (found,) = socket.get(request)
+        try:
+            return attempt(found.get_attr("NFTA_GEN_ID") or 0 if found else 0)
+        except KernelError as error:
+            if error.errno not in (errno.ERESTART, errno.ENOENT, errno.EBUSY):
+                raise
+    return attempt(0)
 
 
 def delete_or_empty(delete: Callable[[Callable[[Chain], Request]], None]) -> bool:
@@ -222,7 +249,7 @@ def table(own: Table) -> Request:
     attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
     if own.comment:
         attributes.append(("NFTA_TABLE_USERDATA", comment(own.comment)))
-    return _request(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
+    return request_about(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
 
 
 def chain(own: Chain) -> Request:
@@ -234,12 +261,12 @@ def chain(own: Chain) -> Request:
         attributes.append(("NFTA_CHAIN_HOOK", {"attrs": hook}))
     if own.comment:
         attributes.append(("NFTA_CHAIN_USERDATA", comment(own.comment)))
-    return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, NLM_F_CREATE)
+    return request_about(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, NLM_F_CREATE)
 
 
 def chain_deletion(own: Chain) -> Request:
     """Deletes a chain and its rules; nothing may jump to it any more (EBUSY), and it must be there (ENOENT)."""
-    return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
+    return request_about(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
 
 
 def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0) -> Request:
@@ -253,18 +280,18 @@ def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0)
     if before:
         attributes.append(("NFTA_RULE_POSITION", before))
     flags = NLM_F_CREATE if before else NLM_F_CREATE | _NLM_F_APPEND
-    return _request(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
+    return request_about(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
 
 
 def rule_deletion(own: Chain, handle: int) -> Request:
     """Deletes a rule, which must be there (ENOENT)."""
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
-    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes)
+    return request_about(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes)
 
 
 def flush(own: Chain) -> Request:
     """Deletes all rules of a chain, which must be there (ENOENT)."""
-    return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
+    return request_about(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
 
 
 def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
@@ -274,8 +301,8 @@ def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object]
     others are not even decoded, since there may be hundreds. Raises KernelError.
     """
     request = replace(
-        _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
-        ignore=_NOTHING_THERE,
+        request_about(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
+        ignore=NOTHING_THERE,
         silent=False,
         wanted=_having(wanted.encode()) if isinstance(wanted, str) else wanted,
     )
@@ -302,15 +329,21 @@ def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
     """
     requests = [
         replace(
-            _request(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own)),
-            ignore=_NOTHING_THERE,
+            request_about(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own)),
+            ignore=NOTHING_THERE,
             silent=False,
         )
         for own in chains
     ]
     found = socket.get(*requests)
     return [
-        message and replace(own, hook=_hook(message), uses=message.get_attr("NFTA_CHAIN_USE") or 0)
+        message
+        and replace(
+            own,
+            hook=_hook(message),
+            uses=message.get_attr("NFTA_CHAIN_USE") or 0,
+            drops=message.get_attr("NFTA_CHAIN_POLICY") == 0,  # NF_DROP
+        )
         for own, message in zip(chains, found, strict=True)
     ]
 
@@ -331,20 +364,23 @@ def _of(own: Chain) -> Attributes:
     return [("NFTA_RULE_TABLE", own.table.name), ("NFTA_RULE_CHAIN", own.name)]
 
 
-def _request(
+def request_about(
     doing: str, kind: type[object], number: int, table: Table, attributes: Attributes, flags: int = 0
 ) -> Request:
+    """Returns a request about a table or what is in it, of a message class and a number (NFT_MSG_*)."""
     return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True)
 
 
-def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool) -> None:
+def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:
     """Sends a batch. Only its last change asks for an answer: as many answers as changes could be more than fit."""
     if not requests:
         return
-    begin = Request("change nftables", BatchMessage, _BATCH_BEGIN, 0, {"subsystem": _SUBSYSTEM}, silent=True)
+    values: dict[str, int] = {"subsystem": _SUBSYSTEM}
+    end = Request("change nftables", BatchMessage, _BATCH_END, 0, values, silent=True)
+    unchanged: Attributes = [("NFNL_BATCH_GENID", generation)] if generation else []
+    begin = replace(end, type=_BATCH_BEGIN, attributes=unchanged)
     *others, last = requests
-    socket.garbage |= any(request.type not in (_NEWTABLE, _NEWRULE) for request in requests)
+    socket.garbage |= any(request.type not in _LEAVES_NONE for request in requests)
     last = replace(last, flags=last.flags | NLM_F_ACK, silent=False)
     # Without its end a batch is tried and taken back.
-    end = [replace(begin, type=_BATCH_END)] if commit else []
-    socket.change(begin, *others, last, *end)
+    socket.change(begin, *others, last, *([end] if commit else []))

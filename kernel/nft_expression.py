@@ -15,7 +15,7 @@ META_MARK, META_IIF, META_OIF, META_IIFNAME, META_OIFNAME, META_NFPROTO, META_L4
 CT_STATE, CT_MARK = 0, 3
 FIB_SADDR, FIB_DADDR = 1, 2  # NFTA_FIB_F_*
 LOCAL = 2  # RTN_LOCAL (linux/rtnetlink.h)
-_VERDICT_REGISTER, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
+_VERDICT_REGISTER, _REGISTER, SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
 _RANGE_NEQ = 1
 _FIB_RESULT_ADDRTYPE = 3
 _NAT_DNAT = 1
@@ -30,9 +30,9 @@ def payload(header: int, offset: int, length: int) -> bytes:
     return _expression("payload", _number(1, _REGISTER), _number(2, header), _number(3, offset), _number(4, length))
 
 
-def meta(key: int) -> bytes:
+def meta(key: int, register: int = _REGISTER) -> bytes:
     """Loads what the kernel knows of the packet."""
-    return _expression("meta", _number(2, key), _number(1, _REGISTER))
+    return _expression("meta", _number(2, key), _number(1, register))
 
 
 def meta_set(key: int) -> bytes:
@@ -52,14 +52,19 @@ def fib_type(flag: int) -> bytes:
 
 def compare(operation: int, data: bytes) -> bytes:
     """Goes on with the rule if what was loaded is (EQ) or is not (NEQ) `data`."""
-    return _expression("cmp", _number(1, _REGISTER), _number(2, operation), _value(3, data))
+    return _expression("cmp", _number(1, _REGISTER), _number(2, operation), value(3, data))
 
 
 def between(operation: int, first: bytes, last: bytes) -> bytes:
     """Goes on with the rule if what was loaded is (EQ) or is not (NEQ) between `first` and `last`."""
     if operation == EQ:
         return compare(_GTE, first) + compare(_LTE, last)
-    return _expression("range", _number(1, _REGISTER), _number(2, _RANGE_NEQ), _value(3, first), _value(4, last))
+    return _expression("range", _number(1, _REGISTER), _number(2, _RANGE_NEQ), value(3, first), value(4, last))
+
+
+def lookup(name: str) -> bytes:
+    """Goes on with the rule if what was loaded, into one register after another, is an element of a set."""
+    return _expression("lookup", _number(2, _REGISTER), attribute(1, name.encode() + b"\0"))
 
 
 def bitwise(mask: bytes, flipped: bytes = b"") -> bytes:
@@ -69,8 +74,8 @@ def bitwise(mask: bytes, flipped: bytes = b"") -> bytes:
         _number(1, _REGISTER),
         _number(2, _REGISTER),
         _number(3, len(mask)),
-        _value(4, mask),
-        _value(5, flipped or bytes(len(mask))),
+        value(4, mask),
+        value(5, flipped or bytes(len(mask))),
     )
 
 
@@ -79,9 +84,9 @@ def dnat(family: int, address: bytes, port: bytes) -> bytes:
 
     nft also says by flags that a port is given; the kernel knows that, and from 5.7 on lists more flags than were sent.
     """
-    first = _expression("immediate", _number(1, _REGISTER), _value(2, address))
-    second = _expression("immediate", _number(1, _SECOND_REGISTER), _value(2, port))
-    registers = _number(3, _REGISTER), _number(5, _SECOND_REGISTER)
+    first = _expression("immediate", _number(1, _REGISTER), value(2, address))
+    second = _expression("immediate", _number(1, SECOND_REGISTER), value(2, port))
+    registers = _number(3, _REGISTER), _number(5, SECOND_REGISTER)
     return first + second + _expression("nat", _number(1, _NAT_DNAT), _number(2, family), *registers)
 
 
@@ -100,13 +105,23 @@ def extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
 def verdict(code: int, chain: str = "") -> bytes:
     """Ends the rule; `chain` is where to go on, if the code says so."""
     target = [attribute(2, chain.encode() + b"\0")] if chain else []
-    content = _nested(2, _nested(_DATA_VERDICT, _number(1, code), *target))
+    content = nested(2, nested(_DATA_VERDICT, _number(1, code), *target))
     return _expression("immediate", _number(1, _VERDICT_REGISTER), content)
 
 
 def attribute(kind: int, content: bytes) -> bytes:
     """Returns one netlink attribute, padded."""
     return ATTRIBUTE.pack(ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
+
+
+def nested(kind: int, *contents: bytes) -> bytes:
+    """Returns one netlink attribute that has others in it."""
+    return attribute(kind | NESTED, b"".join(contents))
+
+
+def value(kind: int, data: bytes) -> bytes:
+    """Returns one netlink attribute that has data to compare with, or to load, in it."""
+    return nested(kind, attribute(DATA_VALUE, data))
 
 
 def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bool, bytes]]:
@@ -117,17 +132,9 @@ def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bool, bytes]
         offset += max(ATTRIBUTE.size, (length + 3) & ~3)
 
 
-def _nested(kind: int, *contents: bytes) -> bytes:
-    return attribute(kind | NESTED, b"".join(contents))
-
-
 def _number(kind: int, number: int) -> bytes:
     return attribute(kind, struct.pack(">i", number))
 
 
-def _value(kind: int, data: bytes) -> bytes:
-    return _nested(kind, attribute(DATA_VALUE, data))
-
-
 def _expression(name: str, *attributes: bytes) -> bytes:
-    return _nested(LIST_ELEM, attribute(NAME, name.encode() + b"\0"), _nested(DATA, *attributes))
+    return nested(LIST_ELEM, attribute(NAME, name.encode() + b"\0"), nested(DATA, *attributes))

@@ -21,6 +21,9 @@ from kernel.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, attributes
 
 _NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
+_ANSWERS = (
+    1 << 1 | 1 << 2
+)  # NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED (linux/netfilter/nf_conntrack_common.h)
 _NFPROTO = {4: 2, 6: 10}  # by IP version (linux/netfilter.h)
 _SADDR = {4: (12, 4), 6: (8, 16)}  # offset and length in the IP header, by version
 _DADDR = {4: (16, 4), 6: (24, 16)}
@@ -92,6 +95,43 @@ def _addresses(field: dict[int, tuple[int, int]], first: Address, last: Address,
 def from_interface(name: str) -> bytes:
     """Matches `iifname "<name>"`."""
     return expression.meta(expression.META_IIFNAME) + expression.compare(EQ, fsencode(name).ljust(_IFNAMSIZ, b"\0"))
+
+
+def source_in(version: int, name: str) -> bytes:
+    """Matches `ip saddr @<name>` (or ip6) in a table of family inet."""
+    return _address_in(_SADDR, version, name)
+
+
+def destination_in(version: int, name: str) -> bytes:
+    """Matches `ip daddr @<name>` (or ip6) in a table of family inet."""
+    return _address_in(_DADDR, version, name)
+
+
+def _address_in(field: dict[int, tuple[int, int]], version: int, name: str) -> bytes:
+    load = expression.payload(expression.NETWORK_HEADER, *field[version])
+    return of_version(version) + load + expression.lookup(name)
+
+
+def entering_in(name: str) -> bytes:
+    """Matches `iifname @<name>`."""
+    return expression.meta(expression.META_IIFNAME) + expression.lookup(name)
+
+
+def leaving_in(name: str) -> bytes:
+    """Matches `oifname @<name>`."""
+    return expression.meta(expression.META_OIFNAME) + expression.lookup(name)
+
+
+def passing_in(name: str) -> bytes:
+    """Matches `iifname . oifname @<name>`."""
+    second = expression.meta(expression.META_OIFNAME, expression.SECOND_REGISTER)
+    return expression.meta(expression.META_IIFNAME) + second + expression.lookup(name)
+
+
+def answers() -> bytes:
+    """Matches `ct state established,related`."""
+    load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(_ANSWERS))
+    return load + expression.compare(NEQ, bytes(4))
 
 
 def transport(protocol: str) -> bytes:

@@ -45,6 +45,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
         addresses=tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips)),
         policy=policy,
         bridge=_bridge(policy, prev_result) if prev_result.ips and policy != OPEN else "",
+        ports=tuple(item.name for item in prev_result.interfaces[1:] if item.name and not item.sandbox),
         admin_chain=_chain(conf),
         zone=fields.string("firewalldZone") or "trusted",
     )

@@ -1,6 +1,9 @@
 """The firewall by nftables: a table of our own, whose rules never change; a pod is elements of its sets.
 
 One rule: a verb changes everything in one transaction, and no process is started.
+
+What firewalld was told of is kept in the same table: plugins.firewall.nftables_records (remember, remembered, stale,
+forget).
 """
 
 from __future__ import annotations

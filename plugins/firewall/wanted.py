@@ -17,7 +17,8 @@ POLICIES = (OPEN, SAME_BRIDGE, ISOLATED)
 class Protected:
     """One attachment: what its `addresses` send passes, and what answers them.
 
-    `policy` says who of other networks and of its own may reach it by `bridge`, which is "" for an open one.
+    `policy` says who of other networks and of its own may reach it by `bridge`, "" for an open one; `ports` are
+    the host's other interfaces that are the attachment's, such as the bridge's port.
     `admin_chain` is for rules of the administrator's, in front of ours; `zone` is firewalld's. With `accepts` off only
     the policy is wanted, since something else lets the addresses through.
     """
@@ -28,6 +29,7 @@ class Protected:
     addresses: tuple[Address, ...] = ()
     policy: str = OPEN
     bridge: str = ""
+    ports: tuple[str, ...] = ()
     admin_chain: str = "CNI-ADMIN"
     zone: str = "trusted"
     accepts: bool = True

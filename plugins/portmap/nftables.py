@@ -13,7 +13,7 @@ from functools import partial
 
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel import nft, nft_rule
+from kernel import nft, nft_owner, nft_rule
 from kernel.errors import KernelError
 from kernel.nft import NftSocket
 from kernel.rtnl import Request
@@ -77,8 +77,8 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     The reference's rules do not tell their network: they stay, and are counted on stderr. Raises KernelError.
     """
     attachments = list(valid)
-    own = rules.hash_of(network)
-    kept = {rules.owner_of(network, item.container_id, item.ifname) for item in attachments}
+    own = nft_owner.hash_of(network)
+    kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in attachments}
     known = {rules.comment(item.container_id) for item in attachments}
     chains = [chain for version in CHAINS for chain in rules.with_rules(version)]
 

@@ -15,15 +15,15 @@ else goes from pod to pod (a service's address, or none in between) keeps its so
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection
 from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
 from cni.address import Network
-from kernel import nft_rule
+from kernel import nft_owner, nft_rule
 from kernel.nft import Chain, Hook, Rule, Table
+from kernel.nft_owner import HASH_BYTES, OWNER, owner_of
 from kernel.nft_rule import Target
 from plugins.portmap import conditions
 from plugins.portmap.claims import Claim
@@ -31,10 +31,9 @@ from plugins.portmap.tables import TABLES
 from plugins.portmap.wanted import HostPorts, PortMapping
 
 _DSTNAT, _SRCNAT = -100, 100  # priorities
-_OWNER, _NETWORK = 0x70, 0x71  # types of our items in a rule's userdata; nft's own are small numbers
-_HASH_BYTES = 16
-_OWNER_HEAD = bytes((_OWNER, 2 * _HASH_BYTES))
-_OWNERS = re.compile(b"(?=" + re.escape(_OWNER_HEAD) + b"(.{%d}))" % (2 * _HASH_BYTES), re.DOTALL)
+_NETWORK = 0x71  # type of our own item in a rule's userdata, beside its owner
+_OWNER_HEAD = bytes((OWNER, 2 * HASH_BYTES))
+_OWNERS = re.compile(b"(?=" + re.escape(_OWNER_HEAD) + b"(.{%d}))" % (2 * HASH_BYTES), re.DOTALL)
 _LOCALHOST = IPv4Address("127.0.0.1")
 _ALL: dict[int, Network] = {4: ip_network("0.0.0.0/0"), 6: ip_network("::/0")}
 
@@ -199,25 +198,15 @@ def comment(container_id: str) -> str:
 
 def userdata(wanted: HostPorts) -> bytes:
     """Returns comment and owner of an attachment's rules; the network's name only where it fits."""
-    owner = (_OWNER, owner_of(wanted.network, wanted.container_id, wanted.ifname))
+    owner = (OWNER, owner_of(wanted.network, wanted.container_id, wanted.ifname))
     short = nft_rule.comment(wanted.container_id, owner)
     long = nft_rule.comment(wanted.container_id, owner, (_NETWORK, wanted.network.encode()[:255]))
     return long if len(long) <= nft_rule.USERDATA_MAX else short
 
 
-def owner_of(network: str, container_id: str, ifname: str) -> bytes:
-    """Returns what names an attachment in its rules' userdata."""
-    return hash_of(network) + hash_of(f"{ifname}:{container_id}")
-
-
-def hash_of(text: str) -> bytes:
-    """Returns what names a network in them, at their beginning."""
-    return hashlib.sha512(text.encode()).digest()[:_HASH_BYTES]
-
-
 def owner(rule: Rule) -> bytes:
     """Returns what stands there, b"" in the reference's rules."""
-    return nft_rule.userdata(rule.userdata).get(_OWNER, b"")
+    return nft_owner.owner(rule.userdata)
 
 
 def names_no_owner(message: bytes) -> bool:

@@ -1,0 +1,28 @@
+"""Whose a rule or an element of nftables is: what stands in its userdata beside the comment, where `nft` does not look.
+
+One rule: pure. An owner is an attachment of a network; all of a network's begin alike, so that GC finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from kernel import nft_rule
+
+OWNER = 0x70  # type of this item in userdata; nft's own are small numbers
+HASH_BYTES = 16
+
+
+def owner_of(network: str, container_id: str, ifname: str) -> bytes:
+    """Returns what names an attachment."""
+    return hash_of(network) + hash_of(f"{ifname}:{container_id}")
+
+
+def hash_of(text: str) -> bytes:
+    """Returns what names a network, at the beginning."""
+    return hashlib.sha512(text.encode()).digest()[:HASH_BYTES]
+
+
+def owner(userdata: bytes) -> bytes:
+    """Returns the owner in userdata, b"" when it names none."""
+    return nft_rule.userdata(userdata).get(OWNER, b"")

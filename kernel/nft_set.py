@@ -1,0 +1,180 @@
+"""Sets of nftables and their elements over netlink.
+
+One rule: as with kernel.nft, functions named after an object return a Request. An element is the bytes of its key and
+of its userdata; `nft list` prints both as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from os import fsencode
+from typing import NamedTuple
+
+from kernel import nft_rule
+from kernel.codec_netfilter import SetElementsMessage, SetMessage
+from kernel.nft import NOTHING_THERE, NftSocket, Table, request_about
+from kernel.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
+from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
+from kernel.wire import Attributes
+
+# linux/netfilter/nf_tables.h: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_*
+_NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E
+_ELEM_KEY, _ELEM_USERDATA = 1, 6  # NFTA_SET_ELEM_*
+_TYPE_BITS = 6  # of each part of a key in the number of their concatenation (nft's TYPE_BITS)
+_UDATA_KEY_BYTE_ORDER, _UDATA_COMMENT = 0, 7  # NFTNL_UDATA_SET_*
+_HOST, _NETWORK, _NONE = 1, 2, 0  # nft's enum byteorder
+_IFNAMSIZ = 16
+_ID = 1  # demanded for a new set, and only of use where it has no name
+_AT_ONCE = 400  # elements in one message: all of it is one attribute, which has no more than 64 KiB
+
+
+class Part(NamedTuple):
+    """What a key is made of: nft's number of the type, bytes and their order (a multiple of 4)."""
+
+    number: int
+    size: int
+    order: int
+
+
+IPV4_ADDRESS, IPV6_ADDRESS = Part(7, 4, _NETWORK), Part(8, 16, _NETWORK)
+INTERFACE_NAME = Part(41, _IFNAMSIZ, _HOST)
+ADDRESS = {4: IPV4_ADDRESS, 6: IPV6_ADDRESS}  # by IP version
+
+
+@dataclass(frozen=True)
+class Set:
+    """A set of a table: single values of the parts of its `key`, concatenated; the comment is given to a new one."""
+
+    table: Table
+    name: str
+    key: tuple[Part, ...]
+    comment: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.table.name} {self.name}"
+
+
+class Element(NamedTuple):
+    """An element as it stands: its key, and userdata as kernel.nft_rule makes and reads it."""
+
+    key: bytes
+    userdata: bytes = b""
+
+
+def interface_key(*names: str) -> bytes:
+    """Returns the key, or the part of one, that is the names of interfaces."""
+    return b"".join(fsencode(name)[: _IFNAMSIZ - 1].ljust(_IFNAMSIZ, b"\0") for name in names)
+
+
+def new(own: Set) -> Request:
+    """Makes a set; one that is there stays as it is, but one with another key is an error (EEXIST; Linux 6.3)."""
+    number, size = _type(own)
+    order = own.key[0].order if len(own.key) == 1 else _NONE
+    userdata = bytes((_UDATA_KEY_BYTE_ORDER, 4)) + order.to_bytes(4, "little")
+    if own.comment:
+        text = fsencode(own.comment)[: nft_rule.COMMENT_MAX] + b"\0"
+        userdata += bytes((_UDATA_COMMENT, len(text))) + text
+    attributes: Attributes = [
+        ("NFTA_SET_TABLE", own.table.name),
+        ("NFTA_SET_NAME", own.name),
+        ("NFTA_SET_FLAGS", 0),
+        ("NFTA_SET_KEY_TYPE", number),
+        ("NFTA_SET_KEY_LEN", size),
+        ("NFTA_SET_ID", _ID),
+        ("NFTA_SET_USERDATA", userdata),
+    ]
+    return request_about(f"add set {own}", SetMessage, _NEWSET, own.table, attributes, NLM_F_CREATE)
+
+
+def additions(own: Set, elements: Iterable[Element]) -> list[Request]:
+    """Adds elements; one whose key is there stays as it is."""
+    written = [
+        nested(
+            LIST_ELEM, value(_ELEM_KEY, item.key), *([attribute(_ELEM_USERDATA, item.userdata)] * bool(item.userdata))
+        )
+        for item in elements
+    ]
+    return _of_many(f"add to set {own}", _NEWSETELEM, own, written, NLM_F_CREATE)
+
+
+def deletions(own: Set, keys: Iterable[bytes]) -> list[Request]:
+    """Deletes elements, which must be there (ENOENT)."""
+    return _of_many(
+        f"delete from set {own}", _DELSETELEM, own, [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in keys]
+    )
+
+
+def are_right(socket: NftSocket, *sets: Set) -> list[bool | None]:
+    """Looks sets up by their names: None for what is not there, False for what has another key. Raises KernelError."""
+    requests = [
+        replace(
+            request_about(
+                f"look up set {own}",
+                SetMessage,
+                _GETSET,
+                own.table,
+                [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)],
+            ),
+            ignore=NOTHING_THERE,
+            silent=False,
+        )
+        for own in sets
+    ]
+    return [
+        message and (message.get_attr("NFTA_SET_KEY_TYPE"), message.get_attr("NFTA_SET_KEY_LEN")) == _type(own)
+        for own, message in zip(sets, socket.get(*requests), strict=True)
+    ]
+
+
+def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | None = None) -> list[Element]:
+    """Returns the elements of a set, in no order; none when there is no such set.
+
+    `wanted` tells by an element's bytes whether it is wanted: the others are not even decoded. Raises KernelError.
+    """
+    asked = replace(
+        request_about(f"list set {own}", SetElementsMessage, _GETSETELEM, own.table, _named(own), NLM_F_DUMP),
+        ignore=NOTHING_THERE,
+        silent=False,
+        wanted=wanted,
+    )
+    found: dict[bytes, Element] = {}
+    for message in socket.dump(asked, united_by=id):
+        for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
+            if wanted is None or wanted(content):
+                element = _read(content)
+                found[element.key] = element
+    return list(found.values())
+
+
+def _type(own: Set) -> tuple[int, int]:
+    """Returns number and length of a set's key."""
+    number = 0
+    for part in own.key:
+        number = number << _TYPE_BITS | part.number
+    return number, sum(part.size for part in own.key)
+
+
+def _named(own: Set) -> Attributes:
+    return [("NFTA_SET_ELEM_LIST_TABLE", own.table.name), ("NFTA_SET_ELEM_LIST_SET", own.name)]
+
+
+def _of_many(doing: str, number: int, own: Set, written: Sequence[bytes], flags: int = 0) -> list[Request]:
+    """Returns the requests about elements: several, where one has not room for all."""
+    return [
+        request_about(
+            doing,
+            SetElementsMessage,
+            number,
+            own.table,
+            [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[start : start + _AT_ONCE]))],
+            flags,
+        )
+        for start in range(0, len(written), _AT_ONCE)
+    ]
+
+
+def _read(element: bytes) -> Element:
+    found = {kind: content for kind, _, content in attributes(element)}
+    data = {kind: content for kind, _, content in attributes(found.get(_ELEM_KEY, b""))}
+    return Element(data.get(DATA_VALUE, b""), found.get(_ELEM_USERDATA, b""))

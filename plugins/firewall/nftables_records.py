@@ -1,0 +1,116 @@
+"""What firewalld was told of, remembered in nftables: zone, address and whose it is, in sets that no rule refers to.
+
+One rule: a record is a help for DEL without prevResult and for GC, never needed: where the kernel has no nftables,
+nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from cni.address import Address
+from cni.conf import Attachment
+from kernel import nft, nft_owner, nft_rule, nft_set
+from kernel.errors import KernelError
+from kernel.nft import NftSocket
+from kernel.nft_set import ADDRESS, Element, Set
+from plugins.firewall import nftables_rules as rules
+from plugins.firewall.wanted import Protected
+
+_SETS = {
+    version: Set(rules.TABLE, f"firewalld{version}", (part,), "what firewalld was told of; no rule")
+    for version, part in ADDRESS.items()
+}
+_ZONE = 0x71  # type of our own item in an element's userdata, beside its owner
+_LACKING = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An address that is a source of a zone, and what names the attachment (nft_owner.owner_of)."""
+
+    zone: str
+    address: Address
+    owner: bytes
+
+
+def remember(wanted: Protected) -> None:
+    """Notes the attachment's addresses and zone; one that another attachment had is this one's now.
+
+    Raises KernelError for what is not the kernel's lack of nftables.
+    """
+    zone = (_ZONE, wanted.zone.encode()[:64])
+    data = rules.userdata(wanted, zone, label=f"zone: {wanted.zone}, ")
+
+    def attempt(socket: NftSocket, generation: int) -> None:
+        requests = [nft.table(rules.TABLE)]
+        for version in wanted.versions:
+            own = _SETS[version]
+            new = [Element(address.packed, data) for address in wanted.addresses if address.version == version]
+            keys = {element.key for element in new}
+            old = [element for element in nft_set.elements(socket, own) if element.key in keys]
+            same = {element.key for element in old if element.userdata == data}
+            requests.append(nft_set.new(own))
+            requests += nft_set.deletions(own, (element.key for element in old if element.key not in same))
+            requests += nft_set.additions(own, (element for element in new if element.key not in same))
+        nft.change(socket, *requests, generation=generation)
+
+    _done(attempt)
+
+
+def remembered(wanted: Protected) -> list[Record]:
+    """Returns what was noted of an attachment, whatever addresses are known now; raises KernelError."""
+    owner = rules.owner_of(wanted)
+    return [record for record in _records() if record.owner == owner]
+
+
+def stale(network: str, valid: Collection[Attachment]) -> list[Record]:
+    """Returns what was noted of a network's attachments that are not `valid`; raises KernelError."""
+    own = nft_owner.hash_of(network)
+    kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in valid}
+    return [record for record in _records() if record.owner.startswith(own) and record.owner not in kept]
+
+
+def forget(records: Iterable[Record]) -> None:
+    """Deletes records; one whose address is another attachment's by now stays, absent is success. KernelError."""
+    gone = {(record.address.packed, record.owner) for record in records}
+
+    def attempt(socket: NftSocket, generation: int) -> None:
+        requests = []
+        for own in _SETS.values():
+            found = nft_set.elements(socket, own)
+            requests += nft_set.deletions(own, [item.key for item in found if (item.key, rules.owner(item)) in gone])
+        nft.change(socket, *requests, generation=generation)
+
+    if gone:
+        _done(attempt)
+
+
+def _records() -> list[Record]:
+    try:
+        with nft.opened() as socket:
+            found = [element for own in _SETS.values() for element in nft_set.elements(socket, own)]
+    except nft.UnavailableError:
+        return []
+    return [Record(_zone(element), ip_address(element.key), rules.owner(element)) for element in found]
+
+
+def _zone(element: Element) -> str:
+    """Returns the zone of a record; `nft` lists and loads the comment only."""
+    zone = nft_rule.userdata(element.userdata).get(_ZONE)
+    if zone is not None:
+        return zone.decode(errors="replace")
+    return nft_rule.comment_of(element.userdata).removeprefix("zone: ").partition(", ")[0]
+
+
+def _done(attempt: Callable[[NftSocket, int], None]) -> None:
+    with suppress(nft.UnavailableError), nft.opened() as socket:
+        try:
+            nft.settled(socket, lambda generation: attempt(socket, generation))
+        except KernelError as error:
+            if error.errno not in _LACKING:
+                raise

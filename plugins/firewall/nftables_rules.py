@@ -1,0 +1,156 @@
+"""What the firewall is in nftables: table, chains and their rules, sets, and the elements of an attachment.
+
+One rule: pure values. Rules never change: a pod is elements of sets, which say in their comments, and where `nft` does
+not look, whose they are.
+
+    table inet podwire_firewall {
+        set pods4 { type ipv4_addr; elements = { 10.22.0.2 comment "net: a, if: eth0, id: c" } }
+        set members4 { type ifname . ipv4_addr; elements = { "cni0" . 10.22.0.2 comment "net: a, if: eth0, id: c" } }
+        set policed { type ifname; elements = { "cni0" } }
+        set inside { type ifname . ifname; elements = { "cni0" . "cni0" } }
+        ...
+
+A bridge is in `policed`, and in `inside` if its pods may reach each other, as long as it has members. No rule refers to
+`members4` and `members6`: they tell which those are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from kernel import nft, nft_owner, nft_rule
+from kernel.nft import Chain, Hook, Table
+from kernel.nft_rule import ACCEPT, DROP, RETURN
+from kernel.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
+from plugins.firewall.wanted import ISOLATED, Protected
+
+_FORWARD, _FILTER, _FILTER_BRIDGED = 2, 0, -200  # NF_INET_FORWARD and NF_BR_FORWARD, priorities
+_VERSIONS = (4, 6)
+_COMMENT = re.compile(r"net: (?P<network>[^,]*), if: (?P<ifname>[^,]*), id: (?P<container_id>.*)", re.DOTALL)
+
+TABLE = Table(nft.INET, "podwire_firewall", "made by podwire's firewall plugin; chain admin is yours, the rest is not")
+BRIDGE_TABLE = Table(nft.BRIDGE, TABLE.name, "made by podwire's firewall plugin")
+
+PODS = {
+    version: Set(TABLE, f"pods{version}", (ADDRESS[version],), "what they send is accepted") for version in _VERSIONS
+}
+MEMBERS = {
+    version: Set(TABLE, f"members{version}", (INTERFACE_NAME, ADDRESS[version]), "pods with an ingressPolicy")
+    for version in _VERSIONS
+}
+POLICED = Set(TABLE, "policed", (INTERFACE_NAME,), "bridges with an ingressPolicy")
+INSIDE = Set(TABLE, "inside", (INTERFACE_NAME, INTERFACE_NAME), "bridges with ingressPolicy same-bridge")
+PORTS = Set(BRIDGE_TABLE, "isolated", (INTERFACE_NAME,), "ports of pods with ingressPolicy isolated")
+
+ADMIN = Chain(TABLE, "admin", comment="for the administrator's rules")
+POLICIES = Chain(TABLE, "policies", comment="ingressPolicy")
+ENTRY = Chain(TABLE, "forward", Hook("filter", _FORWARD, _FILTER))
+BRIDGED = Chain(BRIDGE_TABLE, "forward", Hook("filter", _FORWARD, _FILTER_BRIDGED))
+
+
+class Text(NamedTuple):
+    """A rule as `nft list` prints it, and its bytes."""
+
+    text: str
+    expressions: bytes
+
+
+class Base(NamedTuple):
+    """All of a table that is the same for every pod: `uses` tells by one number for each chain that it is there."""
+
+    table: Table
+    sets: tuple[Set, ...]
+    chains: tuple[Chain, ...]
+    rules: dict[Chain, tuple[Text, ...]]
+    uses: dict[Chain, int]
+
+
+def _pods(version: int) -> tuple[Text, Text]:
+    ip, name = "ip" if version == 4 else "ip6", PODS[version].name
+    answers = nft_rule.answers() + nft_rule.destination_in(version, name)
+    return (
+        Text(f"ct state established,related {ip} daddr @{name} accept", answers + ACCEPT),
+        Text(f"{ip} saddr @{name} accept", nft_rule.source_in(version, name) + ACCEPT),
+    )
+
+
+_ENTRY = (
+    Text("jump admin", nft_rule.jump(ADMIN.name)),
+    Text("jump policies", nft_rule.jump(POLICIES.name)),
+    *_pods(4),
+    *_pods(6),
+)
+_POLICIES = (
+    Text("iifname . oifname @inside return", nft_rule.passing_in(INSIDE.name) + RETURN),
+    Text(
+        "iifname @policed oifname @policed drop",
+        nft_rule.entering_in(POLICED.name) + nft_rule.leaving_in(POLICED.name) + DROP,
+    ),
+)
+_BRIDGED = (
+    Text("iifname @isolated drop", nft_rule.entering_in(PORTS.name) + DROP),
+    Text("oifname @isolated drop", nft_rule.leaving_in(PORTS.name) + DROP),
+)
+BASE = Base(
+    TABLE,
+    (*PODS.values(), *MEMBERS.values(), POLICED, INSIDE),
+    (ADMIN, POLICIES, ENTRY),
+    {POLICIES: _POLICIES, ENTRY: _ENTRY},
+    {POLICIES: len(_POLICIES) + 1, ENTRY: len(_ENTRY)},
+)
+BRIDGE_BASE = Base(BRIDGE_TABLE, (PORTS,), (BRIDGED,), {BRIDGED: _BRIDGED}, {BRIDGED: len(_BRIDGED)})
+OWNED = (*PODS.values(), *MEMBERS.values(), PORTS)  # the sets with elements of attachments
+
+
+def bases(wanted: Protected) -> list[Base]:
+    """Returns what there must be for an attachment."""
+    return [BASE, BRIDGE_BASE] if isolated_ports(wanted) else [BASE]
+
+
+def expected(wanted: Protected) -> dict[Set, list[Element]]:
+    """Returns the elements of an attachment, by set."""
+    data = userdata(wanted)
+    found: dict[Set, list[Element]] = {own: [] for own in OWNED}
+    for address in wanted.addresses:
+        if wanted.accepts:
+            found[PODS[address.version]].append(Element(address.packed, data))
+        if wanted.bridge:
+            key = interface_key(wanted.bridge) + address.packed
+            found[MEMBERS[address.version]].append(Element(key, data))
+    found[PORTS] = [Element(interface_key(name), data) for name in isolated_ports(wanted)]
+    return found
+
+
+def isolated_ports(wanted: Protected) -> tuple[str, ...]:
+    """Returns the bridge's ports that nothing may pass between."""
+    return wanted.ports if wanted.policy == ISOLATED else ()
+
+
+def bridge_of(key: bytes) -> bytes:
+    """Returns the part of a member's key that is the bridge."""
+    return key[: INTERFACE_NAME.size]
+
+
+def owner_of(wanted: Protected) -> bytes:
+    """Returns what names an attachment in its elements."""
+    return nft_owner.owner_of(wanted.network, wanted.container_id, wanted.ifname)
+
+
+def userdata(wanted: Protected, *further: tuple[int, bytes], label: str = "") -> bytes:
+    """Returns comment, with `label` in front, and owner of an attachment's elements, and `further` items."""
+    text = f"{label}net: {wanted.network}, if: {wanted.ifname}, id: {wanted.container_id}"
+    return nft_rule.comment(text, (nft_owner.OWNER, owner_of(wanted)), *further)
+
+
+def owner(element: Element) -> bytes:
+    """Returns whose an element is, b"" when it does not say.
+
+    `nft` lists and loads the comment only: if that is whole, it tells as well.
+    """
+    found = nft_owner.owner(element.userdata)
+    comment = nft_rule.comment_of(element.userdata)
+    named = _COMMENT.search(comment)
+    if found or not named or len(comment.encode()) >= nft_rule.COMMENT_MAX:
+        return found
+    return nft_owner.owner_of(named["network"], named["container_id"], named["ifname"])
