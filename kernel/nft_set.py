@@ -62,6 +62,12 @@ class Element(NamedTuple):
     userdata: bytes = b""
 
 
+def having(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
+    """Returns what tells by an element's bytes whether one of `parts` stands in it, for `elements`."""
+    known = tuple(parts)
+    return lambda data: any(part in data for part in known)
+
+
 def interface_key(*names: str) -> bytes:
     """Returns the key, or the part of one, that is the names of interfaces."""
     return b"".join(fsencode(name)[: _IFNAMSIZ - 1].ljust(_IFNAMSIZ, b"\0") for name in names)

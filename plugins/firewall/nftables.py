@@ -1,36 +1,160 @@
 """The firewall by nftables: a table of our own, whose rules never change; a pod is elements of its sets.
 
-One rule: a verb changes everything in one transaction, and no process is started.
-
-What firewalld was told of is kept in the same table: plugins.firewall.nftables_records (remember, remembered, stale,
-forget).
+One rule: a verb changes everything in one transaction, made for what it saw, and no process is started. What is to be
+there stands in nftables_rules. What firewalld was told of is kept in the same table: nftables_records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import errno
+import sys
+from collections.abc import Collection, Iterable, Sequence
 
 from cni.conf import Attachment
-from kernel.nft import NftSocket
-from plugins.firewall.wanted import Protected
+from cni.errors import UnchangedError
+from kernel import nft, nft_set
+from kernel.errors import KernelError
+from kernel.nft import Chain, NftSocket, Table
+from kernel.nft_set import having, interface_key
+from kernel.rtnl import Request
+from plugins.firewall import nftables_check
+from plugins.firewall import nftables_rules as rules
+from plugins.firewall.nftables_rules import BASE, INSIDE, MEMBERS, OWNED, POLICED, Base, Whose
+from plugins.firewall.wanted import SAME_BRIDGE, Protected
+
+_IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in ((4, nft.IPV4), (6, nft.IPV6))}
+_TOOLS = {4: "iptables", 6: "ip6tables"}
+_NEEDS = "the firewall with nftables needs a kernel with sets and connection tracking in tables of family"
 
 
 def add(wanted: Protected) -> None:
-    """Makes table and elements; those that are there stay. Raises CniError(999), KernelError."""
+    """Makes table and elements; those that are there stay, and what was another attachment's is this one's now.
+
+    Raises UnchangedError (999) with a hint where the kernel cannot do it.
+    """
+    with nft.opened() as socket:
+        try:
+            nft.settled(socket, lambda generation: _add(socket, wanted, generation))
+        except KernelError as error:
+            raise UnchangedError(
+                error.code, error.msg, _problem(socket, rules.bases(wanted)) or error.details
+            ) from error
+        if wanted.accepts:
+            _tell_of_drop(socket, wanted.versions)
 
 
 def check(wanted: Protected) -> None:
-    """Raises CniError(999) for what is missing, KernelError."""
+    """Checks that packets come to the elements and that these are there; raises CniError(999), KernelError."""
+    with nft.opened() as socket:
+        nftables_check.check(socket, wanted)
 
 
 def problem() -> str:
-    """Tells what keeps this backend from working, "" when it works."""
-    return ""
+    """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
+    try:
+        with nft.opened() as socket:
+            return _problem(socket, [BASE])
+    except nft.UnavailableError as error:
+        return str(error)
 
 
 def delete(socket: NftSocket, wanted: Protected) -> None:
     """Deletes the attachment's elements, whatever addresses are known; absent is success. Raises KernelError."""
+    _delete(socket, Whose.attachments(wanted))
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     """Deletes the elements of a network's attachments that are not `valid`; raises KernelError."""
+    _delete(socket, Whose.stale(network, valid))
+
+
+def _add(socket: NftSocket, wanted: Protected, generation: int) -> None:
+    requests = [request for base in rules.bases(wanted) for request in _made(socket, base)]
+    requests += _changes(socket, Whose.attachments(wanted), wanted)
+    nft.change(socket, *requests, generation=generation)
+
+
+def _delete(socket: NftSocket, whose: Whose) -> None:
+    nft.settled(socket, lambda generation: nft.change(socket, *_changes(socket, whose, None), generation=generation))
+
+
+def _made(socket: NftSocket, base: Base) -> list[Request]:
+    """Returns what makes a table, nothing if it is there.
+
+    How many rules its chains have is enough here, as nobody else's belong there; CHECK looks at each.
+    """
+    found = nft.get(socket, *base.uses)
+    if all(chain == own and chain.uses == uses for chain, (own, uses) in zip(found, base.uses.items(), strict=True)):
+        return []
+    return _requests(base)
+
+
+def _requests(base: Base) -> list[Request]:
+    requests = [nft.table(base.table), *map(nft_set.new, base.sets), *map(nft.chain, base.chains)]
+    for chain, content in base.rules.items():
+        # Flushed even when it is empty: another first pod may fill it before us.
+        requests += [nft.flush(chain), *(nft.rule(chain, rule.expressions) for rule in content)]
+    return requests
+
+
+def _changes(socket: NftSocket, whose: Whose, wanted: Protected | None) -> list[Request]:
+    """Returns what leaves of the elements that are `whose` those that are `wanted`, and adds what is missing."""
+    requests: list[Request] = []
+    left: set[bytes] = set()  # members that go
+    expected = rules.expected(wanted) if wanted else {}
+    for own in OWNED:
+        new = {element.key: element for element in expected.get(own, ())}
+        found = nft_set.elements(socket, own, having({*whose.hints, *new}))
+        right = {
+            item.key for item in found if item.key in new and wanted and rules.owner(item) == rules.owner_of(wanted)
+        }
+        old = [item.key for item in found if item.key not in right and (item.key in new or whose.has(item))]
+        left.update(old if own in MEMBERS.values() else ())
+        requests += nft_set.deletions(own, old)
+        if lacking := [element for key, element in new.items() if key not in right]:
+            requests += [nft_set.new(own), *nft_set.additions(own, lacking)]
+    return requests + _policies(socket, wanted, left)
+
+
+def _policies(socket: NftSocket, wanted: Protected | None, left: Collection[bytes]) -> list[Request]:
+    """Returns what gives the attachment's bridge its policy, and takes theirs from those whose last member goes."""
+    bridge = interface_key(wanted.bridge) if wanted and wanted.bridge else b""
+    gone = {rules.bridge_of(key) for key in left} - {bridge}
+    if gone:
+        members = [item.key for own in MEMBERS.values() for item in nft_set.elements(socket, own, having(gone))]
+        gone -= {rules.bridge_of(key) for key in members if key not in left}
+    requests: list[Request] = []
+    same = wanted is not None and wanted.policy == SAME_BRIDGE
+    for own, key, wished in ((POLICED, 1, True), (INSIDE, 2, same)):
+        new = {bridge * key} if bridge and wished else set()
+        old = {each * key for each in gone} | ({bridge * key} if bridge and not wished else set())
+        found = {item.key for item in nft_set.elements(socket, own, having(new | old))} if new or old else set()
+        requests += nft_set.deletions(own, old & found)
+        requests += nft_set.additions(own, map(nft_set.Element, new - found))
+    return requests
+
+
+def _tell_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
+    """Tells on stderr where iptables drops what is accepted here: that is each table's own decision."""
+    found = nft.get(socket, *(_IPTABLES[version] for version in versions))
+    if names := [_TOOLS[version] for version, chain in zip(versions, found, strict=True) if chain and chain.drops]:
+        print(
+            f"firewall: chain FORWARD of {' and '.join(names)} drops what it does not accept itself: an accept in a "
+            'table of nftables does not change that; set "backend" to "iptables"',
+            file=sys.stderr,
+        )
+
+
+def _problem(socket: NftSocket, bases: Iterable[Base]) -> str:
+    """Has the kernel try what ADD would make, under the same names: others may have made such a table otherwise."""
+    for base in bases:
+        try:
+            nft.rehearse(socket, *_requests(base))
+        except KernelError as error:
+            family = "inet" if base is BASE else "bridge"
+            if error.errno == errno.EPERM:
+                return str(error)
+            if error.errno == errno.EEXIST:
+                return f"somebody has made it otherwise: nft list table {family} {base.table.name} ({error})"
+            return f"{_NEEDS} {family} ({error})"
+    return ""

@@ -17,8 +17,13 @@ A bridge is in `policed`, and in `inside` if its pods may reach each other, as l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from ipaddress import ip_address
+from os import fsdecode
 from typing import NamedTuple
 
+from cni.conf import Attachment
 from kernel import nft, nft_owner, nft_rule
 from kernel.nft import Chain, Hook, Table
 from kernel.nft_rule import ACCEPT, DROP, RETURN
@@ -54,6 +59,33 @@ class Text(NamedTuple):
 
     text: str
     expressions: bytes
+
+
+@dataclass(frozen=True)
+class Whose:
+    """Whose elements are meant: `hints` are bytes; an element whose owner `means` takes has some of them."""
+
+    hints: tuple[bytes, ...]
+    means: Callable[[bytes], bool]
+
+    @classmethod
+    def attachments(cls, wanted: Protected) -> Whose:
+        """Returns whose are those of an attachment."""
+        own = owner_of(wanted)
+        return cls((own, _names(wanted).encode()), own.__eq__)
+
+    @classmethod
+    def stale(cls, network: str, valid: Collection[Attachment]) -> Whose:
+        """Returns whose are those of a network's attachments that are not `valid`."""
+        own = nft_owner.hash_of(network)
+        kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in valid}
+        hints = own, f"net: {network}, ".encode()
+        return cls(hints, lambda owner: owner.startswith(own) and owner not in kept)
+
+    def has(self, element: Element) -> bool:
+        """Tells whether an element is meant; one that does not say whose it is never is."""
+        found = owner(element)
+        return bool(found) and self.means(found)
 
 
 class Base(NamedTuple):
@@ -127,6 +159,15 @@ def isolated_ports(wanted: Protected) -> tuple[str, ...]:
     return wanted.ports if wanted.policy == ISOLATED else ()
 
 
+def shown(own: Set, key: bytes) -> str:
+    """Returns a key as `nft list` prints it."""
+    parts, rest = [], key
+    for part in own.key:
+        data, rest = rest[: part.size], rest[part.size :]
+        parts.append(f'"{fsdecode(data.rstrip(bytes(1)))}"' if part is INTERFACE_NAME else str(ip_address(data)))
+    return " . ".join(parts)
+
+
 def bridge_of(key: bytes) -> bytes:
     """Returns the part of a member's key that is the bridge."""
     return key[: INTERFACE_NAME.size]
@@ -139,8 +180,11 @@ def owner_of(wanted: Protected) -> bytes:
 
 def userdata(wanted: Protected, *further: tuple[int, bytes], label: str = "") -> bytes:
     """Returns comment, with `label` in front, and owner of an attachment's elements, and `further` items."""
-    text = f"{label}net: {wanted.network}, if: {wanted.ifname}, id: {wanted.container_id}"
-    return nft_rule.comment(text, (nft_owner.OWNER, owner_of(wanted)), *further)
+    return nft_rule.comment(label + _names(wanted), (nft_owner.OWNER, owner_of(wanted)), *further)
+
+
+def _names(wanted: Protected) -> str:
+    return f"net: {wanted.network}, if: {wanted.ifname}, id: {wanted.container_id}"
 
 
 def owner(element: Element) -> bytes:
