@@ -4,6 +4,7 @@ tests/data/golden/README.md tells where the files come from.
 """
 
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ def assert_links_equal(found, wanted):
         assert ("qlen" in found[name]) == ("qlen" in attributes), name  # a queue length of 0 is not shown
 
 
+def await_operstate(pod):
+    """Waits until the pod's end says that it is up: before Linux 6.8 the kernel gets to that in its own time."""
+    deadline = time.monotonic() + 5
+    while "state UNKNOWN" in pod.ip("link", "show", "eth0") and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def files(directory: Path):
     """Returns host-local's files: mode and content by name."""
     if not directory.is_dir():
@@ -78,6 +86,7 @@ def files(directory: Path):
 def test_add_leaves_what_the_reference_left(network, sandbox, expected, store):
     """Result, links with all their attributes, addresses, routes, sysctls and lease files equal the reference's."""
     result = network.add(sandbox, container_id=golden.CONTAINER_ID)
+    await_operstate(sandbox)
     assert golden.result(result) == expected["result"]
     for namespace, wanted in ((network.host, expected["host"]), (sandbox, expected["pod"])):
         found = golden.of(namespace)

@@ -46,6 +46,7 @@ def break_link(net, pod, result):
 
 
 def break_kind(net, pod, result):
+    pod.ip("link", "set", "eth0", "down")
     pod.ip("link", "set", "eth0", "name", "eth9")
     pod.ip("link", "add", "eth0", "type", "bridge")
 
@@ -116,6 +117,7 @@ def test_del_leaves_nothing_whatever_is_gone(routed, sandbox, backend, gone):
     if gone == "the link":
         sandbox.ip("link", "del", "eth0")
     elif gone == "the name":
+        sandbox.ip("link", "set", "eth0", "down")
         sandbox.ip("link", "set", "eth0", "name", "mine")
     elif gone == "the namespace":
         sandbox.delete()
