@@ -1,0 +1,55 @@
+"""The configuration of ptp."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import conf as cni_conf
+from cni import gojson
+from cni.errors import CniError
+from cni.result import DNS
+from kernel.masquerade.asked import Asked
+from plugins.ptp.conf import PtpConf, parse
+
+IPAM = {"ipam": {"type": "host-local"}}
+VALUES = st.none() | st.booleans() | st.integers(-2, 70000) | st.text(max_size=5) | st.just({}) | st.lists(st.just("x"))
+KEYS = st.dictionaries(st.sampled_from(["mtu", "ipam", "ipMasq", "ipMasqBackend", "nonMasqueradeCIDRs", "dns"]), VALUES)
+
+
+def parsed(keys):
+    return parse(cni_conf.parse(gojson.dumps({"cniVersion": "1.0.0", "name": "net", "type": "ptp", **keys}).encode()))
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, PtpConf("", None, 0, None)),
+        (IPAM, PtpConf("host-local", None, 0, None)),
+        ({"MTU": 1400, "IPAM": {"Type": "x"}, "IpMasq": True}, PtpConf("x", Asked("", ()), 1400, None)),
+        ({"ipMasq": True}, PtpConf("", None, 0, None)),
+        ({"dns": {}}, PtpConf("", None, 0, None)),
+        ({"dns": {"options": []}}, PtpConf("", None, 0, DNS())),
+        ({"dns": {"domain": "x"}}, PtpConf("", None, 0, DNS(domain="x"))),
+        ({"ipam": None, "mtu": None, "dns": None}, PtpConf("", None, 0, None)),
+    ],
+)
+def test_values(keys, wanted):
+    """Each key is read whatever its case; what is absent or null has its default."""
+    assert parsed(keys) == wanted
+
+
+@pytest.mark.parametrize("ipam", [{}, {"type": ""}, {"subnet": "10.0.0.0/8"}])
+def test_an_ipam_without_a_type_is_refused(ipam):
+    """An object "ipam" without a type is somebody's mistake."""
+    with pytest.raises(CniError) as caught:
+        parsed({"ipam": ipam})
+    assert (caught.value.code, caught.value.msg) == (7, "no plugin name provided")
+
+
+@given(KEYS)
+def test_any_configuration_gives_a_value_or_an_error(keys):
+    """Whatever a configuration holds, it is a value or a CniError of code 7."""
+    try:
+        assert isinstance(parsed(keys), PtpConf)
+    except CniError as error:
+        assert error.code == 7
