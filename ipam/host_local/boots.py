@@ -35,18 +35,6 @@ class Origin(IntEnum):
     EARLIER_BOOT = 2
 
 
-def boot_id() -> bytes:
-    """Returns the kernel's name for the present boot, b"" where there is no /proc."""
-    try:
-        fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 64)
-    finally:
-        os.close(fd)
-
-
 def is_left_over(path: str, attachment: Attachment, origin: Origin, cache: ResultCache) -> bool:
     """Tells whether the reservation at `path` is of a container that a reboot ended.
 

@@ -33,8 +33,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from ipam.host_local import boots
 from ipam.host_local.boots import Origin
+from kernel import boot
 
 _SUFFIX = ".podwire"
 _DRAFT = "~"  # in front of the name while it is written: no network's name begins like that
@@ -71,7 +71,7 @@ class Index:
         self._fd = -1
         self._buckets = 0
         self._changed = False
-        self._boot = boots.boot_id()
+        self._boot = boot.boot_id()
         self._is_of_this_boot = False
         self._left_ns = 0  # when the index was changed last
         self.complete = False

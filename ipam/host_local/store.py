@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
+from cni import directories
 from cni.errors import CniError, Code
 from ipam.host_local import lock
 from ipam.host_local.boots import Origin
@@ -40,7 +41,6 @@ from ipam.host_local.index import Index
 
 # What reading a name in the store may answer without being a failure of ours: not there, or no file of ours.
 _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, errno.EAGAIN)
-_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR)  # NFS and old overlayfs, old kernels
 # The directory may be a link, as /var/lib/cni may be; what is in it is ours or nobody's: a link in it is not followed
 # to a file elsewhere, and a FIFO is no reason to hang.
 _OURS = os.O_NOFOLLOW | os.O_NONBLOCK
@@ -118,17 +118,11 @@ class Store:
 
     def rehearse(self) -> None:
         """Raises the OSError that reserving an address would meet, as far as that can be known without doing so."""
-        _rehearse(self.directory if self.exists() else self._nearest())
+        self.exists()
+        directories.rehearse(self.directory)
         path = f"{self.directory}/lock"
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-
-    def _nearest(self) -> str:
-        """Returns the nearest directory above the store that is there; of a relative path it is where we are."""
-        above = os.path.dirname(self.directory)
-        while not os.path.lexists(above) and above not in (".", "/"):  # where we are may have been deleted
-            above = os.path.dirname(above) or "."
-        return above
 
     def is_free(self, name: str) -> bool:
         """Tells whether nobody has the reservation `name`, by a look without the lock."""
@@ -248,23 +242,8 @@ def _open_lock(path: str) -> int:
     try:
         return os.open(path, flags, 0o750)
     except FileNotFoundError:
-        _make(os.path.dirname(path))
+        directories.make(os.path.dirname(path))
         return os.open(path, flags, 0o750)
-
-
-def _make(directory: str) -> None:
-    """Makes a directory and those above it, mode 0755 each (os.makedirs gives it to the last one only)."""
-    try:
-        os.mkdir(directory, 0o755)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        above = os.path.dirname(directory)
-        if above in ("", directory):
-            raise
-        _make(above)
-        with suppress(FileExistsError):  # another first pod was quicker
-            os.mkdir(directory, 0o755)
 
 
 def _create(directory: str, path: str, content: bytes) -> None:
@@ -275,7 +254,7 @@ def _create(directory: str, path: str, content: bytes) -> None:
         _create_in_place(path, content)
         return
     try:
-        _write(fd, content)
+        directories.write(fd, content)
         # An absolute source ignores the directory it is given with; with one, Python calls linkat(2) and has it follow
         # the symbolic link, which is the way to name a nameless file (open(2), O_TMPFILE).
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
@@ -286,22 +265,6 @@ def _create(directory: str, path: str, content: bytes) -> None:
             os.close(fd)
 
 
-def _rehearse(directory: str) -> None:
-    """Raises the OSError that making a file in `directory` would meet; makes none, and leaves no trace."""
-    try:
-        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_NAMELESS:
-            raise
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory) from error
-        return
-    try:
-        _write(fd, b"x")
-    finally:
-        os.close(fd)
-
-
 def _create_in_place(path: str, content: bytes) -> None:
     """Makes a file as the reference does, where the file system has no nameless ones (NFS, old overlayfs).
 
@@ -310,17 +273,12 @@ def _create_in_place(path: str, content: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         try:
-            _write(fd, content)
+            directories.write(fd, content)
         finally:
             os.close(fd)  # NFS tells only now that the disk is full
     except BaseException:
         os.unlink(path)
         raise
-
-
-def _write(fd: int, content: bytes) -> None:
-    if os.write(fd, content) != len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _read(path: str) -> bytes:

@@ -8,6 +8,7 @@ import pytest
 
 from ipam.host_local import boots
 from ipam.host_local.store import owner_of
+from kernel import boot
 from tests.support.leasing import Net, pool
 
 
@@ -25,7 +26,7 @@ class Node:
         self._boots += 1
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         name = b"boot %d" % self._boots
-        self._monkeypatch.setattr(boots, "boot_id", lambda: name)
+        self._monkeypatch.setattr(boot, "boot_id", lambda: name)
         self._monkeypatch.setattr(
             boots.time, "clock_gettime", lambda clock, real=time.clock_gettime: real(time.CLOCK_MONOTONIC) - began
         )

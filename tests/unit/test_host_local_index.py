@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cni.errors import CniError
-from ipam.host_local import boots
 from ipam.host_local import index as index_module
 from ipam.host_local import store as store_module
 from ipam.host_local.store import Reservations, Store
+from kernel import boot
 from tests.support.errors import failure_of
 
 NAMES = [f"10.1.0.{n}" for n in range(2, 30)] + [f"fd00::{n:x}" for n in range(2, 12)]
@@ -112,7 +112,7 @@ def test_an_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
     before = len(scans)
-    monkeypatch.setattr(boots, "boot_id", lambda: b"another boot")
+    monkeypatch.setattr(boot, "boot_id", lambda: b"another boot")
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
     assert len(scans) == before + 1
 
