@@ -15,6 +15,8 @@ _INT64 = 1 << 63
 
 
 def _kind(value: object) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return "a boolean"
     if isinstance(value, (int, float)):
@@ -128,6 +130,20 @@ class Fields:
     def section(self, key: str) -> Fields:
         """Returns the object under `key`, an empty one when absent."""
         return self.nested(key) or Fields({}, self.at(key), self.context)
+
+    def texts(self, key: str) -> dict[str, str]:
+        """Returns an object of strings in the order of its text; its own keys are taken as they are written."""
+        value = self.raw(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        items = {}
+        for name, item in value.items():
+            if not isinstance(item, str):
+                raise self._wrong(f"{key}.{name}", "a string", item)
+            items[name] = item
+        return items
 
     def _elements(self, key: str) -> Iterator[tuple[str, object]]:
         value = self.raw(key)

@@ -71,6 +71,19 @@ def loads(data: bytes) -> object:
         raise ValueError(_DECODE_LIMIT) from None
 
 
+def repeated(data: bytes, key: str) -> tuple[str, ...]:
+    """Returns the names that the object under `key` of the object in `data` has more than once.
+
+    It reads the text again, as `loads` does not tell; data that is none of `loads` may raise anything.
+    """
+    found: list[str] = []
+    for name, value in json.loads(data.decode("utf-8", "replace"), object_pairs_hook=tuple, parse_int=_integer):
+        if name.casefold() == key.casefold() and isinstance(value, tuple):
+            names = [item for item, _ in value]
+            found += [item for item in dict.fromkeys(names) if names.count(item) > 1]
+    return tuple(found)
+
+
 def dumps(value: object, *, indent: int | None = None) -> str:
     """Returns `value` as JSON text with Go's escaping of <, > and &; `indent` blanks a level, or one compact line."""
     separators = (",", ": ") if indent else (",", ":")

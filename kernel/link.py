@@ -21,7 +21,7 @@ from kernel.wire import AnswerError, Attributes
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90
 RTNLGRP_LINK = 1
-IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC = 0x1, 0x8, 0x10, 0x100  # linux/if.h
+IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignore it
@@ -32,6 +32,7 @@ class Link:
     """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's other end.
 
     `lower_nsid` is this namespace's number for the one in which the other end is, None for this namespace itself.
+    `tx_queue` is in packets; `max_mtu` 0 is no limit (and a kernel before 4.20).
     """
 
     index: int
@@ -45,6 +46,9 @@ class Link:
     lower_nsid: int | None
     operstate: int
     alias: str = ""
+    tx_queue: int = 0
+    min_mtu: int = 0
+    max_mtu: int = 0
 
     @property
     def mac_bytes(self) -> bytes:
@@ -76,6 +80,9 @@ def from_message(message: Any) -> Link:
         lower_nsid=get("IFLA_LINK_NETNSID"),
         operstate=get("IFLA_OPERSTATE") or 0,
         alias=get("IFLA_IFALIAS") or "",
+        tx_queue=get("IFLA_TXQLEN") or 0,
+        min_mtu=get("IFLA_MIN_MTU") or 0,
+        max_mtu=get("IFLA_MAX_MTU") or 0,
     )
 
 
@@ -215,19 +222,23 @@ def settings(
     *,
     up: bool | None = None,
     promisc: bool | None = None,
+    allmulti: bool | None = None,
     mac: bytes = b"",
     mtu: int = 0,
+    tx_queue: int | None = None,
     master: int = 0,
     arp_notify: bool = False,
     name: str = "",
 ) -> Request:
-    """Changes what is given of a link, in one message: flags, address, MTU, bridge, gratuitous ARP, name.
+    """Changes what is given of a link, in one message: flags, address, MTU, queue, bridge, gratuitous ARP, name.
 
     A new name is given before the link comes up; refused with EEXIST when another has it.
     """
-    flags = (IFF_UP if up else 0) | (IFF_PROMISC if promisc else 0)
-    change = (IFF_UP if up is not None else 0) | (IFF_PROMISC if promisc is not None else 0)
+    switches = ((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti))
+    flags = sum(flag for flag, wanted in switches if wanted)
+    change = sum(flag for flag, wanted in switches if wanted is not None)
     attributes: Attributes = [*([("IFLA_ADDRESS", mac)] if mac else []), *_mtu(mtu)]
+    attributes += [("IFLA_TXQLEN", tx_queue)] if tx_queue is not None else []
     attributes += [("IFLA_MASTER", master)] if master else []
     attributes += [("IFLA_IFNAME", name)] if name else []
     if arp_notify:
@@ -235,8 +246,10 @@ def settings(
         attributes.append(("IFLA_AF_SPEC", {"attrs": [("AF_INET", inet)]}))
     words = ["up" if up else "down"] if up is not None else []
     words += ["promiscuous" if promisc else "not promiscuous"] if promisc is not None else []
+    words += ["all-multicast" if allmulti else "not all-multicast"] if allmulti is not None else []
     words += [f"to address {format_mac(mac)}"] if mac else []
     words += [f"to MTU {mtu}"] if mtu else []
+    words += [f"to a queue of {tx_queue}"] if tx_queue is not None else []
     words += [f"to be a port of interface {master}"] if master else []
     words += ["to announce its addresses"] if arp_notify else []
     words += [f'to name "{name}"'] if name else []

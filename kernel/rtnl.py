@@ -10,6 +10,7 @@ import errno
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
 # asm-generic/socket.h: with CAP_NET_ADMIN of the host beyond net.core.[wr]mem_max; then what does without.
 _SEND_BUFFER, _RECEIVE_BUFFER = (32, socket.SO_SNDBUF), (33, socket.SO_RCVBUF)
+_NETNS_COOKIE = 71  # asm-generic/socket.h
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
 _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 
@@ -110,6 +112,13 @@ class Socket:
     def fileno(self) -> int:
         """Returns the file descriptor, for poll."""
         return self._socket.fileno()
+
+    def namespace_cookie(self) -> int:
+        """Returns the number of the socket's namespace, which no other of this boot has; 0 before Linux 5.14."""
+        try:
+            return int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8), sys.byteorder)
+        except OSError:
+            return 0
 
     def subscribe(self, group: int) -> None:
         """Joins a multicast group (RTNLGRP_*, linux/rtnetlink.h) on a socket of its own; raises KernelError."""

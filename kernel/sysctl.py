@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
+from types import TracebackType
 
 from cni.errors import CniError, Code
 
 _ROOT = "/proc/sys/net/"
+_MOSTLY_BYTES, _LONGEST_BYTES = 256, 1 << 16
 _HINTS = {
     errno.ENOENT: "this kernel has no such setting, perhaps a module is not loaded; ",
     errno.EROFS: "/proc/sys is mounted read-only here: mount it writable, or ",
@@ -19,11 +22,40 @@ _HINTS = {
 }
 
 
+class Setting:
+    """One setting held open: what it was then, None where the kernel does not tell, and the way to change it.
+
+    It is to be changed in the namespace in which it was opened. A context manager; raises OSError.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        try:
+            self._descriptor = os.open(_ROOT + name, os.O_RDWR | os.O_CLOEXEC)
+        except PermissionError:  # some can only be written (ipv4/route/flush)
+            self._descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
+        self.value: str | None = None
+        with suppress(OSError):  # those, and a secret that nobody has set (EIO)
+            self.value = _read(self._descriptor)
+
+    def __enter__(self) -> Setting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def put(self, value: str) -> None:
+        """Writes `value`, also one that it has already: with some settings that is an order to others."""
+        os.pwrite(self._descriptor, _written(value), 0)
+
+
 def get(name: str) -> str:
     """Returns the value of `name` ("ipv4/ip_forward"); raises OSError."""
     descriptor = os.open(_ROOT + name, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, 256).decode("ascii", "replace").strip()
+        return _read(descriptor)
     finally:
         os.close(descriptor)
 
@@ -31,7 +63,7 @@ def get(name: str) -> str:
 def ensure(name: str, value: str) -> None:
     """Makes `name` be `value`; raises OSError."""
     if get(name) != value:
-        _put(name, value)
+        put(name, value)
 
 
 def require(name: str, value: str, doing: str) -> None:
@@ -50,6 +82,20 @@ def command(name: str, value: str) -> str:
     return f"sysctl -w net/{name}={value}"
 
 
+def cure(number: int) -> str:
+    """Returns the hint for the errno of a setting that cannot be read or set, "" when there is none."""
+    return _HINTS.get(number, "").rstrip("; ").removesuffix(", or")
+
+
+def put(name: str, value: str) -> None:
+    """Writes `value`; raises OSError."""
+    descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, _written(value))
+    finally:
+        os.close(descriptor)
+
+
 def writable(name: str) -> bool:
     """Tells whether `name` can be set, as far as the file system goes."""
     return os.access(_ROOT + name, os.W_OK)
@@ -58,14 +104,17 @@ def writable(name: str) -> bool:
 def attempt(name: str, value: str) -> None:
     """Sets `name` where the kernel has it and lets us; without IPv6, say, it is done without."""
     try:
-        _put(name, value)
+        put(name, value)
     except OSError:
         return
 
 
-def _put(name: str, value: str) -> None:
-    descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, value.encode())
-    finally:
-        os.close(descriptor)
+def _read(descriptor: int) -> str:
+    text = os.pread(descriptor, _MOSTLY_BYTES, 0)
+    if len(text) == _MOSTLY_BYTES:  # a list of ports may go on; not every such file is read in parts
+        text = os.pread(descriptor, _LONGEST_BYTES, 0)
+    return text.decode("ascii", "replace").strip()
+
+
+def _written(value: str) -> bytes:
+    return value.encode() or b"\n"  # which empties a list; the kernel takes no notice of nothing
