@@ -151,10 +151,16 @@ def _problem(socket: NftSocket, bases: Iterable[Base]) -> str:
         try:
             nft.rehearse(socket, *_requests(base))
         except KernelError as error:
-            family = "inet" if base is BASE else "bridge"
             if error.errno == errno.EPERM:
                 return str(error)
-            if error.errno == errno.EEXIST:
+            family = "inet" if base is BASE else "bridge"
+            if _is_otherwise(socket, base):
                 return f"somebody has made it otherwise: nft list table {family} {base.table.name} ({error})"
             return f"{_NEEDS} {family} ({error})"
     return ""
+
+
+def _is_otherwise(socket: NftSocket, base: Base) -> bool:
+    """Tells whether chains or sets of our names are of another kind: what the kernel answers then differs."""
+    chains = zip(base.chains, nft.get(socket, *base.chains), strict=True)
+    return any(found not in (None, own) for own, found in chains) or False in nft_set.are_right(socket, *base.sets)
