@@ -1,0 +1,103 @@
+"""Whom the firewall's policies let through: real packets between pods on two bridges, and a machine outside."""
+
+import pytest
+
+from tests.support.fenced import Fenced
+from tests.support.publishing import NODE, OUTSIDE
+
+NFTABLES = pytest.param("nftables", marks=[pytest.mark.needs("nft_inet"), pytest.mark.needs("nft_bridge")])
+
+
+@pytest.fixture(params=[NFTABLES])
+def foo(request, network, client):
+    """A network on bridge foo; the machine outside has a route to it and to the other one."""
+    for subnet in ("10.22.0.0/16", "10.33.0.0/16"):
+        client.ip("route", "add", subnet, "via", NODE)
+    return Fenced(network.having(name="foo", bridge="foo"), {"backend": request.param})
+
+
+@pytest.fixture
+def bar(foo):
+    """A network on bridge bar."""
+    return foo.beside("bar", "bar", "10.33.0.0/16")
+
+
+@pytest.mark.parametrize("policy", [None, "open"])
+def test_open(foo, bar, new_sandbox, policy):
+    """With no policy everybody reaches everybody."""
+    foo, bar = foo.having(ingressPolicy=policy), bar.having(ingressPolicy=policy)
+    one, two, three = foo.add(new_sandbox()), foo.add(new_sandbox()), bar.add(new_sandbox())
+    assert one.reaches(two)
+    assert one.reaches(three)
+    assert three.reaches(one)
+    assert one.reaches(OUTSIDE)
+
+
+def test_same_bridge(foo, bar, client, new_sandbox):
+    """With same-bridge pods of one bridge reach each other, those of different ones do not, all reach the outside."""
+    foo, bar = foo.having(ingressPolicy="same-bridge"), bar.having(ingressPolicy="same-bridge")
+    one, two, three = foo.add(new_sandbox()), foo.add(new_sandbox()), bar.add(new_sandbox())
+    assert one.reaches(two)
+    assert one.misses(three)
+    assert three.misses(two)
+    assert one.reaches(OUTSIDE)
+    assert three.reaches(OUTSIDE)
+    bar.delete(three)
+    again = bar.having(ingressPolicy="open").add(new_sandbox())
+    assert one.reaches(again)
+    assert again.reaches(one)
+
+
+@pytest.mark.parametrize("frames_pass", ["0", pytest.param("1", marks=pytest.mark.needs("br_netfilter"))])
+def test_isolated(foo, bar, new_sandbox, frames_pass):
+    """With isolated no pod reaches another, on its bridge neither, but the gateway and the outside world.
+
+    Also where frames of one bridge do not pass the tables of IP.
+    """
+    host = foo.bridge.host
+    if frames_pass == "1":
+        host.set_sysctl("net/bridge/bridge-nf-call-iptables", frames_pass)
+    foo, bar = foo.having(ingressPolicy="isolated"), bar.having(ingressPolicy="same-bridge")
+    one, two, three, four = (each.add(new_sandbox()) for each in (foo, foo, bar, bar))
+    if frames_pass == "0":
+        _switch_off(host)
+    assert one.misses(two)
+    assert two.misses(three)
+    assert three.misses(two)
+    assert three.reaches(four)
+    for pod, gateway in ((one, "10.22.0.1"), (two, "10.22.0.1"), (three, "10.33.0.1")):
+        assert pod.reaches(gateway)
+        assert pod.reaches(OUTSIDE)
+    foo.delete(two)
+    foo.delete(one)
+    five, six = (foo.having(ingressPolicy="open").add(new_sandbox()) for _ in range(2))
+    assert five.reaches(six)
+    assert five.reaches(three)
+
+
+def test_isolated_pods_do_not_even_see_each_other(foo, new_sandbox):
+    """Neither ARP nor a link-local address of an isolated pod is answered to its neighbour on the bridge."""
+    foo = foo.having(ingressPolicy="isolated")
+    one, two = foo.add(new_sandbox()), foo.having(ingressPolicy="open").add(new_sandbox())
+    assert one.misses(two)
+    assert two.misses(one)
+    neighbour = two.namespace.ip("neigh", "show", one.ip)
+    assert "FAILED" in neighbour or "INCOMPLETE" in neighbour
+    text = one.namespace.ip("-6", "-o", "addr", "show", "dev", "eth0", "scope", "link")
+    assert two.misses(f"{text.split()[3].partition('/')[0]}%eth0")
+
+
+def test_an_open_network_beside_one_with_a_policy(foo, bar, client, new_sandbox):
+    """A policy is between bridges that both have one: who has none reaches, and is reached by, everybody."""
+    one, two = foo.having(ingressPolicy="same-bridge").add(new_sandbox()), bar.add(new_sandbox())
+    assert one.reaches(two)
+    assert two.reaches(one)
+    assert one.reaches(OUTSIDE)
+
+
+def _switch_off(host):
+    for name in ("iptables", "ip6tables", "arptables"):
+        try:
+            host.set_sysctl(f"net/bridge/bridge-nf-call-{name}", "0")
+        except FileNotFoundError:  # the kernel has no br_netfilter
+            continue
