@@ -1,0 +1,153 @@
+"""Sets of nftables over netlink on the real kernel (kernel.nft_set): the same as the `nft` tool's."""
+
+import errno
+from ipaddress import ip_address
+
+import pytest
+
+from kernel import nft, nft_rule, nft_set
+from kernel.errors import KernelError
+from kernel.netns import Netns, entered
+from kernel.nft import Chain, Table
+from kernel.nft_set import INTERFACE_NAME, IPV4_ADDRESS, IPV6_ADDRESS, Element, Set, interface_key
+from tests.support.netstate import nft_rules
+
+pytestmark = pytest.mark.needs("nft_inet")
+
+TABLE = Table(nft.INET, "t")
+CHAIN = Chain(TABLE, "c")
+ONE = ip_address("10.22.0.1").packed
+SETS = {
+    "ipv4_addr": (Set(TABLE, "s", (IPV4_ADDRESS,)), ONE, "10.22.0.1"),
+    "ipv6_addr": (Set(TABLE, "s", (IPV6_ADDRESS,)), ip_address("fd00::1").packed, "fd00::1"),
+    "ifname": (Set(TABLE, "s", (INTERFACE_NAME,)), interface_key("fifteen-letters"), '"fifteen-letters"'),
+    "ifname . ifname": (
+        Set(TABLE, "s", (INTERFACE_NAME, INTERFACE_NAME)),
+        interface_key("cni0", "a.b"),
+        '"cni0" . "a.b"',
+    ),
+    "ifname . ipv4_addr": (
+        Set(TABLE, "s", (INTERFACE_NAME, IPV4_ADDRESS)),
+        interface_key("cni0") + ONE,
+        '"cni0" . 10.22.0.1',
+    ),
+    "ifname . ipv6_addr": (
+        Set(TABLE, "s", (INTERFACE_NAME, IPV6_ADDRESS)),
+        interface_key("cni0") + ip_address("fd00::1").packed,
+        '"cni0" . fd00::1',
+    ),
+}
+OWN = SETS["ipv4_addr"][0]
+RULES = {
+    "ip saddr @pods4 accept": nft_rule.source_in(4, "pods4") + nft_rule.ACCEPT,
+    "ip daddr @pods4 accept": nft_rule.destination_in(4, "pods4") + nft_rule.ACCEPT,
+    "ip6 saddr @pods6 accept": nft_rule.source_in(6, "pods6") + nft_rule.ACCEPT,
+    "ip6 daddr @pods6 accept": nft_rule.destination_in(6, "pods6") + nft_rule.ACCEPT,
+    "iifname @names oifname @names drop": nft_rule.entering_in("names") + nft_rule.leaving_in("names") + nft_rule.DROP,
+    "iifname . oifname @pairs return": nft_rule.passing_in("pairs") + nft_rule.RETURN,
+    "ct state established,related accept": nft_rule.answers() + nft_rule.ACCEPT,
+}
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_sets_are_those_of_the_tool(netfilter, host, kind):
+    """A set and an element made here are listed exactly as those that `nft` made from text, comments included."""
+    own, key, text = SETS[kind]
+    element = f'{text} comment "an element"'
+    host.run(
+        "nft", f'add table inet t; add set inet t s {{ type {kind}; comment "a set"; elements = {{ {element} }}; }}'
+    )
+    theirs, (found,) = nft_rules(host), nft_set.elements(netfilter, own)
+    assert found == Element(key, nft_rule.comment("an element"))
+    assert nft_set.are_right(netfilter, own) == [True]
+    host.run("nft", "flush", "ruleset")
+    commented = Set(own.table, own.name, own.key, "a set")
+    nft.change(netfilter, nft.table(TABLE), nft_set.new(commented), *nft_set.additions(own, [found]))
+    assert nft_rules(host) == theirs
+    assert f"type {kind}" in "".join(theirs)
+    assert nft_set.elements(netfilter, own) == [found]
+    nft.change(netfilter, *nft_set.deletions(own, [key]))
+    assert nft_set.elements(netfilter, own) == []
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_rules_with_sets_are_those_of_the_tool(netfilter, host, text):
+    """A rule that refers to a set is the same bytes in the kernel and in the listing as the tool's."""
+    sets = (
+        Set(TABLE, "pods4", (IPV4_ADDRESS,)),
+        Set(TABLE, "pods6", (IPV6_ADDRESS,)),
+        Set(TABLE, "names", (INTERFACE_NAME,)),
+        Set(TABLE, "pairs", (INTERFACE_NAME, INTERFACE_NAME)),
+    )
+    nft.change(netfilter, nft.table(TABLE), *map(nft_set.new, sets), nft.chain(CHAIN))
+    host.run("nft", "add", "rule", "inet", "t", "c", text)
+    nft.change(netfilter, nft.rule(CHAIN, RULES[text]))
+    theirs, ours = nft.rules(netfilter, CHAIN)
+    assert ours.expressions == theirs.expressions
+    assert nft_rule.same(RULES[text], theirs.expressions)
+    assert [line.strip() for line in nft_rules(host)].count(text) == 2
+
+
+def test_many_elements(netfilter):
+    """Two thousand elements are added, listed, found by what stands in them, and deleted, in one transaction each."""
+    elements = [
+        Element((10 << 24 | number).to_bytes(4, "big"), nft_rule.comment(f"number {number} " + "x" * 100))
+        for number in range(2000)
+    ]
+    nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN), *nft_set.additions(OWN, elements))
+    assert sorted(nft_set.elements(netfilter, OWN)) == elements
+    assert nft_set.elements(netfilter, OWN, nft_set.having([b"number 77 "])) == [elements[77]]
+    nft.change(netfilter, *nft_set.deletions(OWN, (element.key for element in elements)))
+    assert nft_set.elements(netfilter, OWN) == []
+
+
+def test_an_element_is_replaced_in_one_transaction(netfilter):
+    """An element that is added again stays as it is; deleted and added at once it has the new comment."""
+    old, new = Element(ONE, nft_rule.comment("old")), Element(ONE, nft_rule.comment("new"))
+    nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN), *nft_set.additions(OWN, [old]))
+    nft.change(netfilter, *nft_set.additions(OWN, [new]))
+    assert nft_set.elements(netfilter, OWN) == [old]
+    nft.change(netfilter, *nft_set.deletions(OWN, [ONE]), *nft_set.additions(OWN, [new]))
+    assert nft_set.elements(netfilter, OWN) == [new]
+
+
+def test_what_is_not_there(netfilter):
+    """A set that is not there has no elements and is None; deleting an absent element is an error (ENOENT)."""
+    assert nft_set.elements(netfilter, OWN) == []
+    assert nft_set.are_right(netfilter, OWN) == [None]
+    nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN))
+    with pytest.raises(KernelError) as caught:
+        nft.change(netfilter, *nft_set.deletions(OWN, [ONE]))
+    assert (caught.value.doing, caught.value.errno) == ("delete from set t s", errno.ENOENT)
+    assert nft_set.are_right(netfilter, Set(TABLE, "s", (IPV6_ADDRESS,))) == [False]
+
+
+def test_a_change_is_made_for_what_was_seen(netfilter, host):
+    """When something else was changed since the look nothing is changed, and it is looked again, until it may be."""
+    with Netns(host.path) as namespace, entered(namespace):
+        other = nft.opened()
+    seen = []
+
+    def attempt(others):
+        def tried(generation):
+            seen.append(generation)
+            if len(seen) <= others:
+                nft.change(other, nft.table(Table(nft.INET, f"other{others}-{len(seen)}")))
+            nft.change(netfilter, nft.table(Table(nft.INET, f"ours{len(seen)}")), generation=generation)
+
+        return tried
+
+    with other:
+        nft.settled(netfilter, attempt(3))
+        assert len(set(seen)) == 4
+        assert host.run("nft", "list", "tables").count("ours") == 1
+        seen.clear()
+        nft.settled(netfilter, attempt(1000))
+        assert (seen[-1], 0 in seen[:-1], len(set(seen)) == len(seen)) == (0, False, True)
+        with pytest.raises(KernelError, match="list of tables"):
+            nft.settled(netfilter, lambda generation: refused())
+
+
+def refused():
+    """Fails as the kernel does for good."""
+    raise KernelError("list of tables", errno.EPERM)
