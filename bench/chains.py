@@ -17,6 +17,8 @@ from tests.support.namespaces import Namespace
 # Ratios of medians that we want to stay below, of iptables on both sides.
 LIMITS_WANTED = {"ADD": 0.4, "DEL": 0.35}
 WHOLE_WANTED = {"ADD": 0.35, "DEL": 0.3}
+PODMAN_WANTED = {"ADD": 0.3, "DEL": 0.3}
+ROUTED_WANTED = {"ADD": 0.35}
 
 Chained = Callable[[Subject, Config], Config]  # a chained plugin's configuration, from the result before it
 
@@ -35,11 +37,11 @@ def chain(
     pods: Sequence[Namespace],
     wanted: dict[str, float],
 ) -> list[Row]:
-    """Measures ADD and DEL of a bridge with chained plugins behind it."""
+    """Measures ADD and DEL of an interface plugin with chained plugins behind it."""
 
     def act(subject: Subject) -> Samples:
         network, pod = subject.network(kind), pods[subject.number]
-        configs, added = [network], [subject.run("bridge", "ADD", network, pod)]
+        configs, added = [network], [subject.run(network["type"], "ADD", network, pod)]
         for plugin in chained:
             configs.append({**plugin(subject, added[-1].outcome.result()), "name": network["name"]})
             added.append(subject.run(configs[-1]["type"], "ADD", configs[-1], pod))

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench import cases, chains, limits, mappings, ports
 from bench.figures import Row, as_json, growth_table, size_table, timing_table
 from bench.process import adopt_orphans
-from bench.subject import DUAL, IPTABLES, NFTABLES, SINGLE, Subject
+from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Subject
 from tests.support import binaries, namespaces, private
 from tests.support.namespaces import Namespace
 
@@ -138,11 +138,12 @@ def _chained(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -
             ("1 host port", [port], {}),
             ("2 limits", [Subject.limits], chains.LIMITS_WANTED),
             ("1 host port, 2 limits", [port, Subject.limits], chains.WHOLE_WANTED),
+            ("1 host port, firewall, tuning", [port, Subject.protected, Subject.tuned], chains.PODMAN_WANTED),
         ):
             name = f"masquerading bridge, {title}, {backend}:"
             own_aims = aims if backend == "iptables" else {}
             rows += chains.chain(subjects, rounds, name, kind, plugins, pods, own_aims)
-    return rows
+    return rows + chains.chain(subjects, rounds, "masquerading ptp, iptables:", ROUTED, [], pods, chains.ROUTED_WANTED)
 
 
 def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object]:

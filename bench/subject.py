@@ -30,12 +30,13 @@ _FIRST_PORT = 20_000
 
 
 class Kind(NamedTuple):
-    """A kind of network: `octet` is the first implementation's second octet of its subnet, `keys` the bridge's."""
+    """A kind of network: `octet` is the first implementation's second octet of its subnet, `keys` the plugin's."""
 
     name: str
     octet: int
     dual: bool = False
     keys: Mapping[str, Any] = {}
+    plugin: str = "bridge"
 
 
 SINGLE, DUAL = Kind("single", 100), Kind("dual", 120, dual=True)
@@ -44,6 +45,7 @@ IPTABLES = Kind("iptables", 140, keys={"ipMasq": True, "ipMasqBackend": "iptable
 NFTABLES = Kind(
     "nftables", 160, keys={"ipMasq": True, "ipMasqBackend": "nftables"}
 )  # Go's 1.1.1: iptables all the same
+ROUTED = Kind("routed", 200, keys={"ipMasq": True, "ipMasqBackend": "iptables"}, plugin="ptp")
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,19 @@ class Subject:
     store: Path
 
     def network(self, kind: Kind) -> Config:
-        """Returns a bridge network with gateway and host-local."""
+        """Returns a network of an interface plugin with gateway and host-local."""
         ranges = [[{"subnet": f"10.{kind.octet + self.number}.0.0/16"}]]
         if kind.dual:
             ranges.append([{"subnet": f"fd00:{self.number}::/64"}])
         return {
             "cniVersion": _VERSION,
             "name": f"{kind.name}-{self.number}",  # netfilter chains are named after it and the container
-            "type": "bridge",
-            "bridge": f"bench{self.number}{kind.name[0]}",
-            "isDefaultGateway": True,
+            "type": kind.plugin,
+            **(
+                {"bridge": f"bench{self.number}{kind.name[0]}", "isDefaultGateway": True}
+                if kind.plugin == "bridge"
+                else {}
+            ),
             "ipam": {"type": "host-local", "dataDir": str(self.store), "ranges": ranges},
             **kind.keys,
         }
@@ -98,6 +103,14 @@ class Subject:
             "runtimeConfig": {"bandwidth": rates},
             "prevResult": result,
         }
+
+    def protected(self, result: Config) -> Config:
+        """Returns firewall as podman lists it, without any key."""
+        return {"cniVersion": _VERSION, "name": f"firewall-{self.number}", "type": "firewall", "prevResult": result}
+
+    def tuned(self, result: Config) -> Config:
+        """Returns tuning as podman lists it, without any key."""
+        return {"cniVersion": _VERSION, "name": f"tuning-{self.number}", "type": "tuning", "prevResult": result}
 
     @property
     def host_port(self) -> int:
