@@ -72,6 +72,13 @@ def check(wanted: HostPorts) -> None:
         )
 
 
+def gc(socket: NftSocket) -> None:
+    """Deletes the guards of interfaces that are gone, as far as nftables has them; raises KernelError."""
+    nft.retried(
+        lambda: nft.change(socket, *(nft.rule_deletion(_CHAIN, rule.handle) for rule in _stale(_rules(socket))))
+    )
+
+
 def _interface(wanted: HostPorts) -> str:
     """Returns the interface that leads to the pod, "" where localhost is not to be served or no route leads there.
 
@@ -119,18 +126,22 @@ def _guard(socket: NftSocket, interface: str) -> None:
     rules = _rules(socket)
     if _own(rules, interface):
         return
-    # Interfaces of single pods come and go; what guarded those that went goes with the next that comes.
-    stale = [rule for rule in rules if (name := _named(rule)) and not _exists(name) and _own([rule], name)]
+    # Interfaces of single pods come and go; what guarded those that went goes with the next that comes, or with GC.
     nft.change(
         socket,
         nft.table(_CHAIN.table),
         nft.chain(_CHAIN),
-        *(nft.rule_deletion(_CHAIN, rule.handle) for rule in stale),
+        *(nft.rule_deletion(_CHAIN, rule.handle) for rule in _stale(rules)),
         nft.rule(_CHAIN, _expressions(interface), nft_rule.comment(f"{interface}: {_PURPOSE}")),
     )
     # Another first pod may have made it since we looked; whoever comes second to this finds one and stops.
     twice = [rule for rule in _rules(socket) if _own([rule], interface)][1:]
     nft.change(socket, *(nft.rule_deletion(_CHAIN, rule.handle) for rule in twice))
+
+
+def _stale(rules: list[Rule]) -> list[Rule]:
+    """Returns the guards whose interface is not there any more."""
+    return [rule for rule in rules if (name := _named(rule)) and not _exists(name) and _own([rule], name)]
 
 
 def _rules(socket: NftSocket) -> list[Rule]:

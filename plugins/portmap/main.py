@@ -71,7 +71,11 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the host ports of what is no listed attachment; what cannot be proven to be this network's stays."""
-    rules = [lambda socket: iptables.gc(socket, conf.name, valid), lambda socket: nftables.gc(socket, conf.name, valid)]
+    rules: list[Callable[[nft.NftSocket], object]] = [
+        lambda socket: iptables.gc(socket, conf.name, valid),
+        lambda socket: nftables.gc(socket, conf.name, valid),
+        localnet.gc,
+    ]
     all_of(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
 
 

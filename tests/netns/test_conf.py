@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,11 @@ def leases(store: Path) -> set[str]:
     return {path.name for path in store.glob("[!.]*/*") if path.name[0].isdigit() or ":" in path.name}
 
 
+def state(host):
+    """Returns the host's state; the guard of a pod's own interface stays until the next is made, which has its name."""
+    return json.loads(re.sub(r"veth[0-9a-f]{8}", "PORT", json.dumps(netstate.state(host, netfilter=True))))
+
+
 @samples()
 def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     """Each file in conf/ takes an attachment through ADD, CHECK and DEL and is then as before."""
@@ -71,14 +78,15 @@ def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     assert set(netstate.links(host)) == {"lo", *bridges}
     assert set(netstate.links(sandbox)) == {"lo"}
 
-    before = netstate.state(host, netfilter=True), netstate.state(sandbox)
+    before = state(host), netstate.state(sandbox)
     result = network.add(run)
     assert result["cniVersion"] == network.cni_version
-    assert leases(store) == {ip["address"].partition("/")[0] for ip in result.get("ips", [])} - {"127.0.0.1", "::1"}
+    leased = any(plugin.get("ipam", {}).get("type") == "host-local" for plugin in network.plugins)
+    assert leases(store) == ({ip["address"].partition("/")[0] for ip in result["ips"]} if leased else set())
     assert netstate.state(sandbox) != before[1]
     network.check(run, result)
     network.delete(run, result)
-    assert (netstate.state(host, netfilter=True), netstate.state(sandbox)) == before
+    assert (state(host), netstate.state(sandbox)) == before
     assert leases(store) == set()
 
 
@@ -121,7 +129,8 @@ def test_limits_are_set(path, bin_dir, host, sandbox, store):
     assert qdiscs(host) == []
     free.delete(run, result)
     result = network.add(run)
-    (_, outside, _, ifb) = (item["name"] for item in result["interfaces"])
+    names = [item["name"] for item in result["interfaces"]]
+    outside, ifb = next(name for name in names if name.startswith("veth")), names[-1]
     for name, rate in ((outside, "8Mbit"), (ifb, "16Mbit")):
         assert any(f"tbf 1: root rate {rate} " in line.replace(f"dev {name} ", "") for line in qdiscs(host, name))
 

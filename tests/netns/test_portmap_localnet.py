@@ -176,6 +176,10 @@ def test_guards_of_interfaces_that_are_gone_go(bridge, nftables, monkeypatch):
         bridge.ip("link", "del", f"veth{number}")
     text = "\n".join(nft_rules(bridge) if nftables else iptables_rules(bridge))
     assert [name in text for name in ("cni0", "gone", "veth0", "veth1", "veth2")] == [True, True, False, False, True]
+    if nftables:
+        with nft.opened() as socket:
+            localnet.gc(socket)
+        assert [name in "\n".join(nft_rules(bridge)) for name in ("cni0", "gone", "veth2")] == [True, True, False]
 
 
 @pytest.mark.parametrize(
