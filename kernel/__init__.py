@@ -1,1 +1,1 @@
-"""Everything that touches Linux: namespaces, netlink, sysctls. The only room that imports pyroute2."""
+"""Everything that touches Linux: namespaces, netlink, sysctls. The only room that imports pyroute2 and jeepney."""

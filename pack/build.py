@@ -26,6 +26,7 @@ INCLUDE = Path("/usr/include/python3.11")
 LIBRARIES = [Path("/usr/lib/x86_64-linux-gnu") / name for name in ("libpython3.11.a", "libexpat.a", "libz.a")]
 
 PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
+LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
 C_SOURCES = (
     *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "intern", "seed", "launch", "contextvars")),
     "kernel/_podwire.c",
@@ -98,7 +99,8 @@ def build(work: Path, modules: list[Module], *defines: str) -> Path:
         raise SystemExit(f"missing {', '.join(missing)}: use `make needs-build`")
     work.mkdir(parents=True, exist_ok=True)
     seed = build_seed(work, defines)
-    bundles = [build_stdlib_bundle(work), build_pyroute2_bundle(work), work / "application.bundle"]
+    libraries = [build_library_bundle(work, name) for name in LIBRARY_PACKAGES]
+    bundles = [build_stdlib_bundle(work), *libraries, work / "application.bundle"]
     step("bundle: application")
     freeze.write_bundle(bundles[-1], modules)
     dump, program, groups = work / "dump", work / "program", work / "groups"
@@ -160,16 +162,16 @@ def build_stdlib_bundle(work: Path) -> Path:
     return bundle
 
 
-def build_pyroute2_bundle(work: Path) -> Path:
-    """Freezes the installed pyroute2."""
-    bundle = work / "pyroute2.bundle"
-    spec = importlib.util.find_spec("pyroute2")
+def build_library_bundle(work: Path, name: str) -> Path:
+    """Freezes an installed package; of it, the image holds what ours import."""
+    bundle = work / f"{name}.bundle"
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise SystemExit("pyroute2 is not installed: use `make venv`")
+        raise SystemExit(f"{name} is not installed: use `make venv`")
     package = Path(spec.origin).parent
     if not is_current(bundle, package, *MAKERS):
-        step("bundle: pyroute2")
-        freeze.write_bundle(bundle, freeze.modules_under(package, package="pyroute2", shown="pyroute2"))
+        step(f"bundle: {name}")
+        freeze.write_bundle(bundle, freeze.modules_under(package, package=name, shown=name, without=NOT_FROZEN))
     return bundle
 
 
