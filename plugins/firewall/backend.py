@@ -41,7 +41,7 @@ def problem(conf: FirewallConf) -> str:
     """Tells what keeps ADD from working, "" when nothing does."""
     name, wanted = conf.backend, conf.wanted
     if _is_firewalld(name):
-        if found := firewalld.problem():
+        if found := firewalld.problem(wanted.zone):
             return found
         name, wanted = AUTOMATIC, replace(wanted, accepts=False)
     return _BACKENDS.problem(name) if wanted.accepts or wanted.policy != OPEN else ""

@@ -1,37 +1,172 @@
 """The firewall by firewalld: the pod's addresses are sources of a zone, which D-Bus tells it (reference).
 
-One rule: firewalld is asked, never configured for good: sources are of its runtime configuration.
+One rule: firewalld is asked, never configured for good: sources are of its runtime configuration. Which of them are
+whose is remembered in nftables, so that DEL and GC need no prevResult.
+
+What it costs: a connection to the bus and one send for all addresses; where nobody listens, one system call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
 
+from cni.address import Address
 from cni.conf import Attachment
+from cni.errors import CniError, Code, UnchangedError, collected
+from cni.undo import Undo
+from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
+from kernel.nft_owner import owner_of
+from plugins.firewall import nftables_records
+from plugins.firewall.nftables_records import Record
 from plugins.firewall.wanted import Protected
+
+_NAME, _PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
+_ZONE = f"{_NAME}.zone"
+# firewalld's error codes: each of its errors has the same D-Bus name, and a text that begins with one of these.
+_ALREADY_SET, _CONFLICT, _NO_ZONE, _NO_SOURCE = "ZONE_ALREADY_SET", "ZONE_CONFLICT", "INVALID_ZONE", "UNKNOWN_SOURCE"
+_GONE = (_CONFLICT, _NO_ZONE, _NO_SOURCE)  # in another zone it is by somebody else's will
+_NOT_RUNNING = f"firewalld does not run: nobody on the system bus is called {_NAME}"
+_CURE = 'start dbus and firewalld, or set "backend" to "iptables" or "nftables"'
 
 
 def is_running() -> bool:
-    """Tells whether firewalld's name on the system bus has an owner; without a bus it does not run."""
-    return False
+    """Tells whether firewalld's name on the system bus has an owner; without a bus it does not run.
+
+    Raises CniError(11) when the bus does not answer.
+    """
+    try:
+        with Bus() as bus:
+            return bool(bus.owner(_NAME))
+    except BusError:
+        return False
 
 
 def add(wanted: Protected) -> None:
-    """Puts the addresses into the zone; raises CniError(999)."""
+    """Puts the addresses into the zone; those that are there stay. Raises UnchangedError: then all is as before."""
+    try:
+        with Bus() as bus, Undo() as undo:
+            _add(wanted, bus, undo)
+    except CniError as error:
+        raise UnchangedError(error.code, error.msg, error.details or _CURE) from error
+
+
+def _add(wanted: Protected, bus: Bus, undo: Undo) -> None:
+    before = nftables_records.remembered(wanted)
+    nftables_records.remember(wanted)
+    undo.push("restore what is remembered of the sources", partial(_restore, wanted, before))
+    known = {record.address for record in before}
+    fresh = {address: wanted.zone for address in wanted.addresses if address not in known}
+    undo.push("take the sources out again", partial(_asked, bus, "removeSource", fresh))
+    errors = []
+    for address, reply in _asked(bus, "addSource", dict.fromkeys(wanted.addresses, wanted.zone)).items():
+        if _is(reply, _ALREADY_SET):
+            fresh.pop(address, None)
+        elif reply.error:
+            errors.append(_failure(reply, f"failed to add the address {_source(address)} to {wanted.zone} zone", bus))
+    if error := collected(errors):
+        raise error
+
+
+def _restore(wanted: Protected, before: list[Record]) -> None:
+    """Remembers of an attachment what was remembered before, and no more."""
+    nftables_records.forget(nftables_records.remembered(wanted))
+    for zone in sorted({record.zone for record in before}):
+        addresses = tuple(record.address for record in before if record.zone == zone)
+        nftables_records.remember(replace(wanted, zone=zone, addresses=addresses))
 
 
 def check(wanted: Protected) -> None:
-    """Raises CniError(999) for an address that is not in the zone."""
+    """Raises CniError(999) for an address that is not in the zone (the reference passes that), CniError(11)."""
+    errors = []
+    with Bus() as bus:
+        for address, reply in _asked(bus, "querySource", dict.fromkeys(wanted.addresses, wanted.zone)).items():
+            doing = f"failed to find the address {_source(address)} in {wanted.zone} zone"
+            if reply.error:
+                errors.append(_failure(reply, doing, bus))
+            elif reply.value is not True:
+                errors.append(CniError(Code.INTERNAL, doing, "it was taken out, as a reload does: repeat ADD"))
+    if error := collected(errors):
+        raise error
 
 
 def delete(wanted: Protected) -> None:
-    """Takes the addresses out of the zone; absent is success, and so is no firewalld."""
+    """Takes the addresses out of the zone; absent is success, and so is no firewalld, whose sources end with it.
+
+    An address that is remembered as another attachment's by now stays. Those of prevResult that are remembered as
+    nobody's are taken out too: the reference may have put them there.
+    """
+    every = nftables_records.records()
+    owner = owner_of(wanted.network, wanted.container_id, wanted.ifname)
+    known = {record.address for record in every}
+    others = {address: wanted.zone for address in wanted.addresses if address not in known}
+    _withdraw([record for record in every if record.owner == owner], others)
 
 
 def gc(network: str, valid: Collection[Attachment]) -> None:
-    """Takes out the addresses of a network's attachments that are not `valid`."""
+    """Takes out the addresses that are remembered of a network's attachments that are not `valid`."""
+    _withdraw(nftables_records.stale(network, valid), {})
 
 
-def problem() -> str:
+def problem(zone: str) -> str:
     """Tells what keeps this backend from working, "" when it works."""
-    return "this build has none"
+    try:
+        with Bus() as bus:
+            if not bus.owner(_NAME):
+                return _NOT_RUNNING
+            (reply,) = bus.call(Call(_NAME, _PATH, _ZONE, "getZones"))
+    except CniError as error:
+        return str(error)
+    if reply.error:
+        return str(_failure(reply, "firewalld does not name its zones", bus))
+    return "" if zone in (reply.value or ()) else f'firewalld has no zone "{zone}"'
+
+
+def _withdraw(remembered: list[Record], others: dict[Address, str]) -> None:
+    """Takes addresses out of their zones, if firewalld runs, and forgets them; raises CniError."""
+    zones = others | {record.address: record.zone for record in remembered}
+    if not zones:
+        return
+    errors = []
+    try:
+        with Bus() as bus:
+            for address, reply in _asked(bus, "removeSource", zones).items() if bus.owner(_NAME) else ():
+                if reply.error and reply.error not in NOBODY and not any(_is(reply, code) for code in _GONE):
+                    doing = f"failed to remove the address {_source(address)} from {zones[address]} zone"
+                    errors.append(_failure(reply, doing, bus))
+    except BusError:
+        pass
+    if error := collected(errors):
+        raise error
+    nftables_records.forget(remembered)
+
+
+def _asked(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:
+    """Calls a method of zones with each address and its zone; returns the replies."""
+    calls = [Call(_NAME, _PATH, _ZONE, method, (zone, _source(address))) for address, zone in zones.items()]
+    return dict(zip(zones, bus.call(*calls), strict=True))
+
+
+def _source(address: Address) -> str:
+    """Returns an address as the reference names it."""
+    return f"{address}/{address.max_prefixlen}"
+
+
+def _is(reply: Reply, code: str) -> bool:
+    """Tells whether a reply is an error of this code: all of firewalld's have one name, the code is in the text."""
+    return bool(reply.error) and code in str(reply.value)
+
+
+def _failure(reply: Reply, doing: str, bus: Bus) -> CniError:
+    """Returns the error of what was being done, with what helps."""
+    msg = f"{doing}: {reply.value or reply.error}"
+    if reply.error == NO_REPLY:
+        return CniError(Code.TRY_AGAIN_LATER, msg, "firewalld hangs, starts or reloads")
+    if reply.error in NOBODY:
+        return CniError(Code.INTERNAL, f"{doing}: {_NOT_RUNNING}", _CURE)
+    if _is(reply, _NO_ZONE):
+        return CniError(Code.INTERNAL, msg, 'set "firewalldZone" to one that `firewall-cmd --get-zones` lists')
+    if _is(reply, _CONFLICT):
+        return CniError(Code.INTERNAL, msg, "`firewall-cmd --get-active-zones` tells which zone has it")
+    return CniError(Code.INTERNAL, msg)

@@ -65,14 +65,14 @@ def remember(wanted: Protected) -> None:
 def remembered(wanted: Protected) -> list[Record]:
     """Returns what was noted of an attachment, whatever addresses are known now; raises KernelError."""
     owner = rules.owner_of(wanted)
-    return [record for record in _records() if record.owner == owner]
+    return [record for record in records() if record.owner == owner]
 
 
 def stale(network: str, valid: Collection[Attachment]) -> list[Record]:
     """Returns what was noted of a network's attachments that are not `valid`; raises KernelError."""
     own = nft_owner.hash_of(network)
     kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in valid}
-    return [record for record in _records() if record.owner.startswith(own) and record.owner not in kept]
+    return [record for record in records() if record.owner.startswith(own) and record.owner not in kept]
 
 
 def forget(records: Iterable[Record]) -> None:
@@ -90,7 +90,8 @@ def forget(records: Iterable[Record]) -> None:
         _done(attempt)
 
 
-def _records() -> list[Record]:
+def records() -> list[Record]:
+    """Returns what was noted of all attachments; raises KernelError."""
     try:
         with nft.opened() as socket:
             found = [element for own in _SETS.values() for element in nft_set.elements(socket, own)]
