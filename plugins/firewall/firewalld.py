@@ -20,7 +20,7 @@ from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
 from kernel.nft_owner import owner_of
 from plugins.firewall import nftables_records
 from plugins.firewall.nftables_records import Record
-from plugins.firewall.wanted import Protected
+from plugins.firewall.wanted import OPEN, Protected
 
 _NAME, _PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 _ZONE = f"{_NAME}.zone"
@@ -44,16 +44,21 @@ def is_running() -> bool:
 
 
 def add(wanted: Protected) -> None:
-    """Puts the addresses into the zone; those that are there stay. Raises UnchangedError: then all is as before."""
+    """Puts the addresses into the zone; those that are there stay. Raises CniError(999), CniError(11).
+
+    The zone is as before then. It is an UnchangedError where all else is too: what this ADD may have made for a policy
+    is for the caller to take away, unless an earlier one made it.
+    """
+    before = nftables_records.remembered(wanted)
     try:
         with Bus() as bus, Undo() as undo:
-            _add(wanted, bus, undo)
+            _add(wanted, before, bus, undo)
     except CniError as error:
-        raise UnchangedError(error.code, error.msg, error.details or _CURE) from error
+        kind = UnchangedError if before or wanted.policy == OPEN else CniError
+        raise kind(error.code, error.msg, error.details or _CURE) from error
 
 
-def _add(wanted: Protected, bus: Bus, undo: Undo) -> None:
-    before = nftables_records.remembered(wanted)
+def _add(wanted: Protected, before: list[Record], bus: Bus, undo: Undo) -> None:
     nftables_records.remember(wanted)
     undo.push("restore what is remembered of the sources", partial(_restore, wanted, before))
     known = {record.address for record in before}
