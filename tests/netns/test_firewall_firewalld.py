@@ -307,3 +307,20 @@ def test_a_firewalld_that_hangs(net, running):
     net.delete("old")
     assert running.sources() == []
     assert elements(net.host) == []
+
+
+def test_a_policy_beside_firewalld(net, running):
+    """An ingressPolicy holds beside firewalld; where firewalld refuses, nothing of it is left, and DEL ends it."""
+    ips = [{"address": address} for address in DUAL]
+    result = {"cniVersion": "1.0.0", "interfaces": [{"name": "cni0", "mac": "02:00:00:00:00:09"}], "ips": ips}
+    policed = net.having(ingressPolicy="same-bridge", prevResult=result)
+    running.command("--zone=internal", "--add-source=fd00:22::2/128")
+    assert "ZONE_CONFLICT" in policed.run("ADD").error()["msg"]
+    assert "cni0" not in net.host.run("nft", "list", "ruleset")
+    running.command("--zone=internal", "--remove-source=fd00:22::2/128")
+    policed.add()
+    assert running.sources() == SOURCES
+    policed.check()
+    assert "cni0" in net.host.run("nft", "list", "ruleset")
+    policed.delete()
+    assert running.sources() == []
