@@ -92,6 +92,13 @@ class ResultCache:
         return name == self.network + own if attachment.ifname else name.startswith(self.network + own)
 
 
+def addresses_of(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:
+    """Returns the addresses of one attachment, none when it is not known; costs one file."""
+    entry = _load(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
+    own = (entry.get("networkName"), entry.get("containerId"), entry.get("ifName"))
+    return tuple(_addresses(entry.get("result"))) if own == (network, *attachment) else ()
+
+
 def _load(path: str) -> dict[str, object]:
     try:
         value = gojson.loads(files.read(path, gojson.MAX_BYTES))

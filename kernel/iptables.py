@@ -150,10 +150,13 @@ def legacy_families(table: str) -> list[int]:
     return [family for family in found if family not in missing]
 
 
-def problem(families: Iterable[int]) -> str:
-    """Returns "" when table nat can be used for all `families`, else what is missing; one process for each."""
+def problem(families: Iterable[int], table: str = "nat", chain: str = "POSTROUTING") -> str:
+    """Returns "" when a table can be used for all `families`, else what is missing; one process for each.
+
+    `chain` is one that is built in.
+    """
     try:
-        read(families, "nat", ["POSTROUTING"])
+        read(families, table, [chain])
     except UnusableError as error:
         return str(error)
     return ""

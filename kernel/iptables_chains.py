@@ -74,7 +74,19 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
         present = iptables.may_have(families, TABLE, chain)
         listings = iptables.read(present, TABLE, list(dict.fromkeys((kind.entry, chain))))
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
-        if apply_planned(absent | listings, plan, doing, may_fail=tries_left > 0):
+        if apply_planned(TABLE, absent | listings, plan, doing, may_fail=tries_left > 0):
+            return
+
+
+def change_legacy(table: str, plan: Plan, doing: str) -> None:
+    """Has iptables-legacy change the families in which it has made `table`; `plan` gets the whole table.
+
+    Again when what was read has changed meanwhile. Without its program nothing can be done.
+    Raises as kernel.iptables.apply.
+    """
+    families = iptables.legacy_families(table)
+    for tries_left in reversed(range(_ROUNDS if families else 0)):
+        if apply_planned(table, iptables.read(families, table), plan, doing, may_fail=tries_left > 0):
             return
 
 
@@ -87,10 +99,10 @@ def missing(doing: str, what: str, version: int) -> CniError:
     )
 
 
-def apply_planned(listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool) -> bool:
+def apply_planned(table: str, listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool) -> bool:
     """Applies what `plan` makes of the listings; returns False when that was refused, and `may_fail`."""
     try:
-        iptables.apply({family: plan(family, listing) for family, listing in listings.items()}, TABLE, doing)
+        iptables.apply({family: plan(family, listing) for family, listing in listings.items()}, table, doing)
     except iptables.RefusedError:
         if not may_fail:
             raise
@@ -116,7 +128,7 @@ def delete_legacy(
             lines += deletions(gone) + (_removal(kind, chain, listing) if last else [])
         return lines
 
-    _change_legacy(present, doing)
+    change_legacy(TABLE, present, doing)
 
 
 def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[str]) -> None:
@@ -139,7 +151,9 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
         return lines
 
     doing = f"delete stale rules of network {network}"
-    _change_legacy(lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], doing)
+    change_legacy(
+        TABLE, lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], doing
+    )
 
 
 def tell_of_doubtful(number: int, kind: ContainerChains, network: str) -> None:
@@ -151,17 +165,6 @@ def tell_of_doubtful(number: int, kind: ContainerChains, network: str) -> None:
 def tell_of_emptied(chain: str) -> None:
     """Tells on stderr of a chain that could not be deleted."""
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
-
-
-def _change_legacy(plan: Plan, doing: str) -> None:
-    """Has iptables-legacy change the families whose table it has made; `plan` gets the whole table.
-
-    Without its program nothing can be done.
-    """
-    families = iptables.legacy_families(TABLE)
-    for tries_left in reversed(range(_ROUNDS if families else 0)):
-        if apply_planned(iptables.read(families, TABLE), plan, doing, may_fail=tries_left > 0):
-            return
 
 
 def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[str]:

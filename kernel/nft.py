@@ -39,7 +39,7 @@ _NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
 )
 _LEAVES_NONE = (_NEWTABLE, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
 _GETGEN = _SUBSYSTEM << 8 | 16
-_NLM_F_APPEND = 0x800
+_NLM_F_NONREC, _NLM_F_APPEND = 0x100, 0x800
 _FREED_AFTER_S = 0.05  # three times what it takes on an idle machine; coming too early costs time, nothing else
 _DESCRIPTORS = 1024  # more than a verb ever has open
 _TRIES = 5  # each is lost to another plugin that takes a rule away between our look and our change
@@ -267,6 +267,11 @@ def chain(own: Chain) -> Request:
 def chain_deletion(own: Chain) -> Request:
     """Deletes a chain and its rules; nothing may jump to it any more (EBUSY), and it must be there (ENOENT)."""
     return request_about(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
+
+
+def empty_chain_deletion(own: Chain) -> Request:
+    """Deletes a chain in which there must be no rule (EBUSY): one that somebody has added since we looked."""
+    return request_about(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
 
 
 def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0) -> Request:

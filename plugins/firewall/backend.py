@@ -20,11 +20,13 @@ _BACKENDS: Backends[Protected] = Backends(
 def add(conf: FirewallConf) -> None:
     """Makes the rules; raises CniError, and nothing is taken back then: DEL's steps do that."""
     name, wanted = conf.backend, conf.wanted
-    if _is_firewalld(name):
-        firewalld.add(wanted)
+    by_firewalld = _is_firewalld(name)
+    if by_firewalld:
         name, wanted = AUTOMATIC, replace(wanted, accepts=False)
     if wanted.accepts or wanted.policy != OPEN:
-        _BACKENDS.add(wanted, name)
+        _BACKENDS.add(wanted, name)  # first, so that nobody is let through before the policy holds
+    if by_firewalld:
+        firewalld.add(conf.wanted)
 
 
 def check(conf: FirewallConf) -> None:

@@ -5,11 +5,13 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
+from cni import cache
 from cni.args import CmdArgs
-from cni.conf import NetConf
+from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.result import Result
 from plugins.firewall.wanted import OPEN, POLICIES, Protected
@@ -17,6 +19,10 @@ from plugins.firewall.wanted import OPEN, POLICIES, Protected
 AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES = "", "firewalld", "iptables", "nftables"
 _BACKENDS = (AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES)
 _CHAIN_BYTES = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
+_CHAIN = re.compile(
+    r"""(?!CNI-(FORWARD|ISOLATION-))[^\s"'\\!-][^\s"'\\]*"""
+)  # one word to iptables-restore, and not ours
+_RESERVED = ("INPUT", "FORWARD", "OUTPUT", "ACCEPT", "DROP", "QUEUE", "RETURN")
 
 
 @dataclass(frozen=True)
@@ -53,15 +59,23 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
 
 
 def lenient(args: CmdArgs, conf: NetConf) -> Protected:
-    """Returns what DEL needs to know, as far as it can be read."""
+    """Returns what DEL needs to know, as far as it can be read; without prevResult libcni's cache tells the addresses.
+
+    `bridge` is the interface that a policy would be about, whatever the policy is.
+    """
     try:
         prev_result = conf.prev_result()
     except CniError:
         prev_result = None
-    addresses = tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips)) if prev_result else ()
+    prev_result = prev_result or Result()
+    addresses = tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips))
+    if not addresses:
+        addresses = cache.addresses_of(conf.name, Attachment(args.container_id, args.ifname))
+    first = next(iter(prev_result.interfaces), None)
+    bridge = first.name if first and not first.sandbox else ""
     zone = conf.fields.raw("firewalldZone")
     zone = zone if isinstance(zone, str) and zone else "trusted"
-    return Protected(conf.name, args.container_id, args.ifname, addresses, zone=zone)
+    return Protected(conf.name, args.container_id, args.ifname, addresses, bridge=bridge, zone=zone)
 
 
 def _backend(conf: NetConf) -> str:
@@ -76,9 +90,10 @@ def _backend(conf: NetConf) -> str:
 
 def _chain(conf: NetConf) -> str:
     name = conf.fields.string("iptablesAdminChainName") or "CNI-ADMIN"
-    if len(name.encode()) > _CHAIN_BYTES or name.startswith(("-", "!")) or any(not "!" < c <= "~" for c in name):
-        hint = f"1 to {_CHAIN_BYTES} printable ASCII characters without blanks, no - in front"
-        raise conf.fields.error("iptablesAdminChainName", f'is no name for a chain: "{name}"', hint)
+    plain = name.isascii() and name.isprintable() and len(name) <= _CHAIN_BYTES
+    if not plain or not _CHAIN.fullmatch(name) or name in _RESERVED:
+        hint = f"1 to {_CHAIN_BYTES} ASCII characters without blanks, quotes and backslashes, no - or ! in front"
+        raise conf.fields.error("iptablesAdminChainName", f'is no name for a chain of yours: "{name}"', hint)
     return name
 
 

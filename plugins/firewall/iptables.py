@@ -1,41 +1,225 @@
 """The firewall by iptables: names, rules, comments and their order are the reference's.
 
-One rule: either takes away what the other has made.
+One rule: either takes away what the other has made. Ours can also tell whose an address is (iptables_rules).
+
+What it costs: ADD runs one program for each family, and none for what is there already; where netlink does not tell
+what is there (iptables-legacy, rules that nobody understands) it is two. CHECK runs none, or one for each family
+there. DEL and GC run none, except where iptables-legacy has made table filter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+import socket as stdlib_socket
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
+from cni.cache import ResultCache
 from cni.conf import Attachment
-from kernel.nft import NftSocket
-from plugins.firewall.wanted import Protected
+from cni.errors import CniError, Code, UnchangedError, all_of
+from kernel import iptables, link, nft, rtnl
+from kernel.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
+from kernel.iptables_chains import change_legacy
+from kernel.nft import Chain, NftSocket, Table
+from kernel.rtnl import Request
+from plugins.firewall import bridged, iptables_check, iptables_look, iptables_plan
+from plugins.firewall.iptables_look import Placed, listed
+from plugins.firewall.iptables_rules import (
+    ENTRY,
+    FORWARD,
+    OWNERS,
+    STAGE_1,
+    STAGE_2,
+    TABLE,
+    Record,
+    address_rules,
+    interface_of,
+)
+from plugins.firewall.wanted import OPEN, Protected
+
+_ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
+_DOING = "make the firewall's rules"
+_SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains with rules that are nobody's own
+_INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # what is one word to iptables-restore, and one interface
 
 
 def add(wanted: Protected) -> None:
-    """Makes the rules; those that are there stay. Raises iptables.UnusableError, CniError(11), CniError(999)."""
+    """Makes the rules; those that are there stay. Raises iptables.UnusableError, CniError(11), CniError(999).
+
+    Some rules may be there then, which `delete` and `delete_legacy` take away, unless it is an UnchangedError: then
+    there is nothing to take away, or an earlier ADD has made some of them.
+    """
+    _refuse_bridge(wanted)
+    written, repeated = False, False
+    try:
+        for tries_left in reversed(range(_ROUNDS)):
+            try:
+                changes, listings = _changes(wanted)
+                repeated |= not written and _has_some(wanted, listings)
+                if not any(changes.values()):
+                    break
+                written = True
+                iptables.apply(changes, TABLE, _DOING)
+            except RefusedError:
+                if not tries_left:
+                    raise
+                continue
+            # Another first pod may have made what all share at the same time: what is there twice goes.
+            if not any(line.split()[1] in _SHARED for lines in changes.values() for line in lines):
+                break
+    except UnusableError:  # the other backend's turn: one family may have its rules
+        if written and not repeated:
+            with suppress(CniError):
+                all_of(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
+        raise
+    except CniError as error:
+        if written and wanted.accepts and not repeated:
+            raise
+        raise UnchangedError(error.code, error.msg, error.details) from error
+    if problem := bridged.lacking(wanted):
+        print(f"firewall: {problem}: {bridged.CURE}", file=sys.stderr)
 
 
 def check(wanted: Protected) -> None:
     """Raises CniError(999) for what is missing, and as `add`."""
+    for version, listing in iptables_look.listings(wanted).items():
+        iptables_check.rules(wanted, version, listing)
+    if problem := bridged.lacking(wanted):
+        raise CniError(Code.INTERNAL, problem, bridged.CURE)
 
 
 def problem() -> str:
-    """Tells what keeps this backend from working, "" when it works."""
-    return ""
+    """Tells what keeps this backend from working for IPv4, "" when it works (IPv6 may not be there)."""
+    return iptables.problem((4,), TABLE, ENTRY)
 
 
 def delete(socket: NftSocket, wanted: Protected) -> None:
     """Deletes the attachment's rules of iptables-nft; absent is success. Raises KernelError."""
 
+    def stale(version: int, listing: list[str]) -> list[str]:
+        return iptables_plan.removal(wanted, version, listing, _dead(listing, wanted.bridge), _Judge())
+
+    _delete(socket, lambda version: iptables_look.removable(socket, wanted, version), stale)
+
 
 def delete_legacy(wanted: Protected) -> None:
     """Deletes the same of iptables-legacy, which takes its lock; raises CniError(11), CniError(999)."""
 
+    def lines(version: int, listing: list[str]) -> list[str]:
+        dead = _dead(listing, wanted.bridge)
+        return iptables_plan.without(iptables_plan.removal(wanted, version, listing, dead, _Judge()), listing)
+
+    change_legacy(TABLE, lines, f"delete the firewall's rules of container {wanted.container_id}")
+
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
-    """Deletes the rules of a network's attachments that are not `valid`, of iptables-nft; raises KernelError."""
+    """Deletes the rules of a network's attachments that are not `valid`, of iptables-nft; raises KernelError.
+
+    What has no record stays, and is counted on stderr.
+    """
+    unnamed: dict[int, int] = {}
+
+    def stale(version: int, listing: list[str]) -> list[str]:
+        unnamed[version] = iptables_plan.unnamed(listing)
+        return iptables_plan.stale(network, valid, listing, _dead(listing))
+
+    _delete(socket, lambda version: iptables_look.collectable(socket, version), stale)
+    nft.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD}")
 
 
 def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
     """Deletes the same of iptables-legacy; raises CniError(11), CniError(999)."""
+    unnamed: dict[int, int] = {}
+
+    def lines(version: int, listing: list[str]) -> list[str]:
+        unnamed[version] = iptables_plan.unnamed(listing)
+        return iptables_plan.without(iptables_plan.stale(network, valid, listing, _dead(listing)), listing)
+
+    change_legacy(TABLE, lines, f"delete stale rules of network {network}")
+    nft.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
+
+
+def _refuse_bridge(wanted: Protected) -> None:
+    """Refuses a name that iptables would take for something else, as "br+" for all that begin so."""
+    if wanted.policy != OPEN and not _INTERFACE.fullmatch(wanted.bridge):
+        msg = f'"ingressPolicy": iptables cannot tell interface "{wanted.bridge}" from others'
+        raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
+
+
+def _changes(wanted: Protected) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Returns what to write in each family, and what there is."""
+    listings = iptables_look.listings(wanted)
+    judge = _Judge()
+    return {
+        version: iptables_plan.lines(wanted, version, listing, judge) for version, listing in listings.items()
+    }, listings
+
+
+def _has_some(wanted: Protected, listings: Mapping[int, Sequence[str]]) -> bool:
+    """Tells whether some of the attachment's rules are there."""
+    own = {rule for address in wanted.addresses for rule in address_rules(address)}
+    return any(not own.isdisjoint(listing) for listing in listings.values())
+
+
+class _Judge:
+    """Tells whether an attachment that has a record is surely gone: its namespace is, according to libcni's cache.
+
+    One that the cache does not know may be on its way, and counts as living. Each network's cache is read once.
+    """
+
+    def __init__(self) -> None:
+        self._caches: dict[str, ResultCache] = {}
+
+    def __call__(self, record: Record) -> bool:
+        if not record.owner:
+            return False
+        network, attachment = record.owner
+        if network not in self._caches:
+            self._caches[network] = ResultCache.read(network)
+        return self._caches[network].has_lost(attachment)
+
+
+def _dead(listing: Iterable[str], own: str = "") -> set[str]:
+    """Returns the interfaces with a policy that are not there any more, and `own` when it is the attachment's alone.
+
+    That is a veth: ptp's, which goes with the attachment, but after us.
+    """
+    names = {name for line in listing if (name := interface_of(line))}
+    return {name for name in names if not _is_there(name) or (name == own and _is_veth(name))}
+
+
+def _is_there(name: str) -> bool:
+    try:
+        stdlib_socket.if_nametoindex(name)
+    except OSError:
+        return False
+    return True
+
+
+def _is_veth(name: str) -> bool:
+    with rtnl.Socket() as socket:
+        (found,) = link.get(socket, link.by_name(name))
+    return found is not None and found.kind == "veth"
+
+
+def _delete(
+    socket: NftSocket,
+    look: Callable[[int], tuple[dict[str, int], list[Placed]]],
+    stale: Callable[[int, list[str]], list[str]],
+) -> None:
+    """Looks, and deletes what is `stale` in both families, in one transaction; the chain of records with its last."""
+
+    def attempt() -> None:
+        requests: list[Request] = []
+        for version in FAMILIES:
+            present, found = look(version)
+            lines = {*stale(version, listed(present, found))}
+            gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
+            requests += [nft.rule_deletion(rule.chain, rule.handle) for rule in gone]
+            if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
+                requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
+        nft.change(socket, *requests)
+
+    nft.retried(attempt)

@@ -62,7 +62,10 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     """Tells whether ADD could be served; raises CniError(50)."""
-    own = firewall_conf.parse(args, conf, None)
+    try:
+        own = firewall_conf.parse(args, conf, None)
+    except CniError as error:
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from None
     if problem := backend.problem(own):
         cure = 'install what is missing, or set "backend" to another one'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", cure)

@@ -14,6 +14,7 @@ from kernel.netns import Netns, entered
 from kernel.nft import NftSocket
 from tests.support import binaries, scripted, xtables
 from tests.support.attaching import Network
+from tests.support.firewall_tables import Firewall
 from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
 from tests.support.publishing import Publishing, connect, hasty
@@ -137,3 +138,10 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def iptables_ports(host_ports: HostPorts, tools: Path) -> HostPorts:
     """The same with iptables, whose programs are of each variant."""
     return replace(host_ports.having(backend="iptables"), tools=tools)
+
+
+@pytest.fixture
+def firewall(bin_dir: Path, bridged: Namespace, tools: Path) -> Firewall:
+    """A network with firewall and iptables, of each variant, for dual-stack pods on bridge `cni0`."""
+    config = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables"}
+    return Firewall(bridged, config, tools=tools).of(*DUAL)

@@ -1,4 +1,4 @@
-"""The programs of iptables, of a variant that a test chooses: directories to put in front of PATH, and their table nat.
+"""The programs of iptables, of a variant that a test chooses: directories to put in front of PATH, and their tables.
 
 One rule: the programs are the machine's own; what stands before them only passes their arguments on.
 """
@@ -45,17 +45,17 @@ def calls(tools: Path) -> list[str]:
     return found
 
 
-def saved(host: Namespace, tools: Path) -> dict[str, list[str]]:
-    """Returns table nat by tool: chains that are not built in and rules, as iptables-save prints them."""
+def saved(host: Namespace, tools: Path, table: str = "nat") -> dict[str, list[str]]:
+    """Returns a table by tool: chains that are not built in and rules, as iptables-save prints them."""
     found = {}
     for tool in TOOLS:
-        lines = host.run(f"{tools}/{tool}-save", "-t", "nat").splitlines()
+        lines = host.run(f"{tools}/{tool}-save", "-t", table).splitlines()
         found[tool] = [line.partition(" - [")[0] for line in lines if line.startswith("-A") or " - [" in line]
     return found
 
 
-def load(host: Namespace, tools: Path, *lines: str, tool: str = "iptables") -> None:
-    """Applies lines to table nat; a failure fails the test."""
+def load(host: Namespace, tools: Path, *lines: str, tool: str = "iptables", table: str = "nat") -> None:
+    """Applies lines to a table; a failure fails the test."""
     file = tools.parent / "lines"
-    file.write_text("\n".join(("*nat", *lines, "COMMIT", "")))
+    file.write_text("\n".join((f"*{table}", *lines, "COMMIT", "")))
     host.run(f"{tools}/{tool}-restore", "--noflush", str(file))

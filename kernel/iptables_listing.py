@@ -1,0 +1,133 @@
+"""Rules of iptables-nft as `iptables -S` lists them, read over netlink: of simple forms, without a program.
+
+One rule: only what is surely understood is told. Another match, another option, a form that an unknown version gives to
+a rule leave it untold: then the program is to be asked.
+
+Simple is a rule that names addresses (not networks), interfaces, a comment and the states RELATED and ESTABLISHED, and
+that ends in ACCEPT, DROP, RETURN, a chain, or nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+from kernel import nft_expression as expression
+from kernel import nft_rule
+from kernel.nft import Rule
+
+_PLAIN = re.compile(r"[-\w]+", re.ASCII)  # what iptables lists without quotes
+_ESCAPED = re.compile(r"""(["'\\])""")
+_NUMBER = struct.Struct(">i")
+_FIELDS = {4: {(12, 4): "-s", (16, 4): "-d"}, 6: {(8, 16): "-s", (24, 16): "-d"}}  # of the IP header, by version
+_INTERFACES = {expression.META_IIFNAME: "-i", expression.META_OIFNAME: "-o"}
+_ORDER = ("-s", "-d", "-i", "-o")
+_VERDICTS = {0: "DROP", 1: "ACCEPT", -5: "RETURN"}  # linux/netfilter/nf_tables.h, linux/netfilter.h
+_JUMP = -3
+_COMMENT, _STATES = ("comment", 0), ("conntrack", 3)  # extensions and their revisions
+# struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h): match_flags, invert_flags, state_mask, status_mask.
+_ANSWERS = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
+_ANSWERS_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
+
+
+def commented(text: str) -> str:
+    """Returns the match for a comment as iptables lists it, and takes it: any printable text is one word."""
+    word = text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escaped, text)}"'
+    return f"-m comment --comment {word}"
+
+
+def line(chain: str, rule: Rule, version: int) -> str:
+    """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" when it is not surely understood."""
+    loaded, end, understood = "", "", ""
+    found: dict[str, str] = {}
+    matches = []
+    for name, own in _expressions(rule.expressions):
+        if name == "counter":
+            continue
+        if end:
+            return ""
+        if name in ("payload", "meta") and not loaded:
+            loaded = _loaded(name, own, version)
+            understood = "" if loaded in found else loaded
+        elif name == "cmp" and loaded:
+            understood = found[loaded] = _compared(loaded, own)
+            loaded = ""
+        elif name == "match":
+            understood = _match(own)
+            matches.append(understood)
+        else:
+            understood = end = _verdict(own) if name == "immediate" else ""
+        if not understood:
+            return ""
+    if loaded:
+        return ""
+    if rule.comment:  # as newer versions keep it
+        matches.append(commented(rule.comment))
+    return " ".join((f"-A {chain}", *(found[key] for key in _ORDER if key in found), *matches, *filter(None, [end])))
+
+
+def _expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
+    for part in nft_rule.split(data):
+        for _, _, element in expression.attributes(part):
+            content = _content(element)
+            name = content.get(expression.NAME, b"").rstrip(b"\0")
+            yield name.decode("ascii", "replace"), _content(content.get(expression.DATA, b""))
+
+
+def _content(data: bytes) -> dict[int, bytes]:
+    return {kind: value for kind, _, value in expression.attributes(data)}
+
+
+def _number(own: dict[int, bytes], key: int) -> int | None:
+    value = own.get(key, b"")
+    return _NUMBER.unpack(value)[0] if len(value) == _NUMBER.size else None
+
+
+def _loaded(name: str, own: dict[int, bytes], version: int) -> str:
+    """Returns the option that is about what an expression loads."""
+    if name == "meta":
+        return _INTERFACES.get(_number(own, 2) or 0, "")
+    offset, length = _number(own, 3), _number(own, 4)
+    if _number(own, 2) != expression.NETWORK_HEADER or offset is None or length is None:
+        return ""
+    return _FIELDS[version].get((offset, length), "")
+
+
+def _compared(option: str, own: dict[int, bytes]) -> str:
+    """Returns an option with its value; an interface without a NUL behind its name is all that begin so."""
+    data = _content(own.get(3, b"")).get(expression.DATA_VALUE, b"")
+    operation = _number(own, 2)
+    if operation not in (expression.EQ, expression.NEQ):
+        return ""
+    inverted = "! " if operation == expression.NEQ else ""
+    if option in ("-s", "-d"):
+        return f"{inverted}{option} {ip_address(data)}/{len(data) * 8}" if len(data) in (4, 16) else ""
+    name, end, rest = data.partition(b"\0")
+    return f"{inverted}{option} {name.decode(errors='surrogateescape')}" if name and end and not any(rest) else ""
+
+
+def _match(own: dict[int, bytes]) -> str:
+    """Returns the words of an extension."""
+    kind = own.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(own, 2)
+    info = own.get(3, b"")
+    if kind == _COMMENT:
+        return commented(info.partition(b"\0")[0].decode(errors="surrogateescape"))
+    if kind == _STATES:
+        return _ANSWERS_TEXT if info.rstrip(b"\0") == _ANSWERS.rstrip(b"\0") else ""
+    return ""
+
+
+def _verdict(own: dict[int, bytes]) -> str:
+    content = _content(_content(own.get(2, b"")).get(2, b""))
+    code = _number(content, 1)
+    if _number(own, 1) != 0 or code is None:
+        return ""
+    if code == _JUMP:
+        return f"-j {content.get(2, b'').rstrip(chr(0).encode()).decode(errors='surrogateescape')}"
+    return f"-j {_VERDICTS[code]}" if code in _VERDICTS else ""
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\{match[1]}"

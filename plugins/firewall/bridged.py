@@ -1,0 +1,48 @@
+"""Whether frames between two ports of a bridge pass through iptables, without which "isolated" cannot hold there.
+
+One rule: nothing is changed; the setting is the host's, and made by the plugin `bridge` when its configuration says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from kernel import sysctl
+from plugins.firewall.wanted import ISOLATED, Protected
+
+_SETTINGS = {4: "bridge/bridge-nf-call-iptables", 6: "bridge/bridge-nf-call-ip6tables"}
+_OF_BRIDGE = {4: "nf_call_iptables", 6: "nf_call_ip6tables"}
+CURE = (
+    'set "bridgeNetfilter" to true in the configuration of bridge (needs the module: modprobe br_netfilter), '
+    'or "backend" to "nftables"'
+)
+
+
+def lacking(wanted: Protected) -> str:
+    """Tells what keeps an isolated attachment's neighbours on the bridge from being refused, "" when nothing."""
+    if wanted.policy != ISOLATED:
+        return ""
+    off = [version for version in wanted.versions if not _passes(version, wanted.bridge)]
+    return f'pods on "{wanted.bridge}" still reach each other: {_names(off)} is not 1' if off else ""
+
+
+def _passes(version: int, bridge: str) -> bool:
+    """Tells whether a family's frames pass, by the host's setting or the bridge's own; unreadable counts as no."""
+    try:
+        if sysctl.get(_SETTINGS[version]) == "1":
+            return True
+    except OSError:
+        pass
+    try:
+        descriptor = os.open(f"/sys/class/net/{bridge}/bridge/{_OF_BRIDGE[version]}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(descriptor, 16).strip() == b"1"
+    finally:
+        os.close(descriptor)
+
+
+def _names(versions: Iterable[int]) -> str:
+    return ", ".join(f"net/{_SETTINGS[version]}" for version in versions)

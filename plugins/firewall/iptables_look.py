@@ -1,0 +1,156 @@
+"""What is there of the firewall's rules in iptables, as `iptables -S` lists it.
+
+One rule: nothing is changed, and no program is run where netlink tells all: of iptables-nft's tables it tells rules
+that are surely understood. What cannot matter is not decoded, since a host may have a thousand pods.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from cni.address import Address
+from cni.conf import Attachment
+from kernel import iptables, iptables_listing, nft, nft_rule
+from kernel.errors import KernelError
+from kernel.iptables import NFPROTO
+from kernel.nft import Chain, NftSocket, Table
+from plugins.firewall.iptables_plan import chains, own_addresses
+from plugins.firewall.iptables_rules import (
+    ENTRY,
+    FORWARD,
+    OWNERS,
+    STAGE_1,
+    STAGE_2,
+    TABLE,
+    owner,
+    owner_text,
+    records,
+)
+from plugins.firewall.wanted import Protected
+
+_RETURN = struct.pack(">i", -5)  # NFT_RETURN: a verdict's code in a rule's message
+_OWN_CHAINS = (OWNERS, FORWARD, STAGE_1, STAGE_2)
+
+Wanted = Callable[[bytes], object]  # tells by a rule's message whether the rule matters
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A rule where it stands; `line` is "" for one that is not surely understood."""
+
+    chain: Chain
+    handle: int
+    line: str
+
+
+def listings(wanted: Protected) -> dict[int, list[str]]:
+    """Returns for each IP version what matters to `wanted`, from one netlink conversation where that tells all.
+
+    Else one program for each version is run. Raises RefusedError for what it cannot list, UnusableError, CniError(11).
+    """
+    found: dict[int, list[str]] = {}
+    asked: dict[int, list[str]] = {}
+    for version in wanted.versions:
+        if iptables.has_legacy(version, TABLE):
+            asked[version] = []  # the whole table
+    try:
+        with nft.opened() as socket:
+            for version in wanted.versions:
+                if version not in asked:
+                    present, rules = _relevant(socket, wanted, version)
+                    if all(rule.line for rule in rules):
+                        found[version] = listed(present, rules)
+                    else:
+                        asked[version] = list(dict.fromkeys((*present, *(rule.chain.name for rule in rules))))
+    except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
+        asked = {version: [] for version in wanted.versions}
+        found = {}
+    return found | iptables.ask(asked, TABLE)
+
+
+def listed(present: Iterable[str], rules: Iterable[Placed]) -> list[str]:
+    """Returns chains and rules as `-S` lists them."""
+    return [*(f"-N {name}" for name in present), *(rule.line for rule in rules)]
+
+
+def removable(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[str, int], list[Placed]]:
+    """Returns the chains that are there, each with the number of its rules, and the rules that matter to DEL.
+
+    Those are the attachment's records, what there is of its addresses, and each bridge's policy.
+    """
+    present = there(socket, version, _OWN_CHAINS)
+    text = owner_text(wanted.network, Attachment(wanted.container_id, wanted.ifname))
+    own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
+    addresses = {address for address in wanted.addresses if address.version == version}
+    table = Table(NFPROTO[version], TABLE)
+
+    def recorded(parts: set[bytes]) -> list[Placed]:
+        return placed(socket, Chain(table, OWNERS), version, _having(parts)) if OWNERS in present else []
+
+    found = recorded(_values(addresses) | {text.encode(errors="surrogateescape")})
+    of_records = {item.address for item in records(rule.line for rule in found) if item.match == own}
+    if further := of_records - addresses:
+        addresses |= further
+        found += [rule for rule in recorded(_values(further)) if rule not in found]
+    if FORWARD in present and addresses:
+        found += placed(socket, Chain(table, FORWARD), version, _having(_values(addresses)))
+    return present, found + _of_stages(socket, present, version)
+
+
+def collectable(socket: NftSocket, version: int) -> tuple[dict[str, int], list[Placed]]:
+    """Returns the same for GC, to which all records and addresses matter."""
+    present = there(socket, version, _OWN_CHAINS)
+    table = Table(NFPROTO[version], TABLE)
+    names = [name for name in (OWNERS, FORWARD) if name in present]
+    found = [rule for name in names for rule in placed(socket, Chain(table, name), version)]
+    return present, found + _of_stages(socket, present, version)
+
+
+def _relevant(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[str, int], list[Placed]]:
+    """Returns the chains that are there of those that are needed, and the rules that matter to ADD and CHECK."""
+    table = Table(NFPROTO[version], TABLE)
+    present = there(socket, version, (*chains(wanted), STAGE_1))
+    values = _values(own_addresses(wanted, version))
+    bridge = {wanted.bridge.encode(errors="surrogateescape") + b"\0", _RETURN}
+    matters: dict[str, Wanted] = {
+        ENTRY: _having({name.encode() + b"\0" for name in (FORWARD, STAGE_1)}),
+        FORWARD: _having(values | {wanted.admin_chain.encode() + b"\0"}),
+        OWNERS: _having(values),
+        STAGE_1: _having(bridge),
+        STAGE_2: _having(bridge),
+    }
+    looked_at = [name for name in matters if name in chains(wanted) and name in present]
+    if FORWARD in present or STAGE_1 in present:
+        looked_at.insert(0, ENTRY)
+    return present, [rule for name in looked_at for rule in placed(socket, Chain(table, name), version, matters[name])]
+
+
+def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, int]:
+    """Returns those of the chains that are there, each with how many rules it has and rules that lead to it."""
+    own = [Chain(Table(NFPROTO[version], TABLE), name) for name in dict.fromkeys(names)]
+    return {chain.name: chain.uses for chain in nft.get(socket, *own) if chain}
+
+
+def placed(socket: NftSocket, chain: Chain, version: int, wanted: Wanted | str = "") -> list[Placed]:
+    """Returns the `wanted` rules of a chain, in order."""
+    return [
+        Placed(chain, rule.handle, iptables_listing.line(chain.name, rule, version))
+        for rule in nft.rules(socket, chain, wanted)
+    ]
+
+
+def _of_stages(socket: NftSocket, present: Collection[str], version: int) -> list[Placed]:
+    names = [name for name in (STAGE_1, STAGE_2) if name in present]
+    table = Table(NFPROTO[version], TABLE)
+    return [rule for name in names for rule in placed(socket, Chain(table, name), version)]
+
+
+def _values(addresses: Iterable[Address]) -> set[bytes]:
+    """Returns what stands in a message whose rule is about one of the addresses."""
+    return {nft_rule.value(address.packed) for address in addresses}
+
+
+def _having(parts: Collection[bytes]) -> Wanted:
+    return lambda message: any(part in message for part in parts)

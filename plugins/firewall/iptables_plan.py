@@ -1,0 +1,162 @@
+"""What ADD writes, and what DEL and GC take away, given what there is.
+
+One rule: pure; lines in, lines out. Another attachment's address is never taken away, nor a policy of a bridge that is
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from cni.address import Address
+from cni.conf import Attachment
+from kernel.iptables_chains import deletions
+from plugins.firewall.iptables_rules import (
+    ENDS,
+    FORWARD,
+    FORWARD_JUMP,
+    ISOLATION_JUMP,
+    OWNERS,
+    STAGE_1,
+    STAGE_2,
+    Record,
+    address_of,
+    address_rules,
+    admin_jump,
+    interface_of,
+    is_of_network,
+    newer,
+    other_policy_rules,
+    owner,
+    policy_rules,
+    record,
+    records,
+)
+from plugins.firewall.wanted import OPEN, Protected
+
+Judge = Callable[[Record], bool]  # whether whose record it is surely does not live any more
+
+
+def chains(wanted: Protected) -> list[str]:
+    """Returns the chains that are needed."""
+    own = [FORWARD, wanted.admin_chain, OWNERS] if wanted.accepts else []
+    return own + ([STAGE_1, STAGE_2] if wanted.policy != OPEN else [])
+
+
+def own_addresses(wanted: Protected, version: int) -> list[Address]:
+    """Returns the addresses of an IP version that are to be let through."""
+    return [address for address in wanted.addresses if address.version == version and wanted.accepts]
+
+
+def lines(wanted: Protected, version: int, listing: Sequence[str], is_gone: Judge) -> list[str]:
+    """Returns what is to be applied so that the rules of `wanted` are there, once, and where they belong.
+
+    `listing` is what `iptables -S` tells of what is ours, and of the rules in FORWARD that lead there.
+    """
+    made = [f"-N {chain}" for chain in chains(wanted) if f"-N {chain}" not in listing]
+    made += _jumps(wanted, listing)
+    if wanted.accepts:
+        if (jump := admin_jump(wanted.admin_chain)) not in listing:
+            made.append(_first(jump))
+        made += _addresses(wanted, version, listing, is_gone)
+    if wanted.policy != OPEN:
+        made += _policy(wanted, listing)
+    return made
+
+
+def removal(
+    wanted: Protected, version: int, listing: Sequence[str], dead: Collection[str], is_gone: Judge
+) -> list[str]:
+    """Returns the rules that an attachment's DEL takes away: its addresses are those of `wanted` and of its records.
+
+    An address that has another's record stays, unless that one `is_gone`. `dead` are interfaces whose policies go.
+    """
+    own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
+    known = records(listing)
+    addresses = {address for address in wanted.addresses if address.version == version}
+    addresses |= {item.address for item in known if item.match == own}
+    gone = {item for item in known if item.match == own or (item.address in addresses and is_gone(item))}
+    return _removal(listing, known, gone, addresses, dead)
+
+
+def stale(network: str, valid: Iterable[Attachment], listing: Sequence[str], dead: Collection[str]) -> list[str]:
+    """Returns the rules that GC takes away: what has only records of the network's attachments that are not `valid`."""
+    kept = {owner(network, item) for item in valid}
+    known = records(listing)
+    gone = {item for item in known if is_of_network(item, network) and item.match not in kept}
+    return _removal(listing, known, gone, {item.address for item in gone}, dead)
+
+
+def unnamed(listing: Sequence[str]) -> int:
+    """Returns how many rules of addresses there are that have no record."""
+    named = {item.address for item in records(listing)}
+    found = (address_of(line) for line in listing)
+    return sum(address not in named for address in found if address)
+
+
+def without(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
+    """Returns what deletes rules, and the chain of the records with the last of them."""
+    left = [line for line in listing if line.startswith(f"-A {OWNERS} ") and line not in rules]
+    return deletions(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not left else [])
+
+
+def _removal(
+    listing: Sequence[str], known: list[Record], gone: set[Record], addresses: set[Address], dead: Collection[str]
+) -> list[str]:
+    free = addresses - {item.address for item in known if item not in gone}
+    records_gone = {item.line for item in gone}
+    return [line for line in listing if line in records_gone or address_of(line) in free or interface_of(line) in dead]
+
+
+def _jumps(wanted: Protected, listing: Sequence[str]) -> list[str]:
+    """Returns what puts both jumps into FORWARD once, the policies' before what lets packets pass.
+
+    One that is there keeps its place, as others' rules may be meant to be before or behind it.
+    """
+    found = [line for line in listing if newer(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
+    accepting = found.count(FORWARD_JUMP)
+    isolating = [line for line in found if line != FORWARD_JUMP]
+    made = deletions([FORWARD_JUMP] * (accepting - 1))  # the first ones
+    missing = wanted.accepts and not accepting
+    if missing:
+        made.append(_first(FORWARD_JUMP))
+    if not isolating and wanted.policy == OPEN:
+        return made
+    if len(isolating) == 1 and not missing and found[-1] == (FORWARD_JUMP if accepting else isolating[0]):
+        return made
+    return [*made, *deletions(isolating), _first(ISOLATION_JUMP)]
+
+
+def _addresses(wanted: Protected, version: int, listing: Sequence[str], is_gone: Judge) -> list[str]:
+    """Returns what lets the addresses pass, and takes over those whose records are of somebody who is gone.
+
+    So is who has the address of the same network: that gives each address to one at a time.
+    """
+    own = own_addresses(wanted, version)
+    rules = [rule for address in own for rule in address_rules(address)]
+    kept = [record(wanted, address) for address in own]
+    others = [item for item in records(listing) if item.address in own and item.line not in kept]
+    taken = [item.line for item in others if is_of_network(item, wanted.network) or is_gone(item)]
+    return [line for line in (*rules, *kept) if line not in listing] + deletions(taken)
+
+
+def _policy(wanted: Protected, listing: Sequence[str]) -> list[str]:
+    """Returns what puts a bridge's rules first in their chains, and takes away those of the other policy."""
+    made = []
+    own_rules = policy_rules(wanted.policy, wanted.bridge)
+    for chain, end in ENDS.items():
+        # Where another first pod made the end, too, there are two; and what stands behind it is not reached.
+        found = [line for line in listing if line.startswith(f"-A {chain} ")]
+        ends = [line for line in found if newer(line) == end]
+        reached = [newer(line) for line in (found[: found.index(ends[0])] if ends else found)]
+        own = [rule for rule in own_rules if rule.startswith(f"-A {chain} ")]
+        made += [_first(rule) for rule in reversed(own) if rule not in reached]
+        kept = end if end in ends or not ends else ends[0]
+        made += [] if ends else [end]
+        made += deletions([kept] * (ends.count(kept) - 1) + [line for line in ends if line != kept])
+    other = other_policy_rules(wanted.policy, wanted.bridge)
+    return made + deletions(line for line in listing if line in other)
+
+
+def _first(rule: str) -> str:
+    return rule.replace("-A ", "-I ", 1)

@@ -1,0 +1,164 @@
+r"""The firewall's rules in iptables' words: those that are wanted, and those that are found.
+
+One rule: pure; a rule is the line by which `iptables -S` lists it, which iptables-restore takes as well.
+
+    -A FORWARD ... -j CNI-ISOLATION-STAGE-1                      first, if any network has a policy
+    -A FORWARD ... -j CNI-FORWARD
+    -A CNI-FORWARD ... -j CNI-ADMIN
+    -A CNI-FORWARD -d 10.22.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+    -A CNI-FORWARD -s 10.22.0.2/32 -j ACCEPT
+    -A CNI-ISOLATION-STAGE-1 -i cni0 -o cni0 ... -j DROP         isolated only
+    -A CNI-ISOLATION-STAGE-1 -i cni0 ! -o cni0 ... -j CNI-ISOLATION-STAGE-2
+    -A CNI-ISOLATION-STAGE-2 -o cni0 ... -j DROP
+
+All this is the reference's, which does not say whose a rule is. We do, in a chain to which nothing leads:
+
+    -A CNI-FORWARD-OWNERS -s 10.22.0.2/32 -m comment --comment "name: \"net\" id: \"cid\" if: \"eth0\""
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from cni.address import Address
+from cni.conf import Attachment
+from kernel.iptables_chains import COMMENT_BYTES
+from kernel.iptables_listing import commented
+from plugins.firewall.wanted import ISOLATED, SAME_BRIDGE, Protected
+
+TABLE = "filter"
+ENTRY, FORWARD, OWNERS = "FORWARD", "CNI-FORWARD", "CNI-FORWARD-OWNERS"
+STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
+
+_FORWARD_COMMENT = commented("CNI firewall plugin rules")
+_ADMIN_COMMENT = commented("CNI firewall plugin admin overrides")
+_STAGES_COMMENT = commented("CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)")
+_POLICY_COMMENTS = {
+    own: commented(f"CNI firewall plugin rules (ingressPolicy: {own})") for own in (SAME_BRIDGE, ISOLATED)
+}
+
+FORWARD_JUMP = f"-A {ENTRY} {_FORWARD_COMMENT} -j {FORWARD}"
+ISOLATION_JUMP = f"-A {ENTRY} {_STAGES_COMMENT} -j {STAGE_1}"
+ENDS = {chain: f"-A {chain} {_STAGES_COMMENT} -j RETURN" for chain in (STAGE_1, STAGE_2)}
+
+_HASH_DIGITS = 32
+_STAGE_RULE = re.compile(rf"-A (?:{STAGE_1} -i|{STAGE_2} -o) (\S+) .*")
+_ADDRESS_RULE = re.compile(
+    rf"-A {FORWARD} (?:-s (\S+)/(?:32|128) -j ACCEPT"
+    r"|-d (\S+)/(?:32|128) -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT)"
+)
+_RECORD = re.compile(rf"-A {OWNERS} -s (\S+)/(?:32|128) (-m comment --comment .*)")
+_NAMED = re.compile(r'name: "(?P<network>[^"]+)" id: "(?P<container_id>[^"]+)" if: "(?P<ifname>.+)"')
+_QUOTED = re.compile(r"\\(.)")
+
+
+class Record(NamedTuple):
+    """Whose an address is: `match` is the comment as iptables lists it, `line` the rule."""
+
+    address: Address
+    match: str
+    line: str
+
+    @property
+    def owner(self) -> tuple[str, Attachment] | None:
+        """The network and attachment that are named; None where they were too long for that."""
+        text = _QUOTED.sub(r"\1", self.match.removeprefix('-m comment --comment "').removesuffix('"'))
+        named = _NAMED.fullmatch(text)
+        return (named["network"], Attachment(named["container_id"], named["ifname"])) if named else None
+
+
+def newer(line: str) -> str:
+    """Returns a rule as the reference makes it since 1.7.0: before, shared rules' comments named one policy only."""
+    shared = line.startswith((f"-A {ENTRY} ", f"-A {STAGE_2} ")) or line.endswith(" RETURN")
+    return line.replace(_POLICY_COMMENTS[SAME_BRIDGE], _STAGES_COMMENT) if shared else line
+
+
+def admin_jump(chain: str) -> str:
+    """Returns the rule that lets the administrator's rules come first."""
+    return f"-A {FORWARD} {_ADMIN_COMMENT} -j {chain}"
+
+
+def address_rules(address: Address) -> list[str]:
+    """Returns the rules of an address: answers to it pass, and all that it sends."""
+    own = f"{address}/{address.max_prefixlen}"
+    return [
+        f"-A {FORWARD} -d {own} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        f"-A {FORWARD} -s {own} -j ACCEPT",
+    ]
+
+
+def policy_rules(policy: str, bridge: str) -> list[str]:
+    """Returns the rules of a bridge, in the order in which they stand."""
+    comment = _POLICY_COMMENTS[policy]
+    inside = [f"-A {STAGE_1} -i {bridge} -o {bridge} {comment} -j DROP"] if policy == ISOLATED else []
+    return [
+        *inside,
+        f"-A {STAGE_1} -i {bridge} ! -o {bridge} {comment} -j {STAGE_2}",
+        f"-A {STAGE_2} -o {bridge} {_STAGES_COMMENT} -j DROP",
+    ]
+
+
+def other_policy_rules(policy: str, bridge: str) -> list[str]:
+    """Returns the rules that a bridge has with the other policy only."""
+    other = SAME_BRIDGE if policy == ISOLATED else ISOLATED
+    own = policy_rules(policy, bridge)
+    return [rule for rule in policy_rules(other, bridge) if rule not in own]
+
+
+def interface_of(line: str) -> str:
+    """Returns the interface that a rule of the policies is about, "" for any other rule."""
+    found = _STAGE_RULE.fullmatch(line)
+    return found[1] if found else ""
+
+
+def address_of(line: str) -> Address | None:
+    """Returns the address that a rule in CNI-FORWARD lets through, None for any other rule."""
+    found = _ADDRESS_RULE.fullmatch(line)
+    return ip_address(found[1] or found[2]) if found else None
+
+
+def record(wanted: Protected, address: Address) -> str:
+    """Returns the rule that says whose an address is."""
+    own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
+    return f"-A {OWNERS} -s {address}/{address.max_prefixlen} {own}"
+
+
+def records(listing: Iterable[str]) -> list[Record]:
+    """Returns what the rules of the records' chain say."""
+    found = (_RECORD.fullmatch(line) for line in listing)
+    return [Record(ip_address(match[1]), match[2], match[0]) for match in found if match]
+
+
+def owner(network: str, attachment: Attachment) -> str:
+    """Returns the comment of an attachment's records, as iptables lists it."""
+    return commented(owner_text(network, attachment))
+
+
+def owner_text(network: str, attachment: Attachment) -> str:
+    """Returns that comment as it is; too long a one has hashes in place of names."""
+    text = f'{_network(network)}id: "{attachment.container_id}" if: "{attachment.ifname}"'
+    if len(text.encode(errors="surrogateescape")) > COMMENT_BYTES:
+        text = f"{_hashed_network(network)}owner-sha512: {_hash(text)}"
+    return text
+
+
+def is_of_network(own: Record, network: str) -> bool:
+    """Tells whether a record is of a network's attachment."""
+    starts = (commented(start + "-").removesuffix('-"') for start in (_network(network), _hashed_network(network)))
+    return own.match.startswith(tuple(starts))
+
+
+def _network(network: str) -> str:
+    return f'name: "{network}" '
+
+
+def _hashed_network(network: str) -> str:
+    return f"name-sha512: {_hash(network)} "
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha512(text.encode(errors="surrogateescape")).hexdigest()[:_HASH_DIGITS]
