@@ -16,7 +16,9 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, collected
 from cni.undo import Undo
+from kernel import nft
 from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
+from kernel.nft import NftSocket
 from kernel.nft_owner import owner_of
 from plugins.firewall import nftables_records
 from plugins.firewall.nftables_records import Record
@@ -49,18 +51,20 @@ def add(wanted: Protected) -> None:
     The zone is as before then. It is an UnchangedError where all else is too: what this ADD may have made for a policy
     is for the caller to take away, unless an earlier one made it.
     """
-    before = nftables_records.remembered(wanted)
+    before: list[Record] = []
     try:
-        with Bus() as bus, Undo() as undo:
-            _add(wanted, before, bus, undo)
+        with nft.opened() as socket:
+            before = nftables_records.remembered(socket, wanted)
+            with Bus() as bus, Undo() as undo:
+                _add(wanted, before, socket, bus, undo)
     except CniError as error:
         kind = UnchangedError if before or wanted.policy == OPEN else CniError
         raise kind(error.code, error.msg, error.details or _CURE) from error
 
 
-def _add(wanted: Protected, before: list[Record], bus: Bus, undo: Undo) -> None:
-    nftables_records.remember(wanted)
-    undo.push("restore what is remembered of the sources", partial(_restore, wanted, before))
+def _add(wanted: Protected, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
+    nftables_records.remember(socket, wanted)
+    undo.push("restore what is remembered of the sources", partial(_restore, socket, wanted, before))
     known = {record.address for record in before}
     fresh = {address: wanted.zone for address in wanted.addresses if address not in known}
     undo.push("take the sources out again", partial(_asked, bus, "removeSource", fresh))
@@ -74,12 +78,12 @@ def _add(wanted: Protected, before: list[Record], bus: Bus, undo: Undo) -> None:
         raise error
 
 
-def _restore(wanted: Protected, before: list[Record]) -> None:
+def _restore(socket: NftSocket, wanted: Protected, before: list[Record]) -> None:
     """Remembers of an attachment what was remembered before, and no more."""
-    nftables_records.forget(nftables_records.remembered(wanted))
+    nftables_records.forget(socket, nftables_records.remembered(socket, wanted))
     for zone in sorted({record.zone for record in before}):
         addresses = tuple(record.address for record in before if record.zone == zone)
-        nftables_records.remember(replace(wanted, zone=zone, addresses=addresses))
+        nftables_records.remember(socket, replace(wanted, zone=zone, addresses=addresses))
 
 
 def check(wanted: Protected) -> None:
@@ -96,22 +100,22 @@ def check(wanted: Protected) -> None:
         raise error
 
 
-def delete(wanted: Protected) -> None:
+def delete(socket: NftSocket, wanted: Protected) -> None:
     """Takes the addresses out of the zone; absent is success, and so is no firewalld, whose sources end with it.
 
     An address that is remembered as another attachment's by now stays. Those of prevResult that are remembered as
     nobody's are taken out too: the reference may have put them there.
     """
-    every = nftables_records.records()
+    every = nftables_records.records(socket)
     owner = owner_of(wanted.network, wanted.container_id, wanted.ifname)
     known = {record.address for record in every}
     others = {address: wanted.zone for address in wanted.addresses if address not in known}
-    _withdraw([record for record in every if record.owner == owner], others)
+    _withdraw(socket, [record for record in every if record.owner == owner], others)
 
 
-def gc(network: str, valid: Collection[Attachment]) -> None:
+def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     """Takes out the addresses that are remembered of a network's attachments that are not `valid`."""
-    _withdraw(nftables_records.stale(network, valid), {})
+    _withdraw(socket, nftables_records.stale(socket, network, valid), {})
 
 
 def problem(zone: str) -> str:
@@ -128,7 +132,7 @@ def problem(zone: str) -> str:
     return "" if zone in (reply.value or ()) else f'firewalld has no zone "{zone}"'
 
 
-def _withdraw(remembered: list[Record], others: dict[Address, str]) -> None:
+def _withdraw(socket: NftSocket, remembered: list[Record], others: dict[Address, str]) -> None:
     """Takes addresses out of their zones, if firewalld runs, and forgets them; raises CniError."""
     zones = others | {record.address: record.zone for record in remembered}
     if not zones:
@@ -144,7 +148,7 @@ def _withdraw(remembered: list[Record], others: dict[Address, str]) -> None:
         pass
     if error := collected(errors):
         raise error
-    nftables_records.forget(remembered)
+    nftables_records.forget(socket, remembered)
 
 
 def _asked(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:

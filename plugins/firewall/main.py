@@ -54,10 +54,12 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the rules of what is no listed attachment; what does not say that it is this network's stays."""
-    rules = [lambda socket: iptables.gc(socket, conf.name, valid), lambda socket: nftables.gc(socket, conf.name, valid)]
-    all_of(
-        partial(firewalld.gc, conf.name, valid), partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules)
-    )
+    rules = [
+        lambda socket: firewalld.gc(socket, conf.name, valid),
+        lambda socket: iptables.gc(socket, conf.name, valid),
+        lambda socket: nftables.gc(socket, conf.name, valid),
+    ]
+    all_of(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -84,5 +86,9 @@ PLUGIN = Plugin(
 
 def _remove(own: Protected) -> None:
     """Removes the attachment's rules wherever they are: firewalld's, by netlink, and what iptables-legacy made."""
-    rules = [lambda socket: iptables.delete(socket, own), lambda socket: nftables.delete(socket, own)]
-    all_of(partial(firewalld.delete, own), partial(iptables.delete_legacy, own), partial(nft.each, rules))
+    rules = [
+        lambda socket: firewalld.delete(socket, own),
+        lambda socket: iptables.delete(socket, own),
+        lambda socket: nftables.delete(socket, own),
+    ]
+    all_of(partial(iptables.delete_legacy, own), partial(nft.each, rules))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -26,7 +25,7 @@ _SETS = {
     for version, part in ADDRESS.items()
 }
 _ZONE = 0x71  # type of our own item in an element's userdata, beside its owner
-_LACKING = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+_LACKING = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Record:
     owner: bytes
 
 
-def remember(wanted: Protected) -> None:
+def remember(socket: NftSocket, wanted: Protected) -> None:
     """Notes the attachment's addresses and zone; one that another attachment had is this one's now.
 
     Raises KernelError for what is not the kernel's lack of nftables.
@@ -46,7 +45,7 @@ def remember(wanted: Protected) -> None:
     zone = (_ZONE, wanted.zone.encode()[:64])
     data = rules.userdata(wanted, zone, label=f"zone: {wanted.zone}, ")
 
-    def attempt(socket: NftSocket, generation: int) -> None:
+    def attempt(generation: int) -> None:
         requests = [nft.table(rules.TABLE)]
         for version in wanted.versions:
             own = _SETS[version]
@@ -59,27 +58,27 @@ def remember(wanted: Protected) -> None:
             requests += nft_set.additions(own, (element for element in new if element.key not in same))
         nft.change(socket, *requests, generation=generation)
 
-    _done(attempt)
+    _done(socket, attempt)
 
 
-def remembered(wanted: Protected) -> list[Record]:
+def remembered(socket: NftSocket, wanted: Protected) -> list[Record]:
     """Returns what was noted of an attachment, whatever addresses are known now; raises KernelError."""
     owner = rules.owner_of(wanted)
-    return [record for record in records() if record.owner == owner]
+    return [record for record in records(socket) if record.owner == owner]
 
 
-def stale(network: str, valid: Collection[Attachment]) -> list[Record]:
+def stale(socket: NftSocket, network: str, valid: Collection[Attachment]) -> list[Record]:
     """Returns what was noted of a network's attachments that are not `valid`; raises KernelError."""
     own = nft_owner.hash_of(network)
     kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in valid}
-    return [record for record in records() if record.owner.startswith(own) and record.owner not in kept]
+    return [record for record in records(socket) if record.owner.startswith(own) and record.owner not in kept]
 
 
-def forget(records: Iterable[Record]) -> None:
+def forget(socket: NftSocket, records: Iterable[Record]) -> None:
     """Deletes records; one whose address is another attachment's by now stays, absent is success. KernelError."""
     gone = {(record.address.packed, record.owner) for record in records}
 
-    def attempt(socket: NftSocket, generation: int) -> None:
+    def attempt(generation: int) -> None:
         requests = []
         for own in _SETS.values():
             found = nft_set.elements(socket, own)
@@ -87,16 +86,12 @@ def forget(records: Iterable[Record]) -> None:
         nft.change(socket, *requests, generation=generation)
 
     if gone:
-        _done(attempt)
+        _done(socket, attempt)
 
 
-def records() -> list[Record]:
+def records(socket: NftSocket) -> list[Record]:
     """Returns what was noted of all attachments; raises KernelError."""
-    try:
-        with nft.opened() as socket:
-            found = [element for own in _SETS.values() for element in nft_set.elements(socket, own)]
-    except nft.UnavailableError:
-        return []
+    found = [element for own in _SETS.values() for element in nft_set.elements(socket, own)]
     return [Record(_zone(element), ip_address(element.key), rules.owner(element)) for element in found]
 
 
@@ -108,10 +103,9 @@ def _zone(element: Element) -> str:
     return nft_rule.comment_of(element.userdata).removeprefix("zone: ").partition(", ")[0]
 
 
-def _done(attempt: Callable[[NftSocket, int], None]) -> None:
-    with suppress(nft.UnavailableError), nft.opened() as socket:
-        try:
-            nft.settled(socket, lambda generation: attempt(socket, generation))
-        except KernelError as error:
-            if error.errno not in _LACKING:
-                raise
+def _done(socket: NftSocket, attempt: Callable[[int], None]) -> None:
+    try:
+        nft.settled(socket, attempt)
+    except KernelError as error:
+        if error.errno not in _LACKING:
+            raise
