@@ -213,9 +213,9 @@ def settled(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
         try:
             return attempt(found.get_attr("NFTA_GEN_ID") or 0 if found else 0)
         except KernelError as error:
-            if error.errno not in (errno.ERESTART, errno.ENOENT, errno.EBUSY):
+            if error.errno != errno.ERESTART:
                 raise
-    return attempt(0)
+    return retried(lambda: attempt(0))
 
 
 def delete_or_empty(delete: Callable[[Callable[[Chain], Request]], None]) -> bool:
@@ -249,7 +249,7 @@ def table(own: Table) -> Request:
     attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
     if own.comment:
         attributes.append(("NFTA_TABLE_USERDATA", comment(own.comment)))
-    return request_about(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
+    return _request(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
 
 
 def chain(own: Chain) -> Request:
@@ -261,12 +261,12 @@ def chain(own: Chain) -> Request:
         attributes.append(("NFTA_CHAIN_HOOK", {"attrs": hook}))
     if own.comment:
         attributes.append(("NFTA_CHAIN_USERDATA", comment(own.comment)))
-    return request_about(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, NLM_F_CREATE)
+    return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, NLM_F_CREATE)
 
 
 def chain_deletion(own: Chain) -> Request:
     """Deletes a chain and its rules; nothing may jump to it any more (EBUSY), and it must be there (ENOENT)."""
-    return request_about(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
+    return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
 
 
 def empty_chain_deletion(own: Chain) -> Request:
@@ -285,18 +285,18 @@ def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0)
     if before:
         attributes.append(("NFTA_RULE_POSITION", before))
     flags = NLM_F_CREATE if before else NLM_F_CREATE | _NLM_F_APPEND
-    return request_about(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
+    return _request(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
 
 
 def rule_deletion(own: Chain, handle: int) -> Request:
     """Deletes a rule, which must be there (ENOENT)."""
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
-    return request_about(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes)
+    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes)
 
 
 def flush(own: Chain) -> Request:
     """Deletes all rules of a chain, which must be there (ENOENT)."""
-    return request_about(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
+    return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
 
 
 def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
@@ -306,7 +306,7 @@ def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object]
     others are not even decoded, since there may be hundreds. Raises KernelError.
     """
     request = replace(
-        request_about(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
+        _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
         ignore=NOTHING_THERE,
         silent=False,
         wanted=_having(wanted.encode()) if isinstance(wanted, str) else wanted,
@@ -334,7 +334,7 @@ def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
     """
     requests = [
         replace(
-            request_about(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own)),
+            _request(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own)),
             ignore=NOTHING_THERE,
             silent=False,
         )
@@ -369,10 +369,9 @@ def _of(own: Chain) -> Attributes:
     return [("NFTA_RULE_TABLE", own.table.name), ("NFTA_RULE_CHAIN", own.name)]
 
 
-def request_about(
+def _request(
     doing: str, kind: type[object], number: int, table: Table, attributes: Attributes, flags: int = 0
 ) -> Request:
-    """Returns a request about a table or what is in it, of a message class and a number (NFT_MSG_*)."""
     return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kernel import nft_rule
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
-from kernel.nft import NOTHING_THERE, NftSocket, Table, request_about
+from kernel.nft import NOTHING_THERE, NftSocket, Table
 from kernel.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
@@ -90,17 +90,15 @@ def new(own: Set) -> Request:
         ("NFTA_SET_ID", _ID),
         ("NFTA_SET_USERDATA", userdata),
     ]
-    return request_about(f"add set {own}", SetMessage, _NEWSET, own.table, attributes, NLM_F_CREATE)
+    return _request(f"add set {own}", SetMessage, _NEWSET, own, attributes, NLM_F_CREATE)
 
 
 def additions(own: Set, elements: Iterable[Element]) -> list[Request]:
     """Adds elements; one whose key is there stays as it is."""
-    written = [
-        nested(
-            LIST_ELEM, value(_ELEM_KEY, item.key), *([attribute(_ELEM_USERDATA, item.userdata)] * bool(item.userdata))
-        )
-        for item in elements
-    ]
+    written = []
+    for item in elements:
+        userdata = attribute(_ELEM_USERDATA, item.userdata) if item.userdata else b""
+        written.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
     return _of_many(f"add to set {own}", _NEWSETELEM, own, written, NLM_F_CREATE)
 
 
@@ -113,20 +111,11 @@ def deletions(own: Set, keys: Iterable[bytes]) -> list[Request]:
 
 def are_right(socket: NftSocket, *sets: Set) -> list[bool | None]:
     """Looks sets up by their names: None for what is not there, False for what has another key. Raises KernelError."""
-    requests = [
-        replace(
-            request_about(
-                f"look up set {own}",
-                SetMessage,
-                _GETSET,
-                own.table,
-                [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)],
-            ),
-            ignore=NOTHING_THERE,
-            silent=False,
-        )
-        for own in sets
-    ]
+    requests = []
+    for own in sets:
+        named: Attributes = [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)]
+        asked = _request(f"look up set {own}", SetMessage, _GETSET, own, named)
+        requests.append(replace(asked, ignore=NOTHING_THERE, silent=False))
     return [
         message and (message.get_attr("NFTA_SET_KEY_TYPE"), message.get_attr("NFTA_SET_KEY_LEN")) == _type(own)
         for own, message in zip(sets, socket.get(*requests), strict=True)
@@ -139,7 +128,7 @@ def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | No
     `wanted` tells by an element's bytes whether it is wanted: the others are not even decoded. Raises KernelError.
     """
     asked = replace(
-        request_about(f"list set {own}", SetElementsMessage, _GETSETELEM, own.table, _named(own), NLM_F_DUMP),
+        _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP),
         ignore=NOTHING_THERE,
         silent=False,
         wanted=wanted,
@@ -165,14 +154,18 @@ def _named(own: Set) -> Attributes:
     return [("NFTA_SET_ELEM_LIST_TABLE", own.table.name), ("NFTA_SET_ELEM_LIST_SET", own.name)]
 
 
+def _request(doing: str, kind: type[object], number: int, own: Set, attributes: Attributes, flags: int = 0) -> Request:
+    return Request(doing, kind, number, flags, {"family": own.table.family}, attributes, silent=True)
+
+
 def _of_many(doing: str, number: int, own: Set, written: Sequence[bytes], flags: int = 0) -> list[Request]:
     """Returns the requests about elements: several, where one has not room for all."""
     return [
-        request_about(
+        _request(
             doing,
             SetElementsMessage,
             number,
-            own.table,
+            own,
             [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[start : start + _AT_ONCE]))],
             flags,
         )

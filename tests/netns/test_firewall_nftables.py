@@ -2,8 +2,11 @@
 
 import pytest
 
+from tests.support.attaching import reaches
+from tests.support.fenced import Fenced
 from tests.support.firewalled import IPV4, IPV6, Firewall, rules, sets
 from tests.support.netstate import nft_rules
+from tests.support.publishing import NODE, OUTSIDE
 
 pytestmark = pytest.mark.needs("nft_inet")
 
@@ -309,6 +312,30 @@ def test_a_drop_of_iptables_is_told(firewall):
         assert told.startswith(f"firewall: chain FORWARD of {said} drops" if said else "")
         assert bool(told) == bool(said)
     assert "iptables and ip6tables" in firewall.add()
+
+
+def test_what_is_accepted(network, client, new_sandbox):
+    """Where an administrator has our chain drop the rest, pods reach the outside, and nobody there reaches them.
+
+    What he lets through in chain admin passes, also between networks whose policies forbid it.
+    """
+    client.ip("route", "add", "10.0.0.0/8", "via", NODE)
+    foo = Fenced(network.having(name="foo", bridge="foo"), {"backend": "nftables", "ingressPolicy": "same-bridge"})
+    one, two = foo.add(new_sandbox()), foo.beside("bar", "bar", "10.33.0.0/16").add(new_sandbox())
+    network.host.run("nft", "chain inet podwire_firewall forward { policy drop; }")
+    assert one.reaches(OUTSIDE)
+    assert one.misses(two)
+    assert not reaches(client, one.ip, within_s=1)
+    for rule in (f"ip saddr {OUTSIDE} accept", f"ip saddr {one.ip} accept", f"ip daddr {one.ip} accept"):
+        network.host.run("nft", f"add rule inet podwire_firewall admin {rule}")
+    assert reaches(client, one.ip)
+    assert one.reaches(two)
+    foo.delete(one)
+    third = new_sandbox()
+    unprotected = foo.bridge.add(third)
+    assert not reaches(third, OUTSIDE, within_s=1)
+    foo.firewall(unprotected).add(third.name)
+    assert reaches(third, OUTSIDE)
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])

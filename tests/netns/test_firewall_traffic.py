@@ -1,9 +1,12 @@
 """Whom the firewall's policies let through: real packets between pods on two bridges, and a machine outside."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.support.attaching import address
 from tests.support.fenced import Fenced
-from tests.support.publishing import NODE, OUTSIDE
+from tests.support.publishing import NODE, OUTSIDE, hasty
 
 NFTABLES = pytest.param("nftables", marks=[pytest.mark.needs("nft_inet"), pytest.mark.needs("nft_bridge")])
 
@@ -52,14 +55,16 @@ def test_same_bridge(foo, bar, client, new_sandbox):
 def test_isolated(foo, bar, new_sandbox, frames_pass):
     """With isolated no pod reaches another, on its bridge neither, but the gateway and the outside world.
 
-    Also where frames of one bridge do not pass the tables of IP.
+    That is so where frames of one bridge do not pass the tables of IP, and where they do also without our table for
+    bridges.
     """
     host = foo.bridge.host
-    if frames_pass == "1":
-        host.set_sysctl("net/bridge/bridge-nf-call-iptables", frames_pass)
     foo, bar = foo.having(ingressPolicy="isolated"), bar.having(ingressPolicy="same-bridge")
     one, two, three, four = (each.add(new_sandbox()) for each in (foo, foo, bar, bar))
-    if frames_pass == "0":
+    if frames_pass == "1":
+        host.set_sysctl("net/bridge/bridge-nf-call-iptables", frames_pass)
+        host.run("nft", "delete table bridge podwire_firewall", check=False)
+    else:
         _switch_off(host)
     assert one.misses(two)
     assert two.misses(three)
@@ -85,6 +90,26 @@ def test_isolated_pods_do_not_even_see_each_other(foo, new_sandbox):
     assert "FAILED" in neighbour or "INCOMPLETE" in neighbour
     text = one.namespace.ip("-6", "-o", "addr", "show", "dev", "eth0", "scope", "link")
     assert two.misses(f"{text.split()[3].partition('/')[0]}%eth0")
+
+
+def test_policies_for_ipv6(foo, bar, new_sandbox):
+    """Between bridges with a policy IPv6 does not pass either, and inside one it does."""
+    foo, bar = (each.having(ingressPolicy="same-bridge") for each in (foo, bar))
+    subnets = {"foo": "fd00:22::/64", "bar": "fd00:33::/64"}
+    one, two, three = (_dual(each, subnets).add(new_sandbox()) for each in (foo, foo, bar))
+    assert one.reaches(address(two.result, 1))
+    assert one.misses(address(three.result, 1))
+    assert one.reaches("fd00:33::1")
+
+
+def _dual(network, subnets):
+    """Returns a network with an IPv6 subnet beside its own."""
+    hasty(network.bridge.host)
+    ipam = network.bridge.config["ipam"]
+    subnet = subnets[network.bridge.config["name"]]
+    return replace(
+        network, bridge=network.bridge.having(ipam={**ipam, "ranges": [*ipam["ranges"], [{"subnet": subnet}]]})
+    )
 
 
 def test_an_open_network_beside_one_with_a_policy(foo, bar, client, new_sandbox):
