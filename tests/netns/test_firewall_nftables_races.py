@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.support.firewalled import Firewall, at_once, sets
+from tests.support.firewall_sets import Firewall, at_once, sets
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_bridge")
 

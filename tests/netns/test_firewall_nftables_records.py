@@ -9,7 +9,7 @@ from kernel.nft_owner import owner_of
 from plugins.firewall import nftables_records as records
 from plugins.firewall.nftables_records import Record
 from plugins.firewall.wanted import Protected
-from tests.support.firewalled import sets
+from tests.support.firewall_sets import sets
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_inet")
@@ -18,62 +18,57 @@ IPV4, IPV6 = ip_address("10.22.0.2"), ip_address("fd00:22::2")
 POD = Protected("net", "cid", "eth0", (IPV4, IPV6))
 
 
-@pytest.fixture
-def inside(host):
-    """The host's namespace, which is the current one during the test."""
-    with host.entered():
-        yield host
-
-
 def record(address, zone="trusted", *, network="net", container_id="cid"):
     """Returns the record of eth0 of a container."""
     return Record(zone, address, owner_of(network, container_id, "eth0"))
 
 
-def test_records(inside):
+def test_records(netfilter, host):
     """An attachment's addresses and zone are remembered once, found by its name alone, and forgotten."""
     nothing = Protected("net", "cid", "eth0")
-    assert records.remembered(nothing) == []
-    records.forget([record(IPV4)])
-    assert nft_rules(inside) == []
-    records.remember(POD)
-    records.remember(POD)
-    assert sets(inside, comments=True) == {
+    assert records.remembered(netfilter, nothing) == []
+    records.forget(netfilter, [record(IPV4)])
+    assert nft_rules(host) == []
+    records.remember(netfilter, POD)
+    records.remember(netfilter, POD)
+    assert sets(host, comments=True) == {
         "firewalld4": ["10.22.0.2: zone: trusted, net: net, if: eth0, id: cid"],
         "firewalld6": ["fd00:22::2: zone: trusted, net: net, if: eth0, id: cid"],
     }
-    found = records.remembered(nothing)
+    found = records.remembered(netfilter, nothing)
     assert found == [record(IPV4), record(IPV6)]
-    records.forget(found)
-    assert sets(inside) == {}
-    records.forget(found)
+    records.forget(netfilter, found)
+    assert sets(host) == {}
+    records.forget(netfilter, found)
 
 
-def test_the_newest_has_an_address(inside):
+def test_the_newest_has_an_address(netfilter, host):
     """An address that another attachment had is the newest's, and who had it cannot forget it."""
-    records.remember(POD)
-    old = records.remembered(POD)
+    records.remember(netfilter, POD)
+    old = records.remembered(netfilter, POD)
     new = Protected("net", "new", "eth0", (IPV4,), zone="public")
-    records.remember(new)
-    records.forget(old)
-    assert records.remembered(POD) == []
-    assert records.remembered(new) == [record(IPV4, "public", container_id="new")]
+    records.remember(netfilter, new)
+    records.forget(netfilter, old)
+    assert records.remembered(netfilter, POD) == []
+    assert records.remembered(netfilter, new) == [record(IPV4, "public", container_id="new")]
 
 
-def test_stale_records(inside):
+def test_stale_records(netfilter, host):
     """What is a network's and of no valid attachment is stale, other networks' never is."""
-    records.remember(POD)
-    records.remember(Protected("net", "two", "eth0", (ip_address("10.22.0.3"),)))
-    records.remember(Protected("other", "cid", "eth0", (ip_address("10.33.0.3"),)))
-    assert records.stale("net", [Attachment("cid", "eth0")]) == [record(ip_address("10.22.0.3"), container_id="two")]
-    assert records.stale("net", [Attachment("cid", "eth0"), Attachment("two", "eth0")]) == []
-    assert len(records.stale("net", [Attachment("cid", "eth1")])) == 3
+    records.remember(netfilter, POD)
+    records.remember(netfilter, Protected("net", "two", "eth0", (ip_address("10.22.0.3"),)))
+    records.remember(netfilter, Protected("other", "cid", "eth0", (ip_address("10.33.0.3"),)))
+    assert records.stale(netfilter, "net", [Attachment("cid", "eth0")]) == [
+        record(ip_address("10.22.0.3"), container_id="two")
+    ]
+    assert records.stale(netfilter, "net", [Attachment("cid", "eth0"), Attachment("two", "eth0")]) == []
+    assert len(records.stale(netfilter, "net", [Attachment("cid", "eth1")])) == 3
 
 
-def test_records_that_were_listed_and_loaded_again(inside, tmp_path):
+def test_records_that_were_listed_and_loaded_again(netfilter, host, tmp_path):
     """A record that `nft` listed and loaded, which keeps the comment only, is still whole."""
-    records.remember(POD)
+    records.remember(netfilter, POD)
     file = tmp_path / "rules"
-    file.write_text("flush ruleset\n" + inside.run("nft", "list", "ruleset"))
-    inside.run("nft", "-f", str(file))
-    assert records.remembered(POD) == [record(IPV4), record(IPV6)]
+    file.write_text("flush ruleset\n" + host.run("nft", "list", "ruleset"))
+    host.run("nft", "-f", str(file))
+    assert records.remembered(netfilter, POD) == [record(IPV4), record(IPV6)]

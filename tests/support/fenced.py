@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.attaching import Network, address, reaches
-from tests.support.firewalled import Firewall
+from tests.support.firewall_sets import Firewall
 from tests.support.namespaces import Namespace
 
 
