@@ -87,7 +87,13 @@ def of(own: Link) -> Attributes:
 
 
 def validate(own: Link, asked: Attributes) -> None:
-    """Refuses an MTU that the link does not take; raises CniError(999) with the kernel's reason."""
+    """Refuses an MTU or a MAC that the link does not take; raises CniError(7) with the kernel's reason.
+
+    Of a longer MAC than its own the kernel takes the beginning.
+    """
+    if asked.mac is not None and len(asked.mac) != len(own.mac.split(":")):
+        msg = f"invalid args {format_mac(asked.mac)} for MAC addr: invalid argument"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f'"{own.name}" has an address like {own.mac or "none"}')
     if asked.mtu and not own.min_mtu <= asked.mtu <= (own.max_mtu or asked.mtu):
         limits = f"between {own.min_mtu} and {own.max_mtu}" if own.max_mtu else f"at least {own.min_mtu}"
         msg = f'failed to set "{own.name}" to MTU {asked.mtu}: invalid argument'

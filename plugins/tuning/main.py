@@ -60,6 +60,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     own = _backup(args, conf, tuning_conf.lenient_data_dir(conf))
     saved = own.load()
     if saved is None:
+        own.remove()  # what a killed ADD may have left
         return
     try:
         with Netns(args.netns) as namespace, ends.opened(namespace, args.ifname, both=bool(saved.host_mtu)) as found:

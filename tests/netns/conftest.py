@@ -19,6 +19,7 @@ from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
 from tests.support.publishing import Publishing, connect, hasty
 from tests.support.shaping import BOTH, Shaping
+from tests.support.tuned import Tuning
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
 IPV6 = [{"subnet": "fd00:22::/64"}]
@@ -69,6 +70,13 @@ def published(dual_network: Network) -> Publishing:
 def shaped(network: Network) -> Shaping:
     """The IPv4 network with bandwidth behind bridge, which limits both directions."""
     return Shaping(network).asked(**BOTH)
+
+
+@pytest.fixture
+def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
+    """A network's tuning that does nothing yet, with a data directory that does not exist yet."""
+    config = {"cniVersion": "1.0.0", "name": "net", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
+    return Tuning(host, config)
 
 
 @pytest.fixture
