@@ -137,14 +137,15 @@ def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     stale = []
     for name in _listed(_side(data_dir)):
         note = _noted(f"{_side(data_dir)}/{name}")
-        if note is None:
+        attachment = Attachment(note.string("containerID"), note.string("ifname")) if note else None
+        if not note or not attachment or _name(attachment) != name:
             continue
-        backup = Backup(data_dir, note.string("network"), note.string("containerID"), note.string("ifname"))
+        backup = Backup(data_dir, network, *attachment)
         saved = backup.load()
         if saved and not saved.life:
             continue  # the reference has written it since
         unknown.discard(name)
-        if note.string("network") == network and backup._attachment not in keep and _name(backup._attachment) == name:
+        if note.string("network") == network and attachment not in keep:
             stale.append(backup)
     all_of(*(item.remove for item in stale))
     return len(unknown)

@@ -1,6 +1,7 @@
 """What tuning does to the pod's interface: each attribute alone, its sources, the result, DEL, and other lives."""
 
 import json
+import socket
 
 import pytest
 
@@ -237,9 +238,7 @@ def test_what_cannot_be_restored(tuning, sandbox, before):
 def test_a_capture_that_runs(tuning, sandbox, before):
     """An interface that a capture makes promiscuous is neither failed by CHECK nor left so by DEL."""
     with sandbox.entered():
-        import socket as sockets
-
-        capture = sockets.socket(sockets.AF_PACKET, sockets.SOCK_RAW)
+        capture = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     with capture:
         capture.bind(("eth0", 3))
         membership = netstate.shown(sandbox, "eth0")["ifindex"].to_bytes(4, "little") + b"\1" + bytes(11)
@@ -253,11 +252,9 @@ def test_a_capture_that_runs(tuning, sandbox, before):
     assert netstate.shown(sandbox, "eth0")["promiscuity"] == 0
 
 
+OTHER = "02:00:00:00:00:43"
 CHANGES = {
-    "mac": (
-        ["address", "02:00:00:00:00:43"],
-        "Ethernet of eth0 is 02:00:00:00:00:42, current value is 02:00:00:00:00:43",
-    ),
+    "mac": (["address", OTHER], f"Ethernet of eth0 is {ALL['mac']}, current value is {OTHER}"),
     "mtu": (["mtu", "1399"], "MTU of eth0 is 1300, current value is 1399"),
     "allmulti": (["allmulticast", "off"], "all-multicast mode of eth0 is true, current value is false"),
     "txQLen": (["txqueuelen", "7"], "Transmit Queue Length of eth0 is 500, current value is 7"),

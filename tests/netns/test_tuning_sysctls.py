@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.running import run_plugin
 from tests.support.shaping import joined
 from tests.support.tuned import allowing
 
@@ -115,7 +116,7 @@ def test_an_empty_value_and_one_that_cannot_be_read(tuning, sandbox, before):
     ],
 )
 def test_what_is_refused(tuning, sandbox, before, sysctl, code, msg):
-    """A key outside net, an unknown one and a value that the kernel does not take fail ADD, and undo what was written."""
+    """A key outside net, an unknown one or a value that the kernel refuses fails ADD, and nothing stays written."""
     first = {"net.core.somaxconn": "77", "net.ipv4.ip_local_port_range": "2000 3000"}
     whole = first | sysctl if isinstance(sysctl, dict) else sysctl
     error = tuning.having(sysctl=whole, mtu=1400).refused(sandbox, before)
@@ -129,8 +130,6 @@ def test_a_key_that_stands_twice(tuning, sandbox, before):
     config = json.dumps({**tuning.config, "prevResult": before, "mtu": 1400})
     text = config[:-1] + ', "sysctl": {"net.core.somaxconn": "1", "net.core.somaxconn": "2"}}'
     whole = tuning.everything(sandbox)
-    from tests.support.running import run_plugin
-
     how = {"netns": sandbox, "host": tuning.host, "container_id": sandbox.name}
     for command in ("ADD", "CHECK"):
         error = run_plugin("tuning", command, text.encode(), **how).error()
@@ -183,7 +182,7 @@ def test_the_allow_list_takes_keys_as_they_are_written(tuning, sandbox, before, 
 
 @pytest.mark.parametrize("line", ["net(", "[[:alpha:]]", "(?=net)", r"(n)\1", "n{,3}"])
 def test_an_allow_list_that_cannot_be_understood(tuning, sandbox, before, tmp_path, line):
-    """A line that is no expression, or that Go and Python read differently, allows nothing; the error has its number."""
+    """A line that is no expression, or means something else to Go, allows nothing; the error has its number."""
     net = tuning.having(sysctl={LIST: "77"}).by(allowing(tmp_path / "bin", f"somaxconn\n\n{line}\n"))
     msg = net.refused(sandbox, before)["msg"]
     assert msg.startswith(f"error parsing regexp: /etc/cni/tuning/allowlist.conf, line 3: {line}")
