@@ -271,7 +271,7 @@ def chain_deletion(own: Chain) -> Request:
 
 def empty_chain_deletion(own: Chain) -> Request:
     """Deletes a chain in which there must be no rule (EBUSY): one that somebody has added since we looked."""
-    return request_about(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
+    return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
 
 
 def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0) -> Request:
