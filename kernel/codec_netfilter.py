@@ -64,6 +64,7 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
         (2, "NFTA_RULE_CHAIN", "asciiz"),
         (3, "NFTA_RULE_HANDLE", "be64"),
         (4, "NFTA_RULE_EXPRESSIONS", "cdata|nested"),
+        (5, "NFTA_RULE_COMPAT", "cdata|nested"),
         (6, "NFTA_RULE_POSITION", "be64"),
         (7, "NFTA_RULE_USERDATA", "cdata"),
     )

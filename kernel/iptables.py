@@ -19,7 +19,7 @@ from _podwire import spawn_bound
 from cni import child
 from cni.child import Command, Outcome
 from cni.errors import CniError, Code
-from kernel import nft
+from kernel import iptables_direct, nft
 from kernel.errors import KernelError
 from kernel.nft import Chain, Table
 
@@ -101,10 +101,12 @@ def ask(
 def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
     """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `doing` is for the errors.
 
+    Where it can be done without the programs (kernel.iptables_direct), it is.
     Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
     another may have been changed.
     """
-    texts = {family: _document(table, lines) for family, lines in changes.items() if lines}
+    done = iptables_direct.written(changes, table, {family: _find(family) for family in changes})
+    texts = {family: _document(table, lines) for family, lines in changes.items() if lines and family not in done}
     for family, outcome in _run(texts).items():
         if outcome.status:
             raise _failure(doing, family, outcome)

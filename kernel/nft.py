@@ -25,8 +25,9 @@ from typing import TypeVar
 from cni.errors import all_of
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
+from kernel.nft_expression import compatibility
 from kernel.nft_rule import comment, comment_of
-from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
 
 INET, IPV4, BRIDGE, IPV6 = 1, 2, 7, 10  # families: NFPROTO_* (linux/netfilter.h)
@@ -37,7 +38,7 @@ _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
     _SUBSYSTEM << 8 | number for number in (0, 3, 4, 5, 6, 7, 8)
 )
-_LEAVES_NONE = (_NEWTABLE, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
+_LEAVES_NONE = (_NEWTABLE, _NEWCHAIN, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
 _GETGEN = _SUBSYSTEM << 8 | 16
 _NLM_F_NONREC, _NLM_F_APPEND = 0x100, 0x800
 _FREED_AFTER_S = 0.05  # three times what it takes on an idle machine; coming too early costs time, nothing else
@@ -252,8 +253,8 @@ def table(own: Table) -> Request:
     return _request(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
 
 
-def chain(own: Chain) -> Request:
-    """Makes a chain; one that is there stays as it is, but one with another hook is an error (EEXIST)."""
+def chain(own: Chain, *, new: bool = False) -> Request:
+    """Makes a chain; one that is there stays as it is. One with another hook, or any if `new`, is an error (EEXIST)."""
     attributes = _named(own)
     if own.hook:
         hook: Attributes = [("NFTA_HOOK_HOOKNUM", own.hook.number), ("NFTA_HOOK_PRIORITY", own.hook.priority)]
@@ -261,7 +262,8 @@ def chain(own: Chain) -> Request:
         attributes.append(("NFTA_CHAIN_HOOK", {"attrs": hook}))
     if own.comment:
         attributes.append(("NFTA_CHAIN_USERDATA", comment(own.comment)))
-    return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, NLM_F_CREATE)
+    flags = NLM_F_CREATE | (NLM_F_EXCL if new else 0)
+    return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, flags)
 
 
 def chain_deletion(own: Chain) -> Request:
@@ -274,17 +276,22 @@ def empty_chain_deletion(own: Chain) -> Request:
     return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
 
 
-def rule(own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0) -> Request:
+def rule(
+    own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0, *, first: bool = False, protocol: int = 0
+) -> Request:
     """Adds a rule at the end of a chain, or in front of the one whose handle is `before`, which must be there (ENOENT).
 
-    `expressions` and `userdata` come from kernel.nft_rule. Several in front of the same rule keep their order.
+    `expressions` and `userdata` come from kernel.nft_rule. Several in front of the same rule keep their order. `first`
+    puts it in front of all. `protocol` (IPPROTO_*) is what matches of iptables in it are to be checked against.
     """
     attributes = [*_of(own), ("NFTA_RULE_EXPRESSIONS", expressions)]
     if userdata:
         attributes.append(("NFTA_RULE_USERDATA", userdata))
     if before:
         attributes.append(("NFTA_RULE_POSITION", before))
-    flags = NLM_F_CREATE if before else NLM_F_CREATE | _NLM_F_APPEND
+    if protocol:
+        attributes.append(("NFTA_RULE_COMPAT", compatibility(protocol)))
+    flags = NLM_F_CREATE if before or first else NLM_F_CREATE | _NLM_F_APPEND
     return _request(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
 
 

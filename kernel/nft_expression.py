@@ -95,11 +95,21 @@ def masquerade() -> bytes:
     return _expression("masq")
 
 
+def counter() -> bytes:
+    """Counts packets, from none on."""
+    return _expression("counter", attribute(1, bytes(8)), attribute(2, bytes(8)))
+
+
 def extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
     """Is a "match" or "target" of iptables; `info` is its struct, which the kernel has in whole 64-bit words."""
     return _expression(
         kind, attribute(1, name.encode() + b"\0"), _number(2, revision), attribute(3, info + bytes(-len(info) % 8))
     )
+
+
+def compatibility(protocol: int) -> bytes:
+    """Returns what a rule says beside its expressions of the protocol (IPPROTO_*) that its extensions are for."""
+    return _number(1, protocol) + _number(2, 0)
 
 
 def verdict(code: int, chain: str = "") -> bytes:

@@ -23,6 +23,7 @@ from typing import Any
 import cni.child
 import kernel.address
 import kernel.iptables
+import kernel.iptables_direct
 import kernel.link
 import kernel.netns
 import kernel.nft
@@ -335,6 +336,7 @@ def _stage() -> Iterator[str]:
         (kernel.nft, "_FREED_AFTER_S", 0),
         (kernel.iptables, "_LEGACY_TABLES", dict.fromkeys(kernel.iptables.FAMILIES, f"{directory}/parameter")),
         (kernel.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
+        (kernel.iptables_direct, "_is_nft", lambda program: False),  # the rules' words are practised all the same
         (cni.child, "run", _restore),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "wait_readable", _wait_readable),

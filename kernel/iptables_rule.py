@@ -1,0 +1,173 @@
+"""Rules of iptables as iptables-nft gives them to the kernel: a line of iptables-restore becomes nftables expressions.
+
+One rule: pure, and exactly what `iptables-restore` (1.8.9) makes of the line, expression by expression; a line with
+anything else in it is not translated, and takes the program.
+
+The words are those of the rules that each pod has; those that pods share are written once for a host, by the program.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from kernel import nft_expression as expression
+from kernel import nft_rule
+from kernel.nft_expression import EQ, NEQ
+
+COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)
+
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+_ESCAPED = re.compile(r"\\(.)")
+_VERDICTS = {"ACCEPT": nft_rule.ACCEPT, "DROP": nft_rule.DROP, "RETURN": nft_rule.RETURN}
+_BUILT_IN_TARGETS = re.compile(r"[A-Z]+[0-9]*")  # other than those above: an extension, which is not known here
+_STATES = {"ESTABLISHED": 1 << 1, "RELATED": 1 << 2}  # XT_CONNTRACK_STATE_BIT (linux/netfilter/xt_conntrack.h)
+_PORTS_OF_A_RULE = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
+_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
+_MULTIPORT = struct.Struct("=BB15H15xx")  # struct xt_multiport_v1
+_CONNTRACK = struct.Struct("=136x10xHHHxx8x6x")  # struct xt_conntrack_mtinfo3: match_flags, invert_flags, state_mask
+_MATCH_STATE = 1  # XT_CONNTRACK_STATE
+_RANGE = struct.Struct("=I16s16s2s2s4x")  # struct nf_nat_range2 (linux/netfilter/nf_nat.h)
+_MAP_IPS, _PROTO_SPECIFIED = 1, 2  # NF_NAT_RANGE_*
+_ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat of one range; nf_nat_range
+
+
+class Translated(NamedTuple):
+    """A line: `verb` is -N, -A or -I; `protocol` is what its matches must be told apart from the expressions."""
+
+    verb: str
+    chain: str
+    expressions: bytes = b""
+    protocol: int = 0
+
+
+class _UnknownError(ValueError):
+    """A line has a word that is not translated."""
+
+
+def translated(version: int, line: str) -> Translated | None:
+    """Returns what a line for IP `version` means, None for one with words that are not known here."""
+    words = _words(line)
+    try:
+        verb, chain = next(words), next(words)
+        if verb == "-N":
+            return None if list(words) else Translated(verb, chain)
+        if verb not in ("-A", "-I"):
+            return None
+        return _rule(version, verb, chain, words)
+    except (StopIteration, ValueError, KeyError, OverflowError, struct.error):
+        return None  # the program says what is wrong with it, if there is anything
+
+
+def _words(line: str) -> Iterator[str]:
+    for quoted, plain in _WORD.findall(line):
+        yield plain or _ESCAPED.sub(r"\1", quoted)
+
+
+def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translated:
+    """Reads a rule's words: the header's matches stand in the kernel's order, then extensions in the line's."""
+    header: dict[str, bytes] = {}
+    matches, action, protocol = b"", b"", 0
+    inside = True
+    for word in words:
+        if action:
+            raise _UnknownError  # nothing is expected behind the target
+        if word == "!":
+            inside = False
+            continue
+        if word in _HEADER:
+            value = next(words)
+            header[word] = _HEADER[word](version, value, inside)
+            protocol = nft_rule.PROTOCOLS[value] if word == "-p" else protocol
+        elif not inside:
+            raise _UnknownError
+        elif word == "-m":
+            matches += _match(next(words), words)
+        elif word == "-j":
+            action = _target(version, next(words), words)
+        else:
+            raise _UnknownError
+        inside = True
+    start = b"".join(header[word] for word in _HEADER if word in header)
+    return Translated(verb, chain, start + matches + expression.counter() + action, protocol)
+
+
+def _interface(key: int) -> Callable[[int, str, bool], bytes]:
+    def match(_version: int, name: str, inside: bool) -> bytes:
+        if name.endswith("+"):
+            raise _UnknownError
+        return expression.meta(key) + expression.compare(EQ if inside else NEQ, name.encode() + b"\0")
+
+    return match
+
+
+def _protocol(_version: int, name: str, inside: bool) -> bytes:
+    if not inside:
+        raise _UnknownError
+    return nft_rule.transport(name)
+
+
+def _address(match: Callable[..., bytes]) -> Callable[[int, str, bool], bytes]:
+    def matched(version: int, text: str, inside: bool) -> bytes:
+        network = ip_network(text)
+        if network.version != version or not network.prefixlen:
+            raise _UnknownError
+        return match(network, inside=inside)
+
+    return matched
+
+
+# In the order in which iptables-nft has them.
+_HEADER: dict[str, Callable[[int, str, bool], bytes]] = {
+    "-i": _interface(expression.META_IIFNAME),
+    "-o": _interface(expression.META_OIFNAME),
+    "-p": _protocol,
+    "-s": _address(nft_rule.source),
+    "-d": _address(nft_rule.destination),
+}
+
+
+def _match(name: str, words: Iterator[str]) -> bytes:
+    option, value = next(words), next(words)
+    if (name, option) in (("tcp", "--dport"), ("udp", "--dport")):
+        return nft_rule.destination_port(int(value))
+    if (name, option) == ("comment", "--comment"):
+        return _extension("match", name, 0, value.encode("utf-8", "surrogateescape").ljust(COMMENT_BYTES, b"\0"))
+    if (name, option) == ("multiport", "--dports"):
+        ports = [int(port) for port in value.split(",")]
+        if len(ports) > _PORTS_OF_A_RULE:
+            raise _UnknownError
+        padding = [0] * (_PORTS_OF_A_RULE - len(ports))
+        return _extension("match", name, 1, _MULTIPORT.pack(_DESTINATION, len(ports), *ports, *padding))
+    if (name, option) == ("conntrack", "--ctstate"):
+        states = sum({_STATES[state] for state in value.split(",")})
+        return _extension("match", name, 3, _CONNTRACK.pack(_MATCH_STATE, 0, states))
+    raise _UnknownError
+
+
+def _target(version: int, name: str, words: Iterator[str]) -> bytes:
+    if name in _VERDICTS:
+        return _VERDICTS[name]
+    if name == "MASQUERADE":
+        return _extension("target", name, 0, _ANY_ADDRESS[version])
+    if name == "DNAT":
+        if next(words) != "--to-destination":
+            raise _UnknownError
+        host, _, port = next(words).rpartition(":")
+        address = ip_address(host.strip("[]"))
+        if address.version != version:
+            raise _UnknownError
+        packed = address.packed.ljust(16, b"\0")
+        number = int(port).to_bytes(2, "big")
+        info = _RANGE.pack(_MAP_IPS | _PROTO_SPECIFIED, packed, packed, number, number)
+        return _extension("target", name, 2, info)
+    if _BUILT_IN_TARGETS.fullmatch(name):
+        raise _UnknownError
+    return nft_rule.jump(name)
+
+
+def _extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
+    return expression.extension(kind, name, revision, info)

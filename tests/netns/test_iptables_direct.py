@@ -1,0 +1,162 @@
+"""Rules of iptables written over netlink (kernel.iptables_direct): the same, to the byte, as the program writes."""
+
+import re
+
+import pytest
+
+from kernel import iptables, iptables_direct, nft
+from kernel.nft import Chain, Table
+from tests.netns.conftest import LEGACY
+from tests.support import xtables
+
+pytestmark = pytest.mark.needs("iptables_nft_nat")
+
+COMMENT = r'-m comment --comment "name: \"net\" id: \"c\\d é\""'
+LINES = {
+    (4, "nat"): [
+        "-N CNI-a",
+        "-N CNI-b",
+        f"-A CNI-a -d 10.22.0.0/16 {COMMENT} -j ACCEPT",
+        f"-A CNI-a ! -d 224.0.0.0/4 {COMMENT} -j MASQUERADE",
+        f"-A POSTROUTING -s 10.22.0.2/32 {COMMENT} -j CNI-a",
+        "-I CNI-a -s 10.20.0.0/14 -j RETURN",
+        "-A CNI-b -s 10.22.0.0/16 -p tcp -m tcp --dport 8080 -j CNI-a-b",
+        "-N CNI-a-b",
+        "-A CNI-b -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.22.0.2:80",
+        "-A CNI-b -d 192.0.2.1/32 -p udp -m udp --dport 53 -j DNAT --to-destination 10.22.0.2:5353",
+        f"-A CNI-b -p tcp {COMMENT} -m multiport --dports 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 -j RETURN",
+        f"-A CNI-b -p sctp {COMMENT} -m multiport --dports 8080 -j RETURN",
+    ],
+    (4, "filter"): [
+        "-N CNI-f",
+        "-A CNI-f -d 10.22.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        "-A CNI-f -s 10.22.0.2/32 -j ACCEPT",
+        '-I FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-f',
+        '-I CNI-f -i cni0 ! -o cni0 -m comment --comment "x" -j DROP',
+        "-A CNI-f -s 10.22.0.2/32 -m comment --comment owner",
+    ],
+    (6, "nat"): [
+        "-N CNI-a",
+        "-N CNI-b",
+        "-A CNI-b -p tcp -m tcp --dport 8080 -j DNAT --to-destination [fd00::2]:80",
+        "-A CNI-b -p udp -m comment --comment dnat -m multiport --dports 53,54 -j RETURN",
+        "-A CNI-a -s fd00::/64 -d fd00::/63 -j MASQUERADE",
+        "-A POSTROUTING ! -d ff00::/8 -j CNI-a",
+    ],
+    (6, "filter"): [
+        "-N CNI-f",
+        "-A CNI-f -d fd00::2/128 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        "-A CNI-f -s fd00::2/128 -p tcp -m tcp --dport 80 -i x -j ACCEPT",
+        "-A FORWARD -j CNI-f",
+    ],
+}
+NEW_FIRST = {key: sorted(lines, key=lambda line: not line.startswith("-N")) for key, lines in LINES.items()}
+
+
+@pytest.fixture
+def prepared(host, monkeypatch):
+    """The host, with the tables that the program makes; this process is on it."""
+    with host.entered():
+        for tool in iptables.TOOLS.values():
+            for table, chain in (("nat", "POSTROUTING"), ("nat", "PREROUTING"), ("filter", "FORWARD")):
+                host.run(tool, "-t", table, "-A", chain, "-j", "ACCEPT")
+                host.run(tool, "-t", table, "-F", chain)
+        yield host
+
+
+def found(host):
+    """Returns every rule's bytes, and what iptables-save prints without counters."""
+    with nft.opened() as socket:
+        chains = [(family, table, chain) for family, table, chain in places()]
+        rules = {
+            place: [(rule.expressions, rule.userdata) for rule in nft.rules(socket, Chain(Table(*place[:2]), place[2]))]
+            for place in chains
+        }
+    saved = [host.run(f"{tool}-save") for tool in iptables.TOOLS.values()]
+    return rules, [re.sub(r"(?m)^#.*$|\[\d+:\d+\]", "", text) for text in saved]
+
+
+def places():
+    for (version, table), lines in LINES.items():
+        names = {line.split()[1] for line in lines}
+        yield from ((iptables.NFPROTO[version], table, name) for name in sorted(names))
+
+
+def write(by):
+    for table in ("nat", "filter"):
+        by({version: lines for (version, own), lines in NEW_FIRST.items() if own == table}, table)
+
+
+def directly(changes, table):
+    programs = {version: iptables._find(version) for version in changes}
+    assert iptables_direct.written(changes, table, programs) == set(changes)
+
+
+def test_the_rules_are_the_programs(prepared, monkeypatch):
+    """Every word that is translated gives the expressions that iptables-restore gives, in every chain."""
+    with monkeypatch.context() as patch:
+        patch.setattr(iptables_direct, "_is_nft", lambda program: False)
+        write(lambda changes, table: iptables.apply(changes, table, "write"))
+    wanted = found(prepared)
+    assert all(rules for place, rules in wanted[0].items() if place[2] != "CNI-a-b")
+    for (version, table), lines in NEW_FIRST.items():
+        undone = [line for line in lines if line.startswith(("-A", "-I"))]
+        text = "\n".join([f"*{table}", *("-D" + line[2:] for line in undone)])
+        text += "".join(f"\n-X {line[3:]}" for line in lines if line.startswith("-N")) + "\nCOMMIT\n"
+        file = f"{iptables.TOOLS[version]}-restore"
+        prepared.run("sh", "-c", 'printf %s "$1" | "$0" --noflush', file, text)
+    assert found(prepared) != wanted
+    write(directly)
+    assert found(prepared) == wanted
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-D POSTROUTING -j ACCEPT",
+        "-A POSTROUTING -m mark --mark 1 -j ACCEPT",
+        "-A POSTROUTING -j LOG",
+        "-A POSTROUTING -s 0.0.0.0/0 -j ACCEPT",
+        "-A POSTROUTING -s ::1/128 -j ACCEPT",
+        "-A POSTROUTING -o eth+ -j ACCEPT",
+        "-A POSTROUTING ! -p tcp -j ACCEPT",
+        "-A POSTROUTING -j ACCEPT further",
+        "-A POSTROUTING -m comment",
+        "-A POSTROUTING -p tcp -m multiport --dports 1:5 -j ACCEPT",
+        "-A POSTROUTING -p tcp -m multiport --dports 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16 -j ACCEPT",
+        "-A POSTROUTING -p tcp -m tcp --dport 70000 -j ACCEPT",
+        "-A POSTROUTING -j DNAT --to-destination 10.0.0.1",
+        "-A MISSING -j ACCEPT",
+        "-N POSTROUTING",
+        "",
+    ],
+)
+def test_what_is_not_known_is_left_to_the_program(prepared, line):
+    """Other words, chains that are not there, and names that are taken change nothing here."""
+    before = found(prepared)
+    lines = ["-A POSTROUTING -j ACCEPT", line]
+    assert iptables_direct.written({4: lines}, "nat", {4: iptables._find(4)}) == set()
+    assert found(prepared) == before
+
+
+def test_a_chain_that_is_not_called_where_it_should_be_is_left_to_the_program(host):
+    """A table of the same name that somebody made otherwise is not written to."""
+    host.run("nft", "add table ip nat; add chain ip nat POSTROUTING { type nat hook postrouting priority 99; }")
+    with host.entered():
+        programs = {4: iptables._find(4)}
+        assert iptables_direct.written({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", programs) == set()
+
+
+def test_legacys_tables_are_not_written_to(prepared, tmp_path):
+    """Where the programs are iptables-legacy's, or wrapped in a script, they are run."""
+    legacy = xtables.variant(tmp_path / "legacy", LEGACY.values[0]) / "iptables-restore"
+    script = tmp_path / "iptables-restore"
+    script.write_text("#!/bin/sh\n")
+    for program in (str(legacy), str(script), ""):
+        assert iptables_direct.written({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", {4: program}) == set()
+
+
+def test_one_family_may_be_written_without_the_other(prepared):
+    """What is translated for one family is written, whatever becomes of the other."""
+    changes = {4: ["-A POSTROUTING -j ACCEPT"], 6: ["-A POSTROUTING -j LOG"]}
+    assert iptables_direct.written(changes, "nat", {v: iptables._find(v) for v in changes}) == {4}
