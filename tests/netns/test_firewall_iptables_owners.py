@@ -1,6 +1,7 @@
 """Whose an address is: DEL, GC, rollback of the firewall with both variants of iptables, and the reference's rules."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -152,6 +153,22 @@ def test_odd_interfaces(firewall, ifname):
     firewall.collect(("cid", ifname))
     assert firewall.everything() == before
     firewall.forgotten().delete(ifname=ifname)
+    assert firewall.passing() == firewall.records() == []
+
+
+def test_pods_that_come_and_go_at_once(firewall):
+    """Pods that come while others go keep their records, though the last one that goes takes the chain along."""
+    pods = {f"c{n}": firewall.of(f"10.22.1.{n}/16", f"fd00:22::1:{n}/64") for n in range(8)}
+
+    def cycle(name):
+        outcomes = [pods[name].run(verb, name) for verb in ("ADD", "DEL", "ADD", "CHECK", "DEL", "ADD")]
+        return [outcome.stdout for outcome in outcomes if outcome.status]
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(cycle, pods)] == [[]] * len(pods)
+    for tool in TOOLS:
+        assert len(firewall.passing(tool)) == len(firewall.records(tool)) * 2 == 16
+    firewall.collect()
     assert firewall.passing() == firewall.records() == []
 
 
