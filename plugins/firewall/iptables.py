@@ -41,7 +41,7 @@ from plugins.firewall.wanted import OPEN, Protected
 
 _ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
 _DOING = "make the firewall's rules"
-_SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains with rules that are nobody's own
+_SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains with rules that first pods make
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # what is one word to iptables-restore, and one interface
 
 

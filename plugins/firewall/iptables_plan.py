@@ -56,8 +56,9 @@ def lines(wanted: Protected, version: int, listing: Sequence[str], is_gone: Judg
     made = [f"-N {chain}" for chain in chains(wanted) if f"-N {chain}" not in listing]
     made += _jumps(wanted, listing)
     if wanted.accepts:
-        if (jump := admin_jump(wanted.admin_chain)) not in listing:
-            made.append(_first(jump))
+        jump = admin_jump(wanted.admin_chain)
+        if (number := listing.count(jump)) != 1:
+            made += [*deletions([jump] * number), _first(jump)]
         made += _addresses(wanted, version, listing, is_gone)
     if wanted.policy != OPEN:
         made += _policy(wanted, listing)
@@ -111,18 +112,17 @@ def _removal(
 def _jumps(wanted: Protected, listing: Sequence[str]) -> list[str]:
     """Returns what puts both jumps into FORWARD once, the policies' before what lets packets pass.
 
-    One that is there keeps its place, as others' rules may be meant to be before or behind it.
+    One that is there keeps its place, as others' rules may be meant to be before or behind it. Where two first pods
+    made one at the same time, both are deleted and one is made: of two ADDs that do so, one is refused and looks again.
     """
     found = [line for line in listing if newer(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
     accepting = found.count(FORWARD_JUMP)
     isolating = [line for line in found if line != FORWARD_JUMP]
-    made = deletions([FORWARD_JUMP] * (accepting - 1))  # the first ones
-    missing = wanted.accepts and not accepting
-    if missing:
-        made.append(_first(FORWARD_JUMP))
+    misplaced = wanted.accepts and accepting != 1
+    made = [*deletions([FORWARD_JUMP] * accepting), _first(FORWARD_JUMP)] if misplaced else []
     if not isolating and wanted.policy == OPEN:
         return made
-    if len(isolating) == 1 and not missing and found[-1] == (FORWARD_JUMP if accepting else isolating[0]):
+    if len(isolating) == 1 and not misplaced and found[0] == isolating[0]:
         return made
     return [*made, *deletions(isolating), _first(ISOLATION_JUMP)]
 
@@ -145,15 +145,13 @@ def _policy(wanted: Protected, listing: Sequence[str]) -> list[str]:
     made = []
     own_rules = policy_rules(wanted.policy, wanted.bridge)
     for chain, end in ENDS.items():
-        # Where another first pod made the end, too, there are two; and what stands behind it is not reached.
+        # What stands behind the end is not reached.
         found = [line for line in listing if line.startswith(f"-A {chain} ")]
         ends = [line for line in found if newer(line) == end]
         reached = [newer(line) for line in (found[: found.index(ends[0])] if ends else found)]
         own = [rule for rule in own_rules if rule.startswith(f"-A {chain} ")]
         made += [_first(rule) for rule in reversed(own) if rule not in reached]
-        kept = end if end in ends or not ends else ends[0]
-        made += [] if ends else [end]
-        made += deletions([kept] * (ends.count(kept) - 1) + [line for line in ends if line != kept])
+        made += [] if len(ends) == 1 else [*deletions(ends), end]
     other = other_policy_rules(wanted.policy, wanted.bridge)
     return made + deletions(line for line in listing if line in other)
 
