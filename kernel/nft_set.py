@@ -26,7 +26,7 @@ _UDATA_KEY_BYTE_ORDER, _UDATA_COMMENT = 0, 7  # NFTNL_UDATA_SET_*
 _HOST, _NETWORK, _NONE = 1, 2, 0  # nft's enum byteorder
 _IFNAMSIZ = 16
 _ID = 1  # demanded for a new set, and only of use where it has no name
-_AT_ONCE = 400  # elements in one message: all of it is one attribute, which has no more than 64 KiB
+_AT_ONCE = 200  # elements in one message, of the largest, as all of it is one attribute: no more than 64 KiB
 
 
 class Part(NamedTuple):

@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from cni.conf import Attachment
 from cni.errors import UnchangedError
-from kernel import nft, nft_set
+from kernel import link, nft, nft_set
 from kernel.errors import KernelError
 from kernel.nft import Chain, NftSocket, Table
 from kernel.nft_set import having, interface_key
-from kernel.rtnl import Request
+from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.nftables_rules import BASE, INSIDE, MEMBERS, OWNED, POLICED, Base, Whose
-from plugins.firewall.wanted import SAME_BRIDGE, Protected
+from plugins.firewall.wanted import ISOLATED, SAME_BRIDGE, Protected
 
 _IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in ((4, nft.IPV4), (6, nft.IPV6))}
 _TOOLS = {4: "iptables", 6: "ip6tables"}
@@ -41,6 +41,8 @@ def add(wanted: Protected) -> None:
             ) from error
         if wanted.accepts:
             _tell_of_drop(socket, wanted.versions)
+    if wanted.policy == ISOLATED and not wanted.ports:
+        _tell_of_unknown_port(wanted.bridge)
 
 
 def check(wanted: Protected) -> None:
@@ -141,6 +143,18 @@ def _tell_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
         print(
             f"firewall: chain FORWARD of {' and '.join(names)} drops what it does not accept itself: an accept in a "
             'table of nftables does not change that; set "backend" to "iptables"',
+            file=sys.stderr,
+        )
+
+
+def _tell_of_unknown_port(bridge: str) -> None:
+    """Tells on stderr that a pod on a bridge may not be apart from the others there; of ptp's interface nothing."""
+    with Socket() as socket:
+        (found,) = link.get(socket, link.by_name(bridge))
+    if found and found.kind == "bridge":
+        print(
+            f"firewall: prevResult does not name the pod's port of {bridge}: what passes within that bridge is dropped "
+            "only if net.bridge.bridge-nf-call-iptables is 1",
             file=sys.stderr,
         )
 

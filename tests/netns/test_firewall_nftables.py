@@ -314,6 +314,15 @@ def test_a_drop_of_iptables_is_told(firewall):
     assert "iptables and ip6tables" in firewall.add()
 
 
+def test_an_isolated_pod_without_a_port(firewall):
+    """Where prevResult names no port of the bridge ADD tells what that means; where it is no bridge all is well."""
+    own = firewall.having(ingressPolicy="isolated").pod(IPV4, port="")
+    assert own.add() == ""
+    firewall.host.ip("link", "add", "cni0", "type", "bridge")
+    assert own.add().startswith("firewall: prevResult does not name the pod's port of cni0: ")
+    assert sets(firewall.host) == {"pods4": ["10.22.0.2"], "members4": ["cni0 . 10.22.0.2"], "policed": ["cni0"]}
+
+
 def test_what_is_accepted(network, client, new_sandbox):
     """Where an administrator has our chain drop the rest, pods reach the outside, and nobody there reaches them.
 

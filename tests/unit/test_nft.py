@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import nft, nft_rule
+from kernel import nft, nft_rule, nft_set
 from kernel.codec_netfilter import ChainMessage, RuleMessage, TableMessage
 from kernel.nft import Chain, Hook, Table
+from kernel.nft_set import INTERFACE_NAME, IPV4_ADDRESS, Element, Set
 from kernel.wire import decode
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
@@ -110,6 +111,32 @@ def test_a_whole_rule_is_read_by_the_full_class_and_by_ours():
     assert (ours.get_attr("NFTA_RULE_EXPRESSIONS"), ours.get_attr("NFTA_RULE_USERDATA")) == (RULE, comment)
     assert theirs.get_attr("NFTA_RULE_USERDATA") == "of a rule"
     assert ours.get_attr("NFTA_RULE_HANDLE") is None
+
+
+def test_sets_are_read_by_the_full_classes():
+    """What a set is and what is in it arrives, with comments, in pyroute2's classes."""
+    own = Set(TABLE, "s", (INTERFACE_NAME, IPV4_ADDRESS), "of a set")
+    key = nft_set.interface_key("cni0") + IPV4.packed
+    made = full.nft_set_msg(nft_set.new(own).encoded(1))
+    made.decode()
+    found = {name: made.get_attr(f"NFTA_SET_{name}") for name in ("TABLE", "NAME", "KEY_TYPE", "KEY_LEN")}
+    assert found == {"TABLE": "t", "NAME": "s", "KEY_TYPE": 41 << 6 | 7, "KEY_LEN": 20}
+    assert ("NFTNL_UDATA_SET_COMMENT", b"of a set") in made.get_attr("NFTA_SET_USERDATA")
+    (request,) = nft_set.additions(own, [Element(key, nft_rule.comment("of an element"))])
+    added = full.nft_set_elem_list_msg(request.encoded(1))
+    added.decode()
+    (element,) = added.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS")
+    assert element.get_attr("NFTA_SET_ELEM_KEY").get_attr("NFTA_DATA_VALUE") == key
+    assert element.get_attr("NFTA_SET_ELEM_USERDATA") == [("NFTNL_UDATA_SET_ELEM_COMMENT", b"of an element")]
+
+
+def test_thousands_of_elements_are_several_messages():
+    """What has no room in one attribute is shared out, in order."""
+    own = Set(TABLE, "s", (IPV4_ADDRESS,))
+    elements = [Element(number.to_bytes(4, "big"), bytes(256)) for number in range(1000)]
+    messages = [request.encoded(1) for request in nft_set.additions(own, elements)]
+    assert max(map(len, messages)) < 1 << 16 < sum(map(len, messages))
+    assert nft_set.additions(own, []) == []
 
 
 def described(expressions):
