@@ -8,10 +8,11 @@ from tests.support.attaching import address
 from tests.support.fenced import Fenced
 from tests.support.publishing import NODE, OUTSIDE, hasty
 
+IPTABLES = pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat"))
 NFTABLES = pytest.param("nftables", marks=[pytest.mark.needs("nft_inet"), pytest.mark.needs("nft_bridge")])
 
 
-@pytest.fixture(params=[NFTABLES])
+@pytest.fixture(params=[IPTABLES, NFTABLES])
 def foo(request, network, client):
     """A network on bridge foo; the machine outside has a route to it and to the other one."""
     for subnet in ("10.22.0.0/16", "10.33.0.0/16"):
@@ -45,12 +46,22 @@ def test_same_bridge(foo, bar, client, new_sandbox):
     assert three.misses(two)
     assert one.reaches(OUTSIDE)
     assert three.reaches(OUTSIDE)
-    bar.delete(three)
-    again = bar.having(ingressPolicy="open").add(new_sandbox())
+
+
+@pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
+def test_a_policy_goes_with_its_last_pod(foo, bar, new_sandbox):
+    """When the last pod with a policy is gone its bridge has none, and pods there are open."""
+    foo = foo.having(ingressPolicy="same-bridge")
+    one, other = foo.add(new_sandbox()), bar.having(ingressPolicy="isolated").add(new_sandbox())
+    assert one.misses(other)
+    bar.delete(other)
+    again, further = (bar.add(new_sandbox()) for _ in range(2))
     assert one.reaches(again)
     assert again.reaches(one)
+    assert again.reaches(further)
 
 
+@pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
 @pytest.mark.parametrize("frames_pass", ["0", pytest.param("1", marks=pytest.mark.needs("br_netfilter"))])
 def test_isolated(foo, bar, new_sandbox, frames_pass):
     """With isolated no pod reaches another, on its bridge neither, but the gateway and the outside world.
@@ -73,13 +84,23 @@ def test_isolated(foo, bar, new_sandbox, frames_pass):
     for pod, gateway in ((one, "10.22.0.1"), (two, "10.22.0.1"), (three, "10.33.0.1")):
         assert pod.reaches(gateway)
         assert pod.reaches(OUTSIDE)
-    foo.delete(two)
-    foo.delete(one)
-    five, six = (foo.having(ingressPolicy="open").add(new_sandbox()) for _ in range(2))
-    assert five.reaches(six)
-    assert five.reaches(three)
 
 
+@pytest.mark.needs("br_netfilter")
+def test_isolated_where_bridged_frames_pass(foo, bar, new_sandbox):
+    """Where frames of one bridge pass the tables of IP either backend keeps isolated pods apart."""
+    foo.bridge.host.set_sysctl("net/bridge/bridge-nf-call-iptables", "1")
+    foo, bar = foo.having(ingressPolicy="isolated"), bar.having(ingressPolicy="same-bridge")
+    one, two, three, four = (each.add(new_sandbox()) for each in (foo, foo, bar, bar))
+    assert one.misses(two)
+    assert two.misses(three)
+    assert three.misses(two)
+    assert three.reaches(four)
+    assert one.reaches(OUTSIDE)
+    assert one.reaches("10.22.0.1")
+
+
+@pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
 def test_isolated_pods_do_not_even_see_each_other(foo, new_sandbox):
     """Neither ARP nor a link-local address of an isolated pod is answered to its neighbour on the bridge."""
     foo = foo.having(ingressPolicy="isolated")
