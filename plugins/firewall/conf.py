@@ -53,7 +53,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
         bridge=_bridge(policy, prev_result) if prev_result.ips and policy != OPEN else "",
         ports=tuple(item.name for item in prev_result.interfaces[1:] if item.name and not item.sandbox),
         admin_chain=_chain(conf),
-        zone=fields.string("firewalldZone") or "trusted",
+        zone=_zone(conf),
     )
     return FirewallConf(wanted, _backend(conf))
 
@@ -74,7 +74,7 @@ def lenient(args: CmdArgs, conf: NetConf) -> Protected:
     first = next(iter(prev_result.interfaces), None)
     bridge = first.name if first and not first.sandbox else ""
     zone = conf.fields.raw("firewalldZone")
-    zone = zone if isinstance(zone, str) and zone else "trusted"
+    zone = zone if isinstance(zone, str) and zone and "\0" not in zone else "trusted"
     return Protected(conf.name, args.container_id, args.ifname, addresses, bridge=bridge, zone=zone)
 
 
@@ -94,6 +94,13 @@ def _chain(conf: NetConf) -> str:
     if not plain or not _CHAIN.fullmatch(name) or name in _RESERVED:
         hint = f"1 to {_CHAIN_BYTES} ASCII characters without blanks, quotes and backslashes, no - or ! in front"
         raise conf.fields.error("iptablesAdminChainName", f'is no name for a chain of yours: "{name}"', hint)
+    return name
+
+
+def _zone(conf: NetConf) -> str:
+    name = conf.fields.string("firewalldZone") or "trusted"
+    if "\0" in name:  # which D-Bus takes in no text
+        raise conf.fields.error("firewalldZone", f"is no name for a zone: {name!r}", "no NUL in it")
     return name
 
 

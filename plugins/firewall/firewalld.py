@@ -67,7 +67,7 @@ def _add(wanted: Protected, before: list[Record], socket: NftSocket, bus: Bus, u
     undo.push("restore what is remembered of the sources", partial(_restore, socket, wanted, before))
     known = {record.address for record in before}
     fresh = {address: wanted.zone for address in wanted.addresses if address not in known}
-    undo.push("take the sources out again", partial(_asked, bus, "removeSource", fresh))
+    undo.push("take the sources out again", partial(_take_back, bus, fresh))
     errors = []
     for address, reply in _asked(bus, "addSource", dict.fromkeys(wanted.addresses, wanted.zone)).items():
         if _is(reply, _ALREADY_SET):
@@ -76,6 +76,11 @@ def _add(wanted: Protected, before: list[Record], socket: NftSocket, bus: Bus, u
             errors.append(_failure(reply, f"failed to add the address {_source(address)} to {wanted.zone} zone", bus))
     if error := collected(errors):
         raise error
+
+
+def _take_back(bus: Bus, zones: Mapping[Address, str]) -> None:
+    bus.hurry()
+    _asked(bus, "removeSource", zones)
 
 
 def _restore(socket: NftSocket, wanted: Protected, before: list[Record]) -> None:

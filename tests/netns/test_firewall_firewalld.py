@@ -171,6 +171,13 @@ def test_a_zone_that_is_not_there(net, running):
     assert elements(net.host) == []
 
 
+def test_a_name_that_no_zone_has(net, running):
+    """A zone's name with NUL, which would end the conversation with the bus, is refused (code 7); DEL succeeds."""
+    odd = net.having(firewalldZone="a\0b")
+    assert odd.run("ADD").error()["code"] == 7
+    odd.delete()
+
+
 def test_delete_without_prev_result(net, running):
     """DEL needs no prevResult: what was added is remembered."""
     net.add()
