@@ -296,7 +296,7 @@ def test_firewalld_stopped(net):
 
 
 def test_a_firewalld_that_hangs(net, running):
-    """A firewalld that hangs is waited for a limited time (code 11); going on it adds nothing, and DEL can be repeated."""
+    """A firewalld that hangs is waited for 10 seconds (code 11); going on it adds nothing, and DEL can be repeated."""
     fresh, other = net.having("10.22.0.9/16"), net.having("10.22.0.8/16")
     net.add("old")
     other.add("gone")
