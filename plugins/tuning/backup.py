@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha512
 
 from cni import directories, gojson
 from cni.address import format_mac, parse_mac
@@ -34,6 +35,7 @@ from plugins.tuning.attributes import Attributes
 
 _SUFFIX, _DRAFT, _JSON = ".podwire", "~", ".json"  # no container's name begins with a tilde
 _MOST_BYTES = 1 << 16
+_LONG = 200  # of 255 bytes (NAME_MAX)
 # What is in the directories is ours or nobody's: a link there is not followed, and a FIFO is no reason to hang.
 _OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES)
@@ -156,7 +158,11 @@ def _side(data_dir: str) -> str:
 
 
 def _name(attachment: Attachment) -> str:
-    return f"{attachment.container_id}_{attachment.ifname}{_JSON}"
+    """Returns the reference's name, or one of a fixed length where that would be too long for a file system."""
+    container_id = attachment.container_id
+    if len(container_id) > _LONG:
+        container_id = sha512(container_id.encode()).hexdigest()
+    return f"{container_id}_{attachment.ifname}{_JSON}"
 
 
 def _listed(directory: str) -> list[str]:

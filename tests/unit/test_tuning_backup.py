@@ -111,18 +111,25 @@ def test_links_are_not_followed(backup, tmp_path):
 def test_a_directory_that_cannot_be(tmp_path):
     """Where no file can be made the error names path and cure, and loading and removing find nothing."""
     (tmp_path / "file").touch()
-    for data_dir, container_id in (
-        (f"{tmp_path}/file", "cid"),
-        (f"{tmp_path}/file/x", "cid"),
-        (str(tmp_path), "c" * 300),
-    ):
-        backup = Backup(data_dir, "net", container_id, "eth0")
+    for data_dir in ("file", "file/x", "d" * 300):
+        backup = Backup(f"{tmp_path}/{data_dir}", "net", "cid", "eth0")
         assert backup.load() is None
         backup.remove()
         error = failure_of(lambda backup=backup: save(backup, WHOLE), CniError)
         assert error.code == 5
         assert error.msg.startswith("failed to save file eth0.json: ")
         assert "dataDir" in error.details
+
+
+def test_a_long_container_id(tmp_path):
+    """An ID that no file's name has room for is saved, too, and its backup is found by GC."""
+    backup = Backup(str(tmp_path / "tuning"), "net", "c" * 256, "eth0")
+    save(backup, WHOLE)
+    assert backup.load() == WHOLE
+    assert collect(str(tmp_path / "tuning"), "net", [Attachment("c" * 256, "eth0")]) == 0
+    assert backup.load() == WHOLE
+    assert collect(str(tmp_path / "tuning"), "net", []) == 0
+    assert backup.load() is None
 
 
 def test_what_goes_and_what_stays(tmp_path):
