@@ -89,7 +89,7 @@ def test_what_is_no_pair(tuning, sandbox):
     alone = tuning.having(mtu=1400)
     alone.add(sandbox, before)
     assert now(sandbox)["mtu"] == 1400
-    assert net.run("CHECK", sandbox, before).error()["code"] == 7
+    assert net.having(sysctl=None).run("CHECK", sandbox, before).error()["code"] == 7
 
 
 def test_a_pair_inside_the_pod(tuning, sandbox):
