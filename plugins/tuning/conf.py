@@ -70,16 +70,23 @@ def parse(args: CmdArgs, conf: NetConf) -> TuningConf:
         ),
         mac=mac,
         mtu_both_ends=fields.boolean("mtuBothEnds"),
-        data_dir=fields.string("dataDir") or DATA_DIR,
+        data_dir=_data_dir(fields),
     )
 
 
 def lenient_data_dir(conf: NetConf) -> str:
     """Returns where backups are, of a configuration that may be broken."""
     try:
-        return conf.fields.string("dataDir") or DATA_DIR
+        return _data_dir(conf.fields)
     except CniError:
         return DATA_DIR
+
+
+def _data_dir(fields: Fields) -> str:
+    path = fields.string("dataDir") or DATA_DIR
+    if "\0" in path:
+        raise fields.error("dataDir", "must be a path", "no path has a NUL character")
+    return path
 
 
 def _sysctl(key: str, value: str, ifname: str) -> Sysctl:

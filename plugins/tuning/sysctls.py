@@ -20,6 +20,7 @@ from kernel.sysctl import Setting
 from plugins.tuning.conf import Sysctl
 
 _ROOT = "/proc/sys/net/"
+_TOLD = 60
 
 
 @contextmanager
@@ -47,8 +48,8 @@ def write(namespace: Netns, settings: list[tuple[Sysctl, Setting]], undo: Undo) 
         try:
             setting.put(item.value)
         except OSError as error:
-            was = f"; it is {setting.value!r}" if setting.value else ""
-            raise _failed("write", item, error, f'the kernel does not take "{item.value}"{was}') from error
+            was = f"; it was {_short(setting.value)}" if setting.value else ""
+            raise _failed("write", item, error, f"the kernel does not take {_short(item.value)}{was}") from error
 
 
 def check(namespace: Netns, wanted: tuple[Sysctl, ...]) -> None:
@@ -65,7 +66,9 @@ def check(namespace: Netns, wanted: tuple[Sysctl, ...]) -> None:
                 raise _failed("open", item, error) from error
             if now.split() != item.value.split():
                 msg = f"Error: Tuning configured value of {_ROOT}{item.name} is {item.value}, current value is {now}"
-                raise CniError(Code.INTERNAL, msg, f"set it back, in the pod: {sysctl.command(item.name, item.value)}")
+                raise CniError(
+                    Code.INTERNAL, msg, "set it back in the pod, or remove the container and create it again"
+                )
 
 
 def _opened(item: Sysctl) -> Setting | None:
@@ -88,6 +91,11 @@ def _is_so(item: Sysctl) -> bool:
 def _put_back(namespace: Netns, name: str, value: str) -> None:
     with entered(namespace):
         sysctl.put(name, value)
+
+
+def _short(value: str) -> str:
+    """Returns a value for a hint: its beginning."""
+    return f'"{value}"' if len(value) <= _TOLD else f'"{value[:_TOLD]}..."'
 
 
 def _failed(doing: str, item: Sysctl, error: OSError, hint: str = "") -> CniError:

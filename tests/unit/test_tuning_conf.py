@@ -63,6 +63,13 @@ def test_which_mac_counts(strongest):
     assert parsed({"mac": "02-00-00-00-00-AA"}).mac == "02-00-00-00-00-AA"
 
 
+def test_a_directory_that_is_no_path():
+    """A NUL in `dataDir` is refused, and DEL looks where backups are by default."""
+    text = json.dumps({"name": "net", "type": "tuning", "dataDir": "/x\0y"}).encode()
+    assert failure_of(lambda: parsed({}, text=text), CniError).code == 7
+    assert lenient_data_dir(cni_conf.parse(text)) == DATA_DIR
+
+
 def test_keys_of_sysctls():
     """Dots are slashes, the first IFNAME is the interface with its dots, and the order is the text's."""
     keys = {"net.b": "1", "net/a": "2", "net.ipv4.conf.IFNAME.IFNAME": "3", "/net//./c/": "4"}
