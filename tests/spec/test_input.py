@@ -112,9 +112,9 @@ def test_errors_are_indented_like_results(refused):
 
 
 def respelt(value):
-    """Returns `value` with all keys of objects in capitals."""
+    """Returns `value` with all keys of objects in capitals; those of sysctls are files' names, in which case counts."""
     if isinstance(value, dict):
-        return {key.upper(): respelt(item) for key, item in value.items()}
+        return {key.upper(): item if key == "sysctl" else respelt(item) for key, item in value.items()}
     return [respelt(item) for item in value] if isinstance(value, list) else value
 
 
