@@ -50,7 +50,7 @@ def test_false_and_zero(tuning, sandbox, before):
     [({"mac"}, 1), ({"mac", "env"}, 2), ({"mac", "env", "runtime"}, 3), ({"mac", "env", "runtime", "args"}, 4)],
 )
 def test_which_mac_counts(tuning, sandbox, before, sources, wanted):
-    """args.cni outweighs the runtime's MAC, that CNI_ARGS, and that the file."""
+    """What args.cni has outweighs the runtime's MAC, that CNI_ARGS, and that the file."""
     macs = {"mac": "02:00:00:00:00:01", "env": "02:00:00:00:00:02"}
     macs |= {"runtime": "02:00:00:00:00:03", "args": "02:00:00:00:00:04"}
     net = tuning.having(

@@ -52,7 +52,7 @@ def test_args_are_the_strongest():
 
 @pytest.mark.parametrize("strongest", [1, 2, 3, 4])
 def test_which_mac_counts(strongest):
-    """args.cni, then the runtime's, then CNI_ARGS, then the plain key; the text stays as it is written."""
+    """The order is args.cni, the runtime's, CNI_ARGS, the plain key; the text stays as it is written."""
     keys = {
         "mac": MACS[4],
         "runtimeConfig": {"mac": MACS[2] if strongest <= 2 else ""},
