@@ -24,7 +24,10 @@ TEXTS = [
     *('e"0', "e'0", "e\\0", "e;}0", 'x" -j ACCEPT', "x\nCOMMIT\n*filter", "x\n-A INPUT -j DROP", "all", "default"),
 ]
 COMMENT = re.compile(r'--comment ("(?:[^"\\]|\\.)*"|\S+)')
-SIBLINGS = ("portmap", "bandwidth", "host-local", "bridge")
+SIBLINGS = ("portmap", "bandwidth", "host-local", "bridge", "static", "ptp", "tuning", "firewall")
+WITH_RESULT = ("portmap", "bandwidth", "tuning", "firewall")
+SYSCTL = "net.ipv4.conf.IFNAME.arp_filter"
+ON_A_PAIR = ("bandwidth", "tuning")  # work on an interface that is there
 
 
 class Target:
@@ -34,16 +37,22 @@ class Target:
         self.host, self.sandbox, self.tmp_path = host, sandbox, tmp_path
         self.store = tmp_path / "leases"
         ipam = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]], "dataDir": str(self.store)}
+        static = {"type": "static", "addresses": [{"address": "10.22.0.7/16"}], "routes": [{"dst": "10.0.0.0/8"}]}
         common = {"cniVersion": "1.0.0", "name": "net"}
+        chained = {**common, "prevResult": prev_result("1.0.0", "10.22.0.2/16")}
         mappings = {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}
         spoof = {"macspoofchk": True} if kernels.has("nft_bridge") else {}
         masquerade = {"ipMasq": True, "ipMasqBackend": "nftables" if kernels.has("nft_nat") else "iptables"}
         self.configs = {
             "host-local": {**common, "ipam": ipam},
             "bridge": {**common, "bridge": "cni0", "isGateway": True, **masquerade, **spoof, "ipam": ipam},
-            "portmap": {**common, "prevResult": prev_result("1.0.0", "10.22.0.2/16"), "runtimeConfig": mappings},
+            "portmap": {**chained, "runtimeConfig": mappings},
             "bandwidth": {**common, "ingressRate": 1000000, "ingressBurst": 1000000},
             "loopback": {**common},
+            "static": {**common, "ipam": static},
+            "ptp": {**common, **masquerade, "ipam": ipam},
+            "tuning": {**chained, "sysctl": {SYSCTL: "1"}, "mtu": 1400, "dataDir": str(self.store / "tuning")},
+            "firewall": {**chained, "backend": masquerade["ipMasqBackend"]},
         }
         sandbox.ip("link", "add", "shaped0", "type", "veth", "peer", "name", "h0", "netns", host.name)
         self.configs["bandwidth"]["prevResult"] = prev_result("1.0.0", "10.22.0.2/16", host_ends=["h0"])
@@ -57,7 +66,7 @@ class Target:
             for key in path:
                 place = place.setdefault(key, {}) if isinstance(key, str) else place[key]
             place[last] = text
-        how = {"ifname": "shaped0" if plugin == "bandwidth" else "eth0", "netns": self.sandbox, "host": self.host} | how
+        how = {"ifname": "shaped0" if plugin in ON_A_PAIR else "eth0", "netns": self.sandbox, "host": self.host} | how
         status = {}
         for command in ("ADD", "CHECK", "DEL"):
             outcome = run_plugin(plugin, command, config, **how)
@@ -93,24 +102,36 @@ def target(bin_dir, host, sandbox, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "cwd")
     found = Target(host, sandbox, tmp_path)
     for plugin in found.configs:
-        found.run(plugin)
+        assert found.run(plugin), plugin
     for backend in ("iptables", "nftables"):
         found.run("portmap", "backend", backend)
+        found.run("firewall", "backend", backend)
     return found
 
 
 CONFIGURED = {
-    "name": [(plugin, "name") for plugin in ("host-local", "bridge", "portmap", "bandwidth", "loopback")],
+    "name": [(plugin, "name") for plugin in (*SIBLINGS, "loopback")],
     "version": [(plugin, "cniVersion") for plugin in SIBLINGS],
     "bridge": [("bridge", "bridge"), ("bridge", "ipMasqBackend"), ("bridge", "mtu"), ("bridge", "type")],
     "ipam": [("bridge", "ipam", "type"), ("host-local", "ipam", "resolvConf"), ("host-local", "ipam", "subnet")],
+    "static": [
+        *(("static", "ipam", "addresses", 0, key) for key in ("address", "gateway")),
+        *(("static", "ipam", "routes", 0, key) for key in ("dst", "gw")),
+        *(("static", "ipam", "dns", "nameservers"), ("static", "args", "cni", "ips")),
+    ],
+    "ptp": [("ptp", "ipam", "type"), ("ptp", "ipMasqBackend"), ("ptp", "mtu"), ("ptp", "type")],
+    "tuning": [
+        *(("tuning", "sysctl", SYSCTL), ("tuning", "args", "cni", "sysctl", SYSCTL), ("tuning", "mac")),
+        *(("tuning", "args", "cni", "mac"), ("tuning", "runtimeConfig", "mac"), ("tuning", "mtu")),
+    ],
+    "firewall": [("firewall", key) for key in ("backend", "ingressPolicy", "firewalldZone")],
     "mac": [("bridge", "runtimeConfig", "mac"), ("bridge", "args", "cni", "mac"), ("bridge", "args", "cni", "ips")],
     "portmap": [("portmap", "backend"), ("portmap", "onConflict"), ("portmap", "externalSetMarkChain")],
     "mapping": [("portmap", "runtimeConfig", "portMappings", 0, key) for key in ("protocol", "hostIP")],
     "result": [
-        *((plugin, "prevResult", "interfaces", 0, "name") for plugin in ("bridge", "portmap", "bandwidth")),
-        *((plugin, "prevResult", "interfaces", 0, "sandbox") for plugin in ("portmap", "bandwidth")),
-        *((plugin, "prevResult", "ips", 0, "address") for plugin in ("portmap", "bandwidth")),
+        *((plugin, "prevResult", "interfaces", 0, "name") for plugin in ("bridge", *WITH_RESULT)),
+        *((plugin, "prevResult", "interfaces", 0, "sandbox") for plugin in WITH_RESULT),
+        *((plugin, "prevResult", "ips", 0, "address") for plugin in WITH_RESULT),
     ],
 }
 
