@@ -14,6 +14,7 @@ from typing import Any
 
 import cni.child
 from cni import gojson
+from podwire.main import PLUGINS
 from tests.fuzz import world
 from tests.fuzz.cases import CORPUS, Case
 from tests.spec import configs
@@ -34,12 +35,19 @@ _IPAM = {
     ],
     "routes": [{"dst": "0.0.0.0/0", "mtu": 1400, "priority": 5}, {"dst": "::/0"}],
 }
+_STATIC = {
+    "type": "static",
+    "addresses": [{"address": "10.1.2.5/24", "gateway": "10.1.2.1"}, {"address": "fd00:1:2::5/64"}],
+    "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1400, "advmss": 1300, "priority": 5}, {"dst": "::/0"}],
+    "dns": {"nameservers": ["10.1.2.1"], "domain": "x", "search": ["y"], "options": ["z"]},
+}
 _PORTS = [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""},
     {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
     {"hostPort": 99, "containerPort": 9, "protocol": "sctp", "hostIP": "127.0.0.1"},
 ]
 _LIMITS = {"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000}
+_ARGS = {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.1.2.7/24;GATEWAY=10.1.2.1"}
 _VALID = {"cni.dev/valid-attachments": [{"containerID": "other", "ifname": "eth0"}]}
 
 
@@ -48,6 +56,8 @@ def networks() -> dict[str, tuple[str, dict[str, Any]]]:
     previous = prev_result("1.1.0", "10.1.2.5/24", "fd00:1:2::5/64", host_ends=["h0"])
     previous["routes"] = [{"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1400}]
     previous["dns"] = {"nameservers": ["10.1.2.1"], "domain": "x", "search": ["y"], "options": ["z"]}
+    behind = {**previous, "interfaces": [{"name": "br0"}, *previous["interfaces"]]}
+    behind["ips"] = [{**item, "interface": 1} for item in previous["ips"]]
     full = {
         "bridge": "cni0", "isDefaultGateway": True, "forceAddress": False, "ipMasq": True, "ipMasqBackend": "nftables",
         "nonMasqueradeCIDRs": ["10.0.0.0/8"], "mtu": 1400, "hairpinMode": True, "portIsolation": False,
@@ -67,6 +77,31 @@ def networks() -> dict[str, tuple[str, dict[str, Any]]]:
             "mtu": "auto", "bridgeNetfilter": False, "ipam": {**_IPAM, "ranges": [], "subnet": "10.1.2.0/24"},
         }),
         "host-local": ("host-local", {"ipam": {**_IPAM, "resolvConf": "/etc/resolv.conf"}, "runtimeConfig": ranges}),
+        "static": ("static", {
+            "ipam": _STATIC, "args": {"cni": {"ips": []}}, "capabilities": {"ips": True}, "runtimeConfig": {"ips": []},
+        }),
+        "static-runtime": ("static", {
+            "ipam": _STATIC, "args": {"cni": {"ips": ["10.1.2.6/24"]}}, "runtimeConfig": {"ips": ["10.1.2.7/24"]},
+        }),
+        "bridge-static": ("bridge", {"bridge": "cni3", "isGateway": True, "ipam": _STATIC}),
+        "ptp-full": ("ptp", {
+            "ipMasq": True, "ipMasqBackend": "nftables", "mtu": 1400, "dns": {"search": ["y"]}, "ipam": _IPAM,
+        }),
+        "ptp-iptables": ("ptp", {"ipMasq": True, "ipMasqBackend": "iptables", "ipam": _IPAM}),
+        "ptp-layer2": ("ptp", {"mtu": 1400}),
+        "tuning": ("tuning", {
+            "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/core/somaxconn": "500"}, "mac": "02:00:00:00:00:09",
+            "promisc": True, "mtu": 1400, "allmulti": True, "txQLen": 500, "dataDir": str(world.TUNING),
+        }),
+        "tuning-runtime": ("tuning", {
+            "args": {"cni": {"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "0"}, "promisc": False, "allmulti": False}},
+            "mtu": 1300, "mtuBothEnds": True, "runtimeConfig": {"mac": "02-00-00-00-00-08"},
+            "dataDir": str(world.TUNING),
+        }),
+        "firewall-nftables": ("firewall", {"backend": "nftables", "ingressPolicy": "open"}),
+        "firewall-iptables": ("firewall", {"backend": "iptables", "iptablesAdminChainName": "CNI-ADMIN"}),
+        "firewall-policy": ("firewall", {"backend": "nftables", "ingressPolicy": "same-bridge", "prevResult": behind}),
+        "firewall-isolated": ("firewall", {"backend": "iptables", "ingressPolicy": "isolated", "prevResult": behind}),
         "loopback": ("loopback", {}),
         "portmap-nftables": ("portmap", {
             "backend": "nftables", "snat": True, "masqAll": True, "markMasqBit": 12, "onConflict": "fail",
@@ -85,12 +120,14 @@ def networks() -> dict[str, tuple[str, dict[str, Any]]]:
     whole = {}
     for name, (plugin, keys) in own.items():
         chained = {"prevResult": previous} if plugin in (*configs.CHAINED, "loopback") else {}
-        whole[name] = plugin, {"cniVersion": "1.1.0", "name": "net", "type": plugin, **keys, **chained}
+        whole[name] = plugin, {"cniVersion": "1.1.0", "name": "net", "type": plugin, **chained, **keys}
     for version in configs.VERSIONS:
-        for plugin in ("bridge", "host-local", "loopback", "portmap", "bandwidth"):
+        for plugin in PLUGINS:
             if version in configs.versions(plugin):
                 small = configs.config(plugin, version, world.LEASES, "h0")
-                small |= {"backend": "nftables"} if plugin == "portmap" else {}
+                small |= {"backend": "nftables"} if plugin in ("portmap", "firewall") else {}
+                if plugin == "static":  # beside the one in CNI_ARGS old versions have room for one of the other family
+                    small["ipam"] = configs.static("fd00:1:2::7/64")
                 whole[f"{plugin}-{version}"] = plugin, small
     return whole
 
@@ -98,7 +135,7 @@ def networks() -> dict[str, tuple[str, dict[str, Any]]]:
 def environment(plugin: str, command: str) -> dict[str, str]:
     """Returns the variables of an invocation: a chained plugin works on the pod that has an interface."""
     pod = "/run/netns/chained" if plugin in configs.CHAINED else "/run/netns/pod"
-    args = {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.1.2.7"} if plugin in ("bridge", "host-local") else {}
+    args = _ARGS if plugin in configs.READS_CNI_ARGS else {}
     return {**ENV, "CNI_COMMAND": command, "CNI_NETNS": pod, **args}
 
 

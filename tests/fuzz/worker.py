@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.fuzz import world
-from tests.fuzz.cases import Source
-from tests.fuzz.world import FaultError, Prompter
+from tests.fuzz.cases import Source, corpus
+from tests.fuzz.world import FaultError, Prompter, World
 
 FOUND_MAX = 20
 
@@ -33,6 +33,7 @@ def main(target: str, seed: int, first: int, step: int, count: int, seconds: flo
     with open(progress, "r+b") as file:
         shared = mmap.mmap(file.fileno(), 0)
     place = world.enter()
+    settle(place)
     judge = place.judge
     if target == "replies":
         prompter = Prompter()
@@ -68,6 +69,13 @@ def main(target: str, seed: int, first: int, step: int, count: int, seconds: flo
         "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
     print(json.dumps(told), flush=True)
+
+
+def settle(place: World) -> None:
+    """Has what pods share, and a failed ADD leaves for that reason, made: the chains of iptables' backends."""
+    for _, case in corpus("stdin"):
+        if case.env["CNI_COMMAND"] == "ADD" and '"iptables"' in case.stdin:
+            place.judge(case)
 
 
 def _kind(fault: FaultError) -> str:

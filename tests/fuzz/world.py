@@ -40,10 +40,11 @@ from tests.support.processes import output
 from tests.support.running import strict_json
 
 HOME = Path("/run/fuzz")
-LEASES, RESULTS = HOME / "leases", Path("/var/lib/cni/results")
+LEASES, RESULTS, TUNING = HOME / "leases", Path("/var/lib/cni/results"), HOME / "tuning"
 _PROGRAMS = binaries.directory()  # before we are elsewhere
 _HANG_S = 20.0
 _PEAK_KIB = 100 << 10
+_SETTABLE = 0x100 | 0x200  # IFF_PROMISC, IFF_ALLMULTI
 _GETRULE = 10 << 8 | 7  # NFT_MSG_GETRULE
 
 
@@ -57,7 +58,8 @@ def enter() -> World:
     for mounted in ("/", "/dev", "/sys"):
         output("mount", "-o", "remount,bind,ro", mounted)
     (HOME / "bin").mkdir(parents=True)
-    (HOME / "bin" / "host-local").symlink_to("/proc/self/exe")
+    for delegate in ("host-local", "static"):
+        (HOME / "bin" / delegate).symlink_to("/proc/self/exe")
     os.chdir(HOME)
     for pod in ("pod", "chained"):
         output("ip", "netns", "add", pod)
@@ -223,6 +225,8 @@ class World:
                 if undone != "done":
                     raise FaultError(f"DEL after ADD: {told.decode()}")
                 self._tidy(before)
+                if (own := self._attributes()) != before["attributes"]:
+                    raise FaultError(f"DEL after ADD left {own}, not {before['attributes']}")
             elif not _same(before, after := self._state()):
                 self._tidy(before)
                 raise FaultError(f"a failed ADD ({stdout.decode()}) left {_difference(before, after)}")
@@ -253,7 +257,19 @@ class World:
         ]
         found = self._rules.dump(rtnl.Request("", RuleMessage, _GETRULE, rtnl.NLM_F_DUMP))
         rules = sorted(message.get_attr("NFTA_RULE_CHAIN") for message in found)
-        return {"links": links, "rules": rules, "leases": leases(HOME) + leases(Path("/var/lib/cni/networks"))}
+        return {
+            "links": links,
+            "rules": rules,
+            "leases": leases(HOME) + leases(Path("/var/lib/cni/networks")),
+            "attributes": self._attributes(),
+            "backups": sorted(path.name for path in TUNING.glob("*")),
+        }
+
+    def _attributes(self) -> list[Any]:
+        """Returns what tuning sets, and puts back: of both ends of the chained pod's pair."""
+        host, *_, chained = self._links
+        ends = [*link.get(host, link.by_name("h0")), *link.get(chained, link.by_name("eth0"))]
+        return [end and (end.mac, end.mtu, end.flags & _SETTABLE) for end in ends]
 
     def _tidy(self, before: dict[str, Any]) -> None:
         """Takes away what outlives an attachment: bridges of odd names."""
