@@ -7,12 +7,14 @@ import signal
 import stat
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support import xtables
 from tests.support.attaching import Network
+from tests.support.results import prev_result
 from tests.support.running import environment, run_plugin
 
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]}
@@ -258,3 +260,53 @@ def demand_a_clean_start(found):
     assert found["signals"]["SigBlk"] in (0, 1 << signal.SIGCHLD - 1)  # bash, while it waits
     for number in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM):
         assert not found["signals"]["SigIgn"] >> number - 1 & 1, number
+
+
+@pytest.fixture
+def tune(bin_dir, host, sandbox, store):
+    """A function that runs a verb of tuning on a pod, whose backup is in `store`."""
+    sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "h0", "netns", host.name)
+    config = {"cniVersion": "1.1.0", "name": "net", "mtu": 1400, "dataDir": str(store), "cni.dev/valid-attachments": []}
+    config["prevResult"] = prev_result("1.1.0")
+    return lambda command: run_plugin("tuning", command, config, host=host, netns=sandbox)
+
+
+BACKUP = "cid_eth0.json"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_of_a_backup(tune, store, umask):
+    """A backup and its note are for root alone, and so are their directories; none of them outlives DEL."""
+    before = os.umask(umask)
+    try:
+        tune("ADD").result()
+    finally:
+        os.umask(before)
+    for directory in (store, Path(f"{store}.podwire")):
+        assert modes(directory) == {".": 0o700 & ~umask, BACKUP: 0o600 & ~umask}
+    tune("DEL").silence()
+    assert [list(directory.iterdir()) for directory in (store, Path(f"{store}.podwire"))] == [[], []]
+
+
+@pytest.mark.parametrize("target", ["file", "directory", "absent", "fifo"])
+@pytest.mark.parametrize("side", ["", ".podwire"])
+@pytest.mark.parametrize("name", [BACKUP, f"~{BACKUP}"])
+def test_links_among_backups_are_not_followed(tune, sandbox, store, tmp_path, name, side, target):
+    """A link where a backup, its note or a draft is to be leads nowhere, and DEL restores what ADD has changed."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    victim = elsewhere / "victim"
+    if target == "file":
+        victim.write_text('{"mtu": 1280}')
+    elif target != "absent":
+        {"directory": victim.mkdir, "fifo": partial(os.mkfifo, victim)}[target]()
+    place = Path(f"{store}{side}") / name
+    place.parent.mkdir()
+    place.symlink_to(victim)
+    before = seen(elsewhere), sandbox.ip("link")
+    for command in ("ADD", "CHECK", "STATUS", "DEL", "GC"):
+        outcome = tune(command)
+        if outcome.status:
+            assert command in ("ADD", "CHECK")
+            assert command == "CHECK" or str(store) in json.dumps(outcome.error())
+    assert (seen(elsewhere), sandbox.ip("link")) == before

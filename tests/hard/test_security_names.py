@@ -198,6 +198,21 @@ def test_a_condition_is_one_word(target):
     assert target.state() == before
 
 
+@pytest.mark.needs("iptables_nft_nat")
+def test_an_administrators_chain_is_one_word(target, texts):
+    """The name of a chain is to the byte the one that iptables has then, or an error and nothing at all."""
+    target.configs["firewall"]["backend"] = "iptables"
+
+    def there(name):
+        assert f"\n:{name or 'CNI-ADMIN'} " in target.host.run("iptables-save", "-t", "filter")
+        loadable(target.host)
+
+    for text in texts:
+        before = target.state()
+        if not target.run("firewall", "iptablesAdminChainName", text, between=partial(there, text)):
+            assert target.state() == before, text  # an administrator's chain stays otherwise
+
+
 def test_a_line_that_is_too_long_is_no_second_line(target):
     """Words behind 10 KB of others, where iptables-restore begins a new line, are refused."""
     before = target.state()
