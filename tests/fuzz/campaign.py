@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from tests.support.binaries import ROOT
 
@@ -51,29 +52,34 @@ class Outcome:
 def run(target: str, seed: int, *, count: int, seconds: float) -> Outcome:
     """Tries `count` cases, or as many as `seconds` allow."""
     outcome = Outcome()
-    with tempfile.NamedTemporaryFile() as progress:
+    with ExitStack() as files, tempfile.NamedTemporaryFile() as progress:
         progress.truncate(16 * _PROCESSES)
         with mmap.mmap(progress.fileno(), 16 * _PROCESSES) as shared:
             words = (target, seed, _PROCESSES, count // _PROCESSES + 1, seconds, progress.name)
-            workers = [_start(number, *map(str, words)) for number in range(_PROCESSES)]
+            # Files: what a process has to tell of its faults may be more than a pipe takes before somebody reads it.
+            notes = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(_PROCESSES)]
+            workers = [_start(number, told, *map(str, words)) for number, told in enumerate(notes)]
             try:
                 _watch(workers, shared, outcome)
             finally:
                 for worker in workers:
                     worker.kill()
-            for worker in workers:
-                stdout, stderr = worker.communicate()
+            for worker, told in zip(workers, notes, strict=True):
+                _, stderr = worker.communicate()
+                told.seek(0)
                 if worker.returncode:
                     outcome.faults.append(f"{target}: exit status {worker.returncode}: {stderr[-4000:]}")
                 else:
-                    outcome.add(json.loads(stdout.splitlines()[-1]), target)
+                    outcome.add(json.loads(told.readlines()[-1]), target)
     return outcome
 
 
-def _start(number: int, target: str, seed: str, step: str, count: str, seconds: str, progress: str) -> Any:
+def _start(
+    number: int, told: IO[str], target: str, seed: str, step: str, count: str, seconds: str, progress: str
+) -> Any:
     words = [target, seed, str(number), step, count, seconds, progress]
     argv = [sys.executable, "-m", "tests.fuzz.worker", *words]
-    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(argv, cwd=ROOT, stdout=told, stderr=subprocess.PIPE, text=True)
 
 
 def _watch(workers: list[Any], shared: mmap.mmap, outcome: Outcome) -> None:
