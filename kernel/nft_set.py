@@ -123,7 +123,7 @@ def are_right(socket: NftSocket, *sets: Set) -> list[bool | None]:
 
 
 def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | None = None) -> list[Element]:
-    """Returns the elements of a set, in no order; none when there is no such set.
+    """Returns the elements of a set, in no order; none when there is no such set, or it has a key of another size.
 
     `wanted` tells by an element's bytes whether it is wanted: the others are not even decoded. Raises KernelError.
     """
@@ -133,12 +133,14 @@ def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | No
         silent=False,
         wanted=wanted,
     )
+    _, size = _type(own)
     found: dict[bytes, Element] = {}
     for message in socket.dump(asked, united_by=id):
         for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
             if wanted is None or wanted(content):
                 element = _read(content)
-                found[element.key] = element
+                if len(element.key) == size:
+                    found[element.key] = element
     return list(found.values())
 
 

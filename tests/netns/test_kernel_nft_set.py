@@ -70,6 +70,13 @@ def test_sets_are_those_of_the_tool(netfilter, host, kind):
     assert nft_set.elements(netfilter, own) == []
 
 
+def test_a_set_of_another_key_has_no_elements_of_ours(netfilter, host):
+    """What somebody keeps in a set of our name, but with a key of another size, is passed over."""
+    host.run("nft", "add table inet t; add set inet t s { type inet_service; elements = { 80 }; }")
+    assert nft_set.elements(netfilter, OWN) == []
+    assert nft_set.are_right(netfilter, OWN) == [False]
+
+
 @pytest.mark.parametrize("text", RULES)
 def test_rules_with_sets_are_those_of_the_tool(netfilter, host, text):
     """A rule that refers to a set is the same bytes in the kernel and in the listing as the tool's."""
