@@ -43,6 +43,8 @@ def load(path: Path, store: Path) -> NetworkList:
     for plugin in network.plugins:
         if "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
+        if plugin["type"] == "tuning":
+            plugin["dataDir"] = str(store.with_name("tuning"))
     return network
 
 
