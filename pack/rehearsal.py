@@ -24,6 +24,7 @@ import cni.child
 import kernel.address
 import kernel.iptables
 import kernel.iptables_direct
+import kernel.iptables_rule
 import kernel.link
 import kernel.netns
 import kernel.nft
@@ -36,12 +37,15 @@ from cni import gojson, skel
 from cni.address import Interface, parse_cidr
 from cni.child import Command, Outcome
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage, RouteMessage
+from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import Attributes, encode
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
 # linux/netfilter/nf_tables.h
 _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = 0xA03, 0xA04, 0xA05, 0xA06, 0xA07, 0xA08
+_NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E
+_NEWGEN, _GETGEN = 0xA0F, 0xA10
 _TRAFFIC = {
     kind: kinds
     for kinds in (
@@ -53,6 +57,7 @@ _TRAFFIC = {
 _HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel gives
 _HANDLE_START = b"\x0c\0\x03\0"
 _NAME_START = struct.Struct("=HH")  # of a chain's name in its rules, and in those that jump to it: both of type 2
+_ELEMENTS_START = b"\x03\x80"  # NFTA_SET_ELEM_LIST_ELEMENTS, nested, behind its length
 _USE = struct.Struct("=HH4s")  # NFTA_CHAIN_USE, of type 6
 _HEADER = struct.Struct("=IHHII")
 _LO, _BRIDGE, _VETH = 1, 2, 3  # the ifindexes on the stage; both ends of the pair are one
@@ -118,10 +123,20 @@ def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
             # Twice, since the second container finds what all share: that is what most do.
             for verb in ("ADD", "CHECK", "DEL") * 2:
                 _play(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
+            open_host = {"backend": backend, "prevResult": result}
+            for verb in ("ADD", "CHECK", "DEL") * 2:
+                _play(plugins, "firewall", verb, {**_NETWORK, "type": "firewall", **open_host}, leases)
+            routed = {**network, "type": "ptp"}
+            result = _play(plugins, "ptp", "ADD", routed, leases)
+            _play(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
         for verb in ("ADD", "CHECK", "DEL"):
             _play(
                 plugins, "bandwidth", verb, {**_NETWORK, "type": "bandwidth", **_LIMITS, "prevResult": result}, leases
             )
+        tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
+        for own in ({}, tuned):
+            for verb in ("ADD", "CHECK", "DEL"):
+                _play(plugins, "tuning", verb, {**_NETWORK, "type": "tuning", **own, "prevResult": result}, leases)
         _made.clear()  # a child has deleted the ifb
 
 
@@ -222,8 +237,22 @@ def _traffic(kind: int, header: tuple[int, int, int], content: bytes) -> Iterato
 
 
 def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
-    if kind in (_NEWCHAIN, _NEWRULE):
+    if kind in (_NEWCHAIN, _NEWRULE, _NEWSET, _NEWSETELEM):
         _make(kind, content)
+    elif kind == _GETGEN:
+        yield encode(GenerationMessage, (_NEWGEN, 0, header[1]), {}, [("NFTA_GEN_ID", 1)])
+    elif kind == _DELSETELEM:  # there is one pod: all of the set
+        named = content[: content.rindex(_ELEMENTS_START)]
+        for number in [number for number, made in _netfilter.items() if made[1].startswith(named)]:
+            _netfilter.pop(number)
+    elif kind == _GETSETELEM:
+        for made, own, _ in _netfilter.values():
+            if made == _NEWSETELEM and own.startswith(content):
+                yield _HEADER.pack(_HEADER.size + len(own), made, *header) + own
+    elif kind == _GETSET:
+        found = next((own for made, own, _ in _netfilter.values() if made == _NEWSET and own.startswith(content)), b"")
+        answer = found or struct.pack("=i", -errno.ENOENT)
+        yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if found else _NLMSG_ERROR, *header) + answer
     elif kind in (_DELCHAIN, _DELRULE):
         start, handle = _HANDLE.unpack(content[-_HANDLE.size :]) if len(content) > _HANDLE.size else (b"", 0)
         one = [handle] if start == _HANDLE_START else None
@@ -262,15 +291,19 @@ def _restore(*commands: Command, **unused: object) -> list[Outcome]:
 
 def _restored(command: Command) -> Iterator[str]:
     """Makes chains and rules, which netlink shows then, and lists them."""
-    table = kernel.nft.Table(kernel.iptables.NFPROTO[6 if "ip6" in command.argv[0] else 4], "nat")
-    for line in command.stdin.decode().splitlines():
+    version = 6 if "ip6" in command.argv[0] else 4
+    start, *lines = command.stdin.decode().splitlines()
+    table = kernel.nft.Table(kernel.iptables.NFPROTO[version], start.removeprefix("*"))
+    for line in lines:
         verb, name, *_ = line.split() * 2
         own = kernel.nft.Chain(table, name)
+        known = kernel.iptables_rule.translated(version, line)
         if verb == "-N":
             _make(_NEWCHAIN, kernel.nft.chain(own).encoded(0)[_HEADER.size :])
         elif verb in ("-A", "-I"):
             # What tells the rules of portmap that all pods share.
-            expressions = line.encode() + b"\0addrtype\0MARK\0mark\0masq\0" + _MARK
+            shared = line.encode() + b"\0addrtype\0MARK\0mark\0masq\0" + _MARK
+            expressions = known.expressions if known and table.name == "filter" else shared
             content = kernel.nft.rule(own, expressions).encoded(0)[_HEADER.size :]
             _make(_NEWRULE, content, f"-A {line[len(verb) + 1 :]}")
         elif verb == "-S":
