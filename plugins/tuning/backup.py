@@ -9,8 +9,9 @@ One rule: name, content and mode are the reference's to the byte; what else we m
   Only one of another life of the container, by its note, is replaced.
 - A note names its file by inode and time, so a file that the reference has written since has no note. Such a one is the
   reference's: it counts for DEL and for another ADD, and GC leaves it alone.
-- A file appears with its content or not at all: it is written as a draft, `~` in front of its name, noted, and renamed.
-  What a killed ADD leaves of that DEL removes.
+- A file appears with its content or not at all: it is written as a draft, `~` and what tells the network in front of
+  its name, noted, and renamed. What a killed ADD leaves of that DEL removes, and GC, for which a note half written says
+  nothing.
 
 ADD makes ten system calls for a backup, DEL without one makes four.
 """
@@ -62,7 +63,7 @@ class Backup:
         name = _name(self._attachment)
         self._path, self._draft, self._note = (
             f"{data_dir}/{name}",
-            f"{data_dir}/{_DRAFT}{name}",
+            f"{data_dir}/{_drafted(network)}{name}",
             f"{_side(data_dir)}/{name}",
         )
 
@@ -134,8 +135,9 @@ class Backup:
 def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     """Removes the backups of a network's attachments that are not `valid`; returns how many others name no network."""
     keep = frozenset(valid)
-    unknown = {name for name in _listed(data_dir) if name.endswith(_JSON) and not name.startswith(_DRAFT)}
-    unknown -= {_name(item) for item in keep}
+    kept, drafted, names = {_name(item) for item in keep}, _drafted(network), _listed(data_dir)
+    unknown = {name for name in names if name.endswith(_JSON) and not name.startswith(_DRAFT)} - kept
+    drafts = {name.removeprefix(drafted) for name in names if name.startswith(drafted)} - kept
     stale = []
     for name in _listed(_side(data_dir)):
         note = _noted(f"{_side(data_dir)}/{name}")
@@ -149,8 +151,21 @@ def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
         unknown.discard(name)
         if note.string("network") == network and attachment not in keep:
             stale.append(backup)
-    all_of(*(item.remove for item in stale))
+    all_of(*(item.remove for item in stale), *(partial(_discard, data_dir, drafted, name) for name in drafts))
     return len(unknown)
+
+
+def _discard(data_dir: str, drafted: str, name: str) -> None:
+    """Removes the draft of a killed ADD, and its note when that was not finished; raises OSError."""
+    note = f"{_side(data_dir)}/{name}"
+    if _noted(note) is None:
+        _forget(note)
+    _forget(f"{data_dir}/{drafted}{name}")
+
+
+def _drafted(network: str) -> str:
+    """Returns what stands in front of a draft's name; of fixed length, as file names have limits."""
+    return f"{_DRAFT}{sha512(network.encode()).hexdigest()[:16]}_"
 
 
 def _side(data_dir: str) -> str:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from hashlib import sha512
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from tests.support.errors import failure_of
 
 MAC = bytes([2, 0, 0, 0, 0, 1])
 WHOLE = Saved(Attributes(MAC, False, 1500, False, 1000), 1500, "boot 7 2")
+DRAFT = f"~{sha512(b'net').hexdigest()[:16]}_"
 TEXT = '{\n "mac": "02:00:00:00:00:01",\n "promisc": false,\n "mtu": 1500,\n "allmulti": false,\n "txQLen": 1000\n}'
 
 
@@ -96,7 +98,7 @@ def test_a_file_that_others_wrote_has_no_note(backup, tmp_path):
 def test_links_are_not_followed(backup, tmp_path):
     """A link in the place of a backup, a draft or a note is neither read nor written through, and DEL removes it."""
     target = tmp_path / "target"
-    for name in ("tuning/cid_eth0.json", "tuning/~cid_eth0.json", "tuning.podwire/cid_eth0.json"):
+    for name in ("tuning/cid_eth0.json", f"tuning/{DRAFT}cid_eth0.json", "tuning.podwire/cid_eth0.json"):
         target.write_text(TEXT)
         path = tmp_path / "above" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,3 +173,17 @@ def test_any_bytes(tmp_path_factory, data):
     collect(str(directory / "tuning"), "net", [])
     backup.remove()
     assert backup.load() is None
+
+
+def test_what_a_killed_add_left_is_collected(tmp_path):
+    """A draft of this network goes with GC, and its note if that was not finished; those listed stay, and others'."""
+    data_dir, notes = tmp_path / "tuning", tmp_path / "tuning.podwire"
+    save(Backup(str(data_dir), "net2", "noted", "eth0"), WHOLE)
+    other = f"~{sha512(b'net2').hexdigest()[:16]}_cid_eth0.json"
+    for name in (f"{DRAFT}cid_eth0.json", f"{DRAFT}noted_eth0.json", f"{DRAFT}keep_eth0.json", other):
+        (data_dir / name).touch()
+    for name in ("cid_eth0.json", "keep_eth0.json"):
+        (notes / name).write_text('{"network')
+    assert collect(str(data_dir), "net", [Attachment("keep", "eth0")]) == 0
+    assert set(os.listdir(data_dir)) == {"noted_eth0.json", f"{DRAFT}keep_eth0.json", other}
+    assert set(os.listdir(notes)) == {"noted_eth0.json", "keep_eth0.json"}
