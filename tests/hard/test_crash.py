@@ -34,15 +34,19 @@ class Kind:
 
     backend: str
     neighbour: bool
+    interface: str = "bridge"
 
     def __str__(self) -> str:
-        return f"{self.backend}, {'beside a neighbour' if self.neighbour else 'the first pod'}"
+        others = "beside a neighbour" if self.neighbour else "the first pod"
+        return ", ".join([self.backend, others, *(["ptp"] if self.interface == "ptp" else [])])
 
     def made(self, directory: Path) -> Node:
-        return Node.made(directory, self.backend, spoof=self.neighbour, neighbour=self.neighbour)
+        own = {"interface": self.interface, "spoof": self.neighbour and self.interface == "bridge"}
+        return Node.made(directory, self.backend, **own, neighbour=self.neighbour)
 
 
 KINDS = [Kind(backend, neighbour) for backend in ("iptables", "nftables") for neighbour in (True, False)]
+KINDS += [Kind("iptables", neighbour=False, interface="ptp"), Kind("nftables", neighbour=True, interface="ptp")]
 
 
 @dataclass
@@ -176,7 +180,7 @@ class Bench:
 
     def points(self, verb: str) -> Iterator[tuple[int, Point]]:
         """Yields the place in the list of plugins and the point, of all calls of a verb."""
-        for place in range(3):
+        for place in range(len(self._host().chain.plugins)):
             now = scene(self._host(), verb, place)
             run = now.run()
             assert run.outcome.status == 0, run.outcome

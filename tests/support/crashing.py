@@ -37,15 +37,21 @@ _SETTINGS = (
     "ipv6/conf/*/forwarding",
     "ipv6/conf/*/accept_ra",
 )
+_TUNED = ("ipv4/conf/IFNAME/arp_filter", "ipv6/conf/IFNAME/accept_ra")  # which go with the interface
 _MAPPINGS = [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
     {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
 ]
 
 
-def network(store: Path, backend: str, *, spoof: bool) -> NetworkList:
-    """Returns a network with everything: dual stack, masqueraded, host ports of both protocols, limits both ways."""
+def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool = False) -> NetworkList:
+    """Returns a network with everything: dual stack, masqueraded, host ports of both protocols, limits both ways.
+
+    What is made by ptp has the firewall and both ends tuned behind it. A network that drops what comes with another
+    MAC is not given another one.
+    """
     ranges = [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]
+    ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
     bridge = {
         "type": "bridge",
         "bridge": SHARED_BRIDGE,
@@ -53,11 +59,30 @@ def network(store: Path, backend: str, *, spoof: bool) -> NetworkList:
         "ipMasq": True,
         "ipMasqBackend": backend,
         "macspoofchk": spoof,
-        "ipam": {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]},
+        "ipam": ipam,
     }
+    firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
+    tuning = {
+        "type": "tuning",
+        "sysctl": {f"net.{setting.replace('/', '.')}": "1" for setting in _TUNED},
+        "mtu": 1400,
+        "txQLen": 500,
+        "allmulti": True,
+        "dataDir": str(backups(store)),
+        "capabilities": {"mac": not spoof},
+    }
+    if interface == "ptp":
+        ptp = {"type": "ptp", "ipMasq": True, "ipMasqBackend": backend, "ipam": ipam}
+        firewall["ingressPolicy"], tuning["mtuBothEnds"] = "open", True
+        return NetworkList("crash", "1.1.0", (ptp, firewall, tuning))
     portmap = {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}
     bandwidth = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
-    return NetworkList("crash", "1.1.0", (bridge, portmap, bandwidth))
+    return NetworkList("crash", "1.1.0", (bridge, portmap, bandwidth, firewall, tuning))
+
+
+def backups(store: Path) -> Path:
+    """Returns where tuning keeps what interfaces were like, beside host-local's `store`."""
+    return store.with_name(f"{store.name}-tuning")
 
 
 @dataclass
@@ -72,13 +97,13 @@ class Node:
     _pods: int = field(default=0)
 
     @classmethod
-    def made(cls, directory: Path, backend: str, *, spoof: bool, neighbour: bool) -> Node:
+    def made(cls, directory: Path, backend: str, *, interface: str = "bridge", spoof: bool, neighbour: bool) -> Node:
         """Makes a host, its store in a fresh `directory`."""
         stack = ExitStack()
         host = stack.enter_context(temporary_host())
         hasty(host)
         store = directory / "leases"
-        node = cls(host, store, network(store, backend, spoof=spoof), stack)
+        node = cls(host, store, network(store, backend, interface=interface, spoof=spoof), stack)
         if neighbour:
             pod = node.pod()
             node.neighbour = pod, node.asking(0).add(node.runner(pod))
@@ -95,9 +120,10 @@ class Node:
         return pod
 
     def asking(self, offset: int = 1000) -> NetworkList:
-        """Returns the network for a pod with host ports and limits."""
+        """Returns the network for a pod with host ports, limits and an address of its own."""
         mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
-        return self.chain.asking(portMappings=mappings, bandwidth=shaping.BOTH)
+        mac = f"02:00:00:00:00:{offset // 1000:02x}"
+        return self.chain.asking(portMappings=mappings, bandwidth=shaping.BOTH, mac=mac)
 
     def variables(self, pod: Namespace | None) -> dict[str, str]:
         """Returns the environment of a verb for a pod; GC and STATUS have none."""
@@ -134,13 +160,14 @@ class Node:
         directory = self.store / self.chain.name
         files = sorted(directory.iterdir()) if directory.is_dir() else []
         whole["store"] = {file.name: file.read_text() for file in files if file.name not in BOOKKEEPING}
-        beside = self.store.with_name(f"{self.store.name}.podwire")
-        names = sorted(file.name for file in beside.iterdir()) if beside.is_dir() else []
-        whole["beside"] = [name for name in names if not name.startswith(_DRAFT)]
+        whole["beside"] = [name for name in _names(self.store, ".podwire") if not name.startswith(_DRAFT)]
+        saved = backups(self.store)
+        whole["backups"] = {name: (saved / name).read_text() for name in _names(saved)}
+        whole["notes"] = _names(saved, ".podwire")
         if self.neighbour:
             whole["neighbour"] = netstate.state(self.neighbour[0])
         if pod and pod.exists():
-            whole["pod"] = netstate.state(pod)
+            whole["pod"] = netstate.state(pod) | {"tuned": _tuned(pod)}
         return whole
 
     def _links(self) -> list[str]:
@@ -202,6 +229,17 @@ def _lines(state: State) -> list[str]:
             items = part if isinstance(part, list) else [part]
             found += [f"{place}: {json.dumps(item, sort_keys=True)}" for item in items]
     return found
+
+
+def _names(directory: Path, suffix: str = "") -> list[str]:
+    directory = directory.with_name(directory.name + suffix)
+    return sorted(file.name for file in directory.iterdir()) if directory.is_dir() else []
+
+
+def _tuned(pod: Namespace) -> dict[str, str]:
+    """Returns what tuning changes of a pod's settings."""
+    with pod.entered():
+        return {name: _text(Path("/proc/sys/net", name.replace("IFNAME", "eth0"))) for name in _TUNED}
 
 
 def _text(file: Path) -> str:
