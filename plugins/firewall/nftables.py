@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 from cni.conf import Attachment
-from cni.errors import UnchangedError
+from cni.errors import CniError, UnchangedError
 from kernel import link, nft, nft_set
 from kernel.errors import KernelError
 from kernel.nft import Chain, NftSocket, Table
@@ -30,15 +31,14 @@ _NEEDS = "the firewall with nftables needs a kernel with sets and connection tra
 def add(wanted: Protected) -> None:
     """Makes table and elements; those that are there stay, and what was another attachment's is this one's now.
 
-    Raises UnchangedError (999) with a hint where the kernel cannot do it.
+    Raises CniError(999) with a hint where the kernel cannot do it; UnchangedError where it said so.
     """
     with nft.opened() as socket:
         try:
-            nft.settled(socket, lambda generation: _add(socket, wanted, generation))
+            _add_surely(socket, wanted)
         except KernelError as error:
-            raise UnchangedError(
-                error.code, error.msg, _problem(socket, rules.bases(wanted)) or error.details
-            ) from error
+            kind = CniError if _is_lost(error) else UnchangedError
+            raise kind(error.code, error.msg, _problem(socket, rules.bases(wanted)) or error.details) from error
         if wanted.accepts:
             _tell_of_drop(socket, wanted.versions)
     if wanted.policy == ISOLATED and not wanted.ports:
@@ -68,6 +68,22 @@ def delete(socket: NftSocket, wanted: Protected) -> None:
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     """Deletes the elements of a network's attachments that are not `valid`; raises KernelError."""
     _delete(socket, Whose.stale(network, valid))
+
+
+def _add_surely(socket: NftSocket, wanted: Protected) -> None:
+    """Makes what is missing; once more where the answer was lost, and with it what came of that. Raises KernelError."""
+    attempt = partial(nft.settled, socket, lambda generation: _add(socket, wanted, generation))
+    try:
+        attempt()
+    except KernelError as error:
+        if not _is_lost(error):
+            raise
+        attempt()
+
+
+def _is_lost(error: KernelError) -> bool:
+    """Tells whether it was the conversation that failed, so that the kernel may have done what it was asked for."""
+    return isinstance(error.__cause__, OSError)
 
 
 def _add(socket: NftSocket, wanted: Protected, generation: int) -> None:
@@ -124,6 +140,7 @@ def _policies(socket: NftSocket, wanted: Protected | None, left: Collection[byte
     gone = {rules.bridge_of(key) for key in left} - {bridge}
     if gone:
         members = [item.key for own in MEMBERS.values() for item in nft_set.elements(socket, own, having(gone))]
+        gone &= {rules.bridge_of(key) for key in members}  # where even ours was not seen, nothing is known
         gone -= {rules.bridge_of(key) for key in members if key not in left}
     requests: list[Request] = []
     same = wanted is not None and wanted.policy == SAME_BRIDGE
