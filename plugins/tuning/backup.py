@@ -40,6 +40,7 @@ _LONG = 200  # of 255 bytes (NAME_MAX)
 # What is in the directories is ours or nobody's: a link there is not followed, and a FIFO is no reason to hang.
 _OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES)
+_FOREIGN = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EAGAIN)  # a link, a socket, a directory, a FIFO
 _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 
 
@@ -68,11 +69,15 @@ class Backup:
         )
 
     def load(self) -> Saved | None:
-        """Returns what is saved, None when nothing is."""
+        """Returns what is saved, None when nothing is; raises OSError when that cannot be told."""
         try:
             content, status = _read(self._path)
         except OSError as error:
-            return None if error.errno in _ABSENT else Saved(Attributes())
+            if error.errno in _FOREIGN:
+                return Saved(Attributes())
+            if error.errno in _ABSENT:
+                return None
+            raise
         note = _noted(self._note)
         original = _decoded(content)
         if note is None or note.string("file") != _identity(status):
@@ -84,15 +89,15 @@ class Backup:
 
         What was there is put back when a later step fails.
         """
-        before = self.load()
-        kept = before if before and before.life in ("", now.life) else None
-        if kept:
-            host_mtu = now.host_mtu if kept.host_mtu is None else kept.host_mtu
-            now = Saved(kept.original.filled(now.original), host_mtu, now.life)
-        if now == before:
-            return
-        undo.push(f"put {self._path} back", partial(self._take_back, before))
         try:
+            before = self.load()
+            kept = before if before and before.life in ("", now.life) else None
+            if kept:
+                host_mtu = now.host_mtu if kept.host_mtu is None else kept.host_mtu
+                now = Saved(kept.original.filled(now.original), host_mtu, now.life)
+            if now == before:
+                return
+            undo.push(f"put {self._path} back", partial(self._take_back, before))
             if before and not kept:
                 os.unlink(self._path)  # with the note of this life it would be taken for one of this life
             self._put(now)
@@ -138,20 +143,22 @@ def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     kept, drafted, names = {_name(item) for item in keep}, _drafted(network), _listed(data_dir)
     unknown = {name for name in names if name.endswith(_JSON) and not name.startswith(_DRAFT)} - kept
     drafts = {name.removeprefix(drafted) for name in names if name.startswith(drafted)} - kept
-    stale = []
-    for name in _listed(_side(data_dir)):
+
+    def collect_noted(name: str) -> None:
         note = _noted(f"{_side(data_dir)}/{name}")
         attachment = Attachment(note.string("containerID"), note.string("ifname")) if note else None
         if not note or not attachment or _name(attachment) != name:
-            continue
+            return
         backup = Backup(data_dir, network, *attachment)
         saved = backup.load()
         if saved and not saved.life:
-            continue  # the reference has written it since
+            return  # the reference has written it since
         unknown.discard(name)
         if note.string("network") == network and attachment not in keep:
-            stale.append(backup)
-    all_of(*(item.remove for item in stale), *(partial(_discard, data_dir, drafted, name) for name in drafts))
+            backup.remove()
+
+    noted = (partial(collect_noted, name) for name in _listed(_side(data_dir)))
+    all_of(*noted, *(partial(_discard, data_dir, drafted, name) for name in drafts))
     return len(unknown)
 
 
@@ -214,7 +221,7 @@ def _forget(path: str) -> None:
     try:
         os.unlink(path)
     except OSError as error:
-        if error.errno not in _ABSENT:
+        if error.errno not in _ABSENT or (error.errno == errno.EACCES and os.path.lexists(path)):
             raise
 
 
@@ -223,13 +230,19 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _noted(path: str) -> Fields | None:
-    """Returns a note, None when there is none that can be read."""
+    """Returns a note, None when there is none that says all it must; raises OSError when that cannot be told."""
     try:
-        note = _object(_read(path)[0])
+        content, _ = _read(path)
+    except OSError as error:
+        if error.errno in (*_ABSENT, *_FOREIGN):
+            return None
+        raise
+    try:
+        note = _object(content)
         for key in ("network", "containerID", "ifname", "life", "file"):
             note.string(key)
         note.integer("hostMTU", minimum=1, maximum=_INT32_MAX)
-    except (OSError, ValueError, CniError):
+    except (ValueError, CniError):
         return None
     return note
 

@@ -39,7 +39,7 @@ class End:
 
 @dataclass(frozen=True)
 class Ends:
-    """The pod's interface, the host's end (None when it is not asked for, or not there), and the pod's life.
+    """The pod's interface, the host's end (None when not asked for, or not there), and the pod's life ("" unknown).
 
     Neither namespaces' numbers nor interfaces' tell two lives of a container apart, as they are used again.
     """
@@ -76,6 +76,11 @@ def opened(namespace: Netns, ifname: str, *, both: bool) -> Iterator[Ends | None
 
 
 def _life(namespace: Netns, socket: Socket, own: Link) -> str:
-    """Returns boot, namespace and interface; of the namespace its number in the boot, or (before 5.14) its inode."""
+    """Returns boot, namespace and interface; of the namespace its number in the boot, or (before 5.14) its inode.
+
+    Where the boot cannot be told, "".
+    """
+    if not (own_boot := boot.boot_id().decode("ascii", "replace").strip()):
+        return ""
     where = socket.namespace_cookie() or f"inode {os.fstat(namespace.fileno()).st_ino}"
-    return f"{boot.boot_id().decode('ascii', 'replace').strip()} {where} {own.index}"
+    return f"{own_boot} {where} {own.index}"

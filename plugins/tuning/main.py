@@ -64,7 +64,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
         return
     try:
         with Netns(args.netns) as namespace, ends.opened(namespace, args.ifname, both=bool(saved.host_mtu)) as found:
-            if found and saved.life in ("", found.life):
+            if found and (saved.life == found.life or not (saved.life and found.life)):
                 _restore(found, saved)
     except NetnsMissingError:
         pass
@@ -138,6 +138,9 @@ def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, own: TuningConf) ->
     attributes.validate(found.inside.link, own.attributes)
     if found.outside:
         attributes.validate(found.outside.link, own.attributes)
+    if not found.life:
+        msg = "which boot this is cannot be told, and so not later whose backup it is"
+        raise CniError(Code.INTERNAL, msg, "/proc/sys/kernel/random/boot_id must be readable")
     return found
 
 
