@@ -17,11 +17,11 @@ SCENARIOS: list[Scenario] = [
     *(
         (verb, plugin, backend)
         for verb in DRAMAS
-        for plugin in ("bridge", "portmap")
+        for plugin in ("bridge", "portmap", "firewall")
         for backend in ("iptables", "nftables")
     ),
-    *((verb, plugin, "nftables") for verb in DRAMAS for plugin in ("bandwidth", "host-local")),
-    *((verb, "loopback", "nftables") for verb in ("ADD", "DEL", "CHECK")),
+    *((verb, plugin, "nftables") for verb in DRAMAS for plugin in ("bandwidth", "tuning", "ptp", "host-local")),
+    *((verb, plugin, "nftables") for verb in ("ADD", "DEL", "CHECK") for plugin in ("loopback", "static")),
 ]
 
 

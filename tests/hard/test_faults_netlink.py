@@ -20,10 +20,10 @@ SCENARIOS = [
     *(
         (verb, plugin, backend)
         for verb in DRAMAS
-        for plugin in ("bridge", "portmap")
+        for plugin in ("bridge", "portmap", "firewall")
         for backend in ("iptables", "nftables")
     ),
-    *((verb, "bandwidth", "nftables") for verb in DRAMAS),
+    *((verb, plugin, "nftables") for verb in DRAMAS for plugin in ("bandwidth", "tuning", "ptp")),
     *((verb, "loopback", "nftables") for verb in ("ADD", "DEL", "CHECK")),
 ]
 

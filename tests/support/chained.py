@@ -1,4 +1,4 @@
-"""The whole chain on a throwaway host: bridge with host-local, portmap, bandwidth, loopback, each verb of each alone.
+"""The whole chain on a throwaway host, bridge with host-local to tuning, and ptp, loopback, static: each verb alone.
 
 One rule: everything that any of them makes is in `everything()`, so that "as before" means all of it.
 """
@@ -18,8 +18,9 @@ from tests.support.hostports import ports
 from tests.support.namespaces import Namespace
 from tests.support.running import Outcome, environment
 
-CHAIN = ("bridge", "portmap", "bandwidth")  # in the order of ADD
+CHAIN = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of ADD
 _TIMEOUT_S = 60.0
+_SETTING = Path("/proc/sys/net/ipv4/conf/eth0/arp_filter")
 _GUARD = re.compile(r"^table ip mangle \{$.*?^\}$\n?", re.MULTILINE | re.DOTALL)
 
 
@@ -84,13 +85,32 @@ class Chain:
         files = directory.iterdir() if directory.is_dir() else ()
         return {file.name: file.read_text() for file in files if not file.name.startswith("last_reserved")}
 
+    @property
+    def backups(self) -> Path:
+        """Where tuning keeps what interfaces were like."""
+        return self.store.with_name(f"{self.store.name}-tuning")
+
+    def saved(self) -> dict[str, str]:
+        """Returns tuning's files; of its notes, which name times, only the names."""
+        notes = self.backups.with_name(f"{self.backups.name}.podwire")
+        found = {file.name: file.read_text() for file in self.backups.iterdir()} if self.backups.is_dir() else {}
+        return found | {f"{notes.name}/{file.name}": "" for file in notes.iterdir()} if notes.is_dir() else found
+
+    def untune(self, pod: Namespace, mac: str = "") -> None:
+        """Sets back what DEL leaves to a pod's end, sysctls; with the `mac` that was, what only GC leaves, too."""
+        if mac:
+            pod.ip("link", "set", "eth0", "address", mac, "mtu", "1500", "txqueuelen", "1000", "allmulticast", "off")
+        with pod.entered():
+            _SETTING.write_text("0")
+
     def everything(self, pod: Namespace) -> dict[str, Any]:
         """Returns all that the chain can change, on the host, in the pod and in the store."""
         # What guards 127.0.0.0/8 is the bridge's, not a pod's, and either backend makes it.
         rules = "\n".join(netstate.nft_rules(self.host))
         found = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
         host = shaping.state(self.host) | {"nft": found}
-        return {"host": host, "pod": netstate.state(pod), "leases": self.leases()}
+        inside = netstate.state(pod) | {"setting": _setting(pod)}
+        return {"host": host, "pod": inside, "leases": self.leases(), "backups": self.saved()}
 
     def _own(self, plugin: str) -> dict[str, Any]:
         ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
@@ -103,7 +123,22 @@ class Chain:
             return {"backend": self.backend, "runtimeConfig": {"portMappings": ports(*self.published)}}
         if plugin == "bandwidth":
             return {"runtimeConfig": {"bandwidth": shaping.BOTH}}
+        if plugin == "firewall":
+            return {"backend": self.backend, "ingressPolicy": "same-bridge"}
+        if plugin == "tuning":
+            sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
+            own = {"mac": "02:00:00:00:00:42", "mtu": 1400, "txQLen": 500, "allmulti": True}
+            return {"sysctl": sysctl, **own, "dataDir": str(self.backups)}
+        if plugin == "ptp":
+            return {"ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
+        if plugin == "static":
+            return {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}]}}
         return {}
+
+
+def _setting(pod: Namespace) -> str:
+    with pod.entered():
+        return _SETTING.read_text().strip() if _SETTING.exists() else ""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -94,6 +94,12 @@ class Drama:
         self.spoilt |= bool(found)
         return found
 
+    def untune(self, *, wholly: bool = False) -> None:
+        """Sets back what a verb of tuning leaves to the pod's end by design: DEL sysctls, GC all that is in the pod."""
+        if self.plugin == "tuning":
+            (own,) = (item for item in self.before_it["interfaces"] if item.get("sandbox"))
+            self.chain.untune(self.pod, own["mac"] if wholly else "")
+
     def failed(self, outcome: Outcome, what: str) -> list[str]:
         """Returns what a verb, which must succeed, tells instead."""
         self.spoilt |= outcome.status != 0
@@ -107,11 +113,14 @@ class Add(Drama):
 
     def judge(self, outcome: Outcome) -> list[str]:
         if outcome.status:
+            if "error writing to stdout" in f"{outcome.stdout!r} {outcome.stderr}":
+                self.untune()  # what cannot be told of is deleted
             return self.leftovers(self.without)
         result, found = outcome.json, []
         if not self.believed:
             found += self.failed(self.chain.run(self.plugin, "CHECK", self.pod, result), "CHECK after a success")
         found += self.failed(self.chain.run(self.plugin, "DEL", self.pod, result), "DEL after a success")
+        self.untune()
         return found + self.leftovers(self.without)
 
 
@@ -127,6 +136,7 @@ class Del(Drama):
         found = []
         if outcome.status or self.believed:
             found = self.failed(self.run(), "DEL repeated")
+        self.untune(wholly=self.believed or "is not as it was" in outcome.stderr)  # which goes with the pod
         found += self.leftovers(self.without)
         if not self.spoilt:
             self.prepare()
@@ -172,6 +182,7 @@ class Gc(Drama):
 
     def again(self) -> None:
         self.chain.delete(self.pod, self.plugin)
+        self.untune(wholly=True)
         assert not self.leftovers(self.without)
         self.result = self.chain.add(self.pod, self.plugin, prev_result=self.before_it)
 
