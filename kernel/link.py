@@ -14,6 +14,7 @@ from typing import Any
 
 from cni.address import format_mac, parse_mac
 from kernel.codec import LinkMessage, NamespaceMessage
+from kernel.errors import KernelError
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import AnswerError, Attributes
@@ -256,6 +257,15 @@ def settings(
     doing = f'set "{link.name}" {" and ".join(words)}'
     values = {"index": link.index, "flags": flags, "change": change}
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
+
+
+def refuse_unchangeable(socket: Socket) -> None:
+    """Raises KernelError where no link may be changed; told by a request for one that cannot be, as "/" is no name."""
+    try:
+        socket.change(Request("change an interface", LinkMessage, RTM_NEWLINK, NLM_F_ACK, {}, [("IFLA_IFNAME", "/")]))
+    except KernelError as error:
+        if error.errno == errno.EPERM:
+            raise
 
 
 def port_settings(link: Link, *, hairpin: bool, isolated: bool) -> Request:

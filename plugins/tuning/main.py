@@ -19,8 +19,10 @@ from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
 from cni.versions import at_least
+from kernel import link
 from kernel.errors import reason
 from kernel.netns import Netns, NetnsMissingError
+from kernel.rtnl import Socket
 from plugins.tuning import allowlist, attributes, backup, ends, sysctls
 from plugins.tuning import conf as tuning_conf
 from plugins.tuning.attributes import Attributes
@@ -103,11 +105,14 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served; raises CniError(50)."""
+    """Tells whether ADD could be served: configuration, the right to change links, dataDir. Raises CniError(50)."""
     unserved = "tuning cannot be served: "
     try:
         own = tuning_conf.parse(args, conf)
         allowlist.require(own.sysctls)
+        if own.attributes:
+            with Socket() as host:
+                link.refuse_unchangeable(host)
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, unserved + error.msg, error.details) from error
     try:
