@@ -15,6 +15,8 @@ SAMPLE = 4  # faults of each scenario in `make test`
 # What any request may be answered with; and what says that something is there or not, which is a lie here.
 REFUSALS = (errno.EPERM, errno.ENOSPC, errno.ENOBUFS, errno.EBUSY, errno.ENOMEM)
 LIES = (errno.ENODEV, errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP)
+# The firewall's iptables keeps whose a rule is in one chain and the rule in another: one of them alone is never absent.
+UNTOLD = {"firewall iptables": (errno.ENOENT, errno.EOPNOTSUPP)}
 
 SCENARIOS = [
     *(
@@ -45,7 +47,8 @@ def test_one_request_fails(new_stage: Callable[..., Stage], nightly: bool, scena
     drama = DRAMAS[command](new_stage(backend, Sources), plugin)
     dry = Disturbance()
     drama.play(dry)
-    every = list(disturbances(dry.seen))
+    untold = UNTOLD.get(f"{plugin} {backend}", ())
+    every = [item for item in disturbances(dry.seen) if item.errno not in untold]
     step = 1 if nightly else max(1, len(every) // SAMPLE)
     some = every[SCENARIOS.index(scenario) % step :: step]
     problems = []

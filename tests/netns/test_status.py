@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ NODES = {
         "ermi",  # Operation not permitted, Permission denied
     ),
     "no IPAM plugin": (
-        "mount -t tmpfs podwire {bin}; cp /proc/self/fd/9 {bin}/bridge; chmod +x {bin}/bridge",
+        "mount -t tmpfs podwire {bin}; cp /proc/self/fd/9 {bin}/{plugin}; chmod +x {bin}/{plugin}",
         'failed to find plugin "host-local"',
     ),
     "kernel settings that cannot be changed": (
@@ -51,28 +52,53 @@ NODES = {
 }
 
 
+# What each plugin is asked for, and which nodes are not ready for it; None for all of them.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bridge": {"bridge": "cni0", "isGateway": True, "ipMasq": True, "ipMasqBackend": "iptables"},
+    "ptp": {"ipMasq": True, "ipMasqBackend": "iptables"},
+    "firewall": {"backend": "iptables", "ingressPolicy": "same-bridge"},
+    "tuning": {"mtu": 1400},
+}
+UNREADY = {
+    "firewall": ["no program of iptables", "a program of iptables that fails", "no right to change the network"],
+    "tuning": [
+        "store on a read-only file system",
+        "a file where the store should be",
+        "a disk without room for a file",
+        "no right to change the network",
+    ],
+}
+SAID = {  # by both, where it is not what the node's entry has
+    ("tuning", "store on a read-only file system"): "read-only file system",
+    ("tuning", "a file where the store should be"): "not a directory",
+    ("tuning", "a disk without room for a file"): "no space left on device",
+}
+CASES = [(plugin, node) for plugin in OPTIONS for node in NODES if node in ["ready", *UNREADY.get(plugin, NODES)]]
+
+
 @pytest.fixture
 def network(host: Namespace, store: Path, tmp_path: Path) -> Network:
     """A network that needs everything that a node can lack; its plugins are in a directory that a node may hide."""
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
-    bridge = {"bridge": "cni0", "isGateway": True, "ipMasq": True, "ipMasqBackend": "iptables", "ipam": ipam}
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
-    for name in ("bridge", "host-local"):
+    for name in (*OPTIONS, "host-local"):
         (bin_dir / name).hardlink_to(binaries.directory() / name)
-    return Network(host, {"cniVersion": "1.1.0", "name": "net", "type": "bridge", **bridge}, bin_dir=bin_dir)
+    config = {"cniVersion": "1.1.0", "name": "net", "ipam": ipam, "dataDir": str(store)}
+    return Network(host, config, bin_dir=bin_dir)
 
 
 def on(node: str, network: Network, command: str, pod: Namespace) -> Outcome:
-    """Runs a verb of bridge on a node as `NODES` has it."""
+    """Runs a verb of the network's plugin on a node as `NODES` has it."""
     bin_dir, config = network.bin_dir, network.config
     assert bin_dir
-    prepared = NODES[node][0].format(store=config["ipam"]["dataDir"], bin=bin_dir)
-    start = "{0} {1}/bridge" if prepared.startswith("exec") else "{0}; exec {1}/bridge"
+    plugin = config["type"]
+    prepared = NODES[node][0].format(store=config["dataDir"], bin=bin_dir, plugin=plugin)
+    start = f"{prepared} {bin_dir}/{plugin}" if prepared.startswith("exec") else f"{prepared}; exec {bin_dir}/{plugin}"
     names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir)}
-    with network.host.entered(), (bin_dir / "bridge").open("rb") as program:
+    with network.host.entered(), (bin_dir / plugin).open("rb") as program:
         done = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", f"exec 9<{bin_dir}/bridge; {start.format(prepared, bin_dir)}"],
+            ["unshare", "--mount", "sh", "-ec", f"exec 9<{bin_dir}/{plugin}; {start}"],
             input=json.dumps(config).encode(),
             env=environment(command, **(names if command == "ADD" else {"CNI_PATH": str(bin_dir)})),
             capture_output=True,
@@ -84,16 +110,23 @@ def on(node: str, network: Network, command: str, pod: Namespace) -> Outcome:
 
 
 @pytest.mark.needs("iptables_nft_nat")
-@pytest.mark.parametrize("node", NODES)
-def test_status_says_what_add_would_meet(network: Network, sandbox: Namespace, store: Path, node: str) -> None:
+@pytest.mark.parametrize(("kind", "node"), CASES, ids=["{}, {}".format(*case) for case in CASES])
+def test_status_says_what_add_would_meet(
+    network: Network, sandbox: Namespace, store: Path, kind: str, node: str
+) -> None:
     """Where STATUS is silent ADD succeeds; where STATUS has code 50 ADD fails, for the same reason."""
-    status = on(node, network, "STATUS", sandbox)
+    own = network.having(type=kind, **OPTIONS[kind])
+    if "ipMasq" not in OPTIONS[kind]:  # it is listed behind one that makes the interface
+        interface = {"type": "bridge", "bridge": "cni0", "isGateway": True, "dataDir": None}
+        own = own.having(prevResult=network.having(**interface).add(sandbox), ipam=None)
+        subprocess.run(["rm", "-rf", store], check=True)
+    status = on(node, own.having(prevResult=None), "STATUS", sandbox)
     subprocess.run(["rm", "-rf", store], check=True)
-    added = on(node, network, "ADD", sandbox)
+    added = on(node, own, "ADD", sandbox)
     if node == "ready":
         status.silence()
         added.result()
         return
     told, failed = status.error(), added.error()
-    reason = NODES[node][1]
+    reason = SAID.get((kind, node), NODES[node][1])
     assert (told["code"], reason in str(told), reason in str(failed)) == (50, True, True), (told, failed)

@@ -37,11 +37,13 @@ class Net:
         }
         portmap = {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}
         bandwidth = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
+        firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
+        tuning = {"type": "tuning", "mtu": 1400, "dataDir": str(store / f"tuning{number}")}
         mappings = [{"hostPort": 8000 + number, "containerPort": 80, "protocol": "tcp"}]
         self.host, self.store = host, store
         # The one's name begins like the other's.
         self.name = "net" + "2" * (number - 1)
-        self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth)).asking(
+        self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth, firewall, tuning)).asking(
             portMappings=mappings, bandwidth=shaping.BOTH
         )
 
@@ -73,6 +75,10 @@ class Net:
         names = (path.name for path in (self.store / self.name).iterdir())
         return sorted(name for name in names if name[0].isdigit() or ":" in name)
 
+    def backups(self) -> list[str]:
+        """Returns tuning's files and notes."""
+        return sorted(str(path) for path in self.store.rglob("*.json"))
+
 
 @pytest.fixture(params=BACKENDS)
 def nets(request, host, store):
@@ -85,7 +91,12 @@ def everything(nets: list[Net]) -> dict[str, Any]:
     host = nets[0].host
     whole = netstate.state(host, netfilter=True)
     whole["links"] = {name: link for name, link in whole["links"].items() if link.get("ifalias") or "veth" in name}
-    return {"net": whole, "limits": shaping.state(host), "leases": [net.leases() for net in nets]}
+    return {
+        "net": whole,
+        "limits": shaping.state(host),
+        "leases": [net.leases() for net in nets],
+        "backups": nets[0].backups(),
+    }
 
 
 def vanish(host: Namespace, pod: Namespace) -> None:
@@ -136,7 +147,7 @@ def test_gc_without_the_key_changes_nothing_and_each_plugin_says_so(inhabited, n
     before = everything(inhabited)
     said = net.gc(key=False)
     assert everything(inhabited) == before
-    assert [line.partition(":")[0] for line in said.splitlines()] == ["bridge", "portmap", "bandwidth"]
+    assert [line.partition(":")[0] for line in said.splitlines()] == [plugin["type"] for plugin in net.list.plugins]
     net.list.check(net.run(pod), result)
 
 
