@@ -17,7 +17,7 @@ from tests.support.running import run_plugin
 from tests.support.shaping import BOTH, Shaping
 from tests.support.sockets import Reached, all_of, call
 
-BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
+BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))]
 EVERYWHERE = ("0.0.0.0", "::")
 PORTS = ("8080:80", "8080:80/udp")
 
@@ -39,42 +39,59 @@ def network(host, home, **keys):
 
 
 class Chain:
-    """bridge, portmap and bandwidth as conf/10 has them, with one backend for all rules."""
+    """bridge, portmap and bandwidth as conf/10 has them, firewall and tuning, with one backend for all rules."""
 
     def __init__(self, host, home, backend):
         hasty(host)
         self.bridge = network(host, home, ipMasqBackend=backend)
         self.ports = Publishing(self.bridge, {"backend": backend})
         self.limits = Shaping(self.bridge).asked(**BOTH)
+        sysctl = {"net.core.somaxconn": "1000", "net.ipv4.conf.IFNAME.arp_filter": "1"}
+        self.others = {
+            "firewall": {"backend": backend, "ingressPolicy": "same-bridge"},
+            "tuning": {"mtu": 1400, "sysctl": sysctl, "dataDir": str(home / "tuning")},
+        }
 
     def add(self, pod):
         result = self.bridge.run("ADD", pod)
         assert result.stderr == ""
         ports = self.ports.portmap("ADD", pod, PORTS, result.result())
         assert ports.stderr == ""  # flows are forgotten without complaint
-        return self.limits.limit(pod, ports.result())
+        result = self.limits.limit(pod, ports.result())
+        for plugin in self.others:
+            result = self.other(plugin, "ADD", pod, result).result()
+        return result
 
     def check(self, pod, result):
         self.bridge.check(pod, result)
         self.ports.portmap("CHECK", pod, PORTS, result).silence()
         self.limits.check(pod, result)
+        for plugin in self.others:
+            self.other(plugin, "CHECK", pod, result).silence()
 
     def delete(self, pod, result):
+        for plugin in reversed(self.others):
+            self.other(plugin, "DEL", pod, result).silence()
         self.limits.release(pod, result)
         self.ports.delete(pod, *PORTS, result=result)
 
     def status(self):
         self.bridge.run("STATUS").silence()
-        for plugin, keys in (("portmap", self.ports.keys), ("bandwidth", {})):
+        for plugin, keys in (("portmap", self.ports.keys), ("bandwidth", {}), *self.others.items()):
             config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **keys}
             run_plugin(plugin, "STATUS", config, host=self.bridge.host).silence()
 
     def gc(self, *valid):
         attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
         keys = {"cniVersion": "1.1.0", "name": "net", "cni.dev/valid-attachments": attachments}
-        for plugin in ("bandwidth", "portmap"):
-            run_plugin(plugin, "GC", {"type": plugin, **keys}, host=self.bridge.host).silence()
+        for plugin in ("bandwidth", "portmap", *self.others):
+            own = {"type": plugin, **self.others.get(plugin, {})}
+            run_plugin(plugin, "GC", {**own, **keys}, host=self.bridge.host).silence()
         self.bridge.having(**keys).run("GC").silence()
+
+    def other(self, plugin, command, pod, result):
+        config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **self.others[plugin], "prevResult": result}
+        return run_plugin(plugin, command, config, host=self.bridge.host, netns=pod, container_id=pod.name)
 
 
 @pytest.mark.needs("tbf", "ifb")
@@ -111,6 +128,7 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
             chain.delete(pods["pod"], result)
             assert netstate.state(host, netfilter=True) == before
             assert chain.bridge.leases() == {}
+            assert not list(home.rglob("*tuning*/*"))
 
     rootless.play(scene, mapped)
 
@@ -138,6 +156,37 @@ def test_a_network_as_old_as_its_user(root, bin_dir, backend):
             chain.gc()
 
     rootless.play(scene, at_once=True)
+
+
+@pytest.mark.needs("iptables_nft_nat")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("at_once", [False, True], ids=["own-network", "as-old-as-its-user"])
+def test_a_routed_pod(root, bin_dir, backend, at_once):
+    """A pod is attached by ptp, masqueraded, tuned at both ends, checked and detached; nothing is left."""
+
+    def scene(host, home):
+        with temporary() as pod:
+            chain = Chain(host, home, backend)
+            chain.bridge = network(host, home, type="ptp", ipMasqBackend=backend)
+            chain.bridge.run("STATUS").silence()
+            tuned = {**chain.others["tuning"], "mtuBothEnds": True}
+            chain.others = {"firewall": {"backend": backend}, "tuning": tuned}
+            for _ in range(2):
+                before = netstate.state(host, netfilter=True)
+                result = chain.bridge.add(pod)
+                for plugin in chain.others:
+                    result = chain.other(plugin, "ADD", pod, result).result()
+                chain.bridge.check(pod, result)
+                for plugin in chain.others:
+                    chain.other(plugin, "CHECK", pod, result).silence()
+                assert netstate.links(host)[result["interfaces"][0]["name"]]["mtu"] == 1400
+                for plugin in reversed(chain.others):
+                    chain.other(plugin, "DEL", pod, result).silence()
+                chain.bridge.delete(pod, result)
+            assert netstate.state(host, netfilter=True) == before
+            assert chain.bridge.leases() == {}
+
+    rootless.play(scene, at_once=at_once)
 
 
 def own_files(directory, outside_user):

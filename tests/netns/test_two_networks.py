@@ -16,7 +16,7 @@ from tests.support.running import run_plugin
 
 BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
-    pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "ifb", "tbf")),
+    pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet", "ifb", "tbf")),
 ]
 CONTAINER = "same"
 
