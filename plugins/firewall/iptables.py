@@ -209,9 +209,12 @@ def _delete(
     look: Callable[[int], tuple[dict[str, int], list[Placed]]],
     stale: Callable[[int, list[str]], list[str]],
 ) -> None:
-    """Looks, and deletes what is `stale` in both families, in one transaction; the chain of records with its last."""
+    """Looks, and deletes what is `stale` in both families, in one transaction; the chain of records with its last.
 
-    def attempt() -> None:
+    Nothing may have changed in between: of two last ones at once each would leave the chain to the other.
+    """
+
+    def attempt(generation: int) -> None:
         requests: list[Request] = []
         for version in FAMILIES:
             present, found = look(version)
@@ -220,6 +223,6 @@ def _delete(
             requests += [nft.rule_deletion(rule.chain, rule.handle) for rule in gone]
             if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
                 requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
-        nft.change(socket, *requests)
+        nft.change(socket, *requests, generation=generation)
 
-    nft.retried(attempt)
+    nft.settled(socket, attempt)
