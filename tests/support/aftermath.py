@@ -82,7 +82,7 @@ def picture(host: Namespace, living: list[Container], tools: str = "") -> Pictur
 
 
 def compare_store(storm: Storm) -> None:
-    """Demands that the reservations are those of the living, and that the index, where it is proven, says the same."""
+    """Demands that reservations, index (where it is proven) and backups are those of the living."""
     expected = {f"{each.name}\r\neth0".encode(): [each.address] for each in storm.living()}
     store = Store(str(storm.store), "storm")
     found = store.owners()
@@ -97,6 +97,12 @@ def compare_store(storm: Storm) -> None:
     left = {path.name for path in Path(store.directory).iterdir()} - {each.address for each in storm.living()}
     if left != {"lock", "last_reserved_ip.0"}:
         storm.problem(f"in the store is also {left}")
+    wanted = {f"{each.name}_eth0.json" for each in storm.living()}
+    if (backups := {path.name for path in storm.backups.iterdir()}) != wanted:
+        storm.problem(f"backups: surplus {backups - wanted}, missing {wanted - backups}")
+    notes = {path.name for path in storm.backups.with_name(f"{storm.backups.name}.podwire").iterdir()}
+    if notes != wanted and not storm.plan.reference:  # which makes none, and leaves ours
+        storm.problem(f"notes: surplus {notes - wanted}, missing {wanted - notes}")
 
 
 def _items(value: object) -> list[object]:

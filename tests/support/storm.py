@@ -22,7 +22,7 @@ from tests.support.namespaces import Namespace
 from tests.support.running import Outcome
 from tests.support.tcp import PORT
 
-PLUGINS = ("bridge", "portmap", "bandwidth")  # in the order of the list
+PLUGINS = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of the list
 IFNAME = "eth0"
 RESULTS = Path("/var/lib/cni/results")  # libcni's cache, hidden by a private one
 TRY_AGAIN_LATER = 11
@@ -127,6 +127,11 @@ class Storm:
         self._crowd(8, self._clearing())
         self.report.living = len(self.living())
 
+    @property
+    def backups(self) -> Path:
+        """Where tuning keeps what interfaces were like."""
+        return self.store.with_name(f"{self.store.name}-tuning")
+
     def living(self) -> list[Container]:
         """Returns those that are attached."""
         return [each for each in self.containers if each.state == "present"]
@@ -230,8 +235,10 @@ class Storm:
         own.state = "unknown"
         doomed = self._chance.choice(PLUGINS) if fatal else ""
         for plugin in reversed(PLUGINS):
-            outcome = yield self._call(own, plugin, "DEL", by_reference, plugin == doomed)
-            if not self._succeeded(own, plugin, "DEL", outcome, by_reference):
+            # Go's firewall does not know of our records, which then wait for a GC without the container.
+            theirs = by_reference and (own.by_reference or plugin != "firewall")
+            outcome = yield self._call(own, plugin, "DEL", theirs, plugin == doomed)
+            if not self._succeeded(own, plugin, "DEL", outcome, theirs):
                 return
         self._gone(own)
 
@@ -321,6 +328,11 @@ class Storm:
             return own | {"capabilities": {"bandwidth": True}}
         if plugin == "portmap":
             return own | {"backend": self.plan.backend, "capabilities": {"portMappings": True}}
+        if plugin == "firewall":
+            return own | {"backend": self.plan.backend, "ingressPolicy": "same-bridge"}
+        if plugin == "tuning":
+            sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
+            return own | {"sysctl": sysctl, "mtu": 1400, "dataDir": str(self.backups)}
         ranges = [[{"subnet": "10.22.0.0/24"}]]
         return own | {
             "bridge": "cni0",
