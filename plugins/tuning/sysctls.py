@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from cni.errors import CniError, Code
@@ -89,7 +89,7 @@ def _is_so(item: Sysctl) -> bool:
 
 
 def _put_back(namespace: Netns, name: str, value: str) -> None:
-    with entered(namespace):
+    with entered(namespace), suppress(FileNotFoundError):  # it went with its interface
         sysctl.put(name, value)
 
 
