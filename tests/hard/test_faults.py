@@ -10,7 +10,7 @@ from tests import promises
 from tests.support.dramas import DRAMAS, Stage, told
 from tests.support.syscall_faults import Fault, faults_of
 
-SAMPLE = 4  # faults of each scenario in `make test`
+SAMPLE = 3  # faults of each scenario in `make test`
 
 Scenario = tuple[str, str, str]
 SCENARIOS: list[Scenario] = [

@@ -11,7 +11,7 @@ from tests import promises
 from tests.support.dramas import DRAMAS, Stage, told
 from tests.support.netlink_faults import Disturbance, Sources
 
-SAMPLE = 4  # faults of each scenario in `make test`
+SAMPLE = 3  # faults of each scenario in `make test`
 # What any request may be answered with; and what says that something is there or not, which is a lie here.
 REFUSALS = (errno.EPERM, errno.ENOSPC, errno.ENOBUFS, errno.EBUSY, errno.ENOMEM)
 LIES = (errno.ENODEV, errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP)
