@@ -141,16 +141,21 @@ def _addresses(wanted: Protected, version: int, listing: Sequence[str], is_gone:
 
 
 def _policy(wanted: Protected, listing: Sequence[str]) -> list[str]:
-    """Returns what puts a bridge's rules first in their chains, and takes away those of the other policy."""
+    """Returns what puts a bridge's rules first in their chains, once, and takes away those of the other policy.
+
+    Two first pods may have made them at the same time: see _jumps.
+    """
     made = []
     own_rules = policy_rules(wanted.policy, wanted.bridge)
     for chain, end in ENDS.items():
         # What stands behind the end is not reached.
         found = [line for line in listing if line.startswith(f"-A {chain} ")]
         ends = [line for line in found if newer(line) == end]
-        reached = [newer(line) for line in (found[: found.index(ends[0])] if ends else found)]
-        own = [rule for rule in own_rules if rule.startswith(f"-A {chain} ")]
-        made += [_first(rule) for rule in reversed(own) if rule not in reached]
+        listed = found[: found.index(ends[0])] if ends else found
+        reached = [newer(line) for line in listed]
+        for rule in reversed([rule for rule in own_rules if rule.startswith(f"-A {chain} ")]):
+            twice = deletions([rule] * listed.count(rule)) if listed.count(rule) > 1 else []
+            made += [*twice, _first(rule)] if twice or rule not in reached else []
         made += [] if len(ends) == 1 else [*deletions(ends), end]
     other = other_policy_rules(wanted.policy, wanted.bridge)
     return made + deletions(line for line in listing if line in other)

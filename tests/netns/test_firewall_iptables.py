@@ -167,12 +167,14 @@ def test_others_rules_keep_their_place(firewall):
 
 
 def test_rules_that_are_there_twice(firewall):
-    """What all share and is there more than once, as two first pods at a time may make it, is once after ADD."""
-    net = firewall.having(ingressPolicy="same-bridge")
+    """What pods share and is there more than once, as two first pods at a time may make it, is once after ADD."""
+    net = firewall.having(ingressPolicy="isolated")
     net.add()
     before = net.rules()
     end = next(line for line in before["iptables"] if line.startswith(f"-A {STAGE_1} -m"))
-    net.load(FORWARD_JUMP, ISOLATION_JUMP, end, "-I" + FORWARD_JUMP[2:], "-I" + ADMIN_JUMP[2:])
+    bridges = ["-I" + line[2:] for line in before["iptables"] if "cni0" in line]
+    assert len(bridges) == 3
+    net.load(FORWARD_JUMP, ISOLATION_JUMP, end, "-I" + FORWARD_JUMP[2:], "-I" + ADMIN_JUMP[2:], *bridges)
     net.add()
     assert net.rules() == before
 
@@ -196,6 +198,21 @@ def test_first_pods_at_once(firewall):
         for outcome in pool.map(lambda name: pods[name].run("DEL", name), pods):
             outcome.silence()
     assert firewall.passing() == firewall.records() == []
+
+
+def test_first_pods_of_bridges_at_once(firewall):
+    """Of several first pods of a further bridge at the same time none makes that bridge's rules a second time."""
+    net = firewall.having(ingressPolicy="isolated")
+    net.add()
+    bridges = [f"br{n}" for n in range(6)]
+    pods = [net.of(f"10.22.{n}.{m}/16", bridge=bridge) for n, bridge in enumerate(bridges) for m in range(2, 6)]
+    for bridge in bridges:
+        net.host.ip("link", "add", bridge, "type", "bridge")
+    with ThreadPoolExecutor() as pool:
+        for outcome in pool.map(lambda pod: pod[1].run("ADD", f"c{pod[0]}"), enumerate(pods)):
+            outcome.result()
+    assert len(chain(net, STAGE_1)) == len(set(chain(net, STAGE_1))) == 2 * (len(bridges) + 1) + 1
+    assert len(chain(net, STAGE_2)) == len(set(chain(net, STAGE_2))) == len(bridges) + 2
 
 
 @pytest.mark.parametrize("policy", ["open", "same-bridge"])
