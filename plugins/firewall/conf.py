@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from cni import cache
-from cni.args import CmdArgs
+from cni.args import CmdArgs, is_interface_name
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.result import Result
@@ -51,7 +51,9 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
         addresses=tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips)),
         policy=policy,
         bridge=_bridge(policy, prev_result) if prev_result.ips and policy != OPEN else "",
-        ports=tuple(item.name for item in prev_result.interfaces[1:] if item.name and not item.sandbox),
+        ports=tuple(
+            item.name for item in prev_result.interfaces[1:] if is_interface_name(item.name) and not item.sandbox
+        ),
         admin_chain=_chain(conf),
         zone=_zone(conf),
     )
@@ -114,6 +116,9 @@ def _bridge(policy: str, prev_result: Result) -> str:
     first = prev_result.interfaces[0]
     if not first.name:
         raise CniError(Code.INVALID_NETWORK_CONFIG, "got empty bridge name", demand)
+    if not is_interface_name(first.name):  # nftables would take the beginning of it for another interface's
+        details = "it is the first interface in prevResult, and must be one of the host"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"no interface can be called {first.name!r}", details)
     if first.sandbox:
         details = f'the first interface in prevResult is "{first.name}" in {first.sandbox}, not one of the host'
         raise CniError(Code.INVALID_NETWORK_CONFIG, demand, details)

@@ -104,6 +104,15 @@ def test_a_policy_needs_an_interface_of_the_host(interfaces):
     assert "make sure to chain" in failure.msg + failure.details
 
 
+@pytest.mark.parametrize("name", ["a" * 16, "a b", "a/b", "..", "a\0b", "%d"])
+@pytest.mark.parametrize("policy", ["same-bridge", "isolated"])
+def test_names_that_no_interface_has(name, policy):
+    """A policy is not made for a name that the kernel would cut, or not take; such a port is nobody's."""
+    failure = error(ingressPolicy=policy, prevResult=result({"name": name}))
+    assert repr(name) in failure.msg
+    assert parsed(ingressPolicy=policy, prevResult=result(BRIDGE, {"name": name})).wanted.ports == ()
+
+
 def test_del_reads_what_can_be_read():
     """DEL takes addresses, the first interface of the host and the zone, whatever else is wrong."""
     own = lenient(ARGS, netconf({"ingressPolicy": 5, "firewalldZone": "work", "prevResult": result(BRIDGE)}))
