@@ -32,7 +32,8 @@ from plugins.firewall.wanted import ISOLATED, Protected
 
 _FORWARD, _FILTER, _FILTER_BRIDGED = 2, 0, -200  # NF_INET_FORWARD and NF_BR_FORWARD, priorities
 _VERSIONS = (4, 6)
-_COMMENT = re.compile(r"net: (?P<network>[^,]*), if: (?P<ifname>[^,]*), id: (?P<container_id>.*)", re.DOTALL)
+_COMMENT = re.compile(r"net: (?P<network>[^,]*), if: (?P<ifname>.*), id: (?P<container_id>[^,]*)", re.DOTALL)
+_QUOTE = "%22"  # a comment has no double quotes, an interface's name no %
 
 TABLE = Table(nft.INET, "podwire_firewall", "made by podwire's firewall plugin; chain admin is yours, the rest is not")
 BRIDGE_TABLE = Table(nft.BRIDGE, TABLE.name, "made by podwire's firewall plugin")
@@ -184,7 +185,8 @@ def userdata(wanted: Protected, *further: tuple[int, bytes], label: str = "") ->
 
 
 def _names(wanted: Protected) -> str:
-    return f"net: {wanted.network}, if: {wanted.ifname}, id: {wanted.container_id}"
+    ifname = wanted.ifname.replace('"', _QUOTE)
+    return f"net: {wanted.network}, if: {ifname}, id: {wanted.container_id}"
 
 
 def owner(element: Element) -> bytes:
@@ -197,4 +199,4 @@ def owner(element: Element) -> bytes:
     named = _COMMENT.search(comment)
     if found or not named or len(comment.encode()) >= nft_rule.COMMENT_MAX:
         return found
-    return nft_owner.owner_of(named["network"], named["container_id"], named["ifname"])
+    return nft_owner.owner_of(named["network"], named["container_id"], named["ifname"].replace(_QUOTE, '"'))

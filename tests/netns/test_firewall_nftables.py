@@ -202,20 +202,21 @@ def test_gc(firewall):
     }
 
 
-def test_what_was_listed_and_loaded_again(firewall, tmp_path):
+@pytest.mark.parametrize("ifname", ["eth0", 'a"b', "a,b", "a\\b", "é"])
+def test_what_was_listed_and_loaded_again(firewall, tmp_path, ifname):
     """Elements that `nft` listed and loaded, which keeps the comment only, are still found by CHECK, GC and DEL."""
     isolated = firewall.having(ingressPolicy="isolated")
-    isolated.add()
+    isolated.add(ifname=ifname)
     isolated.pod("10.22.0.3/16", port="veth3").add("two")
     file = tmp_path / "rules"
     file.write_text("flush ruleset\n" + firewall.host.run("nft", "list", "ruleset"))
     firewall.host.run("nft", "-f", str(file))
-    isolated.check()
+    isolated.check(ifname=ifname)
     before = sets(firewall.host, comments=True)
-    isolated.add()
+    isolated.add(ifname=ifname)
     assert sets(firewall.host, comments=True) == before
-    firewall.gc("cid")
-    firewall.delete()
+    firewall.gc("cid", ifname=ifname)
+    firewall.delete(ifname=ifname)
     assert sets(firewall.host) == {}
 
 
