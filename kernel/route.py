@@ -22,7 +22,7 @@ RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h
 # linux/rtnetlink.h
 _SCOPE_NOWHERE = 255  # in a deletion: any
-_RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 3, 1, 2
+_RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 2, 3, 1, 2
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
 
@@ -107,13 +107,14 @@ def addition(
     return Request(doing, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
 
 
-def deletion(link: Link, network: Network) -> Request:
-    """Deletes the route of table main that leads to `network` over `link`, of any scope; absent is success."""
+def connected_deletion(link: Link, network: Network) -> Request:
+    """Deletes the route to `network` that the kernel made for an address of `link`; absent is success."""
     doing = f"delete route '{network} dev {link.name}'"
     values = {
         "family": _FAMILIES[network.version],
         "dst_len": network.prefixlen,
         "table": _RT_TABLE_MAIN,
+        "proto": _RTPROT_KERNEL,  # IPAM may have given one to the same destination
         "scope": _SCOPE_NOWHERE,
     }
     attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", _RT_TABLE_MAIN)]

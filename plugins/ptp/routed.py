@@ -64,7 +64,7 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
         near = Route(ip_interface(gateway), scope=route.SCOPE_LINK)
         requests.append(route.addition(inside, near, None, source=own, exists_ok=True))
     requests += route_additions(inside, result)
-    requests += [route.deletion(inside, network) for network in subnets]
+    requests += [route.connected_deletion(inside, network) for network in subnets]
     for network, ip in subnets.items():
         if network.prefixlen < network.max_prefixlen:  # of a host's prefix there is nothing behind the gateway
             far = Route(ip_interface(network))

@@ -211,6 +211,16 @@ def test_routes_of_ipam_may_use_a_router_of_the_subnet(scripted, sandbox):
     assert "192.0.2.0/24 via 10.23.0.200 dev eth0" in sandbox.ip("route")
 
 
+@pytest.mark.parametrize("ip", [IPV4, IPV6], ids=["IPv4", "IPv6"])
+def test_a_route_of_ipam_to_the_subnet_itself(scripted, sandbox, ip):
+    """Where IPAM has a route to the pod's own subnet, too, it is still the kernel's that goes."""
+    subnet = ip["gateway"].removesuffix("1") + ("0/24" if "." in ip["gateway"] else "/64")
+    scripted([ip], routes=[{"dst": subnet}]).add(sandbox)
+    listed = sandbox.ip("-6" if ":" in subnet else "-4", "route", "show", subnet).splitlines()
+    assert listed
+    assert all(line.startswith(f"{subnet} via {ip['gateway']} ") for line in listed), listed
+
+
 def test_rubbish_in_cni_args_does_not_disturb(scripted, sandbox):
     """CNI_ARGS are IPAM's to judge, not ptp's."""
     scripted([IPV4]).add(sandbox, env={"CNI_ARGS": "RUBBISH"})
