@@ -25,7 +25,7 @@ SCENARIOS: list[Scenario] = [
 ]
 
 
-FORKING = [scenario for scenario in SCENARIOS if scenario[0] == "DEL" or scenario == ("ADD", "bridge", "iptables")]
+FORKING = [scenario for scenario in SCENARIOS if scenario[0] == "DEL"]  # ADD starts a program for what it replaces only
 FORKING = [scenario for scenario in FORKING if scenario[1] in ("bridge", "bandwidth") or scenario[2] == "iptables"]
 
 

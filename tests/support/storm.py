@@ -329,7 +329,9 @@ class Storm:
         if plugin == "portmap":
             return own | {"backend": self.plan.backend, "capabilities": {"portMappings": True}}
         if plugin == "firewall":
-            return own | {"backend": self.plan.backend, "ingressPolicy": "same-bridge"}
+            # Debian's makes a bridge's shared rules anew beside ours, which the next of our ADDs tidies up.
+            policy = "open" if self.plan.reference else "same-bridge"
+            return own | {"backend": self.plan.backend, "ingressPolicy": policy}
         if plugin == "tuning":
             sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
             return own | {"sysctl": sysctl, "mtu": 1400, "dataDir": str(self.backups)}
