@@ -17,7 +17,7 @@ _MOSTLY_BYTES, _LONGEST_BYTES = 256, 1 << 16
 _HINTS = {
     errno.ENOENT: "this kernel has no such setting, perhaps a module is not loaded; ",
     errno.EROFS: "/proc/sys is mounted read-only here: mount it writable, or ",
-    errno.EACCES: "this needs root of the host; ",
+    errno.EACCES: "this needs root of the host, and some settings can be written in its own namespace only; ",
     errno.EPERM: "this needs root of the host; ",
 }
 
