@@ -95,6 +95,7 @@ def _chain(conf: NetConf) -> str:
     plain = name.isascii() and name.isprintable() and len(name) <= _CHAIN_BYTES
     if not plain or not _CHAIN.fullmatch(name) or name in _RESERVED:
         hint = f"1 to {_CHAIN_BYTES} ASCII characters without blanks, quotes and backslashes, no - or ! in front"
+        hint += ", and no name of iptables or of this plugin"
         raise conf.fields.error("iptablesAdminChainName", f'is no name for a chain of yours: "{name}"', hint)
     return name
 
