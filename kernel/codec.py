@@ -205,6 +205,7 @@ class RouteMessage(nlmsg):  # type: ignore[misc]
         (6, "RTA_PRIORITY", "uint32"),
         (7, "RTA_PREFSRC", "cdata"),
         (8, "RTA_METRICS", "metrics"),
+        (9, "RTA_MULTIPATH", "cdata"),
         (15, "RTA_TABLE", "uint32"),
     )
     metrics = _Metrics

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket as stdlib_socket
 from contextlib import ExitStack
-from ipaddress import IPv4Interface, IPv6Interface
+from ipaddress import IPv6Interface
 from types import TracebackType
 
 from cni.address import Address
@@ -133,14 +133,12 @@ def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
     for ip in own_ips(prev_result, sandbox.ifname, strict=False):
         if ip.address not in present:
             raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
-    installed: dict[type, list[Installed]] = {}
+    installed: dict[int, list[Installed]] = {}
     for item in prev_result.routes:
-        family = type(item.dst)
-        if family not in installed:
-            ipv4 = family is IPv4Interface
-            number = stdlib_socket.AF_INET if ipv4 else stdlib_socket.AF_INET6
-            installed[family] = route.unicast(sandbox.socket, number)
-        if not any(_serves(found, item) for found in installed[family]):
+        version = item.dst.version
+        if version not in installed:
+            installed[version] = route.unicast(sandbox.socket, version)
+        if not any(_serves(found, item) for found in installed[version]):
             raise _lost(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib_socket
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
@@ -24,28 +26,32 @@ SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h
 _SCOPE_NOWHERE = 255  # in a deletion: any
 _RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 2, 3, 1, 2
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
+_NEXT_HOP, _ATTRIBUTE, _RTA_GATEWAY = struct.Struct("=HBBi"), struct.Struct("=HH"), 5
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
 
 
 @dataclass(frozen=True)
 class Installed:
-    """One unicast route as it stands: destination, gateway or None, table."""
+    """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table."""
 
     dst: Interface
     gw: Address | None
+    index: int
     table: int
 
 
-def unicast(socket: Socket, family: int) -> list[Installed]:
-    """Returns the unicast routes of one family (AF_INET, AF_INET6), of every table; raises KernelError."""
-    values = {"family": family, "type": _RTN_UNICAST}
+def unicast(socket: Socket, version: int) -> list[Installed]:
+    """Returns the unicast routes of IP `version` (4 or 6), of every table; raises KernelError.
+
+    IPv6 makes routes of one destination and metric one with several ways, of which each is listed.
+    """
+    values = {"family": _FAMILIES[version], "type": _RTN_UNICAST}
     request = Request("list the routes", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
     found = []
     for message in socket.dump(request):
         if message["type"] == _RTN_UNICAST:
-            gateway = message.get_attr("RTA_GATEWAY")
             table = message.get_attr("RTA_TABLE") or message["table"]
-            found.append(Installed(_destination(message), _address(gateway) if gateway else None, table))
+            found += [Installed(_destination(message), gateway, index, table) for index, gateway in _ways(message)]
     return found
 
 
@@ -120,6 +126,27 @@ def connected_deletion(link: Link, network: Network) -> Request:
     attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", _RT_TABLE_MAIN)]
     attributes.append(("RTA_DST", network.network_address.packed))
     return Request(doing, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
+
+
+def _ways(message: Decoded) -> Iterator[tuple[int, Address | None]]:
+    """Yields the interface's index and the gateway of each way a route has."""
+    hops = message.get_attr("RTA_MULTIPATH")
+    if hops is None:
+        gateway = message.get_attr("RTA_GATEWAY")
+        yield message.get_attr("RTA_OIF") or 0, _address(gateway) if gateway else None
+        return
+    while len(hops) >= _NEXT_HOP.size:
+        length, _, _, index = _NEXT_HOP.unpack_from(hops)
+        length = max(length, _NEXT_HOP.size)
+        attributes, hops = hops[_NEXT_HOP.size : length], hops[(length + 3) & ~3 :]
+        gateway = None
+        while len(attributes) >= _ATTRIBUTE.size:
+            size, kind = _ATTRIBUTE.unpack_from(attributes)
+            size = max(size, _ATTRIBUTE.size)
+            if kind == _RTA_GATEWAY:
+                gateway = attributes[_ATTRIBUTE.size : size]
+            attributes = attributes[(size + 3) & ~3 :]
+        yield index, _address(gateway) if gateway else None
 
 
 def _address(packed: bytes) -> Address:

@@ -29,6 +29,18 @@ def test_a_new_attachment_passes(scripted_network, sandbox, version):
     assert (state(net.host), state(sandbox)) == before
 
 
+@pytest.mark.parametrize(("subnet", "dst"), [("10.22.0.", "192.0.2.0/24"), ("fd00:22::", "2001:db8::/32")])
+def test_several_routes_to_one_destination(scripted_network, sandbox, subnet, dst):
+    """Each is looked for; IPv6 makes one with several ways of them, IPv4 does not."""
+    gateways = [f"{subnet}{number}" for number in (1, 2, 3)]
+    ips = [{"address": f"{subnet}9/{'64' if ':' in subnet else '16'}"}]
+    net = scripted_network(ips, routes=[{"dst": dst, "gw": gw} for gw in gateways])
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    sandbox.ip("route", "del", dst, "via", gateways[1])
+    assert complaint(net, sandbox, result) == f"Expected route {dst} via {gateways[1]} is missing"
+
+
 def test_ipam_is_asked_for_its_part(scripted_network, sandbox, ipam_calls):
     """CHECK runs IPAM's CHECK, and IPAM's complaint is the plugin's."""
     net = scripted_network([{"address": "10.22.0.9/16"}])
