@@ -87,11 +87,18 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
             wrong = f'it leads to "{by.name}"' if by else "there is none"
             details = f'{wrong}; set it: ip route replace {own} dev "{outside.name}"'
             raise _wrong(f"The host's route to {own} does not lead to {outside.name}", details)
-        by = route.interface_to(sandbox.socket, gateway)
-        if by is None or by.index != inside.index:
+        if not _is_near(sandbox, inside, gateway):
             raise _wrong(
                 f"Failed to find Gateway {gateway} for interface {inside.name}", f"in {sandbox.path}; {_AGAIN}"
             )
+
+
+def _is_near(sandbox: Sandbox, inside: Link, gateway: Address) -> bool:
+    """Tells whether a route leads to the gateway directly: ours, wherever another attachment has a gateway like it."""
+    return any(
+        way.index == inside.index and way.gw is None and gateway in way.dst.network
+        for way in route.unicast(sandbox.socket, gateway.version)
+    )
 
 
 def _gateway(ip: IPConfig) -> Address:

@@ -90,6 +90,19 @@ def test_check_tells_what_is_broken(routed, sandbox, breaking, text):
     assert text in error["msg"]
 
 
+def test_check_of_two_attachments_to_one_network(routed, sandbox):
+    """Two interfaces of a pod have the same gateway; CHECK of each passes, and finds its own route to it gone."""
+    ipam = {**routed.config["ipam"], "routes": [{"dst": "2001:db8::/32", "gw": "fd00:23::1"}]}
+    net = routed.having(ipam=ipam)
+    results = {ifname: net.add(sandbox, ifname=ifname) for ifname in ("eth0", "eth1")}
+    for ifname, result in results.items():
+        net.check(sandbox, result, ifname=ifname)
+    sandbox.ip("route", "del", "10.23.0.1", "dev", "eth0")
+    error = net.run("CHECK", sandbox, prev_result=results["eth0"], ifname="eth0").error()
+    assert error["msg"] == "Failed to find Gateway 10.23.0.1 for interface eth0"
+    net.check(sandbox, results["eth1"], ifname="eth1")
+
+
 def test_check_needs_the_result(routed, sandbox):
     """CHECK without prevResult is refused in the reference's words, and so is another sandbox's result."""
     result = routed.add(sandbox)
