@@ -115,6 +115,8 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
                 link.refuse_unchangeable(host)
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, unserved + error.msg, error.details) from error
+    if not own.attributes:
+        return  # a backup is then needed at most for a pod with a MAC of its own, which STATUS does not know
     try:
         directories.rehearse(own.data_dir)
     except OSError as error:
