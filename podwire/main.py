@@ -29,6 +29,10 @@ PLUGINS: dict[str, Plugin] = {
     plugin.name: plugin for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, PORTMAP, PTP, STATIC, TUNING)
 }
 
+# The reference whose options these plugins know. nerdctl reads it from firewall's first line, as a semantic version,
+# and asks no other firewall than one from 1.7.1 on to isolate.
+_REFERENCE = "1.9.1"
+
 _USAGE = f"""\
 podwire {__version__}: CNI network plugins in one file
 
@@ -53,7 +57,7 @@ def entry() -> int:
         os.environ,
         _binary(sys.stdin),
         _binary(sys.stdout),
-        about=f"CNI {name} plugin podwire {__version__}",
+        about=f"CNI {name} plugin v{_REFERENCE}+podwire.{__version__}",
         delegates=PLUGINS,
     )
 

@@ -1,6 +1,7 @@
 """VERSION, and what a plugin tells without a command."""
 
 import os
+import re
 import subprocess
 
 from tests.spec import configs
@@ -51,5 +52,8 @@ def test_without_command_the_plugin_tells_what_it_is(refused):
         outcome = refused(command)
         first, second = outcome.stderr.splitlines()
         assert (outcome.status, outcome.stdout) == (0, b"")
-        assert first.startswith(f"CNI {refused.plugin} plugin")
+        version = re.fullmatch(rf"CNI {refused.plugin} plugin v(\d+)\.(\d+)\.(\d+)(?:\+[0-9A-Za-z.-]+)?", first)
+        # nerdctl reads it: without a semantic version from 1.7.1 on it gives no network the policy "isolated"
+        assert version is not None
+        assert tuple(map(int, version.groups())) >= (1, 7, 1)
         assert second == "CNI protocol versions supported: " + ", ".join(configs.versions(refused.plugin))
