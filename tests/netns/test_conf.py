@@ -121,6 +121,15 @@ def test_host_ports_lead_to_the_pod_from_the_host_itself(path, bin_dir, host, sa
         assert seen_from(host, "127.0.0.1", HOST_PORT + FILES.index(path))
 
 
+def test_a_pod_that_asks_for_its_address_has_the_routes_of_the_sample(bin_dir, host, sandbox, new_sandbox, store):
+    """The static sample's route leads over the gateway, whether file or runtime chose the address."""
+    network, other = load(ROOT / "conf" / "80-static.conflist", store), new_sandbox()
+    asking = network.asking(ips=["10.28.0.9/16"])
+    for pod, listed in ((sandbox, network), (other, asking)):
+        listed.add(runner(host, pod, listed))
+        assert pod.ip("route", "show", "10.29.0.0/16").strip() == "10.29.0.0/16 via 10.28.0.1 dev eth0"
+
+
 @samples("bandwidth")
 def test_limits_are_set(path, bin_dir, host, sandbox, store):
     """A pod of a sample that has limits gets those that the runtime passes on, and is free without any."""
