@@ -5,16 +5,21 @@ One rule: rules are made by one backend; which one made them is not remembered, 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from kernel.backends import Backends
 from plugins.firewall import firewalld, iptables, nftables
 from plugins.firewall.conf import AUTOMATIC, FIREWALLD, FirewallConf
-from plugins.firewall.wanted import OPEN, Protected
+from plugins.firewall.wanted import ISOLATED, OPEN, SAME_BRIDGE, Protected
 
 _BACKENDS: Backends[Protected] = Backends(
     iptables, nftables, 'install iptables or a kernel with nftables, or take "firewall" out of the list'
 )
+_IN_A_VLAN = {
+    SAME_BRIDGE: "pods of other bridges still reach it",
+    ISOLATED: "where bridged packets are dropped, those of the gateway are, too",
+}
 
 
 def add(conf: FirewallConf) -> None:
@@ -25,6 +30,7 @@ def add(conf: FirewallConf) -> None:
         name, wanted = AUTOMATIC, replace(wanted, accepts=False)
     if wanted.accepts or wanted.policy != OPEN:
         _BACKENDS.add(wanted, name)  # first, so that nobody is let through before the policy holds
+        _tell_of_vlan(wanted)
     if by_firewalld:
         firewalld.add(conf.wanted)
 
@@ -47,6 +53,17 @@ def problem(conf: FirewallConf) -> str:
             return found
         name, wanted = AUTOMATIC, replace(wanted, accepts=False)
     return _BACKENDS.problem(name) if wanted.accepts or wanted.policy != OPEN else ""
+
+
+def _tell_of_vlan(wanted: Protected) -> None:
+    """Tells on stderr where a policy does not do what it says: the bridge's gateway in a VLAN is one of its ports."""
+    gateway = next((name for name in wanted.ports if name.startswith(f"{wanted.bridge}.")), "")
+    if wanted.policy != OPEN and gateway:
+        print(
+            f'firewall: ingressPolicy "{wanted.policy}" is about "{wanted.bridge}", but the pod is routed by '
+            f'"{gateway}", a port of it: {_IN_A_VLAN[wanted.policy]}',
+            file=sys.stderr,
+        )
 
 
 def _is_firewalld(name: str) -> bool:

@@ -147,3 +147,13 @@ def _switch_off(host):
             host.set_sysctl(f"net/bridge/bridge-nf-call-{name}", "0")
         except FileNotFoundError:  # the kernel has no br_netfilter
             continue
+
+
+@pytest.mark.parametrize("policy", ["open", "same-bridge", "isolated"])
+def test_a_gateway_in_a_vlan_is_told(foo, new_sandbox, policy):
+    """A policy is not about the gateway's interface in a VLAN of the bridge: ADD says so, unless it is open."""
+    pod = foo.add(new_sandbox())
+    vlan = {**pod.result, "interfaces": [*pod.result["interfaces"], {"name": "foo.100", "mac": "02:00:00:00:00:01"}]}
+    outcome = foo.having(ingressPolicy=policy).firewall(vlan).run("ADD", pod.namespace.name)
+    outcome.result()
+    assert ('the pod is routed by "foo.100"' in outcome.stderr) == (policy != "open")
