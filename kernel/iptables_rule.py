@@ -18,6 +18,7 @@ from kernel import nft_expression as expression
 from kernel import nft_rule
 from kernel.nft_expression import EQ, NEQ
 
+_IFNAMSIZ = 16  # linux/if.h, with the NUL
 COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)
 
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
@@ -79,13 +80,15 @@ def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translat
             inside = False
             continue
         if word in _HEADER:
+            if word in header:
+                raise _UnknownError
             value = next(words)
             header[word] = _HEADER[word](version, value, inside)
             protocol = nft_rule.PROTOCOLS[value] if word == "-p" else protocol
         elif not inside:
             raise _UnknownError
         elif word == "-m":
-            matches += _match(next(words), words)
+            matches += _match(next(words), words, protocol)
         elif word == "-j":
             action = _target(version, next(words), words)
         else:
@@ -97,9 +100,10 @@ def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translat
 
 def _interface(key: int) -> Callable[[int, str, bool], bytes]:
     def match(_version: int, name: str, inside: bool) -> bytes:
-        if name.endswith("+"):
+        data = name.encode() + b"\0"
+        if name.endswith("+") or not 1 < len(data) <= _IFNAMSIZ:
             raise _UnknownError
-        return expression.meta(key) + expression.compare(EQ if inside else NEQ, name.encode() + b"\0")
+        return expression.meta(key) + expression.compare(EQ if inside else NEQ, data)
 
     return match
 
@@ -113,7 +117,8 @@ def _protocol(_version: int, name: str, inside: bool) -> bytes:
 def _address(match: Callable[..., bytes]) -> Callable[[int, str, bool], bytes]:
     def matched(version: int, text: str, inside: bool) -> bytes:
         network = ip_network(text)
-        if network.version != version or not network.prefixlen:
+        plain = text in (str(network), str(network.network_address))  # iptables reads other masks otherwise
+        if network.version != version or not network.prefixlen or not plain:
             raise _UnknownError
         return match(network, inside=inside)
 
@@ -130,14 +135,17 @@ _HEADER: dict[str, Callable[[int, str, bool], bytes]] = {
 }
 
 
-def _match(name: str, words: Iterator[str]) -> bytes:
+def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
     option, value = next(words), next(words)
-    if (name, option) in (("tcp", "--dport"), ("udp", "--dport")):
-        return nft_rule.destination_port(int(value))
+    if (name, option) in (("tcp", "--dport"), ("udp", "--dport")) and protocol == nft_rule.PROTOCOLS[name]:
+        return nft_rule.destination_port(_port(value))
     if (name, option) == ("comment", "--comment"):
-        return _extension("match", name, 0, value.encode("utf-8", "surrogateescape").ljust(COMMENT_BYTES, b"\0"))
+        text = value.encode("utf-8", "surrogateescape")
+        if len(text) >= COMMENT_BYTES:
+            raise _UnknownError
+        return _extension("match", name, 0, text.ljust(COMMENT_BYTES, b"\0"))
     if (name, option) == ("multiport", "--dports"):
-        ports = [int(port) for port in value.split(",")]
+        ports = [_port(port) for port in value.split(",")]
         if len(ports) > _PORTS_OF_A_RULE:
             raise _UnknownError
         padding = [0] * (_PORTS_OF_A_RULE - len(ports))
@@ -146,6 +154,12 @@ def _match(name: str, words: Iterator[str]) -> bytes:
         states = sum({_STATES[state] for state in value.split(",")})
         return _extension("match", name, 3, _CONNTRACK.pack(_MATCH_STATE, 0, states))
     raise _UnknownError
+
+
+def _port(text: str) -> int:
+    if str(int(text)) != text:  # to iptables 010 is 8
+        raise _UnknownError
+    return int(text)
 
 
 def _target(version: int, name: str, words: Iterator[str]) -> bytes:
@@ -161,7 +175,7 @@ def _target(version: int, name: str, words: Iterator[str]) -> bytes:
         if address.version != version:
             raise _UnknownError
         packed = address.packed.ljust(16, b"\0")
-        number = int(port).to_bytes(2, "big")
+        number = _port(port).to_bytes(2, "big")
         info = _RANGE.pack(_MAP_IPS | _PROTO_SPECIFIED, packed, packed, number, number)
         return _extension("target", name, 2, info)
     if _BUILT_IN_TARGETS.fullmatch(name):
