@@ -6,6 +6,7 @@ One rule: nothing here knows a key; text in, plain objects out, and back.
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 # More is refused: the biggest of all requests, a GC that names 10,000 attachments, takes 1 MiB; as many as fit here are
 # read into some 40 times the memory at worst (a list of objects of one key).
@@ -79,8 +80,7 @@ def repeated(data: bytes, key: str) -> tuple[str, ...]:
     found: list[str] = []
     for name, value in json.loads(data.decode("utf-8", "replace"), object_pairs_hook=tuple, parse_int=_integer):
         if name.casefold() == key.casefold() and isinstance(value, tuple):
-            names = [item for item, _ in value]
-            found += [item for item in dict.fromkeys(names) if names.count(item) > 1]
+            found += [item for item, times in Counter(item for item, _ in value).items() if times > 1]
     return tuple(found)
 
 

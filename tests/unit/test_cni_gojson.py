@@ -37,6 +37,14 @@ def test_reads_what_go_reads(text, value):
     assert gojson.loads(text) == value
 
 
+def test_repeated_names_are_told_however_many_there_are():
+    """Names that an object has twice are told once each, in their order; the longest text takes no minutes."""
+    assert gojson.repeated(b'{"x": {"a": 1, "b": 2}, "X": {"b": 1, "a": 2, "a": 3, "b": 4, "c": 5}}', "x") == ("b", "a")
+    names = [f"{number:x}" for number in range(gojson.MAX_BYTES // 12)]
+    text = json.dumps({"x": dict.fromkeys(names, "")}).encode()
+    assert gojson.repeated(text[:-2] + b', "7": ""}}', "x") == ("7",)
+
+
 def test_the_last_spelling_of_a_key_stands_last():
     """Of keys that differ in case the last in the text can be told by its place, even when the first is repeated."""
     assert list(gojson.loads(b'{"a": 1, "A": 2, "a": 3}')) == ["A", "a"]
