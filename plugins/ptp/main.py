@@ -23,7 +23,6 @@ from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.ptp import conf as ptp_conf
 from plugins.ptp import routed
-from plugins.ptp.conf import PtpConf
 
 _CONTAINER = 1  # index of the sandbox's interface in the result: host end, sandbox end
 _AGAIN = "remove the container and create it again"
@@ -79,7 +78,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         delegate.forward(args, conf)
         listed = pair.listed_inside(args, prev_result)
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = _check_inside(listed, own, sandbox)
+            inside = _check_inside(listed, sandbox)
             outside = link.other_end(host, inside, namespace)
             if outside is None:
                 raise _wrong(f"The host's end of {args.ifname} was not found", f"it is not on this host; {_AGAIN}")
@@ -119,7 +118,7 @@ def _refuse_unavailable(conf: NetConf) -> None:
         own.masquerade.refuse_unavailable()
 
 
-def _check_inside(listed: Interface, own: PtpConf, sandbox: Sandbox) -> Link:
+def _check_inside(listed: Interface, sandbox: Sandbox) -> Link:
     """Returns the sandbox's end when it is as prevResult says (texts of the reference)."""
     inside = sandbox.find()
     if inside is None:
@@ -134,10 +133,9 @@ def _check_inside(listed: Interface, own: PtpConf, sandbox: Sandbox) -> Link:
     if not inside.is_up:
         details = f'in the container: ip link set "{sandbox.ifname}" up'
         raise _wrong(f"Container interface {sandbox.ifname} is down", details)
-    expected = listed.mtu or own.mtu
-    if expected and inside.mtu != expected:
+    if listed.mtu and inside.mtu != listed.mtu:  # since CNI 1.1.0; what is configured a later plugin may have changed
         details = f"it is {inside.mtu}; set it back, or remove the container and create it again"
-        raise _wrong(f"Interface {sandbox.ifname} MTU doesn't match: {expected}", details)
+        raise _wrong(f"Interface {sandbox.ifname} MTU doesn't match: {listed.mtu}", details)
     return inside
 
 

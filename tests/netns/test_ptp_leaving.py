@@ -81,13 +81,23 @@ def break_state(net, pod, result):
 )
 def test_check_tells_what_is_broken(routed, sandbox, breaking, text):
     """CHECK passes after ADD, and tells each thing that was taken away since."""
-    net = routed.having(mtu=1400)
+    net = routed.having(mtu=1400, cniVersion="1.1.0")
     result = net.add(sandbox)
     net.check(sandbox, result)
     breaking(net, sandbox, result)
     error = net.run("CHECK", sandbox, prev_result=result).error()
     assert error["code"] == 999
     assert text in error["msg"]
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
+def test_check_behind_tuning(routed, sandbox, tuning, version):
+    """CHECK passes when a later plugin of the list has given the pod's interface another address and MTU."""
+    net = routed.having(mtu=1500, cniVersion=version)
+    behind = tuning.having(cniVersion=version, mtu=1400, mac="02:00:00:00:00:42", mtuBothEnds=True)
+    result = behind.add(sandbox, net.add(sandbox))
+    net.check(sandbox, result)
+    behind.check(sandbox, result)
 
 
 def test_check_of_two_attachments_to_one_network(routed, sandbox):
