@@ -107,9 +107,8 @@ class Backup:
             raise CniError(Code.IO_FAILURE, f"{doing}: {reason(error.errno or 0)}", hint) from error
 
     def remove(self) -> None:
-        """Removes the backup, its note and its draft; absent is success. Raises OSError."""
-        for path in (self._path, self._draft, self._note):
-            _forget(path)
+        """Removes the backup, its note and its draft, what can be of them; absent is success. Raises CniError."""
+        all_of(*(partial(_forget, path) for path in (self._path, self._draft, self._note)))
 
     def _take_back(self, before: Saved | None) -> None:
         """Makes file and note what they were; raises OSError."""

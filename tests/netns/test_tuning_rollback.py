@@ -54,6 +54,22 @@ def test_the_references_backup_after_a_failure(tuning, whole, sandbox, before, r
     assert tuning.everything(sandbox) == empty
 
 
+def test_a_directory_in_the_place_of_the_backup(whole, sandbox, before):
+    """ADD is refused and DEL tells of it, when all is removed that can be."""
+    whole.add(sandbox, before)
+    backup = whole.data_dir / f"{sandbox.name}_eth0.json"
+    backup.unlink()
+    backup.mkdir()
+    draft = backup.with_name(f"~{backup.name}")
+    assert whole.run("ADD", sandbox, before).error()["code"] == 5
+    draft.touch()
+    assert whole.run("DEL", sandbox).error()["code"] == 5
+    assert whole.notes() == {}
+    assert not draft.exists()
+    backup.rmdir()
+    assert whole.delete(sandbox) == ""
+
+
 @pytest.mark.parametrize("where", ["a file", "a file above"])
 def test_a_data_directory_that_takes_no_file(whole, sandbox, before, tmp_path, where):
     """Where no backup can be made nothing is changed, and STATUS tells it beforehand; what is idle does not need it."""
