@@ -55,7 +55,7 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
 class RuleMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
 
-    Expressions are bytes (kernel.nft_rule makes them).
+    Expressions are bytes (kernel.netfilter.nft_rule makes them).
     """
 
     fields = _FIELDS
@@ -88,7 +88,7 @@ class SetMessage(nlmsg):  # type: ignore[misc]
 class SetElementsMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWSETELEM and its kin: struct nfgenmsg and NFTA_SET_ELEM_LIST_* attributes.
 
-    Elements are bytes (kernel.nft_set makes and reads them).
+    Elements are bytes (kernel.netfilter.nft_set makes and reads them).
     """
 
     fields = _FIELDS

@@ -22,12 +22,12 @@ from typing import Any
 
 import cni.child
 import kernel.address
-import kernel.iptables
-import kernel.iptables_direct
-import kernel.iptables_rule
 import kernel.link
+import kernel.netfilter.iptables
+import kernel.netfilter.iptables_direct
+import kernel.netfilter.iptables_rule
+import kernel.netfilter.nft
 import kernel.netns
-import kernel.nft
 import kernel.route
 import kernel.rtnl
 import kernel.sysctl
@@ -293,18 +293,18 @@ def _restored(command: Command) -> Iterator[str]:
     """Makes chains and rules, which netlink shows then, and lists them."""
     version = 6 if "ip6" in command.argv[0] else 4
     start, *lines = command.stdin.decode().splitlines()
-    table = kernel.nft.Table(kernel.iptables.NFPROTO[version], start.removeprefix("*"))
+    table = kernel.netfilter.nft.Table(kernel.netfilter.iptables.NFPROTO[version], start.removeprefix("*"))
     for line in lines:
         verb, name, *_ = line.split() * 2
-        own = kernel.nft.Chain(table, name)
-        known = kernel.iptables_rule.translated(version, line)
+        own = kernel.netfilter.nft.Chain(table, name)
+        known = kernel.netfilter.iptables_rule.translated(version, line)
         if verb == "-N":
-            _make(_NEWCHAIN, kernel.nft.chain(own).encoded(0)[_HEADER.size :])
+            _make(_NEWCHAIN, kernel.netfilter.nft.chain(own).encoded(0)[_HEADER.size :])
         elif verb in ("-A", "-I"):
             # What tells the rules of portmap that all pods share.
             shared = line.encode() + b"\0addrtype\0MARK\0mark\0masq\0" + _MARK
             expressions = known.expressions if known and table.name == "filter" else shared
-            content = kernel.nft.rule(own, expressions).encoded(0)[_HEADER.size :]
+            content = kernel.netfilter.nft.rule(own, expressions).encoded(0)[_HEADER.size :]
             _make(_NEWRULE, content, f"-A {line[len(verb) + 1 :]}")
         elif verb == "-S":
             yield f"-N {name}" if name.startswith("CNI-") else f"-P {name} ACCEPT"
@@ -366,10 +366,18 @@ def _stage() -> Iterator[str]:
     directory = f"/tmp/podwire-{os.urandom(8).hex()}"  # of one length always, so that every build does the same
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", _Socket),
-        (kernel.nft, "_FREED_AFTER_S", 0),
-        (kernel.iptables, "_LEGACY_TABLES", dict.fromkeys(kernel.iptables.FAMILIES, f"{directory}/parameter")),
-        (kernel.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
-        (kernel.iptables_direct, "_is_nft", lambda program: False),  # the rules' words are practised all the same
+        (kernel.netfilter.nft, "_FREED_AFTER_S", 0),
+        (
+            kernel.netfilter.iptables,
+            "_LEGACY_TABLES",
+            dict.fromkeys(kernel.netfilter.iptables.FAMILIES, f"{directory}/parameter"),
+        ),
+        (kernel.netfilter.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
+        (
+            kernel.netfilter.iptables_direct,
+            "_is_nft",
+            lambda program: False,
+        ),  # the rules' words are practised all the same
         (cni.child, "run", _restore),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "wait_readable", _wait_readable),

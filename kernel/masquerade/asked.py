@@ -16,12 +16,12 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.result import Result
 from cni.undo import Undo
-from kernel import nft
 from kernel.configure import Sandbox, own_ips
 from kernel.masquerade import backend
 from kernel.masquerade.wanted import Masquerade
+from kernel.netfilter import nft
+from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns
-from kernel.nft import NftSocket
 from kernel.pair import addresses_beside
 
 

@@ -11,11 +11,11 @@ from functools import partial
 from cni.address import Interface
 from cni.conf import Attachment
 from cni.errors import all_of
-from kernel import iptables_nft, nft
-from kernel.backends import Backends
 from kernel.masquerade import iptables, nftables
 from kernel.masquerade.names import CHAINS, chain_name
 from kernel.masquerade.wanted import Masquerade
+from kernel.netfilter import iptables_nft, nft
+from kernel.netfilter.backends import Backends
 
 Step = Callable[[nft.NftSocket], None]
 

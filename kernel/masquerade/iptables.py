@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from cni.address import Interface, Network
-from kernel import iptables, iptables_chains
-from kernel.iptables_chains import TABLE, missing, quoted
 from kernel.masquerade.names import CHAINS, ENTRY, chain_name
 from kernel.masquerade.wanted import Masquerade
+from kernel.netfilter import iptables, iptables_chains
+from kernel.netfilter.iptables_chains import TABLE, missing, quoted
 
 _MULTICAST: dict[int, Network] = {4: IPv4Network("224.0.0.0/4"), 6: IPv6Network("ff00::/8")}
 

@@ -5,7 +5,7 @@ One rule: pure.
 
 from __future__ import annotations
 
-from kernel.iptables_chains import ContainerChains
+from kernel.netfilter.iptables_chains import ContainerChains
 
 ENTRY = "POSTROUTING"
 CHAINS = ContainerChains(ENTRY, "CNI-", "", "masquerade")

@@ -12,11 +12,11 @@ from ipaddress import IPv4Network, IPv6Network
 
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from kernel import nft, nft_rule
 from kernel.errors import KernelError
 from kernel.masquerade.wanted import Masquerade
-from kernel.nft import Chain, Hook, NftSocket, Rule, Table
-from kernel.nft_rule import RETURN
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft_rule import RETURN
 from kernel.rtnl import Request
 
 _TABLE = Table(

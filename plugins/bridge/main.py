@@ -16,10 +16,11 @@ from cni.errors import CniError, Code, all_of, unready
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
-from kernel import forwarding, link, nft, pair
+from kernel import forwarding, link, pair
 from kernel.configure import Sandbox
 from kernel.link import Link
 from kernel.masquerade import asked, backend
+from kernel.netfilter import nft
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from kernel.vlan import refuse_unmakeable

@@ -14,8 +14,9 @@ import os
 import sys
 
 from cni.errors import CniError, Code
-from kernel import nft, sysctl
+from kernel import sysctl
 from kernel.errors import KernelError
+from kernel.netfilter import nft
 from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"

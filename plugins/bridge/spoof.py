@@ -15,10 +15,10 @@ from functools import partial
 
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
-from kernel import nft, nft_rule
 from kernel.errors import KernelError
-from kernel.nft import Chain, Hook, NftSocket, Rule, Table
-from kernel.nft_rule import DROP, RETURN
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft_rule import DROP, RETURN
 from kernel.rtnl import Request
 
 _TABLE = Table(nft.BRIDGE, "nat")

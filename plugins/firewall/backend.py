@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from kernel.backends import Backends
+from kernel.netfilter.backends import Backends
 from plugins.firewall import firewalld, iptables, nftables
 from plugins.firewall.conf import AUTOMATIC, FIREWALLD, FirewallConf
 from plugins.firewall.wanted import ISOLATED, OPEN, SAME_BRIDGE, Protected

@@ -16,10 +16,10 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, collected
 from cni.undo import Undo
-from kernel import nft
 from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
-from kernel.nft import NftSocket
-from kernel.nft_owner import owner_of
+from kernel.netfilter import nft
+from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.nft_owner import owner_of
 from plugins.firewall import nftables_records
 from plugins.firewall.nftables_records import Record
 from plugins.firewall.wanted import OPEN, Protected

@@ -19,10 +19,11 @@ from functools import partial
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
-from kernel import iptables, link, nft, rtnl
-from kernel.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
-from kernel.iptables_chains import change_legacy
-from kernel.nft import Chain, NftSocket, Table
+from kernel import link, rtnl
+from kernel.netfilter import iptables, nft
+from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
+from kernel.netfilter.iptables_chains import change_legacy
+from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
 from plugins.firewall import bridged, iptables_check, iptables_look, iptables_plan
 from plugins.firewall.iptables_look import Placed, listed

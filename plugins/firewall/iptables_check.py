@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
-from kernel.iptables import TOOLS
+from kernel.netfilter.iptables import TOOLS
 from plugins.firewall.iptables_plan import own_addresses
 from plugins.firewall.iptables_rules import (
     ENDS,

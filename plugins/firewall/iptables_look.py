@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel import iptables, iptables_listing, nft, nft_rule
 from kernel.errors import KernelError
-from kernel.iptables import NFPROTO
-from kernel.nft import Chain, NftSocket, Table
+from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
+from kernel.netfilter.iptables import NFPROTO
+from kernel.netfilter.nft import Chain, NftSocket, Table
 from plugins.firewall.iptables_plan import chains, own_addresses
 from plugins.firewall.iptables_rules import (
     ENTRY,

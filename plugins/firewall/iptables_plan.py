@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.iptables_chains import deletions
+from kernel.netfilter.iptables_chains import deletions
 from plugins.firewall.iptables_rules import (
     ENDS,
     FORWARD,

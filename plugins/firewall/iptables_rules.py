@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.iptables_chains import COMMENT_BYTES
-from kernel.iptables_listing import commented
+from kernel.netfilter.iptables_chains import COMMENT_BYTES
+from kernel.netfilter.iptables_listing import commented
 from plugins.firewall.wanted import ISOLATED, SAME_BRIDGE, Protected
 
 TABLE = "filter"

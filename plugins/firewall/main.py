@@ -14,7 +14,7 @@ from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
 from cni.versions import SUPPORTED, at_least
-from kernel import nft
+from kernel.netfilter import nft
 from plugins.firewall import backend, firewalld, iptables, nftables
 from plugins.firewall import conf as firewall_conf
 from plugins.firewall.wanted import Protected

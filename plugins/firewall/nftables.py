@@ -13,10 +13,11 @@ from functools import partial
 
 from cni.conf import Attachment
 from cni.errors import CniError, UnchangedError
-from kernel import link, nft, nft_set
+from kernel import link
 from kernel.errors import KernelError
-from kernel.nft import Chain, NftSocket, Table
-from kernel.nft_set import having, interface_key
+from kernel.netfilter import nft, nft_set
+from kernel.netfilter.nft import Chain, NftSocket, Table
+from kernel.netfilter.nft_set import having, interface_key
 from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
 from plugins.firewall import nftables_rules as rules

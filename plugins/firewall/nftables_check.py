@@ -6,9 +6,9 @@ One rule: nothing is changed; the first thing that is wrong is told.
 from __future__ import annotations
 
 from cni.errors import CniError, Code
-from kernel import nft, nft_rule, nft_set
-from kernel.nft import NftSocket
-from kernel.nft_set import Set, having, interface_key
+from kernel.netfilter import nft, nft_rule, nft_set
+from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.nft_set import Set, having, interface_key
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.nftables_rules import INSIDE, POLICED, Base
 from plugins.firewall.wanted import SAME_BRIDGE, Protected

@@ -13,10 +13,10 @@ from ipaddress import ip_address
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel import nft, nft_owner, nft_rule, nft_set
 from kernel.errors import KernelError
-from kernel.nft import NftSocket
-from kernel.nft_set import ADDRESS, Element, Set
+from kernel.netfilter import nft, nft_owner, nft_rule, nft_set
+from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.nft_set import ADDRESS, Element, Set
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.wanted import Protected
 

@@ -24,10 +24,10 @@ from os import fsdecode
 from typing import NamedTuple
 
 from cni.conf import Attachment
-from kernel import nft, nft_owner, nft_rule
-from kernel.nft import Chain, Hook, Table
-from kernel.nft_rule import ACCEPT, DROP, RETURN
-from kernel.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
+from kernel.netfilter import nft, nft_owner, nft_rule
+from kernel.netfilter.nft import Chain, Hook, Table
+from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN
+from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
 from plugins.firewall.wanted import ISOLATED, Protected
 
 _FORWARD, _FILTER, _FILTER_BRIDGED = 2, 0, -200  # NF_INET_FORWARD and NF_BR_FORWARD, priorities

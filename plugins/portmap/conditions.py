@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 
 from cni.address import parse_ip
-from kernel import nft_expression as expression
-from kernel import nft_rule
-from kernel.nft_expression import EQ, NEQ
+from kernel.netfilter import nft_expression as expression
+from kernel.netfilter import nft_rule
+from kernel.netfilter.nft_expression import EQ, NEQ
 
 UNDERSTOOD = (
     'understood are "ip saddr", "ip daddr", "ip protocol" (in conditionsV6 "ip6 saddr", "ip6 daddr"), "tcp", "udp", '

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 
-from kernel import conntrack, nft, route
-from kernel.conntrack import Entry
+from kernel import route
 from kernel.errors import KernelError
-from kernel.nft import NftSocket
+from kernel.netfilter import conntrack, nft
+from kernel.netfilter.conntrack import Entry
+from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Socket
 from plugins.portmap.wanted import HostPorts, PortMapping
 
@@ -34,7 +35,7 @@ def forget(wanted: HostPorts) -> None:
 
 
 def forget_by(socket: NftSocket, wanted: HostPorts) -> None:
-    """Does so with the socket by which rules were deleted: closing another one would wait for those (kernel.nft)."""
+    """Does so with the socket by which rules were deleted: closing another one would wait for those (netfilter.nft)."""
     try:
         # DEL may know no address of the pod: then the mappings alone say which versions.
         for version in wanted.families or (4, 6):

@@ -22,10 +22,10 @@ from cni.address import Address
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
-from kernel import iptables, iptables_chains, iptables_nft, nft
-from kernel.iptables import RefusedError, UnusableError, WordsError
-from kernel.iptables_chains import TABLE
-from kernel.nft import NftSocket
+from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
+from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
+from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.nft import NftSocket
 from plugins.portmap import iptables_check, iptables_plan
 from plugins.portmap.iptables_look import Seen, look, tidy
 from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, shared_rules

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from kernel.iptables_chains import missing
+from kernel.netfilter.iptables_chains import missing
 from plugins.portmap.claims import shadowed, shadows
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_plan import claims

@@ -10,11 +10,11 @@ import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kernel import iptables, nft
 from kernel.errors import KernelError
-from kernel.iptables_chains import TABLE
-from kernel.iptables_nft import TABLES, names_of
-from kernel.nft import Chain, NftSocket, Rule
+from kernel.netfilter import iptables, nft
+from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_nft import TABLES, names_of
+from kernel.netfilter.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
 from plugins.portmap.iptables_rules import CHAINS, DNAT, chain_of, shared_chains, shared_rules
 from plugins.portmap.iptables_shared import is_shared

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from cni.address import Address
 from cni.errors import CniError, Code
-from kernel.iptables import TOOLS
-from kernel.iptables_chains import TABLE, deletions
+from kernel.netfilter.iptables import TOOLS
+from kernel.netfilter.iptables_chains import TABLE, deletions
 from plugins.portmap.claims import Claim, contested, place
 from plugins.portmap.iptables_rules import (
     DNAT,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from cni.address import Address, Network
-from kernel.iptables_chains import ContainerChains, quoted
+from kernel.netfilter.iptables_chains import ContainerChains, quoted
 from plugins.portmap.wanted import HostPorts, PortMapping
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"

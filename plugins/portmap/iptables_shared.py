@@ -10,8 +10,8 @@ import re
 import struct
 from collections.abc import Iterable
 
-from kernel import nft_expression, nft_rule
-from kernel.nft import Rule
+from kernel.netfilter import nft_expression, nft_rule
+from kernel.netfilter.nft import Rule
 from plugins.portmap.iptables_rules import DNAT, MASQ, SETMARK, mark_of
 from plugins.portmap.wanted import HostPorts
 

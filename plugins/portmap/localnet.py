@@ -16,12 +16,13 @@ from collections.abc import Iterable
 from ipaddress import IPv4Network
 
 from cni.errors import CniError, Code
-from kernel import iptables, nft, nft_rule, route, sysctl
+from kernel import route, sysctl
 from kernel.errors import KernelError
-from kernel.iptables_chains import quoted
 from kernel.link import IFF_LOOPBACK
-from kernel.nft import Chain, Hook, NftSocket, Rule
-from kernel.nft_rule import DROP
+from kernel.netfilter import iptables, nft, nft_rule
+from kernel.netfilter.iptables_chains import quoted
+from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule
+from kernel.netfilter.nft_rule import DROP
 from kernel.rtnl import Socket
 from plugins.portmap.tables import TABLES
 from plugins.portmap.wanted import HostPorts

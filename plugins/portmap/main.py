@@ -15,8 +15,8 @@ from cni.errors import CniError, Code, UnchangedError, all_of
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
-from kernel import nft
-from kernel.backends import Backends
+from kernel.netfilter import nft
+from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
 from plugins.portmap import conntrack, iptables, localnet, nftables
 from plugins.portmap.claims import ShadowedError

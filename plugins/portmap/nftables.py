@@ -13,9 +13,9 @@ from functools import partial
 
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel import nft, nft_owner, nft_rule
 from kernel.errors import KernelError
-from kernel.nft import NftSocket
+from kernel.netfilter import nft, nft_owner, nft_rule
+from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_look
 from plugins.portmap import nftables_rules as rules

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
-from kernel import nft_rule
-from kernel.nft import Chain
+from kernel.netfilter import nft_rule
+from kernel.netfilter.nft import Chain
 from plugins.portmap import nftables_look as nft_look
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.claims import Claim, shadowed, shadows

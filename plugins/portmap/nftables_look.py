@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kernel import nft, nft_rule
-from kernel.nft import Chain, NftSocket, Rule
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, NftSocket, Rule
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.claims import Claim
 from plugins.portmap.nftables_rules import CHAINS

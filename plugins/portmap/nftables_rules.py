@@ -21,10 +21,10 @@ from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
 from cni.address import Network
-from kernel import nft_owner, nft_rule
-from kernel.nft import Chain, Hook, Rule, Table
-from kernel.nft_owner import HASH_BYTES, OWNER, owner_of
-from kernel.nft_rule import Target
+from kernel.netfilter import nft_owner, nft_rule
+from kernel.netfilter.nft import Chain, Hook, Rule, Table
+from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_of
+from kernel.netfilter.nft_rule import Target
 from plugins.portmap import conditions
 from plugins.portmap.claims import Claim
 from plugins.portmap.tables import TABLES

@@ -15,10 +15,11 @@ from cni.errors import CniError, Code, all_of, unready
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
-from kernel import forwarding, link, nft, pair, sysctl
+from kernel import forwarding, link, pair, sysctl
 from kernel.configure import Sandbox, check
 from kernel.link import Link
 from kernel.masquerade import asked, backend
+from kernel.netfilter import nft
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.ptp import conf as ptp_conf

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import cni.child
+import kernel.netfilter.nft
 import kernel.netns
-import kernel.nft
 import kernel.sysctl
 import kernel.teardown
 from cni import conf as cni_conf
@@ -70,7 +70,7 @@ def enter() -> World:
     chained.ip("link", "set", "eth0", "up")
     chained.ip("addr", "add", "10.1.2.5/24", "dev", "eth0")
     host.ip("link", "set", "h0", "up")
-    kernel.nft._FREED_AFTER_S = 0
+    kernel.netfilter.nft._FREED_AFTER_S = 0
     return World(host, Namespace("pod"), chained)
 
 
@@ -206,7 +206,7 @@ class World:
         for namespace in namespaces:
             with namespace.entered():
                 self._links.append(rtnl.Socket())
-        self._rules = kernel.nft.opened()
+        self._rules = kernel.netfilter.nft.opened()
 
     def judge(self, case: Case, invoke: Callable[[Case], tuple[str, bytes]] = invoke) -> str:
         """Runs a case and returns what came of it in a word or two; raises FaultError.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kernel import nft
+from kernel.netfilter import nft
+from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
-from kernel.nft import NftSocket
 from tests.support import binaries, scripted, xtables
 from tests.support.attaching import Network
 from tests.support.firewall_tables import Firewall

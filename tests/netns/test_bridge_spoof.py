@@ -10,7 +10,7 @@ from scapy.packet import Raw
 
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel import nft
+from kernel.netfilter import nft
 from kernel.netns import Netns, entered
 from plugins.bridge import spoof
 from tests.support import golden

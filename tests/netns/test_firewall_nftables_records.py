@@ -5,7 +5,7 @@ from ipaddress import ip_address
 import pytest
 
 from cni.conf import Attachment
-from kernel.nft_owner import owner_of
+from kernel.netfilter.nft_owner import owner_of
 from plugins.firewall import nftables_records as records
 from plugins.firewall.nftables_records import Record
 from plugins.firewall.wanted import Protected

@@ -1,11 +1,11 @@
-"""Rules of iptables written over netlink (kernel.iptables_direct): the same, to the byte, as the program writes."""
+"""Rules of iptables written over netlink (netfilter.iptables_direct): the same, to the byte, as the program writes."""
 
 import re
 
 import pytest
 
-from kernel import iptables, iptables_direct, nft
-from kernel.nft import Chain, Table
+from kernel.netfilter import iptables, iptables_direct, nft
+from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
 from tests.support import xtables
 

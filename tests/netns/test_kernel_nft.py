@@ -1,4 +1,4 @@
-"""nftables over netlink on the real kernel (kernel.nft): transactions, listings, the same rules as the `nft` tool."""
+"""nftables over netlink on the real kernel: transactions, listings, the same rules as the `nft` tool."""
 
 import errno
 import os
@@ -6,10 +6,10 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from kernel import nft, nft_rule
 from kernel.errors import KernelError
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netns import Netns, entered
-from kernel.nft import Chain, Hook, Table
 from kernel.rtnl import wait_readable
 from tests.support.netstate import nft_rules
 

@@ -1,12 +1,12 @@
-"""Rules of NAT in tables of one IP version (kernel.nft_rule): the same as the `nft` tool's, put in their place."""
+"""Rules of NAT in tables of one IP version (netfilter.nft_rule): the same as the `nft` tool's, put in their place."""
 
 from ipaddress import ip_address, ip_network
 
 import pytest
 
-from kernel import nft, nft_rule
 from kernel.errors import KernelError
-from kernel.nft import Chain, Hook, Table
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, Hook, Table
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")

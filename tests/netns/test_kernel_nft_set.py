@@ -1,15 +1,15 @@
-"""Sets of nftables over netlink on the real kernel (kernel.nft_set): the same as the `nft` tool's."""
+"""Sets of nftables over netlink on the real kernel (kernel.netfilter.nft_set): the same as the `nft` tool's."""
 
 import errno
 from ipaddress import ip_address
 
 import pytest
 
-from kernel import nft, nft_rule, nft_set
 from kernel.errors import KernelError
+from kernel.netfilter import nft, nft_rule, nft_set
+from kernel.netfilter.nft import Chain, Table
+from kernel.netfilter.nft_set import INTERFACE_NAME, IPV4_ADDRESS, IPV6_ADDRESS, Element, Set, interface_key
 from kernel.netns import Netns, entered
-from kernel.nft import Chain, Table
-from kernel.nft_set import INTERFACE_NAME, IPV4_ADDRESS, IPV6_ADDRESS, Element, Set, interface_key
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_inet")

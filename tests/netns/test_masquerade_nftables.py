@@ -7,10 +7,10 @@ import pytest
 
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel import nft
 from kernel.errors import KernelError
 from kernel.masquerade import nftables
 from kernel.masquerade.wanted import Masquerade
+from kernel.netfilter import nft
 from kernel.netns import Netns, entered
 from tests.support import golden
 from tests.support.netstate import nft_rules

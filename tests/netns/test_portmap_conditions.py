@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernel import nft, nft_rule
-from kernel.nft import Chain, Table
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, Table
 from plugins.portmap.conditions import compiled
 from tests.support.netstate import nft_rules
 

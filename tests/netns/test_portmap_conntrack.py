@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from kernel import conntrack, nft
+from kernel.netfilter import conntrack, nft
 from plugins.portmap import conntrack as flows
 from plugins.portmap.wanted import HostPorts, PortMapping
 from tests.support.publishing import NODE, NODE6, OUTSIDE, OUTSIDE6

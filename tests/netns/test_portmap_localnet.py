@@ -10,7 +10,8 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from cni.errors import CniError
-from kernel import iptables, nft, route
+from kernel import route
+from kernel.netfilter import iptables, nft
 from kernel.rtnl import Socket
 from plugins.portmap import localnet
 from plugins.portmap.wanted import HostPorts, PortMapping
@@ -81,7 +82,7 @@ def test_a_pod_does_not_reach_the_loopback(published, sandbox, nftables, monkeyp
     """A pod's packet for 127.0.0.1 reaches the node's loopback with the setting alone, and not with the guard."""
     result = published.bridge.add(sandbox)
     if not nftables:
-        monkeypatch.setattr("kernel.nft.opened", refused)
+        monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     with opened(published.host, "udp", "127.0.0.1", PORT) as loopback:
         forged(sandbox, result)
         assert not hears(loopback)
@@ -136,23 +137,23 @@ def test_the_guard_is_mended(bridge):
 def test_what_the_reference_opened_is_guarded_without_nftables(bridge, monkeypatch):
     """Where the setting is on already, and there is no table in which a guard could be, it is made by iptables."""
     bridge.set_sysctl(SETTING, "1")
-    monkeypatch.setattr("kernel.nft.opened", refused)
-    monkeypatch.setattr("kernel.iptables.may_have", lambda *how: set())
+    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.iptables.may_have", lambda *how: set())
     localnet.ensure(wanted())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
 
 
 def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
     """Where the kernel has no nftables, iptables drops the packets, and is run only when the setting is turned on."""
-    monkeypatch.setattr("kernel.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     localnet.ensure(wanted())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
     runs = []
-    monkeypatch.setattr("kernel.iptables.read", lambda *how: runs.append(how) or {})
+    monkeypatch.setattr("kernel.netfilter.iptables.read", lambda *how: runs.append(how) or {})
     localnet.ensure(wanted())
     assert runs == []
     monkeypatch.undo()
-    monkeypatch.setattr("kernel.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     bridge.set_sysctl(SETTING, "0")
     localnet.ensure(wanted())
     assert len([line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)]) == 1
@@ -162,7 +163,7 @@ def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
 def test_guards_of_interfaces_that_are_gone_go(bridge, nftables, monkeypatch):
     """Where each pod has an interface of its own, guards do not pile up, and nobody else's rule is touched."""
     if not nftables:
-        monkeypatch.setattr("kernel.nft.opened", refused)
+        monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     localnet.ensure(wanted())
     if nftables:
         bridge.run("nft", 'add rule ip cni_hostport localnet iifname gone ip daddr 127.0.0.1 drop comment "mine: own"')
@@ -235,7 +236,7 @@ def test_a_pod_of_the_reference_passes(published, reference, sandbox):
 
 def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):
     """A guard that iptables made is found, too."""
-    monkeypatch.setattr("kernel.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     localnet.ensure(wanted())
     monkeypatch.undo()
     localnet.check(wanted())
@@ -244,12 +245,12 @@ def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):
 
 def test_neither_nftables_nor_iptables(bridge, monkeypatch):
     """Without a guard the setting stays off, and the error says what to do without localhost."""
-    monkeypatch.setattr("kernel.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
 
     def unusable(*_):
         raise iptables.UnusableError(999, "iptables-restore is not installed", "install iptables")
 
-    monkeypatch.setattr("kernel.iptables.read", unusable)
+    monkeypatch.setattr("kernel.netfilter.iptables.read", unusable)
     with pytest.raises(CniError) as caught:
         localnet.ensure(wanted())
     assert caught.value.msg == "unable to enable route_localnet: iptables-restore is not installed"

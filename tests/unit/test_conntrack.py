@@ -1,4 +1,4 @@
-"""Connection tracking's messages (kernel.conntrack), compared with pyroute2's full class, and whose flows are taken."""
+"""Connection tracking's messages, compared with pyroute2's full class, and whose flows are taken."""
 
 import importlib
 from ipaddress import ip_address, ip_interface, ip_network
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernel import conntrack
 from kernel.codec_netfilter import ConntrackMessage
-from kernel.conntrack import Entry
 from kernel.errors import KernelError
+from kernel.netfilter import conntrack
+from kernel.netfilter.conntrack import Entry
 from kernel.wire import decode, encode
 from plugins.portmap import conntrack as flows
 from plugins.portmap.wanted import HostPorts, PortMapping
@@ -155,7 +155,7 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(conntrack, "udp", refused)
     wanted = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
     flows.forget_by(None, wanted)
-    monkeypatch.setattr("kernel.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     flows.forget(wanted)
     expected = (
         "podwire: UDP flows may go on to where they went before: list the tracked UDP flows: operation not permitted"
@@ -165,5 +165,5 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
 
 def test_without_udp_nothing_is_opened(monkeypatch):
     """Mappings of other protocols cost nothing."""
-    monkeypatch.setattr("kernel.nft.opened", lambda: pytest.fail("opened"))
+    monkeypatch.setattr("kernel.netfilter.nft.opened", lambda: pytest.fail("opened"))
     flows.forget(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "tcp"),), POD))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
-from kernel import iptables_listing, nft_rule
-from kernel.nft import Rule
+from kernel.netfilter import iptables_listing, nft_rule
+from kernel.netfilter.nft import Rule
 from plugins.firewall import iptables_plan as plan
 from plugins.firewall import iptables_rules as rules
 from plugins.firewall.wanted import Protected

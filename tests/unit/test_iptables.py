@@ -1,10 +1,10 @@
-"""Reading and changing rules with the restore programs (kernel.iptables), on programs that do as told."""
+"""Reading and changing rules with the restore programs (kernel.netfilter.iptables), on programs that do as told."""
 
 import pytest
 
 from cni.errors import CniError
-from kernel import iptables
-from kernel.iptables import RefusedError, UnusableError, WordsError
+from kernel.netfilter import iptables
+from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
 from tests.support.errors import failure_of
 
 PROGRAM = """#!/bin/sh

@@ -5,10 +5,10 @@ from ipaddress import ip_interface, ip_network
 import pytest
 
 from cni.errors import CniError
-from kernel.iptables import RefusedError
 from kernel.masquerade import iptables
 from kernel.masquerade.names import chain_name
 from kernel.masquerade.wanted import Masquerade
+from kernel.netfilter.iptables import RefusedError
 from tests.support.errors import failure_of
 
 CHAIN = "CNI-f42161b9e0c33131294cdfd7"

@@ -1,4 +1,4 @@
-"""nftables messages and rules as bytes (kernel.nft, kernel.nft_rule), compared with pyroute2's full classes."""
+"""nftables messages and rules as bytes (netfilter.nft, netfilter.nft_rule), compared with pyroute2's full classes."""
 
 import importlib
 from ipaddress import ip_address, ip_network
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import nft, nft_rule, nft_set
 from kernel.codec_netfilter import ChainMessage, RuleMessage, TableMessage
-from kernel.nft import Chain, Hook, Table
-from kernel.nft_set import INTERFACE_NAME, IPV4_ADDRESS, Element, Set
+from kernel.netfilter import nft, nft_rule, nft_set
+from kernel.netfilter.nft import Chain, Hook, Table
+from kernel.netfilter.nft_set import INTERFACE_NAME, IPV4_ADDRESS, Element, Set
 from kernel.wire import decode
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.errors import CniError
-from kernel.iptables_chains import quoted
+from kernel.netfilter.iptables_chains import quoted
 from plugins.portmap import iptables_check, iptables_look, iptables_plan
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, chain_rules, entries, found_entries, shared_rules

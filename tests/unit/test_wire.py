@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.result import Route
-from kernel import address, link, nft, route, traffic, vlan
+from kernel import address, link, route, traffic, vlan
 from kernel.codec import LinkMessage, VlanMessage
 from kernel.codec_netfilter import ConntrackMessage, RuleMessage
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.link import Link, VethEnd
+from kernel.netfilter import nft
 from kernel.wire import AnswerError, decode, encode
 
 KINDS = (LinkMessage, VlanMessage, QdiscMessage, FilterMessage, RuleMessage, ConntrackMessage)

@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from kernel import nft_expression as expression
-from kernel import nft_rule
-from kernel.nft import Rule
+from kernel.netfilter import nft_expression as expression
+from kernel.netfilter import nft_rule
+from kernel.netfilter.nft import Rule
 
 _PLAIN = re.compile(r"[-\w]+", re.ASCII)  # what iptables lists without quotes
 _ESCAPED = re.compile(r"""(["'\\])""")

@@ -1,6 +1,6 @@
 """nftables without the `nft` tool: tables, chains and rules over netlink, all changes of a verb in one transaction.
 
-Sets are in kernel.nft_set.
+Sets are in kernel.netfilter.nft_set.
 
 One rule: functions named after an object return a Request; nothing is changed unless `change` sends it, and then all
 of it or nothing.
@@ -25,8 +25,8 @@ from typing import TypeVar
 from cni.errors import all_of
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
-from kernel.nft_expression import compatibility
-from kernel.nft_rule import comment, comment_of
+from kernel.netfilter.nft_expression import compatibility
+from kernel.netfilter.nft_rule import comment, comment_of
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
 

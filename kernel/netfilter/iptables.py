@@ -19,9 +19,9 @@ from _podwire import spawn_bound
 from cni import child
 from cni.child import Command, Outcome
 from cni.errors import CniError, Code
-from kernel import iptables_direct, nft
 from kernel.errors import KernelError
-from kernel.nft import Chain, Table
+from kernel.netfilter import iptables_direct, nft
+from kernel.netfilter.nft import Chain, Table
 
 FAMILIES = (4, 6)
 TOOLS = {4: "iptables", 6: "ip6tables"}
@@ -101,7 +101,7 @@ def ask(
 def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
     """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `doing` is for the errors.
 
-    Where it can be done without the programs (kernel.iptables_direct), it is.
+    Where it can be done without the programs (kernel.netfilter.iptables_direct), it is.
     Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
     another may have been changed.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from cni.errors import CniError, Code
-from kernel.iptables import UnusableError
+from kernel.netfilter.iptables import UnusableError
 
 Wanted_contra = TypeVar("Wanted_contra", contravariant=True)
 

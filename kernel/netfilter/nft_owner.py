@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from kernel import nft_rule
+from kernel.netfilter import nft_rule
 
 OWNER = 0x70  # type of this item in userdata; nft's own are small numbers
 HASH_BYTES = 16

@@ -16,8 +16,8 @@ from os import fsencode
 from typing import NamedTuple
 
 from cni.address import Address, Network
-from kernel import nft_expression as expression
-from kernel.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, attributes
+from kernel.netfilter import nft_expression as expression
+from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, attributes
 
 _NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16

@@ -3,7 +3,7 @@
 One rule: a chain is a container's when its name follows from network and container; a jump's comment tells both, and
 proves nothing by itself.
 
-The text here is what iptables' programs print and take; kernel.iptables_nft does the same over netlink.
+The text here is what iptables' programs print and take; kernel.netfilter.iptables_nft does the same over netlink.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from cni.errors import CniError, Code
-from kernel import iptables
+from kernel.netfilter import iptables
 
 TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
@@ -68,7 +68,7 @@ def jumps_to(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
 def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Plan, doing: str) -> None:
     """Reads the entries and `chain` where there may be such a chain, plans and applies.
 
-    Again when what was read has changed meanwhile. Raises as kernel.iptables.apply.
+    Again when what was read has changed meanwhile. Raises as kernel.netfilter.iptables.apply.
     """
     for tries_left in reversed(range(_ROUNDS)):
         present = iptables.may_have(families, TABLE, chain)
@@ -82,7 +82,7 @@ def change_legacy(table: str, plan: Plan, doing: str) -> None:
     """Has iptables-legacy change the families in which it has made `table`; `plan` gets the whole table.
 
     Again when what was read has changed meanwhile. Without its program nothing can be done.
-    Raises as kernel.iptables.apply.
+    Raises as kernel.netfilter.iptables.apply.
     """
     families = iptables.legacy_families(table)
     for tries_left in reversed(range(_ROUNDS if families else 0)):
@@ -116,7 +116,7 @@ def delete_legacy(
     """Deletes of what iptables-legacy made the jumps to `chains`, and each chain with the last of them.
 
     Jumps that `stays` tells of stay. Absent is success; a chain to which something else jumps stays, empty, and that
-    is told on stderr. Raises as kernel.iptables.apply.
+    is told on stderr. Raises as kernel.netfilter.iptables.apply.
     """
 
     def present(family: int, listing: list[str]) -> list[str]:

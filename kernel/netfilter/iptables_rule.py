@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-from kernel import nft_expression as expression
-from kernel import nft_rule
-from kernel.nft_expression import EQ, NEQ
+from kernel.netfilter import nft_expression as expression
+from kernel.netfilter import nft_rule
+from kernel.netfilter.nft_expression import EQ, NEQ
 
 _IFNAMSIZ = 16  # linux/if.h, with the NUL
 COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)

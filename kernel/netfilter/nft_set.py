@@ -1,6 +1,6 @@
 """Sets of nftables and their elements over netlink.
 
-One rule: as with kernel.nft, functions named after an object return a Request. An element is the bytes of its key and
+One rule: as in nft, functions named after an object return a Request. An element is the bytes of its key and
 of its userdata; `nft list` prints both as text.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from os import fsencode
 from typing import NamedTuple
 
-from kernel import nft_rule
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
-from kernel.nft import NOTHING_THERE, NftSocket, Table
-from kernel.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
+from kernel.netfilter import nft_rule
+from kernel.netfilter.nft import NOTHING_THERE, NftSocket, Table
+from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
 
@@ -56,7 +56,7 @@ class Set:
 
 
 class Element(NamedTuple):
-    """An element as it stands: its key, and userdata as kernel.nft_rule makes and reads it."""
+    """An element as it stands: its key, and userdata as kernel.netfilter.nft_rule makes and reads it."""
 
     key: bytes
     userdata: bytes = b""

@@ -12,11 +12,11 @@ from functools import partial
 
 from cni.address import Interface
 from cni.errors import all_of
-from kernel import nft, nft_rule
 from kernel.errors import KernelError
-from kernel.iptables import NFPROTO
-from kernel.iptables_chains import TABLE, ContainerChains, tell_of_doubtful, tell_of_emptied
-from kernel.nft import Chain, NftSocket, Rule, Table
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.iptables import NFPROTO
+from kernel.netfilter.iptables_chains import TABLE, ContainerChains, tell_of_doubtful, tell_of_emptied
+from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from kernel.rtnl import Request
 
 TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from kernel import nft
 from kernel.errors import KernelError
-from kernel.iptables_rule import Translated, translated
-from kernel.nft import Chain, Hook, Table
+from kernel.netfilter import nft
+from kernel.netfilter.iptables_rule import Translated, translated
+from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.rtnl import Request
 
 _PROGRAM = "xtables-nft-multi"  # what the names of iptables-nft's programs are links to
@@ -33,7 +33,7 @@ _BUILT_IN = {
 def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[int, str]) -> frozenset[int]:
     """Writes the lines of those families for which that can be done, all of them or none, and returns the families.
 
-    `changes` are by IP version as kernel.iptables.apply takes them, `programs` the paths of the families' programs.
+    `changes` are by IP version as netfilter.iptables.apply takes them, `programs` the paths of the families' programs.
     """
     requests: list[Request] = []
     built_in: list[Chain] = []
