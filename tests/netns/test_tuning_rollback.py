@@ -55,17 +55,15 @@ def test_the_references_backup_after_a_failure(tuning, whole, sandbox, before, r
 
 
 def test_a_directory_in_the_place_of_the_backup(whole, sandbox, before):
-    """ADD is refused and DEL tells of it, when all is removed that can be."""
+    """ADD is refused and DEL tells of it, when all else is removed, the draft of that ADD, too."""
     whole.add(sandbox, before)
     backup = whole.data_dir / f"{sandbox.name}_eth0.json"
     backup.unlink()
     backup.mkdir()
-    draft = backup.with_name(f"~{backup.name}")
     assert whole.run("ADD", sandbox, before).error()["code"] == 5
-    draft.touch()
     assert whole.run("DEL", sandbox).error()["code"] == 5
     assert whole.notes() == {}
-    assert not draft.exists()
+    assert list(whole.data_dir.iterdir()) == [backup]
     backup.rmdir()
     assert whole.delete(sandbox) == ""
 
