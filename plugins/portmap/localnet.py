@@ -135,7 +135,11 @@ def _guard(socket: NftSocket, interface: str) -> None:
         *(nft.rule_deletion(_CHAIN, rule.handle) for rule in _stale(rules)),
         nft.rule(_CHAIN, _expressions(interface), nft_rule.comment(f"{interface}: {_PURPOSE}")),
     )
-    # Another first pod may have made it since we looked; whoever comes second to this finds one and stops.
+    nft.retried(lambda: _unite(socket, interface))
+
+
+def _unite(socket: NftSocket, interface: str) -> None:
+    """Leaves one guard where several first pods have made one; looks again when another is at it, too."""
     twice = [rule for rule in _rules(socket) if _own([rule], interface)][1:]
     nft.change(socket, *(nft.rule_deletion(_CHAIN, rule.handle) for rule in twice))
 
