@@ -67,14 +67,14 @@ def warn_of_gateway(gateway: Link, conf: BridgeConf) -> None:
 def check(conf: BridgeConf, prev_result: Result, gateway: Link, outside: Link, inside: Link) -> None:
     """Checks the MTU that was asked for; raises CniError(999).
 
-    prevResult tells it since CNI 1.1.0; otherwise it is the configured number, and of "auto" it is not known any more
-    what it was. The bridge may have less, as another's port may; with more it loses packets.
+    prevResult tells of both ends since CNI 1.1.0; before, a plugin behind us (tuning) may have set another one without
+    a word. The bridge may have less, as another's port may; with more it loses packets.
     """
     if not conf.mtu and not conf.mtu_auto:
         return
     told = {(item.name, bool(item.sandbox)): item.mtu for item in prev_result.interfaces}
     for end, in_sandbox in ((inside, True), (outside, False)):
-        expected = told.get((end.name, in_sandbox)) or conf.mtu or inside.mtu
+        expected = told.get((end.name, in_sandbox)) or end.mtu
         if end.mtu != expected:
             details = f"it is {end.mtu}; set it back, or remove the container and create it again"
             raise _wrong(f"Interface {end.name} MTU doesn't match: {expected}", details)
