@@ -107,8 +107,15 @@ class Backup:
             raise CniError(Code.IO_FAILURE, f"{doing}: {reason(error.errno or 0)}", hint) from error
 
     def remove(self) -> None:
-        """Removes the backup, its note and its draft, what can be of them; absent is success. Raises CniError."""
-        all_of(*(partial(_forget, path) for path in (self._path, self._draft, self._note)))
+        """Removes the backup, its note and its draft, what can be of them; absent is success. Raises CniError.
+
+        The note stays as long as the backup does: without it nobody knows later whose that is.
+        """
+        all_of(partial(_forget, self._draft), self._remove_noted)
+
+    def _remove_noted(self) -> None:
+        for path in (self._path, self._note):
+            _forget(path)
 
     def _take_back(self, before: Saved | None) -> None:
         """Makes file and note what they were; raises OSError."""
