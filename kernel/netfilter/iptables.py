@@ -1,4 +1,4 @@
-"""iptables: reading and changing rules with its restore programs, one process for each address family and step.
+"""iptables: reading and changing rules with its restore programs, at most one process for each family and step.
 
 One rule: only exit statuses decide, never texts, which differ between versions and between the two variants.
 

@@ -2,9 +2,9 @@
 
 One rule: either takes away what the other has made. Ours can also tell whose an address is (iptables_rules).
 
-What it costs: ADD runs one program for each family, and none for what is there already; where netlink does not tell
-what is there (iptables-legacy, rules that nobody understands) it is two. CHECK runs none, or one for each family
-there. DEL and GC run none, except where iptables-legacy has made table filter.
+What it costs: ADD runs no program where rules are only added (kernel.netfilter.iptables_direct), else one for each
+family; where netlink does not tell what is there (iptables-legacy, rules that nobody understands) it is two. CHECK runs
+none, or one for each family there. DEL and GC run none, except where iptables-legacy has made table filter.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 One rule: names, rules, comments and their order are the reference's (plugins.portmap.iptables_rules), so that either
 can take away what the other has made.
 
-What it costs: ADD runs one program for each family when netlink shows that nothing is in the way, else two, whatever
-the number of ports; CHECK runs one; DEL and GC run none, except where iptables-legacy has made table nat.
+What it costs: ADD runs no program when netlink shows that nothing is in the way (see iptables_direct), else one or two
+for each family, as for the host's first pod and with iptables-legacy, whatever the number of ports; CHECK runs one; DEL
+and GC run none, except where iptables-legacy has made table nat.
 
 No rule names the interface: two interfaces of one container on one network share the chain, and the first one's rules
 win, as with the reference. ADD keeps rules that lead to an address which another, living interface of the container has
