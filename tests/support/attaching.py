@@ -42,7 +42,7 @@ class Network:
     ) -> Outcome:
         """Runs one verb to its end; `how` as start_plugin takes it."""
         config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
-        return run_plugin(str(config["type"]), command, config, **self._how(pod, how))
+        return run_plugin(str(config.get("type", "bridge")), command, config, **self._how(pod, how))
 
     def start(self, command: str, pod: Namespace, **how: Any) -> subprocess.Popen[bytes]:
         """Starts one verb, its input complete, and returns its process at once; running.finish awaits its end."""
