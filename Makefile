@@ -58,17 +58,21 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 
 test: needs-test needs-second-kernel binaries check ## every test (as root: against the real kernel, and a second one)
 	@rm -rf $(KERNELS) build/promises
-	@echo "Two parts at a time, each shown when it is done (two minutes):"
-	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync built-files hard-sample
-	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync first-kernel-0 first-kernel-1
+	@echo "Two parts at a time, each shown when it is done (minutes):"
+	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync \
+	    hard-sample-0 hard-sample-1 first-kernel-0 first-kernel-1 built-files
 	@echo "The rest runs at the same time; each part is shown when it is done (minutes)."
 	@second=$$(command -v linux.uml >/dev/null && echo second-kernel-0 second-kernel-1); \
-	$(MAKE) --no-print-directory -j3 --keep-going --output-sync $$second reproducible test-portable; status=$$?; \
+	$(MAKE) --no-print-directory -j3 --keep-going --output-sync $$second reproducible portable-sample; status=$$?; \
 	$(PY) -m tests.support.kernels $(KERNELS) && exit $$status
 
-test-portable: needs-test ## the specification suite on the portable variant (three minutes: it starts slowly)
+test-portable: needs-test ## the specification suite on the portable variant (ten minutes: it starts slowly)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
+
+portable-sample: needs-test
+	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
+	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/4 tests/spec
 
 test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
@@ -79,16 +83,18 @@ first-kernel-%: needs-test binaries
 built-files: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
 
-hard-sample: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/hard
+hard-sample-%: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --share $*/2 tests/hard
 
-nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm (hours, root)
+nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm, all on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
 	@$(PY) -m tests.promises
+	@$(MAKE) --no-print-directory test-second-kernel test-portable
 
 second-kernel-%: needs-test needs-second-kernel binaries
-	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json --share $*/2 tests/netns
+	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json --share $*/2 \
+	    --besides $(KERNELS) tests/netns
 
 demo: binaries needs-test ## a short tour of what the plugins do (root)
 	$(PY) -m tests.demo

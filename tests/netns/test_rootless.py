@@ -46,7 +46,7 @@ class Chain:
         self.bridge = network(host, home, ipMasqBackend=backend)
         self.ports = Publishing(self.bridge, {"backend": backend})
         self.limits = Shaping(self.bridge).asked(**BOTH)
-        sysctl = {"net.core.somaxconn": "1000", "net.ipv4.conf.IFNAME.arp_filter": "1"}
+        sysctl = {"net.ipv4.ip_default_ttl": "65", "net.ipv4.conf.IFNAME.arp_filter": "1"}
         self.others = {
             "firewall": {"backend": backend, "ingressPolicy": "same-bridge"},
             "tuning": {"mtu": 1400, "sysctl": sysctl, "dataDir": str(home / "tuning")},

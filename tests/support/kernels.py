@@ -54,6 +54,7 @@ FEATURES = {
 }
 
 PASSED, FAILED = "passed", "failed"
+AGAIN = 3  # of the tests that passed on one kernel each third runs on the second, too, in `make test`
 
 
 @functools.cache
@@ -115,6 +116,12 @@ class Recorder:
     def pytest_sessionfinish(self) -> None:
         """Writes the report."""
         Session(os.uname().release, self._outcomes).save(self._path)
+
+
+def passed(directory: Path) -> frozenset[str]:
+    """Returns the tests that passed, of the reports in a directory."""
+    sessions = map(Session.load, directory.glob("*.json"))
+    return frozenset(name for session in sessions for name, how in session.outcomes.items() if how == PASSED)
 
 
 def by_kernel(sessions: Iterable[Session]) -> list[Session]:
