@@ -8,6 +8,7 @@ One rule: a figure is counted by the test that keeps the promise, never written 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from collections import Counter
@@ -67,10 +68,13 @@ PROMISES: dict[str, Promise] = {
 def record(name: str, **figures: int) -> None:
     """Adds a test's figures to those of the promise `name`; `make` empties the directory before a run."""
     FIGURES.mkdir(parents=True, exist_ok=True)
-    path = FIGURES / f"{name}.json"
-    total = Counter(json.loads(path.read_text()) if path.exists() else {})
-    total.update(figures)
-    path.write_text(json.dumps(total, indent=1, sort_keys=True) + "\n")
+    with (FIGURES / f"{name}.json").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the tests may have been shared out to several processes
+        file.seek(0)
+        total = Counter(json.loads(file.read() or "{}"))
+        total.update(figures)
+        file.truncate(0)
+        file.write(json.dumps(total, indent=1, sort_keys=True) + "\n")
 
 
 def table() -> str:
