@@ -72,7 +72,7 @@ test-portable: needs-test ## the specification suite on the portable variant (te
 
 portable-sample: needs-test
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
-	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/4 tests/spec
+	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/8 tests/spec
 
 test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)

@@ -17,6 +17,7 @@ from kernel.netfilter.iptables_rule import Translated, translated
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.rtnl import Request
 
+_LINES_MAX = 60  # of a family: with more, translating them takes longer than the program, which is quick once it runs
 _PROGRAM = "xtables-nft-multi"  # what the names of iptables-nft's programs are links to
 # Where the program has the chains that it makes: NF_INET_* and priorities (nftables' names: dstnat, srcnat, filter).
 _BUILT_IN = {
@@ -39,6 +40,8 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
     built_in: list[Chain] = []
     done = []
     for version, lines in changes.items():
+        if len(lines) > _LINES_MAX:
+            continue
         own = Table(_FAMILIES[version], table)
         rules = [translated(version, line) for line in lines]
         if not lines or not all(rules) or not _is_nft(programs[version]):
