@@ -25,7 +25,7 @@ from kernel.netfilter.nft import Chain, Table
 
 FAMILIES = (4, 6)
 TOOLS = {4: "iptables", 6: "ip6tables"}
-NFPROTO = {4: nft.IPV4, 6: nft.IPV6}  # the family of iptables-nft's tables
+NFPROTO = nft.NFPROTO
 LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
 
 _PROGRAMS = {version: f"{tool}-restore" for version, tool in TOOLS.items()}
@@ -105,7 +105,9 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
     Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
     another may have been changed.
     """
-    done = iptables_direct.written(changes, table, {family: _find(family) for family in changes})
+    done = iptables_direct.written(
+        changes, table, {family: _find(family) for family, lines in changes.items() if lines}
+    )
     texts = {family: _document(table, lines) for family, lines in changes.items() if lines and family not in done}
     for family, outcome in _run(texts).items():
         if outcome.status:

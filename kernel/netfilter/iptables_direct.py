@@ -42,7 +42,7 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
     for version, lines in changes.items():
         if len(lines) > _LINES_MAX:
             continue
-        own = Table(_FAMILIES[version], table)
+        own = Table(nft.NFPROTO[version], table)
         rules = [translated(version, line) for line in lines]
         if not lines or not all(rules) or not _is_nft(programs[version]):
             continue
@@ -61,9 +61,6 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
     except KernelError:
         return frozenset()
     return frozenset(done)
-
-
-_FAMILIES = {4: nft.IPV4, 6: nft.IPV6}
 
 
 def _request(table: Table, rule: Translated) -> Request:

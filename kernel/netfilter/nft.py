@@ -31,6 +31,7 @@ from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request
 from kernel.wire import Attributes
 
 INET, IPV4, BRIDGE, IPV6 = 1, 2, 7, 10  # families: NFPROTO_* (linux/netfilter.h)
+NFPROTO = {4: IPV4, 6: IPV6}  # by IP version: the family of iptables-nft's tables, too
 # linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
 _NETLINK_NETFILTER = 12  # linux/netlink.h; Python has no name for it
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES

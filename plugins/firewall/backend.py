@@ -24,35 +24,28 @@ _IN_A_VLAN = {
 
 def add(conf: FirewallConf) -> None:
     """Makes the rules; raises CniError, and nothing is taken back then: DEL's steps do that."""
-    name, wanted = conf.backend, conf.wanted
-    by_firewalld = _is_firewalld(name)
-    if by_firewalld:
-        name, wanted = AUTOMATIC, replace(wanted, accepts=False)
-    if wanted.accepts or wanted.policy != OPEN:
-        _BACKENDS.add(wanted, name)  # first, so that nobody is let through before the policy holds
-        _tell_of_vlan(wanted)
+    by_firewalld, rules = _shared_out(conf)
+    if rules:
+        _BACKENDS.add(rules.wanted, rules.backend)  # first, so that nobody is let through before the policy holds
+        _tell_of_vlan(rules.wanted)
     if by_firewalld:
         firewalld.add(conf.wanted)
 
 
 def check(conf: FirewallConf) -> None:
     """Raises CniError(999) for what is missing."""
-    name, wanted = conf.backend, conf.wanted
-    if _is_firewalld(name):
-        firewalld.check(wanted)
-        name, wanted = AUTOMATIC, replace(wanted, accepts=False)
-    if wanted.accepts or wanted.policy != OPEN:
-        _BACKENDS.check(wanted, name)
+    by_firewalld, rules = _shared_out(conf)
+    if by_firewalld:
+        firewalld.check(conf.wanted)
+    if rules:
+        _BACKENDS.check(rules.wanted, rules.backend)
 
 
 def problem(conf: FirewallConf) -> str:
     """Tells what keeps ADD from working, "" when nothing does."""
-    name, wanted = conf.backend, conf.wanted
-    if _is_firewalld(name):
-        if found := firewalld.problem(wanted.zone):
-            return found
-        name, wanted = AUTOMATIC, replace(wanted, accepts=False)
-    return _BACKENDS.problem(name) if wanted.accepts or wanted.policy != OPEN else ""
+    by_firewalld, rules = _shared_out(conf)
+    found = firewalld.problem(conf.wanted.zone) if by_firewalld else ""
+    return found or (_BACKENDS.problem(rules.backend) if rules else "")
 
 
 def _tell_of_vlan(wanted: Protected) -> None:
@@ -66,6 +59,12 @@ def _tell_of_vlan(wanted: Protected) -> None:
         )
 
 
-def _is_firewalld(name: str) -> bool:
-    """Tells whether firewalld lets the addresses through: asked for, or running where nothing else is asked for."""
-    return name == FIREWALLD or (name == AUTOMATIC and firewalld.is_running())
+def _shared_out(conf: FirewallConf) -> tuple[bool, FirewallConf | None]:
+    """Returns whether firewalld lets the addresses through, and what is left for rules of iptables or nftables.
+
+    It does when it is asked for, or runs where nothing else is asked for; then only a policy is left.
+    """
+    if conf.backend != FIREWALLD and not (conf.backend == AUTOMATIC and firewalld.is_running()):
+        return False, conf
+    policy = FirewallConf(replace(conf.wanted, accepts=False), AUTOMATIC)
+    return True, policy if policy.wanted.policy != OPEN else None

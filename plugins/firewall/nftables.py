@@ -24,7 +24,7 @@ from plugins.firewall import nftables_rules as rules
 from plugins.firewall.nftables_rules import BASE, INSIDE, MEMBERS, OWNED, POLICED, Base, Whose
 from plugins.firewall.wanted import ISOLATED, SAME_BRIDGE, Protected
 
-_IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in ((4, nft.IPV4), (6, nft.IPV6))}
+_IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in nft.NFPROTO.items()}
 _TOOLS = {4: "iptables", 6: "ip6tables"}
 _NEEDS = "the firewall with nftables needs a kernel with sets and connection tracking in tables of family"
 
