@@ -6,7 +6,7 @@ One rule: it is read only, and what is unknown counts as alive.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cni import files, gojson
@@ -16,6 +16,38 @@ from cni.errors import CniError
 from cni.result import from_json
 
 RESULTS_DIR = "/var/lib/cni/results"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cached attachment: its network and namespace path ("" where unknown), and all that the file holds."""
+
+    path: str
+    network: str
+    attachment: Attachment
+    netns: str
+    content: Mapping[str, object] = field(repr=False)
+
+    @property
+    def result(self) -> object:
+        """The result of ADD as it is cached, None when there is none."""
+        return self.content.get("result")
+
+    @property
+    def lives(self) -> bool:
+        """Tells whether the container lives, or may: its namespace is there, or cannot be judged."""
+        return _may_live(self.netns)
+
+
+def entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
+    """Yields what the cache holds, of `network` or ("") of all, in the order of the files' names.
+
+    A file of an old format (the bare result), or one that cannot be read, is left out; no directory has none.
+    """
+    for name in _names(directory, network):
+        entry = _entry(f"{directory}/{name}")
+        if entry and network in ("", entry.network):
+            yield entry
 
 
 @dataclass(frozen=True)
@@ -36,23 +68,15 @@ class ResultCache:
 
         Files are matched by what they contain, since names may contain "-"; unreadable and old ones count as alive.
         """
-        prefix = network and f"{network}-"
-        try:
-            files = frozenset(name for name in os.listdir(directory) if name.startswith(prefix))
-        except OSError:
-            files = frozenset()
+        names = frozenset(_names(directory, network))
         sandboxes = {}
         results = {}
-        for name in files:
-            entry = _load(f"{directory}/{name}")
-            if entry and network in ("", entry.get("networkName")):
-                attachment = Attachment(str(entry.get("containerId")), str(entry.get("ifName")))
-                netns = str(entry.get("netns") or "")
-                # On several networks (of all that were asked for) it lives if it lives on one, whichever is read first.
-                if attachment not in sandboxes or _may_live(netns):
-                    sandboxes[attachment] = netns
-                    results[attachment] = entry.get("result")
-        return cls(network, sandboxes, files, results)
+        for entry in entries(directory, network):
+            # On several networks (of all that were asked for) it lives if it lives on one, whichever is read first.
+            if entry.attachment not in sandboxes or entry.lives:
+                sandboxes[entry.attachment] = entry.netns
+                results[entry.attachment] = entry.result
+        return cls(network, sandboxes, names, results)
 
     def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
         """Returns the addresses of the container's other interfaces that may live, as far as they are known."""
@@ -94,17 +118,29 @@ class ResultCache:
 
 def addresses_of(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:
     """Returns the addresses of one attachment, none when it is not known; costs one file."""
-    entry = _load(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
-    own = (entry.get("networkName"), entry.get("containerId"), entry.get("ifName"))
-    return tuple(_addresses(entry.get("result"))) if own == (network, *attachment) else ()
+    entry = _entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
+    if entry is None or (entry.network, entry.attachment) != (network, attachment):
+        return ()
+    return tuple(_addresses(entry.result))
 
 
-def _load(path: str) -> dict[str, object]:
+def _names(directory: str, network: str) -> list[str]:
+    prefix = network and f"{network}-"
+    try:
+        return sorted(name for name in os.listdir(directory) if name.startswith(prefix))
+    except OSError:
+        return []
+
+
+def _entry(path: str) -> Entry | None:
     try:
         value = gojson.loads(files.read(path, gojson.MAX_BYTES))
     except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    if not isinstance(value, dict) or not value.get("networkName"):
+        return None
+    attachment = Attachment(str(value.get("containerId")), str(value.get("ifName")))
+    return Entry(path, str(value.get("networkName")), attachment, str(value.get("netns") or ""), value)
 
 
 def _addresses(result: object) -> list[Address]:

@@ -21,6 +21,7 @@ from cni import gojson, versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, of_system, one_line
+from cni.keys import Key
 from cni.result import Result
 from cni.signals import Terminated, waiting
 from cni.undo import Undo
@@ -38,6 +39,10 @@ class Plugin:
 
     A verb gets the invocation and the configuration, GC the attachments to keep as well, and raises CniError for what
     an operator can fix. An absent verb succeeds without doing anything, as in the reference.
+
+    `cmd_repair` is no verb of the specification: with an attachment's configuration and its cached result (prevResult)
+    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `keys` are
+    those of the plugin's configuration, `capabilities` those that it makes use of.
     """
 
     name: str
@@ -46,6 +51,9 @@ class Plugin:
     cmd_check: Verb
     cmd_gc: Collect | None = None
     cmd_status: Verb | None = None
+    cmd_repair: Verb | None = None
+    keys: tuple[Key, ...] = ()
+    capabilities: tuple[str, ...] = ()
     versions: tuple[str, ...] = versions.SUPPORTED
 
 

@@ -23,7 +23,7 @@ from plugins.loopback.main import PLUGIN as LOOPBACK
 from plugins.portmap.main import PLUGIN as PORTMAP
 from plugins.ptp.main import PLUGIN as PTP
 from plugins.tuning.main import PLUGIN as TUNING
-from podwire import __version__
+from podwire import __version__, cli
 
 PLUGINS: dict[str, Plugin] = {
     plugin.name: plugin for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, PORTMAP, PTP, STATIC, TUNING)
@@ -32,17 +32,6 @@ PLUGINS: dict[str, Plugin] = {
 # The reference whose options these plugins know. nerdctl reads it from firewall's first line, as a semantic version,
 # and asks no other firewall than one from 1.7.1 on to isolate.
 _REFERENCE = "1.9.1"
-
-_USAGE = f"""\
-podwire {__version__}: CNI network plugins in one file
-
-usage: podwire list        the plugins in this file
-       podwire --version   the version
-       podwire --help      this text
-
-A container runtime runs this file under the name of a plugin, with the CNI_* variables set and the network
-configuration on standard input. Install it in the runtime's bin directory (usually /opt/cni/bin) under each name.
-"""
 
 
 def entry() -> int:
@@ -78,19 +67,9 @@ def _binary(stream: TextIO | None) -> BinaryIO:
 
 def _operator(name: str, arguments: list[str]) -> int:
     """Runs the operator's tool: what this file does under any name that is no plugin's."""
-    match arguments:
-        case ["list"]:
-            print("\n".join(sorted(PLUGINS)))
-        case ["--version"]:
-            print(f"podwire {__version__}")
-        case ["--help"]:
-            print(_USAGE, end="")
-        case _ if os.environ.get("CNI_COMMAND"):  # a runtime, which understands an error object and nothing else
-            known = f"this file is podwire; its plugins are {', '.join(sorted(PLUGINS))}"
-            failure = CniError(Code.INVALID_NETWORK_CONFIG, f"there is no plugin named {name!r} in this file", known)
-            print(gojson.dumps(failure.to_json(versions.CURRENT), indent=4))
-            return 1
-        case _:
-            print(_USAGE, end="", file=sys.stderr)
-            return 2
-    return 0
+    if os.environ.get("CNI_COMMAND") and not arguments:  # a runtime, which understands an error object, nothing else
+        known = f"this file is podwire; its plugins are {', '.join(sorted(PLUGINS))}"
+        failure = CniError(Code.INVALID_NETWORK_CONFIG, f"there is no plugin named {name!r} in this file", known)
+        print(gojson.dumps(failure.to_json(versions.CURRENT), indent=4))
+        return 1
+    return cli.run(arguments, os.environ, sys.stdout, PLUGINS)

@@ -1,0 +1,91 @@
+"""The attachments that this node's runtimes know: libcni's result cache, with all that a verb needs to be repeated.
+
+One rule: an attachment is asked about with the configuration it was made with, which the cache keeps; the file in net.d
+may have changed since.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cni import cache
+from cni.cache import Entry
+from cni.conf import Attachment
+from cni.errors import CniError
+from cni.result import Result, from_json
+from podwire import networks
+from podwire.networks import Network
+
+
+@dataclass(frozen=True)
+class Known:
+    """One attachment of the cache: where it is, and what it was asked for and got.
+
+    `network` is None when the cache has no configuration that can be read; `result` is the JSON of ADD's result.
+    """
+
+    path: str
+    network_name: str
+    attachment: Attachment
+    netns: str
+    lives: bool
+    network: Network | None = None
+    cni_args: str = ""
+    capability_args: Mapping[str, object] = field(default_factory=dict)
+    result: object = None
+
+    @property
+    def typed_result(self) -> Result:
+        """The result as a value, an empty one when it cannot be read."""
+        version = self.result.get("cniVersion") if isinstance(self.result, dict) else None
+        try:
+            return from_json(self.result, version if isinstance(version, str) else "")
+        except CniError:
+            return Result()
+
+    @property
+    def pod(self) -> str:
+        """The pod's "namespace/name" as Kubernetes' runtimes tell it, else ""."""
+        pairs = dict(pair.partition("=")[::2] for pair in self.cni_args.split(";"))
+        name = pairs.get("K8S_POD_NAME", "")
+        return f"{pairs.get('K8S_POD_NAMESPACE', '')}/{name}" if name else ""
+
+
+def known(cache_dir: str, network: str = "") -> Iterator[Known]:
+    """Yields the attachments of `network`, or ("") of all, in the order of their files' names."""
+    for entry in cache.entries(os.path.join(cache_dir, "results"), network):
+        yield _known(entry)
+
+
+def _known(entry: Entry) -> Known:
+    capability_args = entry.content.get("capabilityArgs")
+    return Known(
+        entry.path,
+        entry.network,
+        entry.attachment,
+        entry.netns,
+        entry.lives,
+        _network(entry),
+        _cni_args(entry.content.get("cniArgs")),
+        capability_args if isinstance(capability_args, dict) else {},
+        entry.result,
+    )
+
+
+def _network(entry: Entry) -> Network | None:
+    """Returns the configuration that ADD had, which Go writes in base64; its `path` is "" for a list."""
+    text = entry.content.get("config")
+    try:
+        return networks.parse(base64.b64decode(text, validate=True), "") if isinstance(text, str) else None
+    except (binascii.Error, ValueError, CniError):
+        return None
+
+
+def _cni_args(pairs: object) -> str:
+    """Returns CNI_ARGS as it was; the cache has it as a list of pairs."""
+    found = pairs if isinstance(pairs, list) else []
+    return ";".join("=".join(map(str, pair)) for pair in found if isinstance(pair, list) and len(pair) == 2)

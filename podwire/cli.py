@@ -1,0 +1,82 @@
+"""The operator's tool: its command line, read by argparse, and the way from there to a command.
+
+One rule: everything the tool says about itself (help, completion, the manual page) is made of the same parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from cni import skel
+from cni.errors import CniError
+from cni.signals import Terminated
+from cni.skel import Plugin
+from podwire import __version__
+from podwire.command import Command, Context, Status
+from podwire.commands import COMMANDS
+from podwire.output import Output, complain
+
+_ABOUT = f"podwire {__version__}: CNI network plugins in one file, and the tool of who looks after them"
+_EPILOG = """\
+A container runtime runs this file under the name of a plugin (`podwire list`), with the CNI_* variables set and the
+network configuration on standard input. Under its own name it is the operator's tool.
+
+Exit status: 0 all in order; 1 something is wrong, and what has been told; 2 wrong usage; 3 the command could not do
+its work (rights, files)."""
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:
+    """Runs one command and returns the exit status (`Status`); usage errors and --help end in SystemExit."""
+    options = parser().parse_args(arguments)
+    command: Command | None = getattr(options, "command", None)
+    if command is None:
+        parser().print_help(sys.stderr)
+        return Status.USAGE
+    out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
+    try:
+        return command.run(Context(plugins, env, out), options)
+    except BrokenPipeError:
+        return Status.FAILED
+    except (Exception, Terminated) as error:
+        complain(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
+        return Status.FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole tool; each command's own is a choice of its one group of subparsers."""
+    top = argparse.ArgumentParser(
+        prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--version", action="version", version=f"podwire {__version__}")
+    top.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour: auto is on a terminal, not with NO_COLOR",
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    for command in COMMANDS:
+        own = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            epilog=_examples(command),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.arguments(own)
+        own.set_defaults(command=command)
+    return top
+
+
+def _examples(command: Command) -> str:
+    lines = [f"  {line}\n      {purpose}" for line, purpose in command.examples]
+    return "\n".join(["examples:", *lines]) if lines else ""
+
+
+def _is_coloured(when: str, env: Mapping[str, str], stdout: TextIO) -> bool:
+    if when == "auto":
+        return stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    return when == "always"

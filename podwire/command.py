@@ -1,0 +1,94 @@
+"""What a command of the operator's tool is, and what it is given.
+
+One rule: a command reads nothing but its arguments: the environment, the plugins and the place to print to are handed
+to it, so that a test can be the operator.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from cni.skel import Plugin
+from podwire.output import Output
+
+# Where the runtimes look, and the variables that cnitool knows.
+CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
+BIN_DIR, BIN_DIR_VARIABLE = "/opt/cni/bin", "CNI_PATH"
+
+
+class Status(IntEnum):
+    """The exit status of the tool, for scripts."""
+
+    FINE = 0  # done, and all is in order
+    WRONG = 1  # something is wrong on the node or in a file: what, has been told; a verb failed
+    USAGE = 2  # the command line is wrong (argparse's own number)
+    FAILED = 3  # the command could not do its work: no rights, no such network, a file that cannot be read
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a command is given: the plugins in this file, the environment, and where to print to."""
+
+    plugins: Mapping[str, Plugin]
+    env: Mapping[str, str]
+    out: Output
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: `podwire NAME ...`.
+
+    `summary` is its line in the list, `description` what --help teaches, each of `examples` a command line with what it
+    is for. `arguments` adds its own to a parser, `run` does it: what it raises as CniError is told on stderr (with
+    --json on stdout), and the exit status is Status.FAILED.
+    """
+
+    name: str
+    summary: str
+    description: str
+    run: Callable[[Context, Namespace], Status]
+    arguments: Callable[[ArgumentParser], None] = lambda parser: None
+    examples: tuple[tuple[str, str], ...] = ()
+
+
+def add_conf_dir(parser: ArgumentParser) -> None:
+    """Adds --conf-dir; `conf_dir` reads it."""
+    parser.add_argument(
+        "--conf-dir", metavar="DIR", help=f"where the networks are configured ({CONF_DIR}; ${CONF_DIR_VARIABLE})"
+    )
+
+
+def conf_dir(context: Context, options: Namespace) -> str:
+    """Returns the directory of network configurations."""
+    return options.conf_dir or context.env.get(CONF_DIR_VARIABLE) or CONF_DIR
+
+
+def add_bin_dir(parser: ArgumentParser) -> None:
+    """Adds --bin-dir; `bin_dirs` reads it."""
+    parser.add_argument(
+        "--bin-dir", metavar="DIR[:DIR]", help=f"where the plugins are, first hit wins ({BIN_DIR}; ${BIN_DIR_VARIABLE})"
+    )
+
+
+def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
+    """Returns the directories of plugins, in the order in which they are searched."""
+    text = options.bin_dir or context.env.get(BIN_DIR_VARIABLE) or BIN_DIR
+    return tuple(directory for directory in text.split(":") if directory)
+
+
+def add_cache_dir(parser: ArgumentParser) -> None:
+    """Adds --cache-dir, read as `options.cache_dir`: the directory that has libcni's `results` (RESULTS_DIR)."""
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        default="/var/lib/cni",
+        help="libcni's cache, whose `results` names every attachment (/var/lib/cni)",
+    )
+
+
+def add_json(parser: ArgumentParser) -> None:
+    """Adds --json: one JSON document on stdout instead of text (`context.out.as_json`)."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -1,0 +1,10 @@
+"""The commands of the operator's tool, each a module with a COMMAND.
+
+One rule: a command is a line here; help, completion and the manual page follow by themselves.
+"""
+
+from podwire.command import Command
+from podwire.commands.listing import COMMAND as LIST
+
+# In the order of the help.
+COMMANDS: tuple[Command, ...] = (LIST,)

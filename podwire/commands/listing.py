@@ -1,0 +1,26 @@
+"""`podwire list`: the plugins in this file."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from podwire.command import Command, Context, Status, add_json
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    names = sorted(context.plugins)
+    if context.out.as_json:
+        context.out.json(names)
+    else:
+        context.out.block("\n".join(names))
+    return Status.FINE
+
+
+COMMAND = Command(
+    "list",
+    "the plugins in this file",
+    "Prints the name of every plugin that this file is, one a line: the names under which it is to be installed.",
+    _run,
+    add_json,
+    (("podwire list", "what is in this file"),),
+)

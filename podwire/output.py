@@ -1,0 +1,82 @@
+"""What the operator's tool prints: tables and lines for a person, one JSON document for a program.
+
+One rule: what comes from outside (names, texts of files, words of the kernel) reaches a terminal with its control
+characters escaped; colour is for terminals.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from cni import gojson
+from cni.errors import CniError, one_line
+
+# SGR parameters (ECMA-48).
+_STYLES = {"good": "32", "bad": "31", "warning": "33", "bold": "1", "dim": "2"}
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table or a line with a style: "good", "bad", "warning", "bold" or "dim"."""
+
+    text: str
+    style: str = ""
+
+
+Text = str | Cell
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command prints to; with `as_json` it prints one document by `json` and nothing else."""
+
+    stream: TextIO
+    as_json: bool = False
+    colour: bool = False
+
+    def line(self, *texts: Text) -> None:
+        """Prints texts as one line, a blank between them."""
+        print(" ".join(self._shown(text) for text in texts).rstrip(), file=self.stream)
+
+    def block(self, text: str) -> None:
+        """Prints a text of several lines of our own (a map, a man page) as it is."""
+        print(text.rstrip("\n"), file=self.stream)
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+        """Prints rows under headers, in columns as wide as their widest text."""
+        lines = [[Cell(header, "bold") for header in headers], *rows]
+        escaped = [[_escaped(text) for text in line] for line in lines]
+        widths = [max(len(cell.text) for cell in column) for column in zip(*escaped, strict=True)]
+        for line in escaped:
+            padded = (
+                self._shown(cell) + " " * (width - len(cell.text)) for cell, width in zip(line, widths, strict=True)
+            )
+            print(_GAP.join(padded).rstrip(), file=self.stream)
+
+    def json(self, value: object) -> None:
+        """Prints the document."""
+        print(gojson.dumps(value, indent=2), file=self.stream)
+
+    def _shown(self, text: Text) -> str:
+        cell = _escaped(text)
+        style = _STYLES.get(cell.style) if self.colour else None
+        return f"\033[{style}m{cell.text}\033[0m" if style and cell.text else cell.text
+
+
+def complain(error: CniError, out: Output) -> None:
+    """Tells why a command could not do its work: on stderr with the hint below, with --json as an error object."""
+    if out.as_json:
+        out.json({key: value for key, value in error.to_json("").items() if key != "cniVersion"})
+        return
+    print(one_line(f"podwire: {error.msg}"), file=sys.stderr)
+    if error.details:
+        print(one_line(f"  {error.details}"), file=sys.stderr)
+
+
+def _escaped(text: Text) -> Cell:
+    cell = Cell(text) if isinstance(text, str) else text
+    return Cell(one_line(cell.text), cell.style)
