@@ -30,14 +30,15 @@ its work (rights, files)."""
 
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:
     """Runs one command and returns the exit status (`Status`); usage errors and --help end in SystemExit."""
-    options = parser().parse_args(arguments)
+    top = parser()
+    options = top.parse_args(arguments)
     command: Command | None = getattr(options, "command", None)
     if command is None:
-        parser().print_help(sys.stderr)
+        top.print_help(sys.stderr)
         return Status.USAGE
     out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
     try:
-        return command.run(Context(plugins, env, out), options)
+        return command.run(Context(plugins, env, out, top), options)
     except BrokenPipeError:
         return Status.FAILED
     except (Exception, Terminated) as error:
@@ -51,12 +52,7 @@ def parser() -> argparse.ArgumentParser:
         prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"podwire {__version__}")
-    top.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colour: auto is on a terminal, not with NO_COLOR",
-    )
+    _add_color(top, "auto")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         own = commands.add_parser(
@@ -67,8 +63,15 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.arguments(own)
+        _add_color(own, argparse.SUPPRESS)  # what is said before the command holds
         own.set_defaults(command=command)
     return top
+
+
+def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
+    choices = ("auto", "always", "never")
+    about = "colour: auto is on a terminal, not with NO_COLOR"
+    parser.add_argument("--color", choices=choices, default=default, help=about)
 
 
 def _examples(command: Command) -> str:

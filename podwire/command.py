@@ -30,11 +30,12 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Context:
-    """What a command is given: the plugins in this file, the environment, and where to print to."""
+    """What a command is given: the plugins in this file, the environment, where to print to, the tool's own parser."""
 
     plugins: Mapping[str, Plugin]
     env: Mapping[str, str]
     out: Output
+    parser: ArgumentParser
 
 
 @dataclass(frozen=True)

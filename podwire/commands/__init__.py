@@ -4,7 +4,8 @@ One rule: a command is a line here; help, completion and the manual page follow 
 """
 
 from podwire.command import Command
+from podwire.commands.completion import COMPLETION, MANUAL
 from podwire.commands.listing import COMMAND as LIST
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (LIST,)
+COMMANDS: tuple[Command, ...] = (LIST, COMPLETION, MANUAL)

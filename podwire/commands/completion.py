@@ -1,0 +1,105 @@
+"""`podwire completion` and `podwire man`: what a shell and man(1) know of the tool.
+
+One rule: a shell's script is a few lines that ask `podwire completion words`, which answers in a millisecond or two, so
+that the names of networks and sandboxes are those of this moment.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import REMAINDER, ArgumentParser, Namespace
+
+from cni.errors import CniError
+from podwire import manual, networks
+from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
+from podwire.words import candidates, command_line
+
+_NAMESPACES = "/run/netns"
+_BASH = """\
+_podwire() {
+    mapfile -t COMPREPLY < <(podwire completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+}
+complete -o default -F _podwire podwire
+"""
+_ZSH = """\
+#compdef podwire
+_podwire() {
+    local -a found
+    found=("${(@f)$(podwire completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "$found" ]]; then compadd -- "${found[@]}"; else _files; fi
+}
+if [[ "$funcstack[1]" = _podwire ]]; then _podwire; else compdef _podwire podwire; fi
+"""
+_FISH = """\
+function __podwire_words
+    set -l before (commandline -opc)
+    podwire completion words -- $before[2..-1] (commandline -ct) 2>/dev/null
+end
+complete -c podwire -a '(__podwire_words)'
+"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+def _complete(context: Context, options: Namespace) -> Status:
+    if options.what != "words":
+        context.out.block(_SCRIPTS[options.what])
+        return Status.FINE
+    words = options.word[1:] if options.word[:1] == ["--"] else options.word
+    sources = {
+        "NETWORK": lambda: _networks(context),
+        "NETNS": _namespaces,
+        "PLUGIN": lambda: sorted(context.plugins),
+    }
+    for word in candidates(command_line(context.parser), words, sources):
+        context.out.line(word)
+    return Status.FINE
+
+
+def _networks(context: Context) -> list[str]:
+    directory = context.env.get(CONF_DIR_VARIABLE) or CONF_DIR
+    try:
+        return [file.network.name for file in networks.read_directory(directory) if file.network]
+    except CniError:
+        return []
+
+
+def _namespaces() -> list[str]:
+    try:
+        return sorted(os.listdir(_NAMESPACES))
+    except OSError:
+        return []
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("what", choices=(*_SCRIPTS, "words"), help="the shell; `words` is what its script asks")
+    parser.add_argument("word", nargs=REMAINDER, help="the words of the command line so far, behind --")
+
+
+def _manual(context: Context, options: Namespace) -> Status:
+    context.out.block(manual.page(command_line(context.parser), context.parser.epilog or ""))
+    return Status.FINE
+
+
+COMPLETION = Command(
+    "completion",
+    "completion for a shell",
+    "Prints a script with which a shell completes commands, options, and the names of networks and sandboxes.",
+    _complete,
+    _arguments,
+    (
+        ("podwire completion bash > /etc/bash_completion.d/podwire", "for everybody, from the next shell on"),
+        ("source <(podwire completion bash)", "for this shell"),
+        ("podwire completion zsh > /usr/local/share/zsh/site-functions/_podwire", "zsh"),
+        ("podwire completion fish > /etc/fish/completions/podwire.fish", "fish"),
+    ),
+)
+MANUAL = Command(
+    "man",
+    "the manual page",
+    "Prints the manual page podwire(1), made of the same texts as --help.",
+    _manual,
+    examples=(
+        ("podwire man | man -l -", "read it"),
+        ("podwire man > /usr/local/share/man/man1/podwire.1", "have `man podwire` find it"),
+    ),
+)

@@ -1,0 +1,96 @@
+"""The manual page podwire(1), written in man(7) from the parser.
+
+One rule: it says what --help says, of every command.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import SUPPRESS, Action
+from collections.abc import Iterator
+
+from podwire import __version__
+from podwire.words import CommandLine
+
+_FILES = (
+    ("/etc/cni/net.d", "the networks; the first file by name is the pod network of Kubernetes' runtimes"),
+    ("/opt/cni/bin", "the plugins, this file among them under each of its names"),
+    ("/var/lib/cni/results", "libcni's cache: every attachment, with its configuration and result"),
+    ("/var/lib/cni/networks", "host-local's reservations, a directory for each network"),
+)
+_VARIABLES = (
+    ("NETCONFPATH", "the directory of networks, where --conf-dir is not given"),
+    ("CNI_PATH", "the directories of plugins, where --bin-dir is not given"),
+    ("NO_COLOR", "anything: no colour"),
+    ("PODWIRE_LOG, PODWIRE_LOG_LEVEL", "where the plugins log to (a file, stderr, journald), and how much"),
+)
+
+
+def page(line: CommandLine, status: str) -> str:
+    """Returns the page; `status` is the text about the exit status."""
+    return "\n".join(_page(line, status)) + "\n"
+
+
+def _page(line: CommandLine, status: str) -> Iterator[str]:
+    yield f'.TH PODWIRE 1 "" "podwire {__version__}" "CNI plugins"'
+    yield from (".SH NAME", r"podwire \- CNI network plugins in one file, and the tool of who looks after them")
+    yield ".SH SYNOPSIS"
+    for command in line.every():
+        yield from (".HP", rf"\fB{_escaped(command.words)}\fR {_escaped(_usage(command))}".rstrip())
+    yield ".SH DESCRIPTION"
+    yield from (
+        "A container runtime runs this file under the name of a plugin, with the CNI_* variables set and the network",
+        "configuration on standard input. Under its own name it is the operator's tool.",
+    )
+    yield ".SH OPTIONS"
+    yield from _options(line.options)
+    yield ".SH COMMANDS"
+    for command in line.every():
+        yield from _command(command)
+    yield from (".SH EXIT STATUS", *_lines(status))
+    for title, entries in (("FILES", _FILES), ("ENVIRONMENT", _VARIABLES)):
+        yield f".SH {title}"
+        for name, what in entries:
+            yield from (".TP", rf"\fB{_escaped(name)}\fR", _escaped(what))
+
+
+def _command(command: CommandLine) -> Iterator[str]:
+    title = f"{command.words} {_usage(command)}".strip()
+    yield f'.SS "{_escaped(title)}"'
+    yield from _lines(command.parser.description or command.summary)
+    yield from _options([*command.positionals, *command.options])
+    if command.parser.epilog:
+        yield from (".PP", ".nf", *_lines(command.parser.epilog), ".fi")
+
+
+def _options(actions: list[Action]) -> Iterator[str]:
+    for action in actions:
+        if action.help == SUPPRESS or action.dest == "help":
+            continue
+        names = ", ".join(action.option_strings) or _value(action)
+        value = f" {_value(action)}" if action.option_strings and action.nargs != 0 else ""
+        yield from (".TP", rf"\fB{_escaped(names)}\fR{_escaped(value)}", *_lines(action.help or ""))
+
+
+def _usage(command: CommandLine) -> str:
+    """Returns the words behind the command's own, as argparse shows them."""
+    text = re.sub(r"\s+", " ", command.parser.format_usage()).strip()
+    return text.removeprefix("usage: ").removeprefix(command.words).replace(" [-h]", "").strip()
+
+
+def _value(action: Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest if not action.option_strings else action.dest.upper()
+
+
+def _lines(text: str) -> list[str]:
+    return [_escaped(line) for line in text.splitlines()]
+
+
+def _escaped(text: str) -> str:
+    """Returns a text in which nothing is a request or an escape: backslashes, hyphens, a dot or quote at the start."""
+    escaped = text.replace("\\", r"\e").replace("-", r"\-")
+    return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

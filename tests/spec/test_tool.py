@@ -1,0 +1,98 @@
+"""The operator's tool as a program: its command line, its exit status, its manual page, completion, colour."""
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+
+USAGE, FAILED = 2, 3
+
+
+def tool(*words, **how):
+    """Runs the tool in an environment of its own; returns what it wrote, and its exit status."""
+    options = {"capture_output": True, "text": True, "timeout": 60, "env": {"PATH": os.environ["PATH"]}}
+    return subprocess.run([binaries.directory() / "podwire", *words], check=False, **{**options, **how})
+
+
+def commands():
+    """Returns the names of the commands, as the tool completes them."""
+    return tool("completion", "words", "--", "").stdout.split()
+
+
+def test_each_command_has_help():
+    """The help of each command is printed on stdout, and its first line is its usage."""
+    assert {"list", "completion", "man"} <= set(commands())
+    for name in commands():
+        done = tool(name, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"usage: podwire {name} ")
+
+
+@pytest.mark.parametrize("words", [["no-such-command"], ["list", "--no-such-option"], ["list", "too much"]])
+def test_wrong_usage_is_told_on_stderr(words):
+    """Wrong usage has exit status 2 and says what is wrong."""
+    done = tool(*words)
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert "usage: podwire" in done.stderr
+    assert words[-1] in done.stderr
+
+
+def test_lists_are_documents_too():
+    """With --json a command prints one document."""
+    assert json.loads(tool("list", "--json").stdout) == binaries.names()
+
+
+def test_a_bash_completes(tmp_path):
+    """The script for bash completes commands, options and the networks of net.d."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "podwire").symlink_to(binaries.directory() / "podwire")
+    (tmp_path / "10.conf").write_text('{"name": "pods", "type": "bridge"}')
+    script = """
+        source <(podwire completion bash)
+        complete -p podwire
+        for line in "podwire comp" "podwire list --j"; do
+            COMP_WORDS=($line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _podwire; echo "${COMPREPLY[@]}"
+        done
+    """
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "NETCONFPATH": str(tmp_path)}
+    done = subprocess.run(["bash", "-ec", script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["complete -o default -F _podwire podwire", "completion", "--json"], done.stderr
+
+
+def test_the_manual_page_is_a_manual_page():
+    """The manual page begins as one does, and has a section for each command."""
+    page = tool("man").stdout
+    assert page.startswith(".TH PODWIRE 1 ")
+    assert all(f'\n.SS "podwire {name}' in page.replace("\\-", "-") for name in commands())
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colour_is_for_terminals(env, coloured, tmp_path):
+    """Text is coloured on a terminal that wants it, in a pipe only when asked for."""
+    (tmp_path / "10.conf").write_text("nonsense")
+    words = ["lint", str(tmp_path / "10.conf")]
+    primary, secondary = pty.openpty()
+    try:
+        tool(*words, env=env, capture_output=False, stdout=secondary, stderr=secondary)
+        assert (b"\033[" in os.read(primary, 65536)) == coloured
+    finally:
+        os.close(primary)
+        os.close(secondary)
+    assert "\033[" not in tool(*words).stdout
+    assert "\033[" in tool(*words, "--color", "always").stdout
+
+
+def test_a_closed_stdout_is_no_traceback():
+    """Whoever closes the pipe early gets no traceback."""
+    readable, writable = os.pipe()
+    os.close(readable)
+    try:
+        done = tool("man", capture_output=False, stdout=writable, stderr=subprocess.PIPE)
+    finally:
+        os.close(writable)
+    assert done.returncode in (1, FAILED)
+    assert "Traceback" not in done.stderr
