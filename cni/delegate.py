@@ -13,7 +13,7 @@ import stat
 from dataclasses import replace
 from functools import partial
 
-from cni import child, gojson, skel
+from cni import child, gojson, record, skel
 from cni.args import CmdArgs
 from cni.child import Command, Outcome
 from cni.conf import NetConf
@@ -25,6 +25,7 @@ from cni.undo import Undo
 # A plugin being replaced in place cannot be started for a moment; libcni tries as often.
 _BUSY_TRIES = 6
 _BUSY_WAIT_S = 1.0
+_CHANGING = ("ADD", "DEL", "GC")  # what another program changes cannot be told, nor only planned
 
 
 def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
@@ -109,13 +110,16 @@ def _is_ourselves(program: str) -> bool:
 
 def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None:
     plugin = args.delegates.get(kind)
-    if plugin is not None and _is_ourselves(program):
-        try:
-            result = skel.call(plugin, args, conf)
-        except Exception as error:
-            raise skel.as_cni_error(error) from error
-        return result and result.converted(conf.version)
-    output = _execute(program, args)
+    with record.step(f"{kind} {args.command}"):
+        if plugin is not None and _is_ourselves(program):
+            try:
+                result = skel.call(plugin, args, conf)
+            except Exception as error:
+                raise skel.as_cni_error(error) from error
+            return result and result.converted(conf.version)
+        if args.command in _CHANGING and not record.made(f"run {args.command} of {kind} ({program})"):
+            return None
+        output = _execute(program, args)
     if args.command != "ADD":
         return None
     try:

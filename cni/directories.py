@@ -9,6 +9,8 @@ import errno
 import os
 from contextlib import suppress
 
+from cni import record
+
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR)  # NFS and old overlayfs, old kernels
 
 
@@ -17,8 +19,12 @@ def make(directory: str, mode: int = 0o755) -> None:
 
     os.makedirs would give `mode` to the last one only, and to those above what the umask leaves of 0777.
     """
+    if record.is_planned():
+        record.made(_making(directory))
+        return
     try:
         os.mkdir(directory, mode)
+        record.made(_making(directory))
     except FileExistsError:
         pass
     except FileNotFoundError:
@@ -28,6 +34,7 @@ def make(directory: str, mode: int = 0o755) -> None:
         make(above)
         with suppress(FileExistsError):  # another first pod was quicker
             os.mkdir(directory, mode)
+            record.made(_making(directory))
 
 
 def rehearse(directory: str) -> None:
@@ -49,6 +56,10 @@ def rehearse(directory: str) -> None:
         write(fd, b"x")
     finally:
         os.close(fd)
+
+
+def _making(directory: str) -> str:
+    return f"make the directory {directory}"
 
 
 def write(fd: int, content: bytes) -> None:

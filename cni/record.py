@@ -1,8 +1,9 @@
 """What a verb changes, and how long its steps take, for who asked to be told: the log, and the operator's tool.
 
-One rule: a change passes here, in words, right before it is made: `if made("delete ..."): ...`. Without anybody who
-asked that costs a comparison. What is only planned is noted and not made: that is how a tool tells what DEL and GC
-would take away. ADD reads back what it has made, so it cannot be planned, only tried elsewhere.
+One rule: a change passes here, in words, where it is made: `if made("delete ..."): ...`; what may be refused is noted
+when it was not. Without anybody who asked that costs a comparison. What is only planned is noted and not made: that is
+how a tool tells what DEL and GC would take away. ADD reads back what it has made, so it cannot be planned, only tried
+elsewhere.
 
 The record is the process's, like its signals: a process serves one verb, and what makes a change should not have to be
 handed the place where it is noted through every function above it.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,12 +49,17 @@ def recorded(*, planned: bool = False) -> Iterator[Record]:
         _current = before
 
 
-def made(what: str) -> bool:
-    """Notes a change that is about to be made, and tells whether it is to be: not when it is only planned."""
+def made(*what: str) -> bool:
+    """Notes changes that are about to be made, or have been, and tells whether they are: not when they are planned."""
     if _current is None:
         return True
-    _current.changes.append(what)
+    _current.changes += what
     return not _current.planned
+
+
+def is_asked() -> bool:
+    """Tells whether anybody asked: where finding the words for a change takes time."""
+    return _current is not None
 
 
 def is_planned() -> bool:
@@ -61,14 +67,18 @@ def is_planned() -> bool:
     return _current is not None and _current.planned
 
 
-@contextmanager
-def step(what: str) -> Iterator[None]:
+def step(what: str) -> AbstractContextManager[None]:
     """Notes how long the block takes."""
-    if _current is None:
-        yield
-        return
+    return _NOT_TIMED if _current is None else _timed(what, _current)
+
+
+_NOT_TIMED = nullcontext()
+
+
+@contextmanager
+def _timed(what: str, own: Record) -> Iterator[None]:
     start_ns = time.perf_counter_ns()
     try:
         yield
     finally:
-        _current.steps.append(Step(what, (time.perf_counter_ns() - start_ns) / 1e6))
+        own.steps.append(Step(what, (time.perf_counter_ns() - start_ns) / 1e6))

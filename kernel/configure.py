@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from ipaddress import IPv6Interface
 from types import TracebackType
 
+from cni import record
 from cni.address import Address
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
@@ -80,14 +81,16 @@ class Sandbox:
                 if ipv6:
                     news = listening.enter_context(Socket())
                     news.subscribe(address.RTNLGRP_IPV6_IFADDR)
-            self.socket.change(
-                link.settings(own, arp_notify=True),
-                *(address.addition(own, ip.address) for ip in ips),
-                link.settings(own, up=True),
-                *route_additions(own, result),
-            )
+            with record.step("give it addresses and routes"):
+                self.socket.change(
+                    link.settings(own, arp_notify=True),
+                    *(address.addition(own, ip.address) for ip in ips),
+                    link.settings(own, up=True),
+                    *route_additions(own, result),
+                )
             if ipv6:
-                self._wait_usable(own, news)
+                with record.step("wait for the IPv6 addresses"):
+                    self._wait_usable(own, news)
 
     def announce(self, own: Link) -> None:
         """Has the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.

@@ -262,7 +262,7 @@ def settings(
 def refuse_unchangeable(socket: Socket) -> None:
     """Raises KernelError where no link may be changed; told by a request for one that cannot be, as "/" is no name."""
     try:
-        socket.change(Request("change an interface", LinkMessage, RTM_NEWLINK, NLM_F_ACK, {}, [("IFLA_IFNAME", "/")]))
+        socket.send(Request("change an interface", LinkMessage, RTM_NEWLINK, NLM_F_ACK, {}, [("IFLA_IFNAME", "/")]))
     except KernelError as error:
         if error.errno == errno.EPERM:
             raise

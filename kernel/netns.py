@@ -13,6 +13,7 @@ from types import TracebackType
 
 from _podwire import fs_type, setns
 
+from cni import record
 from cni.errors import CniError, Code
 from kernel.errors import reason
 
@@ -31,27 +32,8 @@ class Netns:
     def __init__(self, path: str) -> None:
         """Opens `path`; raises NetnsMissingError for what is no namespace (reference's texts), else CniError(8)."""
         self.path = path
-        doing = f'failed to open netns "{path}"'
-        try:
-            magic = fs_type(path)
-        except (OSError, ValueError) as error:
-            number = getattr(error, "errno", None) or errno.EINVAL
-            failure = NetnsMissingError if number in (errno.ENOENT, errno.ENOTDIR) else CniError
-            raise failure(
-                Code.INVALID_NETNS,
-                f'{doing}: failed to Statfs "{path}": {reason(number)}',
-                "CNI_NETNS must be the path of a network namespace; is the container still there?",
-            ) from error
-        if magic not in _NAMESPACE_FILE_SYSTEMS:
-            raise NetnsMissingError(
-                Code.INVALID_NETNS,
-                f'{doing}: unknown FS magic on "{path}": {magic:x}',
-                "CNI_NETNS must be a network namespace; this is an ordinary file, perhaps left by an unmount",
-            )
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", _NEEDS) from error
+        with record.step("open the network namespace"):
+            self._descriptor = _opened(path)
 
     def __enter__(self) -> Netns:
         return self
@@ -68,6 +50,30 @@ class Netns:
     def is_own(self) -> bool:
         """Tells whether it is the one in which this process is."""
         return os.path.samestat(os.fstat(self._descriptor), os.stat("/proc/self/ns/net"))
+
+
+def _opened(path: str) -> int:
+    doing = f'failed to open netns "{path}"'
+    try:
+        magic = fs_type(path)
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None) or errno.EINVAL
+        failure = NetnsMissingError if number in (errno.ENOENT, errno.ENOTDIR) else CniError
+        raise failure(
+            Code.INVALID_NETNS,
+            f'{doing}: failed to Statfs "{path}": {reason(number)}',
+            "CNI_NETNS must be the path of a network namespace; is the container still there?",
+        ) from error
+    if magic not in _NAMESPACE_FILE_SYSTEMS:
+        raise NetnsMissingError(
+            Code.INVALID_NETNS,
+            f'{doing}: unknown FS magic on "{path}": {magic:x}',
+            "CNI_NETNS must be a network namespace; this is an ordinary file, perhaps left by an unmount",
+        )
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", _NEEDS) from error
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from ipaddress import IPv6Interface
 
+from cni import record
 from cni.address import Interface as Cidr
 from cni.address import format_mac
 from cni.args import CmdArgs, is_interface_name
@@ -49,7 +50,8 @@ def make(
         # Whatever becomes of the answer: the address tells our pair from another's of the same name.
         undo.push(f'delete "{outside.name}"', partial(delete, host, outside))
         try:
-            host.change(link.veth(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu))
+            with record.step("make the pair"):
+                host.change(link.veth(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu))
         except KernelError as error:
             if error.errno != errno.EEXIST:
                 where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
@@ -93,7 +95,7 @@ def wait_carrier(socket: Socket, end: Link, what: str) -> None:
     if find(socket, end.name).operstate == link.OPERSTATE_UP:
         return
     deadline = Deadline(_CARRIER_TIMEOUT_S)
-    with Socket() as news:
+    with record.step("wait for the carrier"), Socket() as news:
         news.subscribe(link.RTNLGRP_LINK)
         while (end := find(socket, end.name)).operstate != link.OPERSTATE_UP:
             if news.notifications(LinkMessage, deadline.left_s()) is None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from cni import record
 from cni.signals import waiting
 from kernel.errors import KernelError
 from kernel.wire import Attributes, decode, encode
@@ -50,7 +51,7 @@ class Request:
 
     `doing` names it in errors, `flags` are NLM_F_* beyond REQUEST, `values` the fixed struct, `ignore` the errnos that
     mean it was already so. A `silent` one is answered only when it is refused. Of the answers only those are decoded
-    whose bytes are `wanted`.
+    whose bytes are `wanted`. `more` finds what is told of a change beside `doing`, when somebody asks.
     """
 
     doing: str
@@ -62,6 +63,12 @@ class Request:
     ignore: tuple[int, ...] = ()
     silent: bool = False
     wanted: Callable[[bytes], object] | None = None
+    more: Callable[[], str] | None = field(default=None, compare=False)
+
+    def told(self) -> str:
+        """Returns what is done in the words of a record: an error says less."""
+        more = self.more() if self.more else ""
+        return f"{self.doing} {more}" if more else self.doing
 
     def encoded(self, sequence: int) -> bytes:
         """Returns the message's bytes."""
@@ -131,11 +138,23 @@ class Socket:
     def change(self, *requests: Request) -> None:
         """Sends requests that change something, in one send and in order; each is tried whatever became of others.
 
-        Raises KernelError for the first refused one whose errno it does not ignore.
+        Raises KernelError for the first refused one whose errno it does not ignore. Those that changed something are
+        noted; when it is only planned, nothing is sent.
         """
-        for request, answer in zip(requests, self._talk(requests), strict=True):
-            if answer.error and answer.error.errno not in request.ignore:
-                raise answer.error
+        if record.is_planned():
+            record.made(*(request.told() for request in requests))
+            return
+        answers = self._talk(requests)
+        if record.is_asked():
+            record.made(*(sent.told() for sent, answer in zip(requests, answers, strict=True) if not answer.error))
+        _raise_refused(requests, answers)
+
+    def send(self, *requests: Request) -> None:
+        """Sends requests as `change` does, and notes nothing: they are refused or taken back, or the caller's to note.
+
+        Raises KernelError.
+        """
+        _raise_refused(requests, self._talk(requests))
 
     def get(self, *requests: Request) -> list[Any]:
         """Sends requests for one object each, in one send; returns the messages, None where errno is ignored.
@@ -260,6 +279,12 @@ class Socket:
                     while True:
                         self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
             raise
+
+
+def _raise_refused(requests: Sequence[Request], answers: Sequence[_Answer]) -> None:
+    for request, answer in zip(requests, answers, strict=True):
+        if answer.error and answer.error.errno not in request.ignore:
+            raise answer.error
 
 
 def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:

@@ -10,6 +10,7 @@ import os
 from contextlib import suppress
 from types import TracebackType
 
+from cni import record
 from cni.errors import CniError, Code
 
 _ROOT = "/proc/sys/net/"
@@ -48,7 +49,9 @@ class Setting:
 
     def put(self, value: str) -> None:
         """Writes `value`, also one that it has already: with some settings that is an order to others."""
-        os.pwrite(self._descriptor, _written(value), 0)
+        if not record.is_planned():
+            os.pwrite(self._descriptor, _written(value), 0)
+        record.made(command(self.name, value))
 
 
 def get(name: str) -> str:
@@ -89,11 +92,15 @@ def cure(number: int) -> str:
 
 def put(name: str, value: str) -> None:
     """Writes `value`; raises OSError."""
+    if record.is_planned():
+        record.made(command(name, value))
+        return
     descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, _written(value))
     finally:
         os.close(descriptor)
+    record.made(command(name, value))
 
 
 def writable(name: str) -> bool:

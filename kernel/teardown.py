@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from cni import record
 from cni.errors import CniError, Code
 from kernel import link
 from kernel.codec import LinkMessage
@@ -58,9 +59,16 @@ def _delete_watched(doomed: Link, seen: Link, listening: Callable[[], Socket]) -
 
     False when the child ended without success, or there could be none.
     """
+    words = link.deletion(doomed).doing + (f', the other end of "{seen.name}"' if seen is not doomed else "")
+    if record.is_planned():
+        record.made(words)
+        return True
     try:
-        with listening() as news:
-            return _watched(doomed, seen, news)
+        with record.step(words), listening() as news:
+            gone = _watched(doomed, seen, news)
+        if gone:
+            record.made(words)
+        return gone
     except (OSError, KernelError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {why}", file=sys.stderr)

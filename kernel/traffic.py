@@ -7,9 +7,11 @@ too. Rates are bytes/s, sizes bytes, buckets ticks of 64 ns.
 from __future__ import annotations
 
 import errno
+import socket as stdlib_socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kernel import link
@@ -164,7 +166,9 @@ def classified(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
 def filter_deletion(index: int, found: Filter) -> Request:
     """Deletes a filter; absent is success."""
     values = {"index": index, "parent": RECEIVED, "info": found.info, "handle": found.handle}
-    return Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, [("TCA_KIND", "u32")], _GONE)
+    kind: Attributes = [("TCA_KIND", "u32")]
+    request = Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, kind, _GONE)
+    return replace(request, more=partial(_of, index))
 
 
 def priority_deletion(index: int, info: int) -> Request:
@@ -216,7 +220,7 @@ def lacking(socket: Socket, *further: str) -> list[str]:
     found = []
     for name, absent, request in asked:
         try:
-            socket.change(request)
+            socket.send(request)
         except KernelError as error:
             if error.errno == absent:
                 found.append(name)
@@ -238,7 +242,7 @@ def qdisc_request(doing: str, kind: int, index: int, which: tuple[str, int, int]
         flags, ignore = _NEW, ()
         attributes.append(("TCA_OPTIONS", options))
     values = {"index": index, "parent": parent, "handle": handle}
-    return Request(doing, QdiscMessage, kind, flags, values, attributes, ignore)
+    return Request(doing, QdiscMessage, kind, flags, values, attributes, ignore, more=partial(_of, index, name))
 
 
 def look(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:
@@ -268,7 +272,16 @@ def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
         options.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}))
     attributes: Attributes = [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})]
     values = {"index": index, "parent": parent, "info": _ALL_FIRST, "handle": number}
-    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes)
+    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes, more=partial(_of, index))
+
+
+def _of(index: int, kind: str = "") -> str:
+    """Returns what tells in words whose a qdisc or filter is: 'tbf of "veth3f2a"'."""
+    try:
+        name = f'"{stdlib_socket.if_indextoname(index)}"'
+    except OSError:
+        name = f"interface {index}"
+    return f"{kind} of {name}".lstrip()
 
 
 def _filter(message: Any) -> Filter | None:

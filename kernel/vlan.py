@@ -9,6 +9,7 @@ import errno
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from socket import AF_BRIDGE
 from typing import Any
 
@@ -81,7 +82,7 @@ def refuse_unmakeable(socket: Socket, bridge: str, *, filtering: bool) -> None:
     attributes: Attributes = [("IFLA_IFNAME", "/"), ("IFLA_LINKINFO", {"attrs": info})]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     try:
-        socket.change(Request(f'create bridge "{bridge}"', LinkMessage, RTM_NEWLINK, flags, {}, attributes))
+        socket.send(Request(f'create bridge "{bridge}"', LinkMessage, RTM_NEWLINK, flags, {}, attributes))
     except KernelError as error:
         if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
             raise
@@ -150,7 +151,16 @@ def _naming(index: int) -> Callable[[bytes], bool]:
 def _change(doing: str, number: int, port: Link, vlans: Vlans) -> Request:
     spec = [("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vid}) for flags, vid in _ranges(vlans)]
     values: dict[str, int] = {"family": AF_BRIDGE, "index": port.index}
-    return Request(doing, VlanMessage, number, NLM_F_ACK, values, [("IFLA_AF_SPEC", {"attrs": spec})])
+    attributes: Attributes = [("IFLA_AF_SPEC", {"attrs": spec})]
+    return Request(doing, VlanMessage, number, NLM_F_ACK, values, attributes, more=partial(_text, vlans))
+
+
+def _text(vlans: Vlans) -> str:
+    """Returns the IDs as `bridge vlan` shows them: "1 10-20"."""
+    shown = ""
+    for flags, vid in _ranges(vlans):
+        shown += f"-{vid}" if flags & _RANGE_END else f" {vid}"
+    return shown.lstrip()
 
 
 def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
-from cni import directories
+from cni import directories, record
 from cni.errors import CniError, Code
 from ipam.host_local import lock
 from ipam.host_local.boots import Origin
@@ -77,7 +77,9 @@ class Store:
         before = None
         try:
             fd = _open_lock(path)
-            lock.acquire(fd, path, self._lock_wait_s)
+            if fd >= 0:
+                with record.step(f"wait for the lock {path}"):
+                    lock.acquire(fd, path, self._lock_wait_s)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION)
             index = Index(self._data_dir, self._network, self.directory)
             try:
@@ -182,8 +184,10 @@ class Reservations:
         """Reads all reservations, by owner; removes the residue of crashes and writes the index anew."""
         owners, residue = _read_all(self.directory)
         for name in residue:
-            os.unlink(f"{self.directory}/{name}")
-        self._index.rebuild({owner: names for owner, names in owners.items() if owner})
+            if record.made(f"remove {self.directory}/{name}, which a crash left empty"):
+                os.unlink(f"{self.directory}/{name}")
+        if not record.is_planned():
+            self._index.rebuild({owner: names for owner, names in owners.items() if owner})
         return owners
 
     def last_reserved(self, number: int) -> str:
@@ -206,12 +210,14 @@ class Reservations:
                 return False
             os.unlink(path)
             _create(self.directory, path, owner)
+        record.made(_words("reserve", name, owner))
         self._index.add(owner, name)
         return True
 
     def note_last_reserved(self, number: int, name: str) -> None:
         """Writes `last_reserved_ip.<number>`, at which the next search of that range set begins."""
         path = f"{self.directory}/last_reserved_ip.{number}"
+        record.made(f"write {name} to {path}")
         text = name.encode()
         if len(text) < len(self.last_reserved(number)):
             os.unlink(path)  # the rest of a longer text would have to be cut off in a second step
@@ -232,17 +238,28 @@ class Reservations:
 
     def release(self, name: str, owner: bytes) -> None:
         """Frees the reservation `name` that `owner` has; one that is gone already is success."""
+        if not record.made(_words("release", name, owner)):
+            return
         with suppress(FileNotFoundError):
             os.unlink(f"{self.directory}/{name}")
         self._index.remove(owner, name)
 
 
+def _words(doing: str, name: str, owner: bytes) -> str:
+    container_id, _, ifname = owner.partition(b"\r\n")
+    where = [os.fsdecode(text) for text in (container_id, ifname) if text]
+    return f"{doing} {name} of {' '.join(where)}"
+
+
 def _open_lock(path: str) -> int:
-    flags = os.O_RDONLY | os.O_CREAT | _OURS
+    """Opens the lock, made with its directory when it is not there: -1 when that is only planned."""
+    flags = os.O_RDONLY | _OURS | (0 if record.is_planned() else os.O_CREAT)
     try:
         return os.open(path, flags, 0o750)
     except FileNotFoundError:
         directories.make(os.path.dirname(path))
+        if record.is_planned():
+            return -1
         return os.open(path, flags, 0o750)
 
 

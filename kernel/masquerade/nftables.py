@@ -98,7 +98,7 @@ def _add(socket: NftSocket, wanted: Masquerade) -> None:
         # Flushed even when it is empty: another first pod may fill it before us.
         requests.append(nft.flush(_POSTROUTING))
         requests += [nft.rule(_POSTROUTING, expressions) for expressions in _ENTRY]
-    requests += [nft.rule_deletion(_CHECKS, rule.handle) for rule in _own(socket, wanted)]
+    requests += map(_deletion, _own(socket, wanted))
     userdata = nft_rule.comment(_comment(wanted))
     requests += [nft.rule(_CHECKS, expressions, userdata) for _, expressions in _rules(wanted)]
     nft.change(socket, *requests)
@@ -118,7 +118,11 @@ def _wrong_way(socket: NftSocket) -> str:
 
 def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
     for start in range(0, len(rules), _AT_ONCE):
-        nft.change(socket, *(nft.rule_deletion(_CHECKS, rule.handle) for rule in rules[start : start + _AT_ONCE]))
+        nft.change(socket, *map(_deletion, rules[start : start + _AT_ONCE]))
+
+
+def _deletion(rule: Rule) -> Request:
+    return nft.rule_deletion(_CHECKS, rule.handle, rule.userdata)
 
 
 def _own(socket: NftSocket, wanted: Masquerade) -> list[Rule]:

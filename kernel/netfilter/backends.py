@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+from cni import record
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import UnusableError
 
@@ -41,16 +42,20 @@ class Backends(Generic[Wanted_contra]):
     def add(self, wanted: Wanted_contra, name: str) -> None:
         """Makes the rules; raises CniError, and nothing is taken back then: DEL's steps do that."""
         if name:
-            self._by_name[name].add(wanted)
+            self._add(wanted, name)
             return
         try:
-            self._by_name["iptables"].add(wanted)
+            self._add(wanted, "iptables")
         except UnusableError as error:
             try:
-                self._by_name["nftables"].add(wanted)
+                self._add(wanted, "nftables")
             except CniError as other:
                 what = f"neither iptables nor nftables can be used: {error.msg}; {other.msg}"
                 raise CniError(Code.INTERNAL, what, self._cure) from other
+
+    def _add(self, wanted: Wanted_contra, name: str) -> None:
+        with record.step(f"rules by {name}"):
+            self._by_name[name].add(wanted)
 
     def check(self, wanted: Wanted_contra, name: str) -> None:
         """Checks that the rules are there, with "" in either backend; raises CniError(999)."""

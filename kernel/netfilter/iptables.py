@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from _podwire import spawn_bound
 
-from cni import child
+from cni import child, record
 from cni.child import Command, Outcome
 from cni.errors import CniError, Code
 from kernel.errors import KernelError
@@ -105,11 +105,18 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
     Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
     another may have been changed.
     """
+    if record.is_planned():
+        record.made(*_words(changes, table))
+        return
     done = iptables_direct.written(
         changes, table, {family: _find(family) for family, lines in changes.items() if lines}
     )
     texts = {family: _document(table, lines) for family, lines in changes.items() if lines and family not in done}
-    for family, outcome in _run(texts).items():
+    outcomes = _run(texts)
+    if record.is_asked():
+        failed = {family for family, outcome in outcomes.items() if outcome.status}
+        record.made(*_words({family: lines for family, lines in changes.items() if family not in failed}, table))
+    for family, outcome in outcomes.items():
         if outcome.status:
             raise _failure(doing, family, outcome)
 
@@ -166,6 +173,12 @@ def problem(families: Iterable[int], table: str = "nat", chain: str = "POSTROUTI
     return ""
 
 
+def _words(changes: Mapping[int, Sequence[str]], table: str) -> Iterator[str]:
+    """Yields the lines as the commands that they are."""
+    for family, lines in changes.items():
+        yield from (f"{TOOLS[family]} -t {table} {line}" for line in lines)
+
+
 def _legacy_tables(family: int) -> list[str]:
     try:
         descriptor = os.open(_LEGACY_TABLES[family], os.O_RDONLY | os.O_CLOEXEC)
@@ -206,7 +219,8 @@ def _run(texts: Mapping[int, bytes], *options: str) -> dict[int, Outcome]:
         busy = [family for family in texts if family not in outcomes or outcomes[family].status == _RESOURCE_PROBLEM]
         left_s = start + _LIMIT_S - time.monotonic()
         try:
-            ended = child.run(*(commands[family] for family in busy), spawn=spawn_bound, limit_s=left_s)
+            with record.step(f"run {_names(busy)}"):
+                ended = child.run(*(commands[family] for family in busy), spawn=spawn_bound, limit_s=left_s)
         except TimeoutError as error:
             raise CniError(
                 Code.TRY_AGAIN_LATER,

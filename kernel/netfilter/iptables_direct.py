@@ -57,7 +57,7 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
         with nft.opened() as socket:
             if built_in and nft.get(socket, *built_in) != built_in:
                 return frozenset()
-            nft.change(socket, *requests)
+            nft.change(socket, *requests, noted=False)
     except KernelError:
         return frozenset()
     return frozenset(done)

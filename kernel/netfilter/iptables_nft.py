@@ -99,7 +99,7 @@ def _delete(
         jumps = _jumps(socket, entry, kind, chains)
         for chain in chains:
             gone = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
-            requests += [nft.rule_deletion(entry, rule.handle) for rule in gone]
+            requests += [nft.rule_deletion(entry, rule.handle, rule.userdata) for rule in gone]
             if len(gone) == len(jumps[chain.name]):
                 requests += [nft.flush(chain), end(chain)]
     nft.change(socket, *requests)

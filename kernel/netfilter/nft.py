@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,11 +21,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from cni import record
 from cni.errors import all_of
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
-from kernel.netfilter.nft_rule import comment, comment_of
+from kernel.netfilter.nft_rule import comment, comment_of, quoted
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
 
@@ -126,7 +126,7 @@ def each(steps: Iterable[Callable[[NftSocket], object]]) -> None:
         socket = opened()
     except UnavailableError:
         return
-    with socket:
+    with socket, record.step("rules by netlink"):
         all_of(*(partial(step, socket) for step in steps))
 
 
@@ -176,12 +176,16 @@ def _close_last(socket: int, readable: int) -> None:
         os._exit(0)
 
 
-def change(socket: NftSocket, *requests: Request, generation: int = 0) -> None:
+def change(socket: NftSocket, *requests: Request, generation: int = 0, noted: bool = True) -> None:
     """Sends requests as one transaction: when one is refused, nothing is changed. Raises KernelError for that one.
 
-    With a `generation` (from `settled`) nothing is changed either if anything else was since (ERESTART).
+    With a `generation` (from `settled`) nothing is changed either if anything else was since (ERESTART). They are
+    `noted` unless the caller does that.
     """
-    _send(socket, requests, commit=True, generation=generation)
+    if not record.is_planned():
+        _send(socket, requests, commit=True, generation=generation)
+    if noted and record.is_asked():
+        record.made(*(request.told() for request in requests))
 
 
 def rehearse(socket: NftSocket, *requests: Request) -> None:
@@ -236,16 +240,6 @@ def delete_or_empty(delete: Callable[[Callable[[Chain], Request]], None]) -> boo
     return True
 
 
-def tell_unnamed(plugin: str, number: int, where: str) -> None:
-    """Tells on stderr how many rules in `where` GC leaves, unless none, since they do not say whose they are."""
-    if number:
-        print(
-            f"{plugin}: GC leaves {number} rule(s) in {where} alone that name no network: "
-            "the reference plugin made them, for this network or another",
-            file=sys.stderr,
-        )
-
-
 def table(own: Table) -> Request:
     """Makes a table; one that is there stays as it is."""
     attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
@@ -293,13 +287,15 @@ def rule(
     if protocol:
         attributes.append(("NFTA_RULE_COMPAT", compatibility(protocol)))
     flags = NLM_F_CREATE if before or first else NLM_F_CREATE | _NLM_F_APPEND
-    return _request(f"add a rule to chain {own}", RuleMessage, _NEWRULE, own.table, attributes, flags)
+    doing = f"add a rule to chain {own}"
+    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, flags, partial(quoted, userdata))
 
 
-def rule_deletion(own: Chain, handle: int) -> Request:
-    """Deletes a rule, which must be there (ENOENT)."""
+def rule_deletion(own: Chain, handle: int, userdata: bytes = b"") -> Request:
+    """Deletes a rule, which must be there (ENOENT); by its `userdata` it is told which one that is."""
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
-    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes)
+    doing = f"delete rule {handle} of chain {own}"
+    return _request(doing, RuleMessage, _DELRULE, own.table, attributes, 0, partial(quoted, userdata))
 
 
 def flush(own: Chain) -> Request:
@@ -378,9 +374,15 @@ def _of(own: Chain) -> Attributes:
 
 
 def _request(
-    doing: str, kind: type[object], number: int, table: Table, attributes: Attributes, flags: int = 0
+    doing: str,
+    kind: type[object],
+    number: int,
+    table: Table,
+    attributes: Attributes,
+    flags: int = 0,
+    more: Callable[[], str] | None = None,
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True)
+    return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True, more=more)
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:
@@ -395,4 +397,4 @@ def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, gener
     socket.garbage |= any(request.type not in _LEAVES_NONE for request in requests)
     last = replace(last, flags=last.flags | NLM_F_ACK, silent=False)
     # Without its end a batch is tried and taken back.
-    socket.change(begin, *others, last, *([end] if commit else []))
+    socket.send(begin, *others, last, *([end] if commit else []))

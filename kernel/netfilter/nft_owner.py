@@ -1,11 +1,12 @@
 """Whose a rule or an element of nftables is: what stands in its userdata beside the comment, where `nft` does not look.
 
-One rule: pure. An owner is an attachment of a network; all of a network's begin alike, so that GC finds them.
+One rule: an owner is an attachment of a network; all of a network's begin alike, so that GC finds them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 
 from kernel.netfilter import nft_rule
 
@@ -26,3 +27,13 @@ def hash_of(text: str) -> bytes:
 def owner(userdata: bytes) -> bytes:
     """Returns the owner in userdata, b"" when it names none."""
     return nft_rule.userdata(userdata).get(OWNER, b"")
+
+
+def tell_unnamed(plugin: str, number: int, where: str) -> None:
+    """Tells on stderr how many rules in `where` GC leaves, unless none, since they do not say whose they are."""
+    if number:
+        print(
+            f"{plugin}: GC leaves {number} rule(s) in {where} alone that name no network: "
+            "the reference plugin made them, for this network or another",
+            file=sys.stderr,
+        )

@@ -6,8 +6,10 @@ of its userdata; `nft list` prints both as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from ipaddress import ip_address
 from os import fsencode
 from typing import NamedTuple
 
@@ -95,18 +97,19 @@ def new(own: Set) -> Request:
 
 def additions(own: Set, elements: Iterable[Element]) -> list[Request]:
     """Adds elements; one whose key is there stays as it is."""
-    written = []
+    written, keys = [], []
     for item in elements:
+        keys.append(item.key)
         userdata = attribute(_ELEM_USERDATA, item.userdata) if item.userdata else b""
         written.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
-    return _of_many(f"add to set {own}", _NEWSETELEM, own, written, NLM_F_CREATE)
+    return _of_many(f"add to set {own}", _NEWSETELEM, own, written, keys, NLM_F_CREATE)
 
 
 def deletions(own: Set, keys: Iterable[bytes]) -> list[Request]:
     """Deletes elements, which must be there (ENOENT)."""
-    return _of_many(
-        f"delete from set {own}", _DELSETELEM, own, [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in keys]
-    )
+    gone = list(keys)
+    written = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in gone]
+    return _of_many(f"delete from set {own}", _DELSETELEM, own, written, gone)
 
 
 def are_right(socket: NftSocket, *sets: Set) -> list[bool | None]:
@@ -160,19 +163,31 @@ def _request(doing: str, kind: type[object], number: int, own: Set, attributes: 
     return Request(doing, kind, number, flags, {"family": own.table.family}, attributes, silent=True)
 
 
-def _of_many(doing: str, number: int, own: Set, written: Sequence[bytes], flags: int = 0) -> list[Request]:
+def _of_many(
+    doing: str, number: int, own: Set, written: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
+) -> list[Request]:
     """Returns the requests about elements: several, where one has not room for all."""
-    return [
-        _request(
-            doing,
-            SetElementsMessage,
-            number,
-            own,
-            [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[start : start + _AT_ONCE]))],
-            flags,
-        )
-        for start in range(0, len(written), _AT_ONCE)
-    ]
+    requests = []
+    for start in range(0, len(written), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        attributes = [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[part]))]
+        made = _request(doing, SetElementsMessage, number, own, attributes, flags)
+        requests.append(replace(made, more=partial(_text, own, keys[part])))
+    return requests
+
+
+def _text(own: Set, keys: Sequence[bytes]) -> str:
+    """Returns keys as `nft list` shows them: "{ 10.1.2.3 . eth0, ... }"."""
+    return "{ " + ", ".join(" . ".join(_parts(own, key)) for key in keys) + " }"
+
+
+def _parts(own: Set, key: bytes) -> Iterator[str]:
+    for part in own.key:
+        text, key = key[: part.size], key[part.size :]
+        if part is INTERFACE_NAME:
+            yield text.rstrip(b"\0").decode("utf-8", "replace")
+        else:
+            yield str(ip_address(text))
 
 
 def _read(element: bytes) -> Element:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from cni import versions
+from cni import record, versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code
@@ -45,7 +45,8 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             egress=_bucket("egress", own.egress, outside.mtu, own.max_burst),
             subnets=own.subnets,
         )
-        ifb = shaper.limit(host, _owner(args, conf), outside, wanted, undo)
+        with record.step("limits"):
+            ifb = shaper.limit(host, _owner(args, conf), outside, wanted, undo)
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
 
 
@@ -64,7 +65,8 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
             pass
         except CniError as error:
             failure = error
-        shaper.remove(host, _owner(args, conf), outside)
+        with record.step("limits"):
+            shaper.remove(host, _owner(args, conf), outside)
         if failure:
             raise failure
 

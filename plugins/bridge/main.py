@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from cni import delegate
+from cni import delegate, record
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, all_of, unready
@@ -145,7 +145,8 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
     made again. Once joined, it stays: it has a port.
     """
     for tries_left in reversed(range(_BRIDGE_TRIES)):
-        bridge = switch.ensure(host, own, undo)
+        with record.step("find or make the bridge"):
+            bridge = switch.ensure(host, own, undo)
         try:
             joined = port.attach(host, namespace, ifname, bridge, own, undo)
         except port.BridgeVanishedError:

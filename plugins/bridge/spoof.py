@@ -16,7 +16,7 @@ from functools import partial
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from kernel.errors import KernelError
-from kernel.netfilter import nft, nft_rule
+from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
 from kernel.netfilter.nft_rule import DROP, RETURN
 from kernel.rtnl import Request
@@ -60,7 +60,7 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
         requests = [nft.table(_TABLE), nft.chain(_PREROUTING)] if made[0] != _PREROUTING else []
         for own, found in zip((names.chain, names.mac_chain), made[1:], strict=True):
             requests.append(nft.flush(own) if found else nft.chain(own))
-        requests += [nft.rule_deletion(_PREROUTING, rule.handle) for rule in rules]
+        requests += [nft.rule_deletion(_PREROUTING, rule.handle, rule.userdata) for rule in rules]
         requests += [nft.rule(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)]
         nft.change(socket, *requests)
 
@@ -101,7 +101,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
             _take_away(socket, partial(_present, socket, _Names(rule.comment.removeprefix(_COMMENT))))
         elif not _network(rule):
             unknown += 1
-    nft.tell_unnamed("bridge", unknown, f"chain {_PREROUTING}")
+    nft_owner.tell_unnamed("bridge", unknown, f"chain {_PREROUTING}")
 
 
 def problem() -> str:
@@ -142,7 +142,7 @@ def _delete(
     chains = nft.get(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
-        *(nft.rule_deletion(_PREROUTING, rule.handle) for rule in rules),
+        *(nft.rule_deletion(_PREROUTING, rule.handle, rule.userdata) for rule in rules),
         *(nft.flush(own) for own in chains if own),
         *(end(own) for own in chains if own),
     )

@@ -29,6 +29,10 @@ _ZONE = f"{_NAME}.zone"
 # firewalld's error codes: each of its errors has the same D-Bus name, and a text that begins with one of these.
 _ALREADY_SET, _CONFLICT, _NO_ZONE, _NO_SOURCE = "ZONE_ALREADY_SET", "ZONE_CONFLICT", "INVALID_ZONE", "UNKNOWN_SOURCE"
 _GONE = (_CONFLICT, _NO_ZONE, _NO_SOURCE)  # in another zone it is by somebody else's will
+_CHANGES = {
+    "addSource": "have firewalld add {} to zone {}",
+    "removeSource": "have firewalld remove {} from zone {}",
+}
 _NOT_RUNNING = f"firewalld does not run: nobody on the system bus is called {_NAME}"
 _CURE = 'start dbus and firewalld, or set "backend" to "iptables" or "nftables"'
 
@@ -158,7 +162,10 @@ def _withdraw(socket: NftSocket, remembered: list[Record], others: dict[Address,
 
 def _asked(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:
     """Calls a method of zones with each address and its zone; returns the replies."""
-    calls = [Call(_NAME, _PATH, _ZONE, method, (zone, _source(address))) for address, zone in zones.items()]
+    calls = [
+        Call(_NAME, _PATH, _ZONE, method, (zone, _source(address)), _CHANGES.get(method, "").format(address, zone))
+        for address, zone in zones.items()
+    ]
     return dict(zip(zones, bus.call(*calls), strict=True))
 
 

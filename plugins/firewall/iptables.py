@@ -14,13 +14,14 @@ import socket as stdlib_socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
 from kernel import link, rtnl
-from kernel.netfilter import iptables, nft
+from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
 from kernel.netfilter.iptables_chains import change_legacy
 from kernel.netfilter.nft import Chain, NftSocket, Table
@@ -127,7 +128,7 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
         return iptables_plan.stale(network, valid, listing, _dead(listing))
 
     _delete(socket, lambda version: iptables_look.collectable(socket, version), stale)
-    nft.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD}")
+    nft_owner.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD}")
 
 
 def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
@@ -139,7 +140,7 @@ def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
         return iptables_plan.without(iptables_plan.stale(network, valid, listing, _dead(listing)), listing)
 
     change_legacy(TABLE, lines, f"delete stale rules of network {network}")
-    nft.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
+    nft_owner.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
 
 
 def _refuse_bridge(wanted: Protected) -> None:
@@ -221,7 +222,8 @@ def _delete(
             present, found = look(version)
             lines = {*stale(version, listed(present, found))}
             gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
-            requests += [nft.rule_deletion(rule.chain, rule.handle) for rule in gone]
+            for rule in gone:
+                requests.append(replace(nft.rule_deletion(rule.chain, rule.handle), more=partial(str, rule.line)))
             if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
                 requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)

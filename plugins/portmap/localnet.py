@@ -23,7 +23,7 @@ from kernel.netfilter import iptables, nft, nft_rule
 from kernel.netfilter.iptables_chains import quoted
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule
 from kernel.netfilter.nft_rule import DROP
-from kernel.rtnl import Socket
+from kernel.rtnl import Request, Socket
 from plugins.portmap.tables import TABLES
 from plugins.portmap.wanted import HostPorts
 
@@ -75,9 +75,7 @@ def check(wanted: HostPorts) -> None:
 
 def gc(socket: NftSocket) -> None:
     """Deletes the guards of interfaces that are gone, as far as nftables has them; raises KernelError."""
-    nft.retried(
-        lambda: nft.change(socket, *(nft.rule_deletion(_CHAIN, rule.handle) for rule in _stale(_rules(socket))))
-    )
+    nft.retried(lambda: nft.change(socket, *map(_deletion, _stale(_rules(socket)))))
 
 
 def _interface(wanted: HostPorts) -> str:
@@ -132,7 +130,7 @@ def _guard(socket: NftSocket, interface: str) -> None:
         socket,
         nft.table(_CHAIN.table),
         nft.chain(_CHAIN),
-        *(nft.rule_deletion(_CHAIN, rule.handle) for rule in _stale(rules)),
+        *map(_deletion, _stale(rules)),
         nft.rule(_CHAIN, _expressions(interface), nft_rule.comment(f"{interface}: {_PURPOSE}")),
     )
     nft.retried(lambda: _unite(socket, interface))
@@ -141,7 +139,11 @@ def _guard(socket: NftSocket, interface: str) -> None:
 def _unite(socket: NftSocket, interface: str) -> None:
     """Leaves one guard where several first pods have made one; looks again when another is at it, too."""
     twice = [rule for rule in _rules(socket) if _own([rule], interface)][1:]
-    nft.change(socket, *(nft.rule_deletion(_CHAIN, rule.handle) for rule in twice))
+    nft.change(socket, *map(_deletion, twice))
+
+
+def _deletion(rule: Rule) -> Request:
+    return nft.rule_deletion(_CHAIN, rule.handle, rule.userdata)
 
 
 def _stale(rules: list[Rule]) -> list[Rule]:

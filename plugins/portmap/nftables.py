@@ -93,7 +93,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         _delete(socket, stale)
         return unknown
 
-    nft.tell_unnamed("portmap", nft.retried(attempt), f"tables {TABLES[4].name}")
+    nft_owner.tell_unnamed("portmap", nft.retried(attempt), f"tables {TABLES[4].name}")
 
 
 def problem() -> str:
@@ -206,7 +206,7 @@ def _delete(socket: NftSocket, found: Sequence[Placed]) -> None:
 
 
 def _deletion(placed: Placed) -> Request:
-    return nft.rule_deletion(placed.chain, placed.rule.handle)
+    return nft.rule_deletion(placed.chain, placed.rule.handle, placed.rule.userdata)
 
 
 def _problem(socket: NftSocket, versions: Iterable[int]) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha512
 
-from cni import directories, gojson
+from cni import directories, gojson, record
 from cni.address import format_mac, parse_mac
 from cni.conf import Attachment
 from cni.errors import CniError, Code, all_of
@@ -141,6 +141,7 @@ class Backup:
             }
             _write(self._note, gojson.dumps(note))  # half written it is none
         os.rename(self._draft, self._path)
+        record.made(f"save what {self._attachment.ifname} was like in {self._path}")
 
 
 def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
@@ -225,7 +226,11 @@ def _write(path: str, text: str) -> os.stat_result:
 
 def _forget(path: str) -> None:
     try:
-        os.unlink(path)
+        if record.is_planned():
+            os.lstat(path)
+        else:
+            os.unlink(path)
+        record.made(f"remove {path}")
     except OSError as error:
         if error.errno not in _ABSENT or (error.errno == errno.EACCES and os.path.lexists(path)):
             raise
