@@ -182,6 +182,8 @@ class Reservations:
 
     def owners(self) -> Owners:
         """Reads all reservations, by owner; removes the residue of crashes and writes the index anew."""
+        if record.is_planned() and not os.path.isdir(self.directory):
+            return {}  # it would have been made
         owners, residue = _read_all(self.directory)
         for name in residue:
             if record.made(f"remove {self.directory}/{name}, which a crash left empty"):

@@ -1,0 +1,163 @@
+"""What verbs say that they change, and that what is only planned changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.chained import CHAIN, Chain, differences
+from tests.support.namespaces import Namespace
+from tests.support.recording import MADE, PLANNED, told
+
+BACKENDS = [
+    pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
+    pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet", "ifb", "tbf")),
+]
+GONE: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
+
+# What a record must name of each plugin's part, in the words of either backend.
+ADDED = {
+    "bridge": [
+        r'^create bridge "cni0"',
+        r'^make veth pair "veth[0-9a-f]{8}" - "eth0"$',
+        r"^reserve 10\.22\.0\.2 of \S+ eth0$",
+        r'^add IP addr 10\.22\.0\.2/16 to "eth0"$',
+        r"^add route '0\.0\.0\.0/0 via 10\.22\.0\.1 dev eth0 ",
+        r"^iptables -t nat -A CNI-\S+ .*MASQUERADE$|"
+        r'^add a rule to chain cni_plugins_masquerade masq_checks ".*net: net',
+        r"^sysctl -w net/ipv4/ip_forward=1$",
+    ],
+    "portmap": [r"^iptables -t nat -A CNI-DN-\S+ .*8080|^add a rule to chain cni_hostport hostports "],
+    "bandwidth": [r'^create ifb "bwp', r'^create qdisc tbf of "veth', r'^add filter of "veth'],
+    "firewall": [r"^iptables -t filter -A CNI-FORWARD |^add to set podwire_firewall \S+ \{ 10\.22\.0\.2"],
+    "tuning": [
+        r'^set "eth0" .*to MTU 1400',
+        r"^sysctl -w net/ipv4/conf/eth0/arp_filter=1$",
+        r"^save what eth0 was like",
+    ],
+}
+DELETED = {
+    "bridge": [
+        r'^delete "veth[0-9a-f]{8}", the other end of "eth0"$',
+        r"^release 10\.22\.0\.2 of \S+ eth0$",
+        r"^delete chain nat CNI-|^delete rule \d+ of chain cni_plugins_masquerade masq_checks \".*net: net",
+    ],
+    "portmap": [r"^delete chain nat CNI-DN-|^delete rule \d+ of chain cni_hostport hostports "],
+    "bandwidth": [r'^delete ingress qdisc .*of "veth', r'^delete "bwp'],
+    "firewall": [
+        r"^delete rule \d+ of chain filter CNI-FORWARD .*10\.22\.0\.2|^delete from set podwire_firewall \S+ \{ 10\.22"
+    ],
+    "tuning": [r'^set "eth0" .*to MTU 1500', r"^remove .*_eth0\.json$"],
+}
+COLLECTED = {
+    "bridge": DELETED["bridge"][1:],
+    "portmap": DELETED["portmap"],
+    "bandwidth": DELETED["bandwidth"][1:],
+    "firewall": DELETED["firewall"],
+    "tuning": DELETED["tuning"][1:],
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def chain(bin_dir: Path, host: Namespace, store: Path, request: pytest.FixtureRequest) -> Chain:
+    """The whole chain, with the rules of either backend."""
+    return Chain(host, store, request.param)
+
+
+def test_add_tells_what_it_makes(chain: Chain, sandbox: Namespace):
+    """A recorded ADD of each plugin names the link, the address, the rules and all else that it made."""
+    result = None
+    for plugin in CHAIN:
+        record = told(chain, MADE, plugin, "ADD", sandbox, result)
+        result = record["result"]
+        missing(ADDED[plugin], record["changes"])
+    assert "open the network namespace" in record["steps"]
+    chain.run("bridge", "CHECK", sandbox, result).silence()
+
+
+def test_steps_tell_where_the_time_goes(chain: Chain, sandbox: Namespace):
+    """A recorded ADD tells how long namespace, pair, IPAM, addresses and rules took, in the order of their ends."""
+    steps = told(chain, MADE, "bridge", "ADD", sandbox)["steps"]
+    expected = ["open the network namespace", "find or make the bridge", "make the pair", "host-local ADD"]
+    expected += ["give it addresses and routes", f"rules by {chain.backend}"]
+    assert [step for step in steps if step in expected] == expected
+
+
+def test_planned_del_changes_nothing(chain: Chain, sandbox: Namespace):
+    """A planned DEL of each plugin names what goes and leaves kernel, stores and backups as they are, to the byte."""
+    result = chain.add(sandbox, *CHAIN)
+    before = everything(chain, sandbox)
+    for plugin in reversed(CHAIN):
+        record = told(chain, PLANNED, plugin, "DEL", sandbox, result)
+        missing(DELETED[plugin], record["changes"])
+        assert differences(before, everything(chain, sandbox)) == []
+
+
+def test_del_tells_what_it_takes_away(chain: Chain, sandbox: Namespace):
+    """A recorded DEL says the same that the planned one has said, and nothing when there is nothing left."""
+    result = chain.add(sandbox, *CHAIN)
+    for plugin in reversed(CHAIN):
+        planned = told(chain, PLANNED, plugin, "DEL", sandbox, result)["changes"]
+        assert told(chain, MADE, plugin, "DEL", sandbox, result)["changes"] == planned
+    for plugin in reversed(CHAIN):
+        assert told(chain, MADE, plugin, "DEL", sandbox, result)["changes"] == []
+
+
+def test_planned_gc_changes_nothing(chain: Chain, sandbox: Namespace):
+    """A planned GC of each plugin names what a dead attachment has left and leaves all as it is, to the byte."""
+    chain.add(sandbox, *CHAIN)
+    before = everything(chain, sandbox)
+    for plugin in CHAIN:
+        record = told(chain, PLANNED, plugin, "GC", sandbox, **GONE)
+        missing(COLLECTED[plugin], record["changes"])
+        assert differences(before, everything(chain, sandbox)) == []
+
+
+def test_planned_verbs_make_no_store(chain: Chain, sandbox: Namespace):
+    """A planned DEL and GC on a host without a store make none, and no lock in it."""
+    for verb, keys in (("DEL", {}), ("GC", GONE)):
+        for plugin in CHAIN:
+            told(chain, PLANNED, plugin, verb, sandbox, **keys)
+    assert not chain.store.exists() or list(chain.store.iterdir()) == []
+
+
+def test_planned_del_of_a_foreign_delegate(chain: Chain, sandbox: Namespace, tmp_path: Path):
+    """A planned DEL does not run another's IPAM plugin, and says so."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "foreign"
+    program.write_text(f"#!/bin/sh\necho $CNI_COMMAND >> {ran}\n")
+    program.chmod(0o755)
+    record = told(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
+    assert (record["changes"], ran.exists()) == ([f"run DEL of foreign ({program})"], False)
+    told(chain, MADE, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
+    assert ran.read_text() == "DEL\n"
+
+
+def missing(patterns: list[str], changes: list[str]) -> None:
+    """Fails with the patterns that no change matches."""
+    lost = [pattern for pattern in patterns if not any(re.search(pattern, change) for change in changes)]
+    assert not lost, "\n".join(["missing:", *lost, "in:", *changes])
+
+
+def everything(chain: Chain, sandbox: Namespace) -> dict[str, Any]:
+    """Returns the whole state, with the handles of rules and with contents and times of all files."""
+    directory = chain.store.parent
+    files = {str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino, content(path)) for path in walk(directory)}
+    rules = chain.host.run("nft", "-a", "-s", "list", "ruleset").splitlines()
+    return {"whole": chain.everything(sandbox), "files": files, "rules": rules}
+
+
+def walk(directory: Path) -> Iterator[Path]:
+    """Yields everything below a directory."""
+    for where, directories, names in os.walk(directory):
+        yield from (Path(where, name) for name in (*directories, *names))
+
+
+def content(path: Path) -> bytes:
+    """Returns what a file holds, nothing for what is none."""
+    return path.read_bytes() if path.is_file() else b""
