@@ -281,7 +281,7 @@ def _of(index: int, kind: str = "") -> str:
         name = f'"{stdlib_socket.if_indextoname(index)}"'
     except OSError:
         name = f"interface {index}"
-    return f"{kind} of {name}".lstrip()
+    return f"of {name}" if kind in ("", INGRESS) else f"{kind} of {name}"
 
 
 def _filter(message: Any) -> Filter | None:

@@ -122,7 +122,7 @@ def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
 
 
 def _deletion(rule: Rule) -> Request:
-    return nft.rule_deletion(_CHECKS, rule.handle, rule.userdata)
+    return nft.rule_deletion(_CHECKS, rule)
 
 
 def _own(socket: NftSocket, wanted: Masquerade) -> list[Rule]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from cni.address import Interface
@@ -99,7 +100,8 @@ def _delete(
         jumps = _jumps(socket, entry, kind, chains)
         for chain in chains:
             gone = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
-            requests += [nft.rule_deletion(entry, rule.handle, rule.userdata) for rule in gone]
+            words = partial(str, f"-j {chain.name}")
+            requests += [replace(nft.rule_deletion(entry, rule), more=words) for rule in gone]
             if len(gone) == len(jumps[chain.name]):
                 requests += [nft.flush(chain), end(chain)]
     nft.change(socket, *requests)

@@ -26,7 +26,7 @@ from cni.errors import all_of
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
-from kernel.netfilter.nft_rule import comment, comment_of, quoted
+from kernel.netfilter.nft_rule import comment, comment_of, target
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
 
@@ -49,6 +49,7 @@ _LOOKS = 50  # each is lost to some change of nftables in this namespace while i
 NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
 
 Done = TypeVar("Done")
+_More = Callable[[], str] | None
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Rule:
     def comment(self) -> str:
         """The comment that `nft list` shows."""
         return comment_of(self.userdata)
+
+    def told(self) -> str:
+        """Returns what tells it from others in words: its port and its comment."""
+        protocol, port, *_ = target(self.expressions)
+        return " ".join([f"for {protocol} port {port}"] * bool(port) + [f'"{self.comment}"'] * bool(self.comment))
 
 
 class UnavailableError(KernelError):
@@ -288,14 +294,15 @@ def rule(
         attributes.append(("NFTA_RULE_COMPAT", compatibility(protocol)))
     flags = NLM_F_CREATE if before or first else NLM_F_CREATE | _NLM_F_APPEND
     doing = f"add a rule to chain {own}"
-    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, flags, partial(quoted, userdata))
+    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, flags, Rule(0, expressions, userdata).told)
 
 
-def rule_deletion(own: Chain, handle: int, userdata: bytes = b"") -> Request:
-    """Deletes a rule, which must be there (ENOENT); by its `userdata` it is told which one that is."""
+def rule_deletion(own: Chain, which: Rule | int) -> Request:
+    """Deletes a rule, which must be there (ENOENT), or the one with a handle."""
+    handle, told = (which, None) if isinstance(which, int) else (which.handle, which.told)
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
     doing = f"delete rule {handle} of chain {own}"
-    return _request(doing, RuleMessage, _DELRULE, own.table, attributes, 0, partial(quoted, userdata))
+    return _request(doing, RuleMessage, _DELRULE, own.table, attributes, 0, told)
 
 
 def flush(own: Chain) -> Request:
@@ -380,7 +387,7 @@ def _request(
     table: Table,
     attributes: Attributes,
     flags: int = 0,
-    more: Callable[[], str] | None = None,
+    more: _More = None,
 ) -> Request:
     return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True, more=more)
 

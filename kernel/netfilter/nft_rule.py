@@ -229,12 +229,6 @@ def comment_of(data: bytes) -> str:
     return userdata(data).get(_UDATA_COMMENT, b"").rstrip(b"\0").decode(errors="replace")
 
 
-def quoted(data: bytes) -> str:
-    """Returns the comment in a rule's userdata as `nft list` shows it, "" when there is none."""
-    said = comment_of(data)
-    return f'"{said}"' if said else ""
-
-
 class Target(NamedTuple):
     """What destination a rule demands; "", 0 and None where it does not, or not by plain comparison.
 

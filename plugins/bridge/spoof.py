@@ -60,7 +60,7 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
         requests = [nft.table(_TABLE), nft.chain(_PREROUTING)] if made[0] != _PREROUTING else []
         for own, found in zip((names.chain, names.mac_chain), made[1:], strict=True):
             requests.append(nft.flush(own) if found else nft.chain(own))
-        requests += [nft.rule_deletion(_PREROUTING, rule.handle, rule.userdata) for rule in rules]
+        requests += [nft.rule_deletion(_PREROUTING, rule) for rule in rules]
         requests += [nft.rule(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)]
         nft.change(socket, *requests)
 
@@ -142,7 +142,7 @@ def _delete(
     chains = nft.get(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
-        *(nft.rule_deletion(_PREROUTING, rule.handle, rule.userdata) for rule in rules),
+        *(nft.rule_deletion(_PREROUTING, rule) for rule in rules),
         *(nft.flush(own) for own in chains if own),
         *(end(own) for own in chains if own),
     )

@@ -223,9 +223,14 @@ def _delete(
             lines = {*stale(version, listed(present, found))}
             gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
             for rule in gone:
-                requests.append(replace(nft.rule_deletion(rule.chain, rule.handle), more=partial(str, rule.line)))
+                requests.append(replace(nft.rule_deletion(rule.chain, rule.handle), more=partial(_matches, rule)))
             if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
                 requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)
 
     nft.settled(socket, attempt)
+
+
+def _matches(rule: Placed) -> str:
+    """Returns what is behind a rule's chain."""
+    return rule.line.split(" ", 2)[-1]

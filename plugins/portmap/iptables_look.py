@@ -77,7 +77,7 @@ def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
         for rule in shared_rules(wanted):
             chain = Chain(TABLES[version], rule.split()[1])
             same = [other for other in nft.rules(socket, chain) if is_shared(rule, other, wanted, version)]
-            found += [nft.rule_deletion(chain, other.handle, other.userdata) for other in same[1:]]
+            found += [nft.rule_deletion(chain, other) for other in same[1:]]
     return found
 
 

@@ -143,7 +143,7 @@ def _unite(socket: NftSocket, interface: str) -> None:
 
 
 def _deletion(rule: Rule) -> Request:
-    return nft.rule_deletion(_CHAIN, rule.handle, rule.userdata)
+    return nft.rule_deletion(_CHAIN, rule)
 
 
 def _stale(rules: list[Rule]) -> list[Rule]:

@@ -206,7 +206,7 @@ def _delete(socket: NftSocket, found: Sequence[Placed]) -> None:
 
 
 def _deletion(placed: Placed) -> Request:
-    return nft.rule_deletion(placed.chain, placed.rule.handle, placed.rule.userdata)
+    return nft.rule_deletion(placed.chain, placed.rule)
 
 
 def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
