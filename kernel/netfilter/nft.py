@@ -301,8 +301,7 @@ def rule_deletion(own: Chain, which: Rule | int) -> Request:
     """Deletes a rule, which must be there (ENOENT), or the one with a handle."""
     handle, told = (which, None) if isinstance(which, int) else (which.handle, which.told)
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
-    doing = f"delete rule {handle} of chain {own}"
-    return _request(doing, RuleMessage, _DELRULE, own.table, attributes, 0, told)
+    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes, 0, told)
 
 
 def flush(own: Chain) -> Request:
@@ -381,15 +380,9 @@ def _of(own: Chain) -> Attributes:
 
 
 def _request(
-    doing: str,
-    kind: type[object],
-    number: int,
-    table: Table,
-    attributes: Attributes,
-    flags: int = 0,
-    more: _More = None,
+    doing: str, kind: type[object], number: int, table: Table, content: Attributes, flags: int = 0, more: _More = None
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": table.family}, attributes, silent=True, more=more)
+    return Request(doing, kind, number, flags, {"family": table.family}, content, silent=True, more=more)
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:
