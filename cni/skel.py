@@ -41,8 +41,9 @@ class Plugin:
     an operator can fix. An absent verb succeeds without doing anything, as in the reference.
 
     `cmd_repair` is no verb of the specification: with an attachment's configuration and its cached result (prevResult)
-    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `keys` are
-    those of the plugin's configuration, `capabilities` those that it makes use of.
+    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `parse` reads
+    a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
+    the common ones (keys.COMMON).
     """
 
     name: str
@@ -52,9 +53,14 @@ class Plugin:
     cmd_gc: Collect | None = None
     cmd_status: Verb | None = None
     cmd_repair: Verb | None = None
+    parse: Callable[[CmdArgs, NetConf], object] | None = None
     keys: tuple[Key, ...] = ()
-    capabilities: tuple[str, ...] = ()
     versions: tuple[str, ...] = versions.SUPPORTED
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What a runtime can tell this plugin of an attachment: the keys of its `runtimeConfig`."""
+        return tuple(key.name for own in self.keys if own.name == "runtimeConfig" for key in own.keys)
 
 
 def run(

@@ -16,10 +16,25 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, for_one, runtime, section
 from cni.result import Route
 from ipam.host_local.ranges import Range, RangeSet, overlap
 
 DATA_DIR = "/var/lib/cni/networks"
+
+_RANGE = (Key("subnet", (CIDR,)), *(Key(name, (IP,)) for name in ("rangeStart", "rangeEnd", "gateway")))
+KEYS = (
+    section(
+        "ipam",
+        Key("ranges", (LIST,), (LIST,), _RANGE),
+        *_RANGE,
+        ROUTES,
+        Key("resolvConf", (STRING,)),
+        Key("dataDir", (STRING,)),
+    ),
+    for_one(IPS),
+    runtime(Key("ipRanges", (LIST,), (LIST,), _RANGE), IPS),
+)
 
 
 @dataclass(frozen=True)

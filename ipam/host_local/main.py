@@ -138,4 +138,6 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
+    parse=lambda args, netconf: conf.parse(netconf, args),
+    keys=conf.KEYS,
 )

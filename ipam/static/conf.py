@@ -14,7 +14,20 @@ from cni.address import Interface as Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
+from cni.keys import CIDR, IP, IPS, LIST, OBJECT, ROUTES, Key, for_one, runtime, section
+from cni.keys import DNS as DNS_KEY
 from cni.result import DNS, IPConfig, Route
+
+KEYS = (
+    section(
+        "ipam",
+        Key("addresses", (LIST,), (OBJECT,), (Key("address", (CIDR,)), Key("gateway", (IP,)))),
+        ROUTES,
+        DNS_KEY,
+    ),
+    for_one(IPS),
+    runtime(IPS),
+)
 
 _NO_ADDRESS = "the 'address' field is expected to be in CIDR notation"
 _NO_IP = "the 'ip' field is expected to be in CIDR notation"

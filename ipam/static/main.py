@@ -61,4 +61,12 @@ def _difference(wanted: IPConfig, present: list[IPConfig], certain: bool) -> str
     return ""
 
 
-PLUGIN = Plugin("static", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_status=cmd_status)
+PLUGIN = Plugin(
+    "static",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_status=cmd_status,
+    parse=lambda args, netconf: conf.parse(netconf, args),
+    keys=conf.KEYS,
+)

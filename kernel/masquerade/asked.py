@@ -14,6 +14,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.keys import BOOLEAN, CIDR, LIST, STRING, Key
 from cni.result import Result
 from cni.undo import Undo
 from kernel.configure import Sandbox, own_ips
@@ -23,6 +24,13 @@ from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns
 from kernel.pair import addresses_beside
+
+_BACKENDS = ("iptables", "nftables")
+KEYS = (
+    Key("ipMasq", (BOOLEAN,)),
+    Key("ipMasqBackend", (STRING,), choices=_BACKENDS),
+    Key("nonMasqueradeCIDRs", (LIST,), (CIDR,)),
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def parse(conf: NetConf) -> Asked | None:
     asked = Asked(fields.string("ipMasqBackend"), _networks(fields, "nonMasqueradeCIDRs"))
     if not fields.boolean("ipMasq") or not conf.ipam_type:
         return None
-    if asked.backend not in ("", "iptables", "nftables"):
+    if asked.backend not in ("", *_BACKENDS):
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
             f'unknown ipmasq backend "{asked.backend}"',

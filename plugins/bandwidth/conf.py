@@ -11,12 +11,19 @@ from cni.address import Network, parse_cidr
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.keys import CIDR, INTEGER, LIST, Key, each, runtime, section
 from kernel.traffic import RULES_MAX
 from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 
 _CONTEXT = "failed to parse network configuration"  # the reference's
-_KEYS = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+_RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+_SUBNETS = tuple(Key(name, (LIST,), (CIDR,)) for name in ("unshapedSubnets", "shapedSubnets"))
+KEYS = (
+    *each(INTEGER, *_RATES, "maxBurst"),
+    *_SUBNETS,
+    runtime(section("bandwidth", *each(INTEGER, *_RATES), *_SUBNETS)),
+)
 _UINT64_MAX = (1 << 64) - 1
 _BURST_BYTES_MAX = (1 << 32) - 1  # the reference's bound: a burst must stay below
 
@@ -46,7 +53,7 @@ def parse(conf: NetConf) -> BandwidthConf:
     Subnets are no such key: beside the runtime's rates they hold unless the runtime gives some, too.
     """
     fields = conf.fields.within(_CONTEXT)
-    static = any(fields.has(key) for key in _KEYS)
+    static = any(fields.has(key) for key in _RATES)
     asked = fields if static else fields.section("runtimeConfig").section("bandwidth")
     return BandwidthConf(
         ingress=_limit(asked, "ingressRate", "ingressBurst"),

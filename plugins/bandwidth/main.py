@@ -126,6 +126,8 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
+    parse=lambda args, conf: bandwidth_conf.parse(conf),
+    keys=bandwidth_conf.KEYS,
     versions=tuple(version for version in versions.SUPPORTED if versions.at_least(version, "0.3.0")),
 )
 

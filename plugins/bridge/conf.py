@@ -12,6 +12,8 @@ from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, each, for_one, runtime
+from cni.keys import DNS as DNS_KEY
 from cni.result import DNS
 from kernel.masquerade import asked
 from kernel.masquerade.asked import Asked
@@ -19,6 +21,21 @@ from kernel.pair import mtu_of
 
 _MTU_AUTO = "auto"
 _VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
+
+KEYS = (
+    Key("bridge", (STRING,)),
+    *each(BOOLEAN, "isGateway", "isDefaultGateway", "forceAddress"),
+    *asked.KEYS,
+    Key("mtu", (INTEGER, STRING), choices=(_MTU_AUTO,)),
+    *each(BOOLEAN, "hairpinMode", "promiscMode", "portIsolation"),
+    Key("vlan", (INTEGER,)),
+    Key("vlanTrunk", (LIST,), (OBJECT,), each(INTEGER, "id", "minID", "maxID")),
+    *each(BOOLEAN, "preserveDefaultVlan", "macspoofchk", "bridgeNetfilter", "enabledad", "disableContainerInterface"),
+    IPAM_TYPE,
+    DNS_KEY,
+    for_one(MAC),
+    runtime(MAC),
+)
 
 
 @dataclass(frozen=True)

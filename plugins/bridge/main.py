@@ -115,7 +115,16 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     unready(partial(_refuse_unavailable, args, conf), partial(delegate.forward, args, conf))
 
 
-PLUGIN = Plugin("bridge", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+PLUGIN = Plugin(
+    "bridge",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=bridge_conf.parse,
+    keys=bridge_conf.KEYS,
+)
 
 
 def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:

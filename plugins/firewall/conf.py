@@ -13,11 +13,18 @@ from cni import cache
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
+from cni.keys import STRING, Key
 from cni.result import Result
 from plugins.firewall.wanted import OPEN, POLICIES, Protected
 
 AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES = "", "firewalld", "iptables", "nftables"
 _BACKENDS = (AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES)
+KEYS = (
+    Key("backend", (STRING,), choices=_BACKENDS[1:]),
+    Key("ingressPolicy", (STRING,), choices=POLICIES),
+    Key("iptablesAdminChainName", (STRING,)),
+    Key("firewalldZone", (STRING,)),
+)
 _CHAIN_BYTES = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _CHAIN = re.compile(
     r"""(?!CNI-(FORWARD|ISOLATION-))[^\s"'\\!-][^\s"'\\]*"""

@@ -80,6 +80,8 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
+    parse=lambda args, conf: firewall_conf.parse(args, conf, conf.prev_result()),
+    keys=firewall_conf.KEYS,
     versions=tuple(version for version in SUPPORTED if at_least(version, "0.4.0")),
 )
 

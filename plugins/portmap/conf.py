@@ -14,6 +14,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime
 from cni.result import Result
 from plugins.portmap.conditions import UNDERSTOOD, compiled
 from plugins.portmap.wanted import HostPorts, PortMapping
@@ -29,6 +30,23 @@ _CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # what is one word to ip
 _QUOTED_BYTES = 3  # that a word becomes longer on such a line, apart from what is escaped in it
 _WORDS_BYTES = 4096  # iptables-restore takes what is behind 10,239 bytes of a line for another line
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
+
+KEYS = (
+    *each(BOOLEAN, "snat", "masqAll"),
+    Key("backend", (STRING,), choices=(IPTABLES, NFTABLES)),
+    *(Key(name, (LIST,), (STRING,)) for name in _CONDITIONS.values()),
+    Key("markMasqBit", (INTEGER,)),
+    Key("externalSetMarkChain", (STRING,)),
+    Key("onConflict", (STRING,), choices=("fail",)),
+    runtime(
+        Key(
+            "portMappings",
+            (LIST,),
+            (OBJECT,),
+            (*each(INTEGER, "hostPort", "containerPort"), Key("protocol", (STRING,)), Key("hostIP", (IP,))),
+        )
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,16 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", cure)
 
 
-PLUGIN = Plugin("portmap", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+PLUGIN = Plugin(
+    "portmap",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=portmap_conf.parse,
+    keys=portmap_conf.KEYS,
+)
 
 
 def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from cni.conf import NetConf
 from cni.errors import CniError, Code
+from cni.keys import DNS as DNS_KEY
+from cni.keys import INTEGER, IPAM_TYPE, Key
 from cni.result import DNS
 from kernel.masquerade import asked
 from kernel.masquerade.asked import Asked
 from kernel.pair import mtu_of
 
 _DNS_KEYS = ("nameservers", "domain", "search", "options")
+KEYS = (*asked.KEYS, Key("mtu", (INTEGER,)), IPAM_TYPE, DNS_KEY)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,16 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     unready(partial(_refuse_unavailable, conf), partial(delegate.forward, args, conf))
 
 
-PLUGIN = Plugin("ptp", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+PLUGIN = Plugin(
+    "ptp",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=lambda args, conf: ptp_conf.parse(conf),
+    keys=ptp_conf.KEYS,
+)
 
 
 def _refuse_unavailable(conf: NetConf) -> None:

@@ -14,11 +14,25 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, each, for_one, runtime
 from plugins.tuning.attributes import Attributes
 
 DATA_DIR = "/run/cni/tuning"
 
 _SYS, _NET = "/proc/sys/", "/proc/sys/net/"
+_SETTINGS = (
+    Key("sysctl", (OBJECT,), (STRING,)),
+    MAC,
+    *each(INTEGER, "mtu", "txQLen"),
+    *each(BOOLEAN, "promisc", "allmulti"),
+)
+KEYS = (
+    *_SETTINGS,
+    Key("mtuBothEnds", (BOOLEAN,)),
+    Key("dataDir", (STRING,)),
+    for_one(*_SETTINGS),
+    runtime(MAC),
+)
 _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 
 

@@ -124,7 +124,16 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, '"dataDir" must be a directory that can be written') from error
 
 
-PLUGIN = Plugin("tuning", cmd_add=cmd_add, cmd_del=cmd_del, cmd_check=cmd_check, cmd_gc=cmd_gc, cmd_status=cmd_status)
+PLUGIN = Plugin(
+    "tuning",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=tuning_conf.parse,
+    keys=tuning_conf.KEYS,
+)
 
 
 def _backup(args: CmdArgs, conf: NetConf, data_dir: str) -> Backup:
