@@ -1,0 +1,310 @@
+"""A JSON text with the place of everything in it, for who must say where something is wrong.
+
+One rule: it takes and refuses what cni.gojson does, but for length and depth, which are gojson's to limit; what it says
+of a text that is refused is meant for the person who wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_WORD = re.compile(r"[\w.+-]*")
+_DIGITS = 400  # what gojson keeps of a number
+_DECODER = json.JSONDecoder(parse_int=lambda text: int(text[:_DIGITS]))
+_LITERALS = {"True": "true", "False": "false", "None": "null", "TRUE": "true", "FALSE": "false", "NULL": "null"}
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+_QUOTES = "'`\u2018\u2019\u201c\u201d"
+_BOM = "\ufeff"
+
+
+class Place(NamedTuple):
+    """A place in a text, both numbers from 1; a column is a character."""
+
+    line: int
+    column: int
+
+
+class MisreadError(ValueError):
+    """A text that is no JSON: `offset` is the character where that shows, `hint` what to do."""
+
+    def __init__(self, offset: int, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.offset = offset
+        self.problem = problem
+        self.hint = hint
+
+
+@dataclass
+class Node:
+    """A value: where it begins and ends; `value` of a scalar, `members` of an object, `elements` of a list.
+
+    `members` are (offset of the name, name, value) in the order of the text, repeated names included.
+    """
+
+    start: int
+    end: int = -1
+    value: object = None
+    members: list[Member] | None = None
+    elements: list[Node] | None = None
+
+    def get(self, name: str) -> Member | None:
+        """Returns the member that counts for `name`: the last in any case that is not null (Go)."""
+        found = [item for item in self.members or () if item.name.casefold() == name.casefold()]
+        return next((item for item in reversed(found) if not item.node.is_null), None)
+
+    @property
+    def is_null(self) -> bool:
+        """Tells whether it is null, which is as good as absent."""
+        return self.value is None and self.members is None and self.elements is None
+
+
+class Member(NamedTuple):
+    """A member of an object."""
+
+    start: int
+    name: str
+    node: Node
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole text, read."""
+
+    text: str
+    root: Node
+    _lines: list[int] = field(repr=False, compare=False)
+
+    def place(self, offset: int) -> Place:
+        """Returns the place of a character."""
+        return _place(self._lines, offset)
+
+    def offset(self, path: str, node: Node | None = None) -> int | None:
+        """Returns where the key `path` ("ipam.ranges[0][1].subnet") of an object stands, None when there is none.
+
+        The place of a member is that of its name, as long as nothing of its value is asked for.
+        """
+        found = _find(node or self.root, path)
+        return found[0] if found else None
+
+    def node(self, path: str, node: Node | None = None) -> Node | None:
+        """Returns the value of the key `path`, None when there is none."""
+        found = _find(node or self.root, path)
+        return found[1] if found else None
+
+
+def read(data: bytes) -> Document:
+    """Reads a text; raises MisreadError."""
+    text = data.decode("utf-8", "replace")
+    return Document(text, _Reader(text).document(), _line_starts(text))
+
+
+def place(data: bytes, offset: int) -> Place:
+    """Returns the place of a character of a text that may be no JSON."""
+    return _place(_line_starts(data.decode("utf-8", "replace")), offset)
+
+
+def _line_starts(text: str) -> list[int]:
+    return [0, *(match.end() for match in re.finditer("\n", text))]
+
+
+def _place(lines: list[int], offset: int) -> Place:
+    low, high = 0, len(lines)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if lines[middle] <= offset else (low, middle)
+    return Place(low + 1, offset - lines[low] + 1)
+
+
+def _find(node: Node, path: str) -> tuple[int, Node] | None:
+    """Follows a path whose names may have dots and brackets themselves: the longest name that is there counts."""
+    start = node.start
+    while path:
+        if path[0] == "[" and node.elements is not None:
+            number, bracket, rest = path[1:].partition("]")
+            if not bracket or not number.isascii() or not number.isdigit() or int(number[:9]) >= len(node.elements):
+                return None
+            node = node.elements[int(number[:9])]
+            start, path = node.start, rest.removeprefix(".")
+            continue
+        names = sorted({item.name for item in node.members or ()}, key=len, reverse=True)
+        name = next((name for name in names if _begins(path, name)), None)
+        member = node.get(name) if name is not None else None
+        if name is None or member is None:
+            return None
+        start, node, path = member.start, member.node, path[len(name) :].removeprefix(".")
+    return start, node
+
+
+def _begins(path: str, name: str) -> bool:
+    return bool(name) and path[: len(name)].casefold() == name.casefold() and path[len(name) : len(name) + 1] in "[."
+
+
+class _Reader:
+    """Reads without recursion: what is open stands in a list, so that depth costs nothing."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._open: list[Node] = []
+
+    def document(self) -> Node:
+        self._refuse_beginning()
+        self._skip()
+        root = self._value()
+        while self._open:
+            self._next(self._open[-1])
+        self._skip()
+        if self._at < len(self._text):
+            self._refuse("something follows the end of the JSON value", "one file holds one object")
+        return root
+
+    def _next(self, inside: Node) -> None:
+        """Reads one element or member of what is open, or its end."""
+        is_object = inside.members is not None
+        closing, content = ("}", inside.members) if is_object else ("]", inside.elements)
+        self._skip()
+        if content and self._take() != closing:
+            comma = self._at
+            if self._take() != ",":
+                self._refuse_missing_comma(closing)
+            self._at += 1
+            self._skip()
+            if self._take() == closing:
+                raise MisreadError(comma, f'there is a comma before "{closing}"', "remove the comma")
+        if self._take() == closing:
+            self._at += 1
+            inside.end = self._at
+            self._open.pop()
+        elif inside.members is not None:
+            start, name = self._at, self._name()
+            self._skip()
+            if self._take() != ":":
+                self._refuse(f'a colon is missing behind the name "{name[:40]}"', 'write "name": value')
+            self._at += 1
+            self._skip()
+            inside.members.append(Member(start, name, self._value()))
+        elif inside.elements is not None:
+            inside.elements.append(self._value())
+
+    def _value(self) -> Node:
+        """Reads a scalar, or opens an object or a list."""
+        node = Node(self._at)
+        first = self._take()
+        if first in ("{", "["):
+            node.members, node.elements = ([], None) if first == "{" else (None, [])
+            self._at += 1
+            self._open.append(node)
+            return node
+        if not first or self._text.startswith(_NO_NUMBERS, self._at):
+            self._refuse_value()
+        node.value = self._scalar()
+        node.end = self._at
+        return node
+
+    def _name(self) -> str:
+        if self._take() != '"':
+            if _WORD.match(self._text, self._at, self._at + 1)[0]:  # type: ignore[index] # it matches nothing, too
+                self._refuse("a name must stand in double quotes", 'write "name": value')
+            self._refuse_character("a name in double quotes")
+        return str(self._scalar())
+
+    def _scalar(self) -> object:
+        try:
+            value, self._at = _DECODER.raw_decode(self._text, self._at)
+        except json.JSONDecodeError as error:
+            self._refuse_scalar(error)
+        return value
+
+    def _skip(self) -> None:
+        self._at = _BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr] # it matches nothing, too
+
+    def _take(self) -> str:
+        """Returns the next character without going on, "" at the end."""
+        return self._text[self._at : self._at + 1]
+
+    def _refuse(self, problem: str, hint: str = "") -> NoReturn:
+        raise MisreadError(self._at, problem, hint)
+
+    def _refuse_beginning(self) -> None:
+        if self._text.startswith(_BOM):
+            self._refuse("the file begins with a byte order mark", "save it as UTF-8 without one (BOM)")
+        self._skip()
+        if not self._take():
+            self._refuse("the file is empty" if not self._text else "the file has nothing but blanks")
+        if self._text.startswith(("---", "%YAML"), self._at):
+            self._refuse("this is YAML, not JSON", "runtimes read JSON only")
+
+    def _refuse_value(self) -> NoReturn:
+        if self._take():
+            self._refuse(f"{_WORD.match(self._text, self._at)[0]} is not JSON")  # type: ignore[index] # as above
+        self._refuse_end()
+
+    def _refuse_end(self) -> NoReturn:
+        if not self._open:
+            self._refuse("the text ends where a value should begin")
+        opened = self._open[-1].start
+        line, column = _place(_line_starts(self._text), opened)
+        hint = f'what the "{self._text[opened]}" in line {line}, column {column} began has no end'
+        self._refuse("the text ends in the middle", hint)
+
+    def _refuse_missing_comma(self, closing: str) -> NoReturn:
+        following = self._take()
+        if following and (following in '"{[' or following.isalnum()):
+            self._refuse("a comma is missing before this", "values and members are separated by commas")
+        self._refuse_character(f'a comma or "{closing}"')
+
+    def _refuse_character(self, wanted: str) -> NoReturn:
+        """Refuses what stands here, of which something is often meant."""
+        char = self._take()
+        if not char:
+            self._refuse_end()
+        if char in "#/":
+            self._refuse("this looks like a comment", "JSON has no comments: remove it")
+        if char in _QUOTES:
+            self._refuse("a text must stand in double quotes", f'write " instead of {char}')
+        if char == "\0":
+            self._refuse("there is a NUL character", "the file may have been cut off by a crash: write it again")
+        if char == ",":
+            self._refuse("there is a comma too many", "remove it")
+        if char == "\u00a0":
+            self._refuse("there is a no-break space", "put an ordinary blank in its place")
+        self._refuse(f"{char!r} stands where {wanted} should be")
+
+    def _refuse_scalar(self, error: json.JSONDecodeError) -> NoReturn:
+        start = self._at
+        if self._take() == '"':
+            self._refuse_string(error)
+        word = _WORD.match(self._text, start)[0]  # type: ignore[index] # as above
+        if word in _LITERALS:
+            self._refuse(f"{word} is not JSON", f"write {_LITERALS[word]}")
+        if word[:1].isalpha() or word[:1] == "_":
+            self._refuse(f'"{word[:40]}" must stand in double quotes', "only true, false, null and numbers have none")
+        if word:
+            self._refuse(f"{word[:40]} is no number in JSON")
+        self._refuse_character("a value")
+
+    def _refuse_string(self, error: json.JSONDecodeError) -> NoReturn:
+        char = self._text[error.pos : error.pos + 1]
+        if error.msg.startswith("Unterminated"):
+            raise MisreadError(self._at, "a text has no closing double quote")
+        if error.msg.startswith("Invalid control character"):
+            what = "a text has a line break in it" if char in "\r\n" else f"a text has a control character, {char!r}"
+            raise MisreadError(
+                error.pos, what, "close it with a double quote, or write the character as \\n, \\t, \\u.."
+            )
+        raise MisreadError(error.pos, "a text has a backslash that means nothing", "write a backslash as \\\\")
+
+
+def nodes(root: Node) -> Iterator[Node]:
+    """Yields a value and all in it, in the order of the text."""
+    left = [root]
+    while left:
+        node = left.pop()
+        yield node
+        inner = [item.node for item in node.members] if node.members is not None else node.elements or []
+        left.extend(reversed(inner))
