@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from cni import args as cni_args
 from cni import conf as cni_conf
-from cni import gojson, versions
+from cni import gojson, log, versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, of_system, one_line
@@ -71,14 +71,16 @@ def run(
     *,
     about: str,
     delegates: Mapping[str, Plugin] | None = None,
+    release: str = "",
 ) -> int:
     """Runs one invocation of `plugin` and returns the exit status, 0 or 1.
 
     `about` is the line told on stderr when no command is set: installers probe for it. `delegates` are the plugins
-    that may be run inside this process instead of a second one. Whatever happens, a failure is one JSON error object
-    on `stdout` (specification, section "Error").
+    that may be run inside this process instead of a second one, `release` is the version of podwire that the log names.
+    Whatever happens, a failure is one JSON error object on `stdout` (specification, section "Error").
     """
     version = versions.CURRENT
+    own_log = log.Log(plugin.name, release, env)
     try:
         if not env.get("CNI_COMMAND"):
             print(about, file=sys.stderr)
@@ -92,9 +94,10 @@ def run(
         conf = cni_conf.parse(args.stdin)
         if conf.version in versions.SUPPORTED:
             version = conf.version
-        result = call(plugin, args, conf)
-        if result is not None:
-            _tell(result, plugin, args, conf, stdout)
+        with own_log.following(conf):
+            result = call(plugin, args, conf)
+            if result is not None:
+                _tell(result, plugin, args, conf, stdout)
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
         try:
@@ -103,7 +106,9 @@ def run(
             _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
         except _UnwritableError:  # nobody reads stdout: the exit status and stderr must tell
             print(one_line(f"podwire: {failure}"), file=sys.stderr)
+        own_log.write(failure=failure)
         return 1
+    own_log.write(result)
     return 0
 
 

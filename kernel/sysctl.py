@@ -51,7 +51,7 @@ class Setting:
         """Writes `value`, also one that it has already: with some settings that is an order to others."""
         if not record.is_planned():
             os.pwrite(self._descriptor, _written(value), 0)
-        record.made(command(self.name, value))
+        record.made(_told(self.name, value))
 
 
 def get(name: str) -> str:
@@ -93,14 +93,14 @@ def cure(number: int) -> str:
 def put(name: str, value: str) -> None:
     """Writes `value`; raises OSError."""
     if record.is_planned():
-        record.made(command(name, value))
+        record.made(_told(name, value))
         return
     descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, _written(value))
     finally:
         os.close(descriptor)
-    record.made(command(name, value))
+    record.made(_told(name, value))
 
 
 def writable(name: str) -> bool:
@@ -125,3 +125,9 @@ def _read(descriptor: int) -> str:
 
 def _written(value: str) -> bytes:
     return value.encode() or b"\n"  # which empties a list; the kernel takes no notice of nothing
+
+
+def _told(name: str, value: str) -> str:
+    """Returns the command for a record; a key (ipv4/tcp_fastopen_key, stable_secret of IPv6) is nobody's to read."""
+    what = name.rpartition("/")[2]
+    return command(name, "..." if what.endswith(("key", "secret")) else value)

@@ -48,6 +48,7 @@ def entry() -> int:
         _binary(sys.stdout),
         about=f"CNI {name} plugin v{_REFERENCE}+podwire.{__version__}",
         delegates=PLUGINS,
+        release=__version__,
     )
 
 

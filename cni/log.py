@@ -1,0 +1,286 @@
+"""The log: one line of JSON for each verb, for who looks for the reason afterwards.
+
+One rule: the log never decides: what cannot be logged is told on stderr, and the verb's result and exit status are the
+same. Off by default, and then it costs no system call.
+
+It is switched on by the environment, or for a network by keys of its configuration; the environment wins:
+
+    PODWIRE_LOG, logFile           a file's absolute path, "stderr", or "journald" (its native protocol)
+    PODWIRE_LOG_LEVEL, logLevel    "error": verbs that fail; "info" (the default): every verb; "debug": with its steps
+                                   and the changes that it made
+
+- VERSION is not logged. What runs inside this process (host-local, mostly) is a step of who called it; a delegate in a
+  process of its own writes its own line.
+- A line is made of what is known by name. What a runtime, a user or a file may have put into CNI_ARGS, into unknown
+  keys, and the environment are not in it; their values are taken out of an error's text, too.
+- A line has less than LINE_BYTES. What is longer is cut: texts end with "...", lists with how many more there were.
+- A file is opened for each verb and appended to by one write, so that lines of several verbs do not mix, and a file that
+  was renamed (logrotate) is made anew, in mode 0600. Its directory is not. A link is not followed, and what is no file
+  is not written to: a FIFO without a reader would hang.
+- The W3C trace context (TRACEPARENT) is noted, and as all variables are, it is passed on to delegates.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from cni import gojson, record
+from cni.conf import NetConf
+from cni.errors import CniError, one_line
+from cni.record import Record
+from cni.result import Result
+
+LEVELS = ("error", "info", "debug")
+JOURNAL = "/run/systemd/journal/socket"
+LINE_BYTES = 64 << 10
+_ID_BYTES, _MESSAGE_BYTES = 512, 8 << 10
+_CHANGES_BYTES, _STEPS_BYTES, _IPS_BYTES = 28 << 10, 6 << 10, 4 << 10
+_STDERR, _JOURNALD = "stderr", "journald"
+_OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_ARGS_SHOWN = ("IgnoreUnknown", "IP", "MAC", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID")
+_SHORTEST_SECRET = 4  # of shorter words, as "1", a text is full
+_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+
+Line = dict[str, object]
+
+
+class Log:
+    """The log of one verb of `plugin`, whose release is `version`; `env` is what the runtime has set."""
+
+    def __init__(self, plugin: str, version: str, env: Mapping[str, str]) -> None:
+        self._plugin, self._version, self._env = plugin, version, env
+        self._target, self._level = env.get("PODWIRE_LOG", ""), env.get("PODWIRE_LOG_LEVEL", "")
+        self._conf: NetConf | None = None
+        self._record: Record | None = None
+        self._start_ns = time.perf_counter_ns()
+
+    @contextmanager
+    def following(self, conf: NetConf) -> Iterator[None]:
+        """Notes what the block changes, and its steps, where that is asked for here or by the configuration."""
+        self._conf = conf
+        if not self._target and conf.fields.has("logFile"):
+            self._target = _key(conf, "logFile")
+        if not self._target:
+            yield
+            return
+        if not self._level and conf.fields.has("logLevel"):
+            self._level = _key(conf, "logLevel")
+        if self._level != "debug":
+            yield
+            return
+        with record.recorded() as self._record:
+            yield
+
+    def write(self, result: Result | None = None, failure: CniError | None = None) -> None:
+        """Writes the line, when it is asked for. Whatever becomes of it, the verb's end is the same."""
+        if not self._target or self._env.get("CNI_COMMAND") == "VERSION":
+            return
+        try:
+            if self._level not in ("", *LEVELS):
+                _note(f'the level must be one of {", ".join(LEVELS)}, not "{self._level}"; it is taken for "info"')
+            if failure or self._level != "error":
+                self._write(self._line(result, failure))
+        except Exception as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            _note(f"nothing is written to {self._target}: {why}")
+
+    def _line(self, result: Result | None, failure: CniError | None) -> Line:
+        ms = (time.perf_counter_ns() - self._start_ns) / 1e6
+        return line(self._plugin, self._version, self._env, self._conf, ms, result, failure, self._record)
+
+    def _write(self, body: Line) -> None:
+        if self._target == _JOURNALD:
+            _send(_datagram(body))
+            return
+        text = gojson.dumps(body)
+        if self._target == _STDERR:
+            if sys.stderr is not None:
+                print(text, file=sys.stderr)
+        else:
+            _append(self._target, f"{text}\n".encode("utf-8", "replace"))
+
+
+def line(
+    plugin: str,
+    version: str,
+    env: Mapping[str, str],
+    conf: NetConf | None,
+    ms: float,
+    result: Result | None = None,
+    failure: CniError | None = None,
+    noted: Record | None = None,
+) -> Line:
+    """Returns what the log says of a verb that ended just now, after `ms`; what is not known is left out."""
+    trace = _TRACE.fullmatch(env.get("TRACEPARENT", ""))
+    ids = {
+        "time": _now(),
+        "level": "error" if failure else "info",
+        "plugin": plugin,
+        "version": version,
+        "pid": os.getpid(),
+        "command": env.get("CNI_COMMAND"),
+        "network": conf and conf.name,
+        "containerID": env.get("CNI_CONTAINERID"),
+        "ifname": env.get("CNI_IFNAME"),
+        "netns": env.get("CNI_NETNS"),
+        "pod": _pod(env),
+        "cniVersion": conf and conf.version,
+        "traceID": trace and trace[1],
+        "parentID": trace and trace[2],
+    }
+    body: Line = {
+        key: _cut(value, _ID_BYTES) if isinstance(value, str) else value for key, value in ids.items() if value
+    }
+    body["ms"] = round(ms, 3)
+    if result and result.ips:
+        body["result"] = {"ips": _fitting([str(item.address) for item in result.ips], _IPS_BYTES)}
+    if failure:
+        texts = {"msg": _without_secrets(failure.msg, env), "details": _without_secrets(failure.details, env)}
+        body["error"] = {
+            "code": failure.code,
+            **{key: _cut(text, _MESSAGE_BYTES) for key, text in texts.items() if text},
+        }
+    if noted and noted.steps:
+        steps = [{"what": _cut(step.what, _ID_BYTES), "ms": round(step.ms, 3)} for step in noted.steps]
+        body["steps"] = _fitting(steps, _STEPS_BYTES)
+    if noted and noted.changes:
+        body["changes"] = _fitting([_without_secrets(change, env) for change in noted.changes], _CHANGES_BYTES)
+    return body
+
+
+def _key(conf: NetConf, key: str) -> str:
+    try:
+        return conf.fields.string(key)
+    except CniError as error:
+        _note(error.msg)
+        return ""
+
+
+def _now() -> str:
+    """Returns the time as RFC 3339 has it, in UTC."""
+    seconds, ns = divmod(time.time_ns(), 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns // 1_000_000:03d}Z"
+
+
+def _pairs(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    pieces = (piece.partition("=") for piece in env.get("CNI_ARGS", "").split(";"))
+    return [(key, value) for key, _, value in pieces]
+
+
+def _pod(env: Mapping[str, str]) -> str:
+    """Returns the pod as Kubernetes' runtimes name it, "namespace/name", "" when they do not."""
+    known = dict(_pairs(env))
+    namespace, name = known.get("K8S_POD_NAMESPACE", ""), known.get("K8S_POD_NAME", "")
+    return f"{namespace}/{name}" if namespace and name else ""
+
+
+def _without_secrets(text: str, env: Mapping[str, str]) -> str:
+    """Returns a text without what somebody has put into CNI_ARGS under names that are not known here."""
+    for key, value in _pairs(env):
+        if key not in _ARGS_SHOWN and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "...")
+    return text
+
+
+def _size(value: object) -> int:
+    return len(gojson.dumps(value).encode("utf-8", "replace"))
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """Returns as much of a text as takes `most_bytes` in a line."""
+    if len(text) * 6 + 2 <= most_bytes or _size(text) <= most_bytes:  # no character takes more than six
+        return text
+    text = text[:most_bytes]
+    while _size(text) > most_bytes - len("..."):
+        text = text[: len(text) * 7 // 8]
+    return text + "..."
+
+
+def _fitting(items: Sequence[object], most_bytes: int) -> list[object]:
+    """Returns as many items as take `most_bytes` in a line, and at the end how many more there were."""
+    kept: list[object] = []
+    left = most_bytes - _ID_BYTES
+    for item in items:
+        if isinstance(item, str):
+            item = _cut(item, most_bytes // 4)
+        left -= _size(item) + 1
+        if left < 0:
+            return [*kept, f"and {len(items) - len(kept)} more"]
+        kept.append(item)
+    return kept
+
+
+def _append(path: str, data: bytes) -> None:
+    """Appends a line to a file by one write; raises OSError, ValueError."""
+    if not path.startswith("/"):
+        raise ValueError("it must be an absolute path, stderr or journald")
+    fd = os.open(path, _OPEN, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is no file")
+        written = os.write(fd, data)
+        if written < len(data):
+            end = os.lseek(fd, 0, os.SEEK_CUR)
+            if os.fstat(fd).st_size == end:  # half a line would spoil the next one
+                os.ftruncate(fd, end - written)
+            raise ValueError("there is no room for the line")
+    finally:
+        os.close(fd)
+
+
+def _datagram(body: Line) -> bytes:
+    """Returns a line as journald takes it (systemd.io/JOURNAL_NATIVE_PROTOCOL): fields for queries, and one to read."""
+    error, result = body.get("error"), body.get("result")
+    fields = {
+        "MESSAGE": _sentence(body),
+        "PRIORITY": "3" if error else "6",  # LOG_ERR, LOG_INFO
+        "SYSLOG_IDENTIFIER": "podwire",
+        **{f"CNI_{key.upper()}": body[key] for key in body if isinstance(body[key], str | int | float)},
+        **({f"CNI_ERROR_{key.upper()}": value for key, value in error.items()} if isinstance(error, dict) else {}),
+        "CNI_IPS": "\n".join(map(str, result["ips"])) if isinstance(result, dict) else "",
+        "CNI_STEPS": _listed(body.get("steps")),
+        "CNI_CHANGES": _listed(body.get("changes")),
+    }
+    data = bytearray()
+    for name, value in fields.items():
+        content = str(value).encode("utf-8", "replace")
+        if content:
+            data += name.encode() + b"\n" + len(content).to_bytes(8, "little") + content + b"\n"
+    return bytes(data)
+
+
+def _sentence(body: Line) -> str:
+    whose = [f"{word} {body[key]}" for word, key in (("of", "ifname"), ("for", "pod")) if key in body]
+    start = " ".join([str(body["plugin"]), str(body.get("command", "")), *whose])
+    error, result = body.get("error"), body.get("result")
+    if isinstance(error, dict):
+        return f"{start} failed: " + "; ".join(str(error[key]) for key in ("msg", "details") if key in error)
+    given = f" ({', '.join(map(str, result['ips']))})" if isinstance(result, dict) else ""
+    return f"{start}{given} took {body['ms']} ms"
+
+
+def _listed(items: object) -> str:
+    shown = [f"{item['ms']} ms {item['what']}" if isinstance(item, dict) else str(item) for item in _items(items)]
+    return "\n".join(shown)
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _send(datagram: bytes) -> None:
+    """Gives journald a datagram; raises OSError where nobody listens, or takes it right now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as journal:
+        journal.sendto(datagram, socket.MSG_DONTWAIT, JOURNAL)
+
+
+def _note(what: str) -> None:
+    if sys.stderr is not None:
+        print(one_line(f"podwire: log: {what}"), file=sys.stderr)
