@@ -14,7 +14,7 @@ It is switched on by the environment, or for a network by keys of its configurat
 - A line is made of what is known by name. What a runtime, a user or a file may have put into CNI_ARGS, into unknown
   keys, and the environment are not in it; their values are taken out of an error's text, too.
 - A line has less than LINE_BYTES. What is longer is cut: texts end with "...", lists with how many more there were.
-- A file is opened for each verb and appended to by one write, so that lines of several verbs do not mix, and a file that
+- A file is opened for each verb and appended to by one write, so that lines of several verbs do not mix, and one that
   was renamed (logrotate) is made anew, in mode 0600. Its directory is not. A link is not followed, and what is no file
   is not written to: a FIFO without a reader would hang.
 - The W3C trace context (TRACEPARENT) is noted, and as all variables are, it is passed on to delegates.
@@ -135,18 +135,15 @@ def line(
         "traceID": trace and trace[1],
         "parentID": trace and trace[2],
     }
-    body: Line = {
-        key: _cut(value, _ID_BYTES) if isinstance(value, str) else value for key, value in ids.items() if value
-    }
+    known = {key: value for key, value in ids.items() if value}
+    body: Line = {key: _cut(value, _ID_BYTES) if isinstance(value, str) else value for key, value in known.items()}
     body["ms"] = round(ms, 3)
     if result and result.ips:
         body["result"] = {"ips": _fitting([str(item.address) for item in result.ips], _IPS_BYTES)}
     if failure:
-        texts = {"msg": _without_secrets(failure.msg, env), "details": _without_secrets(failure.details, env)}
-        body["error"] = {
-            "code": failure.code,
-            **{key: _cut(text, _MESSAGE_BYTES) for key, text in texts.items() if text},
-        }
+        texts = {"msg": failure.msg, "details": failure.details}
+        said = {key: _cut(_without_secrets(text, env), _MESSAGE_BYTES) for key, text in texts.items() if text}
+        body["error"] = {"code": failure.code, **said}
     if noted and noted.steps:
         steps = [{"what": _cut(step.what, _ID_BYTES), "ms": round(step.ms, 3)} for step in noted.steps]
         body["steps"] = _fitting(steps, _STEPS_BYTES)
@@ -208,12 +205,11 @@ def _fitting(items: Sequence[object], most_bytes: int) -> list[object]:
     kept: list[object] = []
     left = most_bytes - _ID_BYTES
     for item in items:
-        if isinstance(item, str):
-            item = _cut(item, most_bytes // 4)
-        left -= _size(item) + 1
+        shown = _cut(item, most_bytes // 4) if isinstance(item, str) else item
+        left -= _size(shown) + 1
         if left < 0:
             return [*kept, f"and {len(items) - len(kept)} more"]
-        kept.append(item)
+        kept.append(shown)
     return kept
 
 
