@@ -11,8 +11,8 @@ It is switched on by the environment, or for a network by keys of its configurat
 
 - VERSION is not logged. What runs inside this process (host-local, mostly) is a step of who called it; a delegate in a
   process of its own writes its own line.
-- A line is made of what is known by name. What a runtime, a user or a file may have put into CNI_ARGS, into unknown
-  keys, and the environment are not in it; their values are taken out of an error's text, too.
+- A line is made of what is known by name. What anybody may have put into CNI_ARGS, into unknown keys or into the
+  environment is not in it; an error that quotes a pair of CNI_ARGS is told without its value.
 - A line has less than LINE_BYTES. What is longer is cut: texts end with "...", lists with how many more there were.
 - A file is opened for each verb and appended to by one write, so that lines of several verbs do not mix, and one that
   was renamed (logrotate) is made anew, in mode 0600. Its directory is not. A link is not followed, and what is no file
@@ -44,9 +44,16 @@ _ID_BYTES, _MESSAGE_BYTES = 512, 8 << 10
 _CHANGES_BYTES, _STEPS_BYTES, _IPS_BYTES = 28 << 10, 6 << 10, 4 << 10
 _STDERR, _JOURNALD = "stderr", "journald"
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_ARGS_SHOWN = ("IgnoreUnknown", "IP", "MAC", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID")
-_SHORTEST_SECRET = 4  # of shorter words, as "1", a text is full
-_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+_ARGS_SHOWN = (
+    "IgnoreUnknown",
+    "IP",
+    "MAC",
+    "K8S_POD_NAMESPACE",
+    "K8S_POD_NAME",
+    "K8S_POD_INFRA_CONTAINER_ID",
+    "K8S_POD_UID",
+)
+_TRACE = re.compile(r"(?!ff|00-.{53})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 
 Line = dict[str, object]
 
@@ -148,7 +155,7 @@ def line(
         steps = [{"what": _cut(step.what, _ID_BYTES), "ms": round(step.ms, 3)} for step in noted.steps]
         body["steps"] = _fitting(steps, _STEPS_BYTES)
     if noted and noted.changes:
-        body["changes"] = _fitting([_without_secrets(change, env) for change in noted.changes], _CHANGES_BYTES)
+        body["changes"] = _fitting(noted.changes, _CHANGES_BYTES)
     return body
 
 
@@ -166,23 +173,23 @@ def _now() -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns // 1_000_000:03d}Z"
 
 
-def _pairs(env: Mapping[str, str]) -> list[tuple[str, str]]:
-    pieces = (piece.partition("=") for piece in env.get("CNI_ARGS", "").split(";"))
-    return [(key, value) for key, _, value in pieces]
+def _pieces(env: Mapping[str, str]) -> list[str]:
+    return env.get("CNI_ARGS", "").split(";")
 
 
 def _pod(env: Mapping[str, str]) -> str:
     """Returns the pod as Kubernetes' runtimes name it, "namespace/name", "" when they do not."""
-    known = dict(_pairs(env))
+    known = {key: value for key, _, value in (piece.partition("=") for piece in _pieces(env))}
     namespace, name = known.get("K8S_POD_NAMESPACE", ""), known.get("K8S_POD_NAME", "")
     return f"{namespace}/{name}" if namespace and name else ""
 
 
 def _without_secrets(text: str, env: Mapping[str, str]) -> str:
-    """Returns a text without what somebody has put into CNI_ARGS under names that are not known here."""
-    for key, value in _pairs(env):
-        if key not in _ARGS_SHOWN and len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, "...")
+    """Returns an error's text without what somebody has put into CNI_ARGS under names that are not known here."""
+    for piece in _pieces(env):
+        key, equals, _ = piece.partition("=")
+        if key not in _ARGS_SHOWN:
+            text = text.replace(f'"{piece}"', f'"{key}=..."' if equals else '"..."')
     return text
 
 

@@ -1,0 +1,298 @@
+"""The log of verbs (cni.log), and the text that is made of its lines (podwire.explain)."""
+
+import io
+import json
+import os
+import re
+import socket
+import stat
+from ipaddress import ip_interface
+
+import pytest
+
+from cni import conf as cni_conf
+from cni import gojson, log, record, skel
+from cni.errors import CniError, Code
+from cni.result import IPConfig, Result
+from cni.skel import Plugin
+from podwire.explain import explained
+
+MARK = "s3cr3t-mark"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ENV = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "cid",
+    "CNI_NETNS": "/no/such/netns",
+    "CNI_IFNAME": "eth0",
+    "CNI_PATH": "/opt/cni/bin",
+    "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;TOKEN={MARK}",
+}
+CONFIG = {"cniVersion": "1.1.0", "name": "net", "type": "fake", "token": MARK, "args": {"token": MARK}}
+RESULT = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),))
+
+
+def run(env=None, config=None, *, fails=None, stdin=None):
+    """Runs a plugin made for the test; returns its exit status and what is on its stdout."""
+
+    def verb(args, conf):
+        with record.step("work"):
+            record.made('make "veth0"')
+        if fails:
+            raise fails
+        return RESULT
+
+    plugin = Plugin("fake", verb, verb, verb, cmd_status=verb)
+    stdout = io.BytesIO()
+    data = json.dumps({**CONFIG, **(config or {})}).encode() if stdin is None else stdin
+    status = skel.run(plugin, {**ENV, **(env or {})}, io.BytesIO(data), stdout, about="fake", release="1.2.3")
+    return status, stdout.getvalue()
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Where the log is."""
+    return tmp_path / "podwire.log"
+
+
+def lines(file):
+    """Returns the lines of the log, each of which must be one JSON object."""
+    return [json.loads(text) for text in file.read_text().splitlines()]
+
+
+def test_a_line_says_who_and_what(file):
+    """At level debug a line has the identities, the time, the result, the steps and the changes."""
+    run({"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug", "TRACEPARENT": TRACE})
+    (line,) = lines(file)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert (line.pop("ms") > 0, line.pop("steps")[0].keys()) == (True, {"what", "ms"})
+    assert line == {
+        "level": "info",
+        "plugin": "fake",
+        "version": "1.2.3",
+        "pid": os.getpid(),
+        "command": "ADD",
+        "network": "net",
+        "containerID": "cid",
+        "ifname": "eth0",
+        "netns": "/no/such/netns",
+        "pod": "default/web-0",
+        "cniVersion": "1.1.0",
+        "traceID": "0af7651916cd43dd8448eb211c80319c",
+        "parentID": "b7ad6b7169203331",
+        "result": {"ips": ["10.1.2.5/24"]},
+        "changes": ['make "veth0"'],
+    }
+
+
+@pytest.mark.parametrize("level", [None, "info", "nonsense"])
+def test_info_tells_each_verb_in_short(file, level, capsys):
+    """At level info, which is taken for an unknown one, too, there are neither steps nor changes."""
+    run({"PODWIRE_LOG": str(file), **({"PODWIRE_LOG_LEVEL": level} if level else {})})
+    run({"PODWIRE_LOG": str(file), "CNI_COMMAND": "CHECK"})
+    assert [line["command"] for line in lines(file)] == ["ADD", "CHECK"]
+    assert not any({"steps", "changes", "error"} & line.keys() for line in lines(file))
+    assert ("nonsense" in capsys.readouterr().err) == (level == "nonsense")
+
+
+def test_error_tells_failures_only(file):
+    """At level error only a verb that fails has a line, with its error object."""
+    env = {"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "error"}
+    run(env)
+    assert not file.exists()
+    assert run(env, fails=CniError(Code.TRY_AGAIN_LATER, "busy", "wait"))[0] == 1
+    (line,) = lines(file)
+    assert (line["level"], line["error"]) == ("error", {"code": 11, "msg": "busy", "details": "wait"})
+
+
+def test_off_by_default(tmp_path, monkeypatch, capsys):
+    """Without being asked nothing is recorded, written or said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log, "line", None)
+    monkeypatch.setattr(record, "recorded", None)
+    assert run()[0] == 0
+    assert (list(tmp_path.iterdir()), capsys.readouterr().err) == ([], "")
+
+
+def test_version_is_not_logged(file):
+    """VERSION leaves no line, at whatever level."""
+    run({"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug", "CNI_COMMAND": "VERSION"})
+    assert not file.exists()
+
+
+def test_keys_switch_it_on_and_the_environment_wins(file, tmp_path):
+    """Keys of a network's configuration switch the log on; of both the environment's file and level count."""
+    keys = {"logFile": str(file), "logLevel": "debug"}
+    run(config=keys)
+    assert "changes" in lines(file)[0]
+    other = tmp_path / "other"
+    run({"PODWIRE_LOG": str(other), "PODWIRE_LOG_LEVEL": "info"}, keys)
+    assert (len(lines(file)), "changes" in lines(other)[0]) == (1, False)
+
+
+@pytest.mark.parametrize("keys", [{"logFile": 7}, {"logFile": "relative"}, {"logFile": ["x"], "logLevel": "debug"}])
+def test_wrong_keys_are_told_and_ignored(keys, tmp_path, monkeypatch, capsys):
+    """A wrong value of a key is told on stderr, and the verb succeeds."""
+    monkeypatch.chdir(tmp_path)
+    status, stdout = run(config=keys)
+    assert (status, json.loads(stdout)["ips"][0]["address"]) == (0, "10.1.2.5/24")
+    assert capsys.readouterr().err.startswith("podwire: log: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_request_is_logged(file):
+    """What fails before there is a configuration has its line, too."""
+    assert run({"PODWIRE_LOG": str(file)}, stdin=b"{")[0] == 1
+    assert run({"PODWIRE_LOG": str(file), "CNI_IFNAME": ""})[0] == 1
+    assert [line["error"]["code"] for line in lines(file)] == [6, 4]
+    assert all("network" not in line for line in lines(file))
+
+
+@pytest.mark.parametrize("level", log.LEVELS)
+def test_no_secrets(file, level):
+    """What is in CNI_ARGS, args, unknown keys and variables never appears, not even where an error quotes it."""
+    env = {"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": level, "TOKEN": MARK, "TRACESTATE": MARK}
+    run(env)
+    run(env, fails=CniError(4, f'ARGS: unknown args ["TOKEN={MARK}"]', "add IgnoreUnknown=1"))
+    run({**env, "CNI_ARGS": f"{MARK};x"}, fails=CniError(4, f'ARGS: invalid pair "{MARK}"'))
+    assert MARK not in file.read_text()
+    assert lines(file)[-2]["error"]["msg"] == 'ARGS: unknown args ["TOKEN=..."]'
+
+
+def test_the_file_is_its_owners_only(file):
+    """A new file has mode 0600, one that is there is appended to and keeps its mode."""
+    run({"PODWIRE_LOG": str(file)})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    run({"PODWIRE_LOG": str(file)})
+    assert (stat.S_IMODE(file.stat().st_mode), len(lines(file))) == (0o644, 2)
+
+
+@pytest.mark.parametrize("kind", ["absent directory", "directory", "link", "fifo", "fifo with a reader", "device"])
+def test_what_is_no_file_is_told_once(kind, file, tmp_path, capsys):
+    """What cannot be appended to is told in one line on stderr, at once, and the verb succeeds."""
+    reader = -1
+    if kind == "absent directory":
+        file = tmp_path / "absent" / "log"
+    elif kind == "directory":
+        file.mkdir()
+    elif kind == "link":
+        file.symlink_to(tmp_path / "elsewhere")
+    elif kind == "device":
+        file = "/dev/zero"
+    else:
+        os.mkfifo(file)
+        reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if kind == "fifo with a reader" else -1
+    assert run({"PODWIRE_LOG": str(file)})[0] == 0
+    err = capsys.readouterr().err
+    assert (err.count("\n"), err.startswith(f"podwire: log: nothing is written to {file}: ")) == (1, True)
+    assert not (tmp_path / "elsewhere").exists()
+    if reader >= 0:
+        assert os.read(reader, 1) == b""
+        os.close(reader)
+
+
+def test_stderr_is_never_stdout(capsys, file):
+    """On stderr the line stands alone, and stdout has the result alone."""
+    _, stdout = run({"PODWIRE_LOG": "stderr"})
+    assert json.loads(capsys.readouterr().err)["command"] == "ADD"
+    assert json.loads(stdout).keys() == {"cniVersion", "ips"}
+
+
+def test_a_line_is_short_enough():
+    """However much there is to tell, of whatever characters, a line has less than 64 KiB, and says what was cut."""
+    long = "\0" * 100_000
+    env = dict.fromkeys(("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), long)
+    env["CNI_ARGS"] = f"K8S_POD_NAMESPACE={long};K8S_POD_NAME={long}"
+    noted = record.Record(changes=[long, *["change"] * 10_000], steps=[record.Step(long, 1.0)] * 10_000)
+    result = Result(ips=(IPConfig(ip_interface("fd00:aaaa:bbbb:cccc:dddd:eeee:ffff:1/64")),) * 10_000)
+    conf = cni_conf.parse(json.dumps({**CONFIG, "name": "n" * 100_000}).encode())
+    line = log.line(long, long, env, conf, 1e9, result, CniError(999, long, long), noted)
+    assert len(gojson.dumps(line).encode()) + 1 < log.LINE_BYTES
+    cut = (line["changes"], line["steps"], line["result"]["ips"])
+    assert all(re.fullmatch(r"and \d+ more", items[-1]) for items in cut)
+    assert [len(items) - 1 + int(items[-1].split()[1]) for items in cut] == [10_001, 10_000, 10_000]
+
+
+@pytest.mark.parametrize(
+    ("header", "known"),
+    [
+        (TRACE, True),
+        ("cc" + TRACE[2:] + "-more", True),
+        (TRACE.upper(), False),
+        ("ff" + TRACE[2:], False),
+        (TRACE + "-more", False),
+        (TRACE.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32), False),
+        (TRACE.replace("b7ad6b7169203331", "0" * 16), False),
+        (TRACE[:-1], False),
+        (TRACE + "\n", False),
+        ("", False),
+    ],
+)
+def test_trace_context(header, known, file):
+    """A well-formed TRACEPARENT is in the line, another one is left out."""
+    run({"PODWIRE_LOG": str(file), "TRACEPARENT": header})
+    assert [{"traceID", "parentID"} <= line.keys() for line in lines(file)] == [known]
+    assert ("traceID" in lines(file)[0]) == known
+
+
+def fields(datagram):
+    """Reads a datagram as journald does."""
+    found = {}
+    while datagram:
+        name, _, rest = datagram.partition(b"\n")
+        size = int.from_bytes(rest[:8], "little")
+        found[name.decode()], datagram = rest[8 : 8 + size].decode(), rest[9 + size :]
+    return found
+
+
+def test_journald(tmp_path, monkeypatch, capsys):
+    """Journald gets a sentence, a priority and a field for each identity, and where there is none nothing fails."""
+    monkeypatch.setattr(log, "JOURNAL", str(tmp_path / "socket"))
+    env = {"PODWIRE_LOG": "journald", "PODWIRE_LOG_LEVEL": "debug"}
+    assert run(env)[0] == 0
+    assert capsys.readouterr().err == "podwire: log: nothing is written to journald: No such file or directory\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(log.JOURNAL)
+        run(env)
+        run(env, fails=CniError(7, "bad key", "correct it\nnow"))
+        added, failed = (fields(journal.recv(1 << 16)) for _ in range(2))
+    assert re.fullmatch(r"fake ADD of eth0 for default/web-0 \(10\.1\.2\.5/24\) took [\d.]+ ms", added["MESSAGE"])
+    known = {key: added[key] for key in ("PRIORITY", "CNI_CONTAINERID", "CNI_NETWORK", "CNI_IPS", "CNI_CHANGES")}
+    assert list(known.values()) == ["6", "cid", "net", "10.1.2.5/24", 'make "veth0"']
+    assert failed["MESSAGE"] == "fake ADD of eth0 for default/web-0 failed: bad key; correct it\nnow"
+    assert [failed[key] for key in ("PRIORITY", "CNI_ERROR_CODE", "CNI_ERROR_MSG")] == ["3", "7", "bad key"]
+    assert MARK not in str(added) + str(failed)
+
+
+def test_a_defect_of_the_log_is_not_the_verbs(monkeypatch, file, capsys):
+    """Whatever goes wrong in the log itself, the verb's status and result are the same."""
+    monkeypatch.setattr(log, "line", lambda *arguments: 1 / 0)
+    assert run({"PODWIRE_LOG": str(file)})[0] == 0
+    assert "division by zero" in capsys.readouterr().err
+
+
+def test_explained():
+    """A line is told with its error and hint, and its steps and changes one by one."""
+    line = {"command": "ADD", "plugin": "bridge", "ms": 3.2, "containerID": "cid", "ifname": "eth0"}
+    assert explained({**line, "result": {"ips": ["10.1.2.5/24"]}}) == [
+        "ADD of bridge: 10.1.2.5/24, 3.20 ms",
+        "  container cid eth0",
+    ]
+    steps = [{"what": "make the pair", "ms": 1.25}, "and 3 more"]
+    error = {"code": 11, "msg": "busy", "details": "wait"}
+    assert explained({**line, "error": error, "steps": steps, "changes": ['delete "veth0"']})[2:] == [
+        "  error 11: busy",
+        "  hint: wait",
+        "  steps:",
+        "        1.25 ms  make the pair",
+        "    and 3 more",
+        "  changes:",
+        '    delete "veth0"',
+    ]
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", [], ["x"], {"ips": 7}, [{"what": 7}], True])
+def test_explained_takes_any_line(value):
+    """A line that somebody has edited is told as far as it can be."""
+    for key in ("command", "ms", "error", "result", "steps", "changes", "containerID"):
+        assert all(isinstance(text, str) for text in explained({key: value}))
