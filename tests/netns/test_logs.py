@@ -176,21 +176,12 @@ def test_verbs_at_once_write_whole_lines(network: Network, sandbox: Namespace, f
 def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
     """journald, a socket under its name in a mount namespace, gets a datagram for each verb."""
     path = tmp_path / "socket"
-    run = tmp_path / "run"
-    made = f"""
-        mkdir {run}
-        mount -t tmpfs podwire {run}
-        mkdir -p {run}/netns {run}/systemd/journal
-        mount --rbind /run/netns {run}/netns
-        touch {run}/systemd/journal/socket
-        mount --bind {path} {run}/systemd/journal/socket
-        mount --rbind {run} /run"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(path))
         journal.settimeout(10)
-        bin_dir = wrapped(tmp_path / "bin", made)
-        asked = replace(logging(network, "journald"), bin_dir=bin_dir, path=str(binaries.directory()))
-        outcome = asked.run("ADD", sandbox)
+        outcome = with_run(network, tmp_path, f"touch journal/socket; mount --bind {path} journal/socket").run(
+            "ADD", sandbox
+        )
         assert outcome.result()["ips"], outcome.stderr
         assert outcome.stderr == ""
         datagram = journal.recv(1 << 16)
@@ -201,11 +192,23 @@ def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
 
 def test_without_journald_no_verb_fails(network: Network, sandbox: Namespace, tmp_path: Path):
     """Where nobody listens under journald's name that is told, and the verb succeeds."""
-    if Path("/run/systemd/journal/socket").exists():
-        pytest.skip("the machine's journald would get the line")
-    outcome = logging(network, "journald").run("ADD", sandbox)
+    outcome = with_run(network, tmp_path, "true").run("ADD", sandbox)
     assert outcome.result()["ips"]
     assert outcome.stderr == "podwire: log: nothing is written to journald: No such file or directory\n"
+
+
+def with_run(network: Network, directory: Path, fill: str) -> Network:
+    """Returns the network with its log in journald, and with a /run of its own; `fill` runs in its systemd."""
+    run = directory / "run"
+    made = f"""
+        mkdir {run}
+        mount -t tmpfs podwire {run}
+        mkdir -p {run}/netns {run}/systemd/journal
+        mount --rbind /run/netns {run}/netns
+        (cd {run}/systemd; {fill})
+        mount --rbind {run} /run"""
+    bin_dir = wrapped(directory / "bin", made)
+    return replace(logging(network, "journald"), bin_dir=bin_dir, path=str(binaries.directory()))
 
 
 def test_trace_context_reaches_delegates(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):

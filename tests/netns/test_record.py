@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import xtables
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.namespaces import Namespace
 from tests.support.recording import MADE, PLANNED, told
@@ -116,6 +117,45 @@ def test_planned_gc_changes_nothing(chain: Chain, sandbox: Namespace):
         record = told(chain, PLANNED, plugin, "GC", sandbox, **GONE)
         missing(COLLECTED[plugin], record["changes"])
         assert differences(before, everything(chain, sandbox)) == []
+
+
+def test_what_is_so_already_is_no_change(chain: Chain, new_sandbox: Callable[[], Namespace]):
+    """A second ADD does not tell of the bridge, its address and forwarding, as they are there, nor STATUS of a try."""
+    chain.add(new_sandbox(), "bridge")
+    second = new_sandbox()
+    changes = told(chain, MADE, "bridge", "ADD", second)["changes"]
+    assert not [
+        change for change in changes if re.search(r"create bridge|10\.22\.0\.1/16|ip_forward|add table", change)
+    ]
+    for plugin in CHAIN:
+        assert told(chain, MADE, plugin, "STATUS", second, cniVersion="1.1.0")["changes"] == []
+
+
+@pytest.mark.parametrize("other", ["ptp", "loopback", "host-local", "static"])
+def test_other_plugins(chain: Chain, sandbox: Namespace, other: str):
+    """A planned DEL and GC of the plugins that are in no chain change nothing, and a real DEL does what was planned."""
+    result = chain.add(sandbox, other)
+    before = everything(chain, sandbox)
+    planned = told(chain, PLANNED, other, "DEL", sandbox, result)["changes"]
+    told(chain, PLANNED, other, "GC", sandbox, **GONE)
+    assert differences(before, everything(chain, sandbox)) == []
+    assert told(chain, MADE, other, "DEL", sandbox, result)["changes"] == planned
+    assert bool(planned) == (other != "static")
+
+
+@pytest.mark.needs("iptables_legacy_nat")
+def test_planned_deletion_with_iptables_legacy(
+    bin_dir: Path, host: Namespace, store: Path, sandbox: Namespace, tmp_path: Path
+):
+    """What iptables-legacy made stays where its deletion is only planned, and that is told as commands."""
+    chain = Chain(host, store, "iptables")
+    env = xtables.path(xtables.variant(tmp_path / "legacy", "legacy"))
+    added = told(chain, MADE, "bridge", "ADD", sandbox, env=env)
+    before = xtables.saved(chain.host, tmp_path / "legacy")
+    planned = told(chain, PLANNED, "bridge", "DEL", sandbox, added["result"], env=env)["changes"]
+    assert xtables.saved(chain.host, tmp_path / "legacy") == before
+    assert any(change.startswith("iptables -t nat -D POSTROUTING ") for change in planned)
+    assert told(chain, MADE, "bridge", "DEL", sandbox, added["result"], env=env)["changes"] == planned
 
 
 def test_planned_verbs_make_no_store(chain: Chain, sandbox: Namespace):

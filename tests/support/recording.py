@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ def told(
     prev_result: object = None,
     *,
     path: str = "",
+    env: Mapping[str, str] | None = None,
     **keys: Any,
 ) -> dict[str, Any]:
     """Returns `changes`, `steps` and `result` of one verb, which is PLANNED or MADE; a failure fails the test.
 
-    `path` are directories of delegates that are not ours.
+    `path` are directories of delegates that are not ours, `env` further variables.
     """
     names = {
         "CNI_PATH": path,
@@ -45,6 +47,7 @@ def told(
         "CNI_CONTAINERID": pod.name,
         "CNI_NETNS": pod.path,
         "CNI_IFNAME": "eth0",
+        **(env or {}),
     }
     words = [f"{name}={value}" for name, value in names.items()]
     config = json.dumps(chain.config(plugin, prev_result, **keys))
