@@ -20,7 +20,8 @@ def make(directory: str, mode: int = 0o755) -> None:
     os.makedirs would give `mode` to the last one only, and to those above what the umask leaves of 0777.
     """
     if record.is_planned():
-        record.made(_making(directory))
+        if not os.path.isdir(directory):
+            record.made(_making(directory))
         return
     try:
         os.mkdir(directory, mode)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cni import record
+from kernel import link
+from kernel.errors import KernelError
+from kernel.netfilter import nft
+from kernel.rtnl import Socket
 from tests.support import xtables
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.namespaces import Namespace
@@ -74,10 +80,10 @@ def test_add_tells_what_it_makes(chain: Chain, sandbox: Namespace):
     """A recorded ADD of each plugin names the link, the address, the rules and all else that it made."""
     result = None
     for plugin in CHAIN:
-        record = told(chain, MADE, plugin, "ADD", sandbox, result)
-        result = record["result"]
-        missing(ADDED[plugin], record["changes"])
-    assert "open the network namespace" in record["steps"]
+        noted = told(chain, MADE, plugin, "ADD", sandbox, result)
+        result = noted["result"]
+        missing(ADDED[plugin], noted["changes"])
+    assert "open the network namespace" in noted["steps"]
     chain.run("bridge", "CHECK", sandbox, result).silence()
 
 
@@ -94,8 +100,9 @@ def test_planned_del_changes_nothing(chain: Chain, sandbox: Namespace):
     result = chain.add(sandbox, *CHAIN)
     before = everything(chain, sandbox)
     for plugin in reversed(CHAIN):
-        record = told(chain, PLANNED, plugin, "DEL", sandbox, result)
-        missing(DELETED[plugin], record["changes"])
+        noted = told(chain, PLANNED, plugin, "DEL", sandbox, result)
+        missing(DELETED[plugin], noted["changes"])
+        assert not [step for step in noted["steps"] if step.startswith(("delete", "run"))]  # nothing is waited for
         assert differences(before, everything(chain, sandbox)) == []
 
 
@@ -114,8 +121,8 @@ def test_planned_gc_changes_nothing(chain: Chain, sandbox: Namespace):
     chain.add(sandbox, *CHAIN)
     before = everything(chain, sandbox)
     for plugin in CHAIN:
-        record = told(chain, PLANNED, plugin, "GC", sandbox, **GONE)
-        missing(COLLECTED[plugin], record["changes"])
+        noted = told(chain, PLANNED, plugin, "GC", sandbox, **GONE)
+        missing(COLLECTED[plugin], noted["changes"])
         assert differences(before, everything(chain, sandbox)) == []
 
 
@@ -129,6 +136,19 @@ def test_what_is_so_already_is_no_change(chain: Chain, new_sandbox: Callable[[],
     ]
     for plugin in CHAIN:
         assert told(chain, MADE, plugin, "STATUS", second, cniVersion="1.1.0")["changes"] == []
+
+
+def test_what_is_refused_is_no_change(host: Namespace):
+    """Of requests in one send those that are refused are not noted, be that an error or not; nor is a transaction."""
+    table = nft.Table(nft.INET, "t")
+    with host.entered(), record.recorded() as noted, Socket() as socket, nft.opened() as netfilter:
+        (lo,) = link.get(socket, link.by_name("lo"))
+        assert lo is not None
+        gone = replace(lo, index=1 << 20, name="gone")
+        socket.change(link.deletion(gone), link.settings(lo, mtu=65000))
+        with pytest.raises(KernelError):
+            nft.change(netfilter, nft.table(table), nft.chain_deletion(nft.Chain(table, "absent")))
+    assert noted.changes == ['set "lo" to MTU 65000']
 
 
 @pytest.mark.parametrize("other", ["ptp", "loopback", "host-local", "static"])
@@ -172,8 +192,8 @@ def test_planned_del_of_a_foreign_delegate(chain: Chain, sandbox: Namespace, tmp
     program = tmp_path / "foreign"
     program.write_text(f"#!/bin/sh\necho $CNI_COMMAND >> {ran}\n")
     program.chmod(0o755)
-    record = told(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
-    assert (record["changes"], ran.exists()) == ([f"run DEL of foreign ({program})"], False)
+    noted = told(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
+    assert (noted["changes"], ran.exists()) == ([f"run DEL of foreign ({program})"], False)
     told(chain, MADE, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
     assert ran.read_text() == "DEL\n"
 

@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 from ipaddress import ip_interface
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,11 @@ def test_off_by_default(tmp_path, monkeypatch, capsys):
 def test_version_is_not_logged(file):
     """VERSION leaves no line, at whatever level."""
     run({"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug", "CNI_COMMAND": "VERSION"})
+    assert not file.exists()
+    env = {**ENV, "PODWIRE_LOG": str(file), "CNI_COMMAND": "VERSION"}
+    closed = io.BytesIO()
+    closed.close()
+    assert skel.run(Plugin("fake", None, None, None), env, io.BytesIO(), closed, about="fake") == 1
     assert not file.exists()
 
 
@@ -269,6 +275,18 @@ def test_a_defect_of_the_log_is_not_the_verbs(monkeypatch, file, capsys):
     monkeypatch.setattr(log, "line", lambda *arguments: 1 / 0)
     assert run({"PODWIRE_LOG": str(file)})[0] == 0
     assert "division by zero" in capsys.readouterr().err
+
+
+def test_the_document_has_the_fields():
+    """docs/logs.md tells of each field that a line may have, and of no other, and of journald's."""
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().split("## A line")[1]
+    told = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
+    noted = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
+    conf = cni_conf.parse(json.dumps(CONFIG).encode())
+    line = log.line("p", "v", {**ENV, "TRACEPARENT": TRACE}, conf, 1.0, RESULT, CniError(7, "bad", "hint"), noted)
+    assert told.keys() == line.keys()
+    named = {name for names in told.values() for name in re.findall(r"`(\w+)`", names)}
+    assert fields(log._datagram(line)).keys() == named | {"MESSAGE", "SYSLOG_IDENTIFIER"}
 
 
 def test_explained():

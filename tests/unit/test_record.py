@@ -105,13 +105,15 @@ def test_planned_reservations(tmp_path):
     with store.locked() as held:
         held.reserve("10.1.2.3", OWNER)
     (tmp_path / "leases/net/10.1.2.9").touch()
+    (tmp_path / "leases/unlocked").mkdir()
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
     with record.recorded(planned=True) as noted:
         with store.locked() as held:
             assert held.find(OWNER) == ["10.1.2.3"]
             held.release("10.1.2.3", OWNER)
-        with Store(str(tmp_path / "other"), "net").locked() as held:
-            assert held.find(OWNER) == []
+        for data_dir, name in (("other", "net"), ("leases", "unlocked")):
+            with Store(str(tmp_path / data_dir), name).locked() as held:
+                assert held.find(OWNER) == []
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
     assert (after, (tmp_path / "other").exists()) == (before, False)
     assert noted.changes == [
