@@ -174,7 +174,7 @@ def test_verbs_at_once_write_whole_lines(network: Network, sandbox: Namespace, f
 
 
 def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
-    """journald, a socket under its name in a mount namespace, gets a datagram for each verb."""
+    """What listens under the name of journald gets a datagram for each verb."""
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(path))
