@@ -278,7 +278,7 @@ def test_a_defect_of_the_log_is_not_the_verbs(monkeypatch, file, capsys):
 
 
 def test_the_document_has_the_fields():
-    """docs/logs.md tells of each field that a line may have, and of no other, and of journald's."""
+    """The page docs/logs.md tells of each field that a line may have, and of no other, and of journald's."""
     page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().split("## A line")[1]
     told = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
     noted = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
