@@ -175,7 +175,7 @@ def test_a_pod_has_what_is_written(pods, sandbox):
 
 
 def test_a_pod_has_what_it_asks_for(pods, sandbox):
-    """The runtime's addresses replace the network's; a gateway in a route serves them, as the README says."""
+    """The runtime's addresses replace the network's; a gateway in a route serves them, as its page says."""
     asked = {"runtimeConfig": {"ips": ["10.24.0.9/24"]}, "capabilities": {"ips": True}}
     pods = pods.having(isGateway=None, **asked)
     pods.host.ip("link", "add", "cni0", "type", "bridge")

@@ -62,7 +62,7 @@ def error(keys, **env):
     "keys", [{}, {"bridge": None, "mtu": None, "ipam": None, "dns": None, "vlan": None}, {"x": [1]}]
 )
 def test_defaults(keys):
-    """Absent keys and null have the defaults of the README; unknown keys are ignored."""
+    """Absent keys and null have the defaults of the page; unknown keys are ignored."""
     assert parsed(keys) == DEFAULTS
 
 

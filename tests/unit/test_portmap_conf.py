@@ -62,7 +62,7 @@ def prev_result(interfaces, *ips):
     ],
 )
 def test_defaults(keys):
-    """Absent keys, null and empty values have the defaults of the README; unknown keys are ignored."""
+    """Absent keys, null and empty values have the defaults of the page; unknown keys are ignored."""
     ports = HostPorts(
         network="net",
         container_id="cid",
