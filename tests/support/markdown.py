@@ -1,0 +1,79 @@
+"""What stands in the documents: headings, links, tables, blocks of code.
+
+One rule: only what these documents use of Markdown is read: `#` headings, one-line links, tables with a rule below their
+head, fenced blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.support.binaries import ROOT
+
+DOCS = ROOT / "docs"
+_OURS = ("bench", "cni", "conf", "docs", "ipam", "kernel", "pack", "plugins", "podwire", "tests")
+_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`+[^`\n]+`+")
+
+
+def documents() -> list[Path]:
+    """Returns every *.md of this project."""
+    return sorted([*ROOT.glob("*.md"), *(path for room in _OURS for path in (ROOT / room).rglob("*.md"))])
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file."""
+
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """All of it."""
+        return self.path.read_text()
+
+    @cached_property
+    def prose(self) -> str:
+        """Without its blocks of code."""
+        return _BLOCK.sub("", self.text)
+
+    def blocks(self, language: str) -> list[str]:
+        """Returns the fenced blocks of a language."""
+        return [found.group(2) for found in _BLOCK.finditer(self.text) if found.group(1) == language]
+
+    def headings(self) -> list[str]:
+        """Returns its headings as they are written."""
+        return re.findall(r"^#{1,6} (.+)$", self.prose, re.MULTILINE)
+
+    def anchors(self) -> set[str]:
+        """Returns what a link to a heading can name, as forges make it: letters and digits, blanks become hyphens."""
+        plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in self.headings())
+        return {text.replace(" ", "-") for text in plain}
+
+    def links(self) -> Iterator[str]:
+        """Yields the targets of links and pictures that are no addresses of the net."""
+        for target in re.findall(r"\]\(([^)\s]+)\)|<(?:img|source)[^>]* src(?:set)?=\"([^\"]+)\"", self.prose):
+            found = "".join(target)
+            if not re.match(r"\w+:", found):
+                yield found
+
+    def tables(self) -> Iterator[list[dict[str, str]]]:
+        """Yields each table as rows: the cells under their heads."""
+        for table in re.findall(r"(?:^\|.*\|\n)+", self.prose, re.MULTILINE):
+            head, _, *rows = (_cells(line) for line in table.splitlines())
+            yield [dict(zip(head, row, strict=True)) for row in rows]
+
+    def code(self) -> Iterator[str]:
+        """Yields the words that are set as code in the prose, and the lines of the blocks of shell."""
+        for found in _CODE.findall(self.prose):
+            yield found.strip("`").strip()
+        for block in self.blocks("sh"):
+            yield from (line.strip() for line in block.splitlines())
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]

@@ -1,0 +1,159 @@
+"""The documents say what the code does: options, links, examples, commands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cni import conf as cni_conf
+from cni import keys
+from cni.args import CmdArgs
+from cni.keys import BOOLEAN, CIDR, INTEGER, IP, LIST, OBJECT, STRING, Key
+from cni.result import from_json
+from podwire import cli
+from podwire.commands import COMMANDS
+from podwire.main import PLUGINS
+from tests.support.markdown import DOCS, Document, documents
+
+SECTIONS = ("Options", "Result", "What it leaves on the host", "Differences from the reference plugin", "Limits")
+PAGES = [Document(path) for path in sorted(DOCS.glob("*.md"))]
+# Objects in which others stand, of which nothing is to be said beside those.
+CONTAINERS = {"ipam", "args", "args.cni", "runtimeConfig"}
+PLURALS = {STRING: "strings", CIDR: "CIDRs", OBJECT: "objects", INTEGER: "integers", BOOLEAN: "booleans", LIST: "lists of objects"}
+WORDS = {STRING: "string", BOOLEAN: "boolean", INTEGER: "integer", IP: "IP address", CIDR: "CIDR", OBJECT: "object"}
+
+
+def page(plugin: str) -> Document:
+    return Document(DOCS / f"{plugin}.md")
+
+
+def paths(own: tuple[Key, ...], start: str = "") -> Iterator[tuple[str, str]]:
+    """Yields each key as the tables write it, `ipam.ranges[][].subnet`, and its type in their words."""
+    for key in own:
+        path = start + key.name
+        yield path, type_of(key)
+        inside = path + "[]" * ((key.kinds == (LIST,)) + (key.of == (LIST,)))
+        yield from paths(key.keys, f"{inside}.")
+
+
+def type_of(key: Key) -> str:
+    if key.kinds == (LIST,):
+        return f"list of {PLURALS[key.of[0]]}"
+    if key.kinds == (OBJECT,) and key.of:
+        return f"object of {PLURALS[key.of[0]]}"
+    if len(key.kinds) == 1:
+        return WORDS[key.kinds[0]]
+    texts = [f'`"{choice}"`' for choice in key.choices] if key.choices else ["string"]
+    return " or ".join([*(WORDS[kind] for kind in key.kinds if kind != STRING), *texts])
+
+
+def documented(document: Document) -> Iterator[tuple[str, str]]:
+    """Yields the keys of a page's option tables with their types; `{a,b}` in a key is each of them."""
+    for table in document.tables():
+        for row in table:
+            if "key" not in row or "type" not in row or row["key"].startswith("`CNI_ARGS`"):
+                continue
+            for text in re.findall(r"`([^`]+)`", row["key"]):
+                start, brace, rest = text.partition("{")
+                for one in rest.rstrip("}").split(",") if brace else [""]:
+                    yield start + one, row["type"]
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_every_plugin_has_its_page(name):
+    """A plugin has a page with options, result, what it leaves, differences and limits, and the index names it."""
+    headings = page(name).headings()
+    assert headings[0] == name
+    assert [section for section in SECTIONS if section not in headings] == []
+
+
+def test_the_index_names_every_page():
+    """Each page can be reached from docs/README.md, and the top README leads to each plugin's."""
+    index = {target.partition("#")[0] for target in Document(DOCS / "README.md").links()}
+    assert {document.path.name for document in PAGES} - index == {"README.md"}
+    top = {target.partition("#")[0] for target in Document(DOCS.parent / "README.md").links()}
+    assert {f"docs/{plugin}.md" for plugin in PLUGINS} - top == set()
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_option_tables_have_the_keys_of_the_code(name):
+    """A page's option tables name each key that the plugin reads, with its type, and no other."""
+    there = dict(paths(PLUGINS[name].keys))
+    written = list(documented(page(name)))
+    assert len(written) == len(dict(written)), "a key stands in two rows"
+    common = {path for path, _ in paths(keys.COMMON) if "." in path}  # those of the specification, said once: dns
+    assert there.keys() - CONTAINERS - common - dict(written).keys() == set(), "not documented"
+    assert [f"{path}: {there.get(path, 'no such key')}" for path, kind in written if there.get(path) != kind] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(DOCS.parent)))
+def test_links_lead_somewhere(path):
+    """Every relative link names a file that is there, and a heading in it."""
+    dead = []
+    for target in Document(path).links():
+        file_name, _, anchor = target.partition("#")
+        file = (path.parent / file_name).resolve() if file_name else path
+        if not file.exists() or (anchor and anchor not in Document(file).anchors()):
+            dead.append(target)
+    assert dead == []
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
+def test_examples_are_what_the_plugins_accept(document):
+    """Every block of JSON is JSON; a configuration is one that its plugins accept, a result one that they read."""
+    for block in document.blocks("json"):
+        value = json.loads(block)
+        if "interfaces" in value or "ips" in value:
+            from_json(value, value["cniVersion"])
+        for plugin in value.get("plugins", [value]):
+            accept({"cniVersion": value.get("cniVersion", "1.1.0"), "name": value.get("name", "net"), **plugin})
+
+
+def accept(config: dict[str, Any]) -> None:
+    """Has the plugins read a configuration, of which a fragment without a type is nobody's."""
+    text = json.dumps(config).encode()
+    args = CmdArgs("ADD", "id", "/run/netns/pod", "eth0", "", (), {}, text)
+    for kind in (config.get("type"), config.get("ipam", {}).get("type")):
+        plugin = PLUGINS.get(kind)
+        if plugin and plugin.parse:
+            plugin.parse(args, cni_conf.parse(text))
+
+
+def commands(document: Document) -> Iterator[str]:
+    """Yields the command lines of the tool that a page shows; `podwire` alone is the program."""
+    for code in document.code():
+        line = code.removeprefix("# ").removeprefix("$ ").removeprefix("sudo ")
+        if re.match(r"podwire [a-z-]", line):
+            yield line
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
+def test_commands_of_the_tool_exist(document):
+    """Every command line of `podwire` in a page is one that the tool understands, `...` standing for any argument."""
+    names = {command.name for command in COMMANDS}
+    bad = []
+    for line in commands(document):
+        words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+        alternatives = words[0].split("|")
+        if not set(alternatives) <= names:
+            bad.append(line)
+        elif len(words) > 1 and not understood([alternatives[0], *words[1:]]):
+            bad.append(line)
+    assert bad == []
+
+
+def understood(words: list[str]) -> bool:
+    parser = cli.parser()
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            parser.parse_args(words)
+        except SystemExit as end:
+            return end.code == 0  # --help
+    return True

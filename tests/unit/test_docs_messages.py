@@ -1,0 +1,93 @@
+"""The page that explains messages quotes those that there are."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.support.binaries import ROOT
+from tests.support.markdown import DOCS, Document
+
+ROOMS = ("cni", "kernel", "ipam", "plugins")
+PAGE = Document(DOCS / "troubleshooting.md")
+FILLED = "\0"  # stands for what a message is filled with
+ANSWERS = {os.strerror(number).lower() for number in errno.errorcode}
+
+
+def quoted() -> Iterator[str]:
+    """Yields the messages of the page: the first column of the tables that have one for what is printed."""
+    for table in PAGE.tables():
+        yield from (row["printed"].strip("`") for row in table if "printed" in row)
+
+
+@cache
+def messages() -> tuple[str, ...]:
+    """Returns every text in the sources, parts that are joined by juxtaposition or + as one."""
+    found = []
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            found += [text_of(node) for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.expr)]
+    return tuple({text for text in found if text})
+
+
+def text_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        parts = (text_of(part) if isinstance(part, ast.Constant) else FILLED for part in node.values)
+        return "".join(parts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = text_of(node.left), text_of(node.right)
+        return (left or FILLED) + (right or FILLED) if left or right else ""
+    return ""
+
+
+def occurs(message: str, texts: tuple[str, ...]) -> bool:
+    """Tells whether one of the texts has the message: `...` is what it is filled with, and nothing else."""
+    pattern = re.compile(f"{FILLED}+".join(map(re.escape, message.split("..."))))
+    return any(pattern.search(text) for text in texts) or is_refusal(message, texts)
+
+
+def is_refusal(message: str, texts: tuple[str, ...]) -> bool:
+    """Tells whether it is what the kernel answered: "failed to <something that is done>: <a text of errno>"."""
+    parts = re.fullmatch("failed to (.+?): (.+)", message)
+    if parts is None:
+        return False
+    doing, answer = parts.groups()
+    return (doing == "..." or occurs(doing, texts)) and (answer == "..." or answer in ANSWERS)
+
+
+@pytest.mark.parametrize("message", sorted(set(quoted())))
+def test_a_message_that_is_explained_is_in_the_source(message):
+    """Each message of the page is printed by the code, word by word."""
+    assert occurs(message, messages())
+
+
+@pytest.mark.parametrize(
+    ("message", "is_there"),
+    [
+        ("no file in ...", True),
+        ("no file in ..., today", False),
+        ("no folder in ...", False),
+        ("no file in /etc", False),
+        ("failed to make it: no such file or directory", True),
+        ("failed to make that: no such file or directory", False),
+        ("failed to make it: no luck", False),
+    ],
+)
+def test_a_quotation_is_compared_with_what_is_filled_in(message, is_there):
+    """Dots stand for what a message is filled with; other words, or a message without its dots, are not found."""
+    assert occurs(message, (f"no file in {FILLED}", "make it")) is is_there
+
+
+def test_the_page_explains_enough():
+    """The page has a section for each plugin but loopback, and more than a hundred messages."""
+    plugins = {"bridge", "ptp", "host-local", "static", "portmap", "bandwidth", "firewall", "tuning"}
+    assert plugins - set(PAGE.headings()) == set()
+    assert len(set(quoted())) > 100
