@@ -99,8 +99,8 @@ second-kernel-%: needs-test needs-second-kernel binaries
 demo: binaries needs-test ## a short tour of what the plugins do (root)
 	$(PY) -m tests.demo
 
-bench: binaries needs-test ## measure against the reference plugins (root)
-	$(PY) -m bench.run
+bench: binaries needs-test ## measure against the reference plugins; into docs/performance.md and its plot (root)
+	$(PY) -m bench.run --write
 
 image-tests: venv ## CPython's own tests, run inside a start-up image
 	@$(call need,libpython3.11-testsuite)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import cases, chains, limits, mappings, ports
+from bench import cases, chains, limits, mappings, plot, ports
 from bench.figures import Row, as_json, growth_table, size_table, timing_table
 from bench.process import adopt_orphans
 from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Subject
@@ -29,6 +29,7 @@ _PODS = 16
 _QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
 _DISK_BYTES = 256 << 20
+_DOCS = binaries.ROOT / "docs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
+    if options.write:
+        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in plot.write(report, _DOCS)))
     return 0
 
 
@@ -63,9 +66,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     about = "measure connections through 1,000 host ports instead of everything else"
     parser.add_argument("--mappings", action="store_true", help=about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file too")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/performance.md and its plot")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if options.write and options.mappings:
+        parser.error("--mappings measures nothing of what --write writes")
     return options
 
 

@@ -1,7 +1,7 @@
 """What stands in the documents: headings, links, tables, blocks of code.
 
-One rule: only what these documents use of Markdown is read: `#` headings, one-line links, tables with a rule below their
-head, fenced blocks.
+One rule: only what these documents use of Markdown is read: `#` headings, links in one line, tables with a rule below
+their head, fenced blocks.
 """
 
 from __future__ import annotations

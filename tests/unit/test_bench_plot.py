@@ -1,0 +1,94 @@
+"""What `make bench` writes: the table and the plot of docs/performance.md, from figures, no plugin is run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench import plot
+from bench.figures import Row, as_json, figures
+from tests.support.markdown import DOCS, Document
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def report(*cases: tuple[str, float, float], group: str = "ms") -> dict[str, Any]:
+    rows = [as_json(Row(name, figures([ours]), figures([reference]))) for name, ours, reference in cases]
+    return {"about": {"rounds": 3, "kernel": "6.1", "cpus": 2}, group: rows}
+
+
+def bars(text: str, kind: str) -> list[float]:
+    root = ElementTree.fromstring(text)
+    return [float(rect.attrib["width"]) for rect in root.iter(f"{SVG}rect") if rect.attrib["class"] == kind][1:]
+
+
+def test_the_table_has_every_case():
+    """Each case is a row with both medians and their ratio, below where it was measured."""
+    text = plot.markdown(report(("VERSION", 0.61234, 1.25), ("portmap DEL", 3, 512.4)))
+    assert "| VERSION | 0.612 | 1.25 | 0.49 |" in text
+    assert "| portmap DEL | 3 | 512 | 0.01 |" in text
+    assert "3 rounds, Linux 6.1, 2 processors" in text
+
+
+def test_sizes_are_in_megabytes():
+    """Memory is shown in MiB, files in MB."""
+    assert "| bridge | 15 | 5 | 3.00 |" in plot.markdown(report(("bridge", 15360, 5120), group="memory_kib"))
+    assert "| all | 25.2 | 12.6 | 2.00 |" in plot.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))
+
+
+def test_a_bar_is_as_long_as_the_logarithm_of_its_time():
+    """From a decade to the next each bar grows by the same length, whoever it belongs to."""
+    text = plot.svg(report(("bridge ADD", 1, 10), ("bridge DEL", 100, 1000)))
+    (first, second), (third, fourth) = bars(text, "ours"), bars(text, "reference")
+    assert first == 0
+    assert (third, second, fourth) == pytest.approx((fourth / 3, 2 * fourth / 3, fourth), abs=0.1)
+
+
+def test_only_what_was_measured_is_plotted():
+    """A case that is missing in the run is not drawn; a run without any of them draws nothing."""
+    text = plot.svg(report(("bridge ADD", 2, 4), ("something else", 1, 1)))
+    assert "bridge + host-local: ADD" in text
+    assert "something else" not in text
+    assert "loopback" not in text
+    with pytest.raises(ValueError, match="nothing that is plotted"):
+        plot.svg(report(("something else", 1, 1)))
+
+
+def test_figures_and_names_are_text():
+    """Both figures stand behind their bars, and a name cannot end the drawing."""
+    text = plot.svg(report(("podman's <list>", 1, 1), ("VERSION", 0.5, 150.4)))
+    shown = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    assert {"0.5", "150", "start-up (VERSION)"} <= set(shown)
+
+
+def test_the_table_replaces_the_one_before():
+    """What stood between the marks goes, what is around them stays; without marks it is an error."""
+    page = f"# Page\n\n{plot.BEGIN}old\n{plot.END}\n\nend\n"
+    once = plot.inserted(page, "| new |\n")
+    assert once == f"# Page\n\n{plot.BEGIN}\n| new |\n\n{plot.END}\n\nend\n"
+    assert plot.inserted(once, "| new |\n") == once
+    with pytest.raises(ValueError, match="in the document"):
+        plot.inserted("# Page\n", "")
+
+
+def test_nothing_is_written_when_one_part_fails(tmp_path):
+    """A run without what is plotted leaves the page as it was."""
+    page = tmp_path / "performance.md"
+    page.write_text(f"{plot.BEGIN}{plot.END}")
+    with pytest.raises(ValueError, match="nothing"):
+        plot.write(report(("something else", 1, 1)), tmp_path)
+    assert page.read_text() == f"{plot.BEGIN}{plot.END}"
+    assert plot.write(report(("VERSION", 1, 2)), tmp_path) == [page, tmp_path / "bench.svg"]
+    assert "| VERSION |" in page.read_text()
+
+
+def test_the_page_and_the_plot_are_of_one_run():
+    """The plot in docs/ shows the figures of the table beside it, and all that is to be plotted is measured."""
+    rows = {row["ms"]: row for table in Document(DOCS / "performance.md").tables() for row in table if "ms" in row}
+    drawn = ElementTree.fromstring((DOCS / "bench.svg").read_text())
+    figures_drawn = [element.text or "" for element in drawn.iter(f"{SVG}text") if element.attrib.get("class")]
+    wanted = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference")]
+    assert [text for text in figures_drawn if re.fullmatch(r"[\d.]+", text)] == wanted
