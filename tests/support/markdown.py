@@ -68,11 +68,13 @@ class Document:
             yield [dict(zip(head, row, strict=True)) for row in rows]
 
     def code(self) -> Iterator[str]:
-        """Yields the words that are set as code in the prose, and the lines of the blocks of shell."""
+        """Yields the words that are set as code in the prose, the lines of shell, and what is typed in sessions."""
         for found in _CODE.findall(self.prose):
             yield found.strip("`").strip()
         for block in self.blocks("sh"):
             yield from (line.strip() for line in block.splitlines())
+        for block in self.blocks("console"):
+            yield from (line.removeprefix("# ") for line in block.splitlines() if line.startswith("# "))
 
 
 def _cells(line: str) -> list[str]:
