@@ -114,17 +114,22 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
 def test_examples_are_what_the_plugins_accept(document):
-    """Every block of JSON is JSON; a configuration is one that its plugins accept, a result one that they read."""
+    """Every block of JSON is JSON; a configuration is one that its plugins accept, a result one that they read.
+
+    A part of a configuration, without a type, is of the plugin that the page is about.
+    """
     for block in document.blocks("json"):
         value = json.loads(block)
         if "interfaces" in value or "ips" in value:
             from_json(value, value["cniVersion"])
+            continue
+        common = {"cniVersion": value.get("cniVersion", "1.1.0"), "name": value.get("name", "net")}
         for plugin in value.get("plugins", [value]):
-            accept({"cniVersion": value.get("cniVersion", "1.1.0"), "name": value.get("name", "net"), **plugin})
+            accept({"type": document.path.stem, **common, **plugin})
 
 
 def accept(config: dict[str, Any]) -> None:
-    """Has the plugins read a configuration, of which a fragment without a type is nobody's."""
+    """Has the plugin, and the IPAM plugin that it names, read a configuration."""
     text = json.dumps(config).encode()
     args = CmdArgs("ADD", "id", "/run/netns/pod", "eth0", "", (), {}, text)
     for kind in (config.get("type"), config.get("ipam", {}).get("type")):
