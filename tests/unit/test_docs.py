@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -136,6 +138,15 @@ def accept(config: dict[str, Any]) -> None:
         plugin = PLUGINS.get(kind)
         if plugin and plugin.parse:
             plugin.parse(args, cni_conf.parse(text))
+
+
+@pytest.mark.parametrize(("name", "figure"), [("add", "sequence"), ("image", "image")])
+def test_figures_are_what_the_script_draws(name, figure):
+    """The pictures in docs/ are those that docs/figures.py makes, well-formed, and in both of the reader's styles."""
+    drawn = runpy.run_path(str(DOCS / "figures.py"))[figure]()
+    assert (DOCS / f"{name}.svg").read_text() == drawn
+    assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "prefers-color-scheme: dark" in drawn
 
 
 def commands(document: Document) -> Iterator[str]:
