@@ -1,0 +1,93 @@
+"""The results in the documents are what the plugins print, and their names in the kernel are formed as is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.markdown import DOCS, Document
+from tests.support.namespaces import Namespace
+from tests.support.netstate import links
+from tests.support.running import Config, run_plugin
+
+# What another attachment has otherwise.
+CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))
+SOLE = ("bridge", "ptp", "loopback", "host-local", "static")
+
+
+def shown(plugin: str) -> dict[str, Any]:
+    """Returns the result in a plugin's page."""
+    (found,) = (value for value in map(json.loads, blocks(plugin)) if "interfaces" in value or "ips" in value)
+    assert isinstance(found, dict)
+    return found
+
+
+def example(plugin: str) -> dict[str, Any]:
+    """Returns the configuration in a plugin's page, of the version of its result."""
+    config = json.loads(blocks(plugin)[0])
+    own = next(item for item in config.get("plugins", [config]) if plugin in (item["type"], "host-local", "static"))
+    return {**own, "cniVersion": "1.1.0", "name": config.get("name", "podwire")}
+
+
+def blocks(plugin: str) -> list[str]:
+    return Document(DOCS / f"{plugin}.md").blocks("json")
+
+
+def plain(result: dict[str, Any]) -> Any:
+    """Returns a result without what differs between attachments."""
+    text = json.dumps(result)
+    for pattern, word in CHANGING:
+        text = re.sub(pattern, word, text)
+    return json.loads(text)
+
+
+@pytest.fixture
+def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Callable[[str, Config], dict[str, Any]]:
+    """Runs ADD in a fresh namespace, with reservations of its own."""
+
+    def run(plugin: str, config: Any) -> dict[str, Any]:
+        if config.get("ipam", {}).get("type") == "host-local":
+            config = {**config, "ipam": {**config["ipam"], "dataDir": str(store)}}
+        return run_plugin(plugin, "ADD", config, netns=sandbox, container_id="web-0-id", host=host).result()
+
+    return run
+
+
+@pytest.mark.parametrize("name", SOLE)
+def test_the_result_in_a_page_is_the_one_that_is_printed(add, name):
+    """The example of the page of an interface or IPAM plugin gives the result below it."""
+    assert plain(add(name, example(name))) == plain(shown(name))
+
+
+@pytest.mark.needs("ifb", "tbf")
+def test_the_result_of_bandwidth_is_the_one_that_is_printed(add):
+    """A limit of what a pod sends adds the interface that the page shows, under the name that it tells."""
+    limits = {"ingressRate": 10**7, "ingressBurst": 10**6, "egressRate": 10**7, "egressBurst": 10**6}
+    config = {"cniVersion": "1.1.0", "name": "podwire", "type": "bandwidth", "runtimeConfig": {"bandwidth": limits}}
+    result = add("bandwidth", {**config, "prevResult": add("bridge", example("bridge"))})
+    assert plain(result) == plain(shown("bandwidth"))
+    assert result["interfaces"][-1]["name"] == "bwp" + hashlib.sha512(b"podwireweb-0-id").hexdigest()[:12]
+
+
+def test_the_result_of_tuning_is_the_one_that_is_printed(add, sandbox, tmp_path):
+    """An MTU and a MAC change the result as the page shows it, and the interface."""
+    config = {"cniVersion": "1.1.0", "name": "podwire", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
+    asked = {"mtu": 1400, "mac": "02:00:00:00:00:05"}
+    result = add("tuning", {**config, **asked, "prevResult": add("bridge", example("bridge"))})
+    assert plain(result) == plain(shown("tuning"))
+    assert result["interfaces"][2] == {**shown("tuning")["interfaces"][2], "sandbox": sandbox.path}
+    assert links(sandbox)["eth0"]["mtu"] == 1400
+
+
+@pytest.mark.needs("nft_nat")
+def test_names_in_nftables_are_formed_as_the_page_tells(add, host):
+    """The comment of a masquerade rule begins with hashes of network, and of interface and container."""
+    add("bridge", {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"})
+    start = "-".join(hashlib.sha512(text).hexdigest()[:16] for text in (b"podwire", b"eth0:web-0-id"))
+    assert f'comment "{start}, net: podwire, if: eth0, id: web-0-id"' in host.run("nft", "list", "ruleset")
