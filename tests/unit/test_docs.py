@@ -77,10 +77,11 @@ def documented(document: Document) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_every_plugin_has_its_page(name):
-    """A plugin has a page with options, result, what it leaves, differences and limits, and the index names it."""
+    """A plugin has a page with options, result, what it leaves, its verbs, differences and limits."""
     headings = page(name).headings()
     assert headings[0] == name
     assert [section for section in SECTIONS if section not in headings] == []
+    assert any(heading.endswith("CHECK, DEL, GC, STATUS") for heading in headings)
 
 
 def test_the_index_names_every_page():
