@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
+import subprocess
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
-from tests.support.running import Config, run_plugin
+from tests.support.running import Config, environment, run_plugin
 
 # What another attachment has otherwise.
 CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))
@@ -91,3 +94,41 @@ def test_names_in_nftables_are_formed_as_the_page_tells(add, host):
     add("bridge", {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"})
     start = "-".join(hashlib.sha512(text).hexdigest()[:16] for text in (b"podwire", b"eth0:web-0-id"))
     assert f'comment "{start}, net: podwire, if: eth0, id: web-0-id"' in host.run("nft", "list", "ruleset")
+
+
+def lanes(trace: str) -> list[str]:
+    """Returns whom a process spoke to, in the words of the figure, each once in a row: by its system calls."""
+    sockets: dict[str, str] = {}
+    spoken, namespace_is_own = [], True
+    for line in trace.splitlines():
+        if found := re.match(r"socket\(AF_NETLINK, .*?, (\w+)\) = (\d+)", line):
+            route = "kernel: host" if namespace_is_own else "kernel: pod"
+            sockets[found[2]] = "nf_tables" if found[1] == "NETLINK_NETFILTER" else route
+        elif line.startswith("setns("):
+            namespace_is_own = not namespace_is_own
+        elif found := re.match(r"sendto\((\d+),", line):
+            spoken.append(sockets[found[1]])
+        elif line.startswith("flock("):
+            spoken.append("files")
+        elif line.startswith("write(1,"):
+            spoken.append("runtime")
+    return [lane for lane, _ in groupby(spoken)]
+
+
+@pytest.mark.needs("nft_nat")
+def test_an_add_speaks_to_whom_the_figure_shows(bin_dir, host, new_sandbox, store, tmp_path):
+    """The second pod's ADD speaks to kernel, files and packet filter in the order drawn, in one process."""
+    config = {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"}
+    config = {**config, "ipam": {**config["ipam"], "dataDir": str(store)}}
+    run_plugin("bridge", "ADD", config, netns=new_sandbox(), container_id="first", host=host).result()
+    calls, pod = tmp_path / "calls", new_sandbox()
+    env = environment("ADD", CNI_CONTAINERID="b", CNI_NETNS=pod.path, CNI_IFNAME="eth0", CNI_PATH=str(bin_dir))
+    strace = ["strace", "-f", "-qq", "-e", "trace=setns,socket,sendto,flock,write,clone,vfork", "-o", str(calls)]
+    with host.entered():
+        subprocess.run([*strace, str(bin_dir / "bridge")], env=env, input=json.dumps(config).encode(), check=True)
+    lines = [line.partition(" ")[2].lstrip() for line in calls.read_text().splitlines()]
+    assert [line for line in lines if line.startswith(("clone", "vfork"))] == []
+    drawn = runpy.run_path(str(DOCS / "figures.py"))
+    # The pair is made by the host's socket, although one end of it is born in the pod.
+    targets = ["kernel: host" if "veth pair" in text else drawn["_LANES"][end] for _, end, text in drawn["_STEPS"][1:]]
+    assert lanes("\n".join(lines)) == [lane for lane, _ in groupby(targets)]
