@@ -45,9 +45,21 @@ def entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
     A file of an old format (the bare result), or one that cannot be read, is left out; no directory has none.
     """
     for name in _names(directory, network):
-        entry = _entry(f"{directory}/{name}")
-        if entry and network in ("", entry.network):
-            yield entry
+        found = entry(f"{directory}/{name}")
+        if found and network in ("", found.network):
+            yield found
+
+
+def entry(path: str) -> Entry | None:
+    """Reads one file of the cache; None when it is not there, cannot be read, or is of an old format."""
+    try:
+        value = gojson.loads(files.read(path, gojson.MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or not value.get("networkName"):
+        return None
+    attachment = Attachment(str(value.get("containerId")), str(value.get("ifName")))
+    return Entry(path, str(value.get("networkName")), attachment, str(value.get("netns") or ""), value)
 
 
 @dataclass(frozen=True)
@@ -71,11 +83,11 @@ class ResultCache:
         names = frozenset(_names(directory, network))
         sandboxes = {}
         results = {}
-        for entry in entries(directory, network):
+        for found in entries(directory, network):
             # On several networks (of all that were asked for) it lives if it lives on one, whichever is read first.
-            if entry.attachment not in sandboxes or entry.lives:
-                sandboxes[entry.attachment] = entry.netns
-                results[entry.attachment] = entry.result
+            if found.attachment not in sandboxes or found.lives:
+                sandboxes[found.attachment] = found.netns
+                results[found.attachment] = found.result
         return cls(network, sandboxes, names, results)
 
     def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
@@ -118,10 +130,10 @@ class ResultCache:
 
 def addresses_of(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:
     """Returns the addresses of one attachment, none when it is not known; costs one file."""
-    entry = _entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
-    if entry is None or (entry.network, entry.attachment) != (network, attachment):
+    found = entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
+    if found is None or (found.network, found.attachment) != (network, attachment):
         return ()
-    return tuple(_addresses(entry.result))
+    return tuple(_addresses(found.result))
 
 
 def _names(directory: str, network: str) -> list[str]:
@@ -130,17 +142,6 @@ def _names(directory: str, network: str) -> list[str]:
         return sorted(name for name in os.listdir(directory) if name.startswith(prefix))
     except OSError:
         return []
-
-
-def _entry(path: str) -> Entry | None:
-    try:
-        value = gojson.loads(files.read(path, gojson.MAX_BYTES))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(value, dict) or not value.get("networkName"):
-        return None
-    attachment = Attachment(str(value.get("containerId")), str(value.get("ifName")))
-    return Entry(path, str(value.get("networkName")), attachment, str(value.get("netns") or ""), value)
 
 
 def _addresses(result: object) -> list[Address]:

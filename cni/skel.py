@@ -41,7 +41,8 @@ class Plugin:
     an operator can fix. An absent verb succeeds without doing anything, as in the reference.
 
     `cmd_repair` is no verb of the specification: with an attachment's configuration and its cached result (prevResult)
-    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `parse` reads
+    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `cmd_retract`
+    takes the same away again, without the interface and its addresses: the attachment has gone meanwhile. `parse` reads
     a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
     the common ones (keys.COMMON).
     """
@@ -53,6 +54,7 @@ class Plugin:
     cmd_gc: Collect | None = None
     cmd_status: Verb | None = None
     cmd_repair: Verb | None = None
+    cmd_retract: Verb | None = None
     parse: Callable[[CmdArgs, NetConf], object] | None = None
     keys: tuple[Key, ...] = ()
     versions: tuple[str, ...] = versions.SUPPORTED

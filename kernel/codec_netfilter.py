@@ -134,6 +134,7 @@ class ConntrackMessage(nlmsg):  # type: ignore[misc]
     fields = _FIELDS
     nla_map = (
         (1, "CTA_TUPLE_ORIG", "tuple|nested"),
+        (2, "CTA_TUPLE_REPLY", "tuple|nested"),
         (12, "CTA_ID", "be32"),
         (18, "CTA_ZONE", "be16"),
         (25, "CTA_FILTER", "filter|nested"),

@@ -18,6 +18,17 @@ def enable(version: int) -> None:
     sysctl.require(_NAMES[version], "1", "enable forwarding")
 
 
+def check(version: int) -> None:
+    """Raises CniError(999) where an IP version is not forwarded."""
+    name = _NAMES[version]
+    try:
+        if sysctl.get(name) == "1":
+            return
+    except OSError as error:
+        raise CniError(Code.INTERNAL, f"cannot read net/{name}: {error.strerror}") from error
+    raise CniError(Code.INTERNAL, f"net/{name} is off", f"set it on the node: {sysctl.command(name, '1')}")
+
+
 def refuse_unavailable() -> None:
     """Raises CniError(999) where neither family is forwarded or could be; which of them is needed, IPAM decides."""
     for name in _NAMES.values():

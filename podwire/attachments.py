@@ -61,6 +61,12 @@ def known(cache_dir: str, network: str = "") -> Iterator[Known]:
         yield _known(entry)
 
 
+def read(path: str) -> Known | None:
+    """Reads the attachment of one file; None when it is not there, or cannot be read."""
+    found = cache.entry(path)
+    return found and _known(found)
+
+
 def _known(entry: Entry) -> Known:
     capability_args = entry.content.get("capabilityArgs")
     return Known(

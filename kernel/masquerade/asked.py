@@ -12,9 +12,10 @@ from functools import partial
 from cni.address import Interface, Network, parse_cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, all_of
 from cni.fields import Fields
 from cni.keys import BOOLEAN, CIDR, LIST, STRING, Key
+from cni.repair import mend
 from cni.result import Result
 from cni.undo import Undo
 from kernel.configure import Sandbox, own_ips
@@ -22,7 +23,7 @@ from kernel.masquerade import backend
 from kernel.masquerade.wanted import Masquerade
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
-from kernel.netns import Netns
+from kernel.netns import Netns, NetnsMissingError
 from kernel.pair import addresses_beside
 
 _BACKENDS = ("iptables", "nftables")
@@ -49,6 +50,12 @@ class Asked:
     def check(self, args: CmdArgs, conf: NetConf, prev_result: Result) -> None:
         """Checks that the attachment is masqueraded; raises CniError(999)."""
         backend.BACKENDS.check(self._wanted(args, conf, prev_result), self.backend)
+
+    def repair(self, args: CmdArgs, conf: NetConf, prev_result: Result) -> None:
+        """Makes what is missing of the attachment's rules; raises CniError."""
+        wanted = self._wanted(args, conf, prev_result)
+        make = partial(backend.BACKENDS.add, wanted, self.backend)
+        mend("the masquerading", partial(backend.BACKENDS.check, wanted, self.backend), make)
 
     def refuse_unavailable(self) -> None:
         """Raises CniError(50) where it cannot be served."""
@@ -90,6 +97,20 @@ def removal(
     wanted = Masquerade(conf.name, args.container_id, args.ifname)
     legacy = [partial(backend.delete_legacy, wanted, others)] if may_be(conf) else []
     return [*legacy, partial(nft.each, [*backend.deletions(wanted, others), *further])]
+
+
+def retract(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
+    """Removes the rules of an attachment that is no more, its interface and its addresses left to DEL."""
+    all_of(*removal(args, conf, _others(args), *further))
+
+
+def _others(args: CmdArgs) -> tuple[Interface, ...]:
+    """Returns the addresses of the container's other interfaces, none when its namespace is gone."""
+    try:
+        with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+            return addresses_beside(sandbox, sandbox.find())
+    except NetnsMissingError:
+        return ()
 
 
 def may_be(conf: NetConf) -> bool:

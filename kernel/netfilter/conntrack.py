@@ -34,7 +34,10 @@ _AT_ONCE = 100  # each is answered, and 160 answers fill a socket's buffer
 
 @dataclass(frozen=True)
 class Entry:
-    """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None."""
+    """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
+
+    `answered_by` are the address and port that its packets are led to, None where the kernel does not tell.
+    """
 
     source: Address
     source_port: int
@@ -43,6 +46,7 @@ class Entry:
     number: int
     zone: int | None = None
     direction_zone: int | None = None
+    answered_by: tuple[Address, int] | None = None
 
 
 def udp(socket: Socket, version: int, ports: Collection[int]) -> list[Entry]:
@@ -103,7 +107,18 @@ def _entry(message: Any) -> Entry | None:
         message.need_attr("CTA_ID"),
         message.get_attr("CTA_ZONE"),
         direction.get_attr("CTA_TUPLE_ZONE"),
+        _answerer(message.get_attr("CTA_TUPLE_REPLY")),
     )
+
+
+def _answerer(direction: Any) -> tuple[Address, int] | None:
+    """Returns the source of the answers."""
+    try:
+        addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
+        source = addresses.get_attr("CTA_IP_V4_SRC") or addresses.need_attr("CTA_IP_V6_SRC")
+        return ip_address(source), ports.need_attr("CTA_PROTO_SRC_PORT")
+    except (AttributeError, ValueError, AnswerError):
+        return None
 
 
 def _deletion(entry: Entry) -> Request:

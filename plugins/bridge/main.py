@@ -29,6 +29,7 @@ from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import add_gateways, refuse_long_name
+from plugins.bridge.repair import repair
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
 _BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
@@ -115,6 +116,16 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     unready(partial(_refuse_unavailable, args, conf), partial(delegate.forward, args, conf))
 
 
+def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
+    """Makes again what a flush of the packet filter takes away, and what the host's settings have lost."""
+    repair(args, conf, bridge_conf.parse(args, conf), conf.required_prev_result())
+
+
+def cmd_retract(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the attachment's rules."""
+    asked.retract(args, conf, _unprotecting(args, conf))
+
+
 PLUGIN = Plugin(
     "bridge",
     cmd_add=cmd_add,
@@ -124,6 +135,8 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=bridge_conf.parse,
     keys=bridge_conf.KEYS,
+    cmd_repair=cmd_repair,
+    cmd_retract=cmd_retract,
 )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.repair import mend
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
@@ -73,6 +74,14 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", cure)
 
 
+def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
+    """Makes again what somebody has flushed of the attachment's rules, or firewalld forgot when it was reloaded."""
+    prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
+    own = firewall_conf.parse(args, conf, prev_result)
+    if own.wanted.addresses:
+        mend("the firewall's rules", partial(backend.check, own), partial(backend.add, own))
+
+
 PLUGIN = Plugin(
     "firewall",
     cmd_add=cmd_add,
@@ -82,6 +91,8 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=lambda args, conf: firewall_conf.parse(args, conf, conf.prev_result()),
     keys=firewall_conf.KEYS,
+    cmd_repair=cmd_repair,
+    cmd_retract=cmd_del,  # which is about rules only
     versions=tuple(version for version in SUPPORTED if at_least(version, "0.4.0")),
 )
 

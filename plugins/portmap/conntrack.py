@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+from cni.address import Address
 from kernel import route
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack, nft
@@ -34,7 +35,21 @@ def forget(wanted: HostPorts) -> None:
         _tell(error)
 
 
-def forget_by(socket: NftSocket, wanted: HostPorts) -> None:
+def forget_strayed(wanted: HostPorts) -> None:
+    """Deletes of them those that are not led to the pod: they began while there were no rules.
+
+    The others go on: without its entry a pod's next datagram would come from another port, or collide.
+    """
+    if not _mappings(wanted):
+        return
+    try:
+        with nft.opened() as socket:
+            forget_by(socket, wanted, strayed=True)
+    except KernelError as error:
+        _tell(error)
+
+
+def forget_by(socket: NftSocket, wanted: HostPorts, *, strayed: bool = False) -> None:
     """Does so with the socket by which rules were deleted: closing another one would wait for those (netfilter.nft)."""
     try:
         # DEL may know no address of the pod: then the mappings alone say which versions.
@@ -42,7 +57,9 @@ def forget_by(socket: NftSocket, wanted: HostPorts) -> None:
             mappings = _mappings(wanted, version)
             if mappings:
                 entries = conntrack.udp(socket, version, {mapping.host_port for mapping in mappings})
-                conntrack.delete(socket, _concerned(version, mappings, entries))
+                right = _targets(wanted, version) if strayed else set()
+                concerned = [entry for entry in entries if entry.answered_by not in right]
+                conntrack.delete(socket, _concerned(version, mappings, concerned))
     except KernelError as error:
         _tell(error)
 
@@ -54,6 +71,12 @@ def _mappings(wanted: HostPorts, *versions: int) -> list[PortMapping]:
         for mapping in wanted.mappings
         if mapping.protocol == "udp" and any(map(mapping.serves, versions or (4, 6)))
     ]
+
+
+def _targets(wanted: HostPorts, version: int) -> set[tuple[Address, int]]:
+    """Returns where the mappings lead to."""
+    own = wanted.addresses.get(version)
+    return {(own.ip, mapping.container_port) for mapping in _mappings(wanted, version)} if own else set()
 
 
 def _concerned(version: int, mappings: list[PortMapping], entries: list[Entry]) -> list[Entry]:

@@ -58,19 +58,32 @@ def check(wanted: HostPorts) -> None:
 
     A guard that is missing is told on stderr: the reference makes none, and its pods must pass.
     """
-    interface = _interface(wanted)
-    if not interface:
-        return
-    name = _setting(interface)
-    if not _is_on(name) and not _is_on(_setting("all")):
-        cure = f"set it on the node: {sysctl.command(name, '1')}"
-        raise CniError(Code.INTERNAL, f"127.0.0.1 does not lead to the pod: net/{name} is off", cure)
-    if not _is_guarded(interface):
+    interface = _checked(wanted)
+    if interface and not _is_guarded(interface):
+        name = _setting(interface)
         print(
             f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: the next ADD sees to it "
             f"(on a kernel without nftables, once net/{name} is 0)",
             file=sys.stderr,
         )
+
+
+def demand(wanted: HostPorts) -> None:
+    """Checks as `check`, and demands the guard; raises CniError(999), KernelError."""
+    interface = _checked(wanted)
+    if interface and not _is_guarded(interface):
+        msg = f"packets that arrive by {interface} for 127.0.0.0/8 are not dropped"
+        raise CniError(Code.INTERNAL, msg, "the next ADD sees to it")
+
+
+def _checked(wanted: HostPorts) -> str:
+    """Returns the interface that needs a guard, "" where none does; raises CniError(999) where the setting is off."""
+    interface = _interface(wanted)
+    name = _setting(interface)
+    if interface and not _is_on(name) and not _is_on(_setting("all")):
+        cure = f"set it on the node: {sysctl.command(name, '1')}"
+        raise CniError(Code.INTERNAL, f"127.0.0.1 does not lead to the pod: net/{name} is off", cure)
+    return interface
 
 
 def gc(socket: NftSocket) -> None:

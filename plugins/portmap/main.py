@@ -12,6 +12,8 @@ from functools import partial
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.record import is_planned
+from cni.repair import mend
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
@@ -87,6 +89,21 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", cure)
 
 
+def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
+    """Makes again what somebody has flushed of the host ports.
+
+    UDP flows that began meanwhile, past the pod, are forgotten; those that are led to the pod go on.
+    """
+    own = portmap_conf.parse(args, conf, conf.required_prev_result())
+    ports = own.ports
+    if ports.mappings:
+        check, make = partial(_BACKENDS.check, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
+        lost = mend("the host ports", check, make)
+        mend("127.0.0.1:hostPort", partial(localnet.demand, ports), partial(localnet.ensure, ports))
+        if lost and not is_planned():
+            conntrack.forget_strayed(ports)
+
+
 PLUGIN = Plugin(
     "portmap",
     cmd_add=cmd_add,
@@ -96,6 +113,8 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=portmap_conf.parse,
     keys=portmap_conf.KEYS,
+    cmd_repair=cmd_repair,
+    cmd_retract=cmd_del,  # which is about rules only
 )
 
 

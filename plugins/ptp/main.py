@@ -12,11 +12,12 @@ from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, all_of, unready
+from cni.repair import mend
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
 from kernel import forwarding, link, pair, sysctl
-from kernel.configure import Sandbox, check
+from kernel.configure import Sandbox, check, own_ips
 from kernel.link import Link
 from kernel.masquerade import asked, backend
 from kernel.netfilter import nft
@@ -108,6 +109,21 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     unready(partial(_refuse_unavailable, conf), partial(delegate.forward, args, conf))
 
 
+def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
+    """Makes again what a flush of the packet filter takes away, and switches forwarding on again."""
+    own = ptp_conf.parse(conf)
+    prev_result = conf.required_prev_result()
+    for version in sorted({ip.address.version for ip in own_ips(prev_result, args.ifname, strict=False)}):
+        mend("forwarding", partial(forwarding.check, version), partial(forwarding.enable, version))
+    if own.masquerade:
+        own.masquerade.repair(args, conf, prev_result)
+
+
+def cmd_retract(args: CmdArgs, conf: NetConf) -> None:
+    """Removes the attachment's rules."""
+    asked.retract(args, conf)
+
+
 PLUGIN = Plugin(
     "ptp",
     cmd_add=cmd_add,
@@ -117,6 +133,8 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=lambda args, conf: ptp_conf.parse(conf),
     keys=ptp_conf.KEYS,
+    cmd_repair=cmd_repair,
+    cmd_retract=cmd_retract,
 )
 
 

@@ -1,0 +1,158 @@
+"""`podwire repair`: makes again what a flush of the packet filter took from the pods that live.
+
+One rule: pods are not restarted, and what is in place is not touched.
+
+With --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"type",
+"changes": [...], "error": {"code", "msg", "details"}}]}], "counts": {state: number}}. The states: "fine" (nothing was
+missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
+cache does not have what ADD was asked), "retracted" (it went away meanwhile, and what was made, too). A plugin that is
+not in this file has "foreign": true.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterable
+
+from cni import signals
+from cni.errors import CniError, Code
+from podwire import attachments
+from podwire.command import Command, Context, Status, add_bin_dir, add_cache_dir, add_json, bin_dirs
+from podwire.output import Cell, Output
+from podwire.repairing import FAILED, FINE, GONE, MISSING, REPAIRED, RETRACTED, UNKNOWN, Outcome, Part, Repairer
+
+_SETTLING_S = 2.0
+_SAID = {
+    FINE: Cell("nothing was missing", "dim"),
+    REPAIRED: Cell("repaired", "good"),
+    MISSING: Cell("would be repaired", "warning"),
+    FAILED: Cell("FAILED", "bad"),
+    GONE: Cell("gone: nothing is made for it; the runtime's DEL or GC is due", "dim"),
+    UNKNOWN: Cell("unknown: the cache does not have its configuration and result", "warning"),
+    RETRACTED: Cell("went away meanwhile; what was made for it, too", "dim"),
+}
+
+_DESCRIPTION = """\
+Makes again what somebody has flushed: masquerading, MAC spoof checks, host ports, the firewall's rules and firewalld's
+sources, IP forwarding, of every pod that lives, from what libcni's cache remembers of its ADD. No pod is restarted, and
+connections go on. Run it after `nft flush ruleset`, `iptables -F`, a reload or restart of firewalld.
+
+Each plugin's own CHECK decides what is missing. What CHECK passes is not touched: where nothing is missing nothing is
+changed, so that it may be run at any time. Interfaces, addresses and limits are not repaired, as no flush takes them:
+where CHECK misses them, create the container again.
+
+A pod that is being deleted at the same time stays deleted: what was repaired is watched for a moment (--settle), which
+is the time that the command takes. What the plugins of others have made (flannel, calico) is theirs to repair."""
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="one network's attachments (all)")
+    add_cache_dir(parser)
+    add_bin_dir(parser)
+    parser.add_argument("--dry-run", action="store_true", help="tell what is missing, exit with 1 if something is")
+    parser.add_argument("--quiet", action="store_true", help="tell of failures only")
+    parser.add_argument(
+        "--settle", metavar="SECONDS", type=float, default=_SETTLING_S, help=f"how long to watch ({_SETTLING_S:g})"
+    )
+    add_json(parser)
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    signals.hold()
+    known = _known(options)
+    repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
+    outcomes: dict[str, Outcome] = {}
+    for outcome in repairer.repair(known):
+        outcomes[outcome.known.path] = outcome
+        _tell(context.out, outcome, options)
+    for outcome in repairer.settle([*outcomes.values()], options.settle):
+        outcomes[outcome.known.path] = outcome
+        _tell(context.out, outcome, options)
+    _sum_up(context.out, [*outcomes.values()], options)
+    bad = (FAILED, MISSING)
+    return Status.WRONG if any(outcome.state in bad for outcome in outcomes.values()) else Status.FINE
+
+
+def _known(options: Namespace) -> list[attachments.Known]:
+    """Returns the attachments of the cache; raises CniError(5) for one that may not be read."""
+    directory = os.path.join(options.cache_dir, "results")
+    try:
+        os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}", "this needs root") from error
+    return [*attachments.known(options.cache_dir, options.network)]
+
+
+def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
+    if out.as_json or (options.quiet and outcome.state != FAILED):
+        return
+    known = outcome.known
+    container, ifname = known.attachment
+    out.line(f"{known.network_name} {container} {ifname}", *([known.pod] if known.pod else []), _SAID[outcome.state])
+    for part in outcome.parts:
+        for change in part.changes:
+            if change.startswith("make again "):  # the words of CHECK; below them stands, in JSON, how it was done
+                out.line(f"    {part.plugin}: {change}")
+        if part.error:
+            out.line(Cell(f"    {part.plugin}: {part.error.msg}", "bad"))
+            if part.error.details:
+                out.line(f"        {part.error.details}")
+
+
+def _sum_up(out: Output, outcomes: list[Outcome], options: Namespace) -> None:
+    counts = Counter(outcome.state for outcome in outcomes)
+    if out.as_json:
+        out.json({"attachments": [_as_json(outcome) for outcome in outcomes], "counts": dict(sorted(counts.items()))})
+        return
+    if options.quiet:
+        return
+    foreign = sorted({part.plugin for outcome in outcomes for part in outcome.parts if part.foreign})
+    if foreign:
+        out.line(f"not repaired, as they are not in this file: {', '.join(foreign)}")
+    if not outcomes:
+        where = f" of network {options.network}" if options.network else ""
+        out.line(f"no attachments{where} in {options.cache_dir}/results")
+        return
+    told = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    out.line(f"{len(outcomes)} attachments: {told}")
+
+
+def _as_json(outcome: Outcome) -> dict[str, object]:
+    known = outcome.known
+    return {
+        "network": known.network_name,
+        "containerID": known.attachment.container_id,
+        "ifname": known.attachment.ifname,
+        "pod": known.pod,
+        "netns": known.netns,
+        "state": outcome.state,
+        "plugins": [*_parts_as_json(outcome.parts)],
+    }
+
+
+def _parts_as_json(parts: Iterable[Part]) -> Iterable[dict[str, object]]:
+    for part in parts:
+        told: dict[str, object] = {"type": part.plugin, "changes": [*part.changes]}
+        if part.foreign:
+            told["foreign"] = True
+        if part.error:
+            told["error"] = {"code": int(part.error.code), "msg": part.error.msg, "details": part.error.details}
+        yield told
+
+
+COMMAND = Command(
+    "repair",
+    "rebuild flushed rules of the pods that live",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    (
+        ("podwire repair", "after a flush: all networks"),
+        ("podwire repair --dry-run", "only tell what is missing; exit status 1 if something is"),
+        ("podwire repair podwire --json", "one network, for a program"),
+    ),
+)

@@ -1,0 +1,193 @@
+"""Repairing attachments: each plugin of a list makes again what is missing of its rules, as long as the pod lives.
+
+One rule: nobody is brought back. What was made for an attachment that a runtime deletes at the same time is taken away
+again: its file in the cache and its namespace are looked at before, right after, and until the settling time is over,
+since libcni removes the file only when the DEL of the last plugin is done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cni import conf as cni_conf
+from cni import gojson, skel
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError
+from cni.record import recorded
+from cni.signals import waiting
+from cni.skel import Plugin
+from kernel.netns import Netns
+from podwire import attachments
+from podwire.attachments import Known
+
+# States of an attachment.
+FINE, REPAIRED, MISSING, FAILED = "fine", "repaired", "missing", "failed"
+GONE, UNKNOWN, RETRACTED = "gone", "unknown", "retracted"
+_POLL_S = 0.05  # two files to look at for each attachment; no event tells of both
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of one plugin: `changes` in words; `foreign` is one that is not in this file."""
+
+    plugin: str
+    changes: tuple[str, ...] = ()
+    error: CniError | None = None
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one attachment."""
+
+    known: Known
+    state: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def touched(self) -> bool:
+        """Whether something was made, or may have been."""
+        return any(part.changes or part.error for part in self.parts)
+
+
+@dataclass
+class Repairer:
+    """Repairs attachments with `plugins`, found by type; `path` is CNI_PATH. With `planned` it only looks."""
+
+    plugins: Mapping[str, Plugin]
+    path: tuple[str, ...]
+    env: Mapping[str, str]
+    planned: bool = False
+    _seen: dict[str, _Identity] = field(default_factory=dict)
+
+    def repair(self, known: Iterable[Known]) -> Iterator[Outcome]:
+        """Repairs what is `known`, in the order in which it was added: of a host port the first one stays the first."""
+        for path in [one.path for one in sorted(known, key=_age)]:
+            with waiting():  # a signal is welcome here, between two attachments
+                identity = _identity(path)
+            fresh = attachments.read(path)
+            if fresh is not None:
+                yield self._one(fresh, identity)
+
+    def settle(self, outcomes: Iterable[Outcome], seconds: float) -> Iterator[Outcome]:
+        """Watches what was repaired, for a while; yields what had to be taken away again, or was repaired anew.
+
+        A container that was started again under its name has its rules under the same names: they are made once more.
+        """
+        watched = {one.known.path: one for one in outcomes if one.touched and one.known.path in self._seen}
+        deadline = time.monotonic() + seconds
+        while watched and not self.planned:
+            for path, outcome in list(watched.items()):
+                if _identity(path) == self._seen[path]:
+                    continue
+                del watched[path]
+                yield self._retract(outcome)
+                identity, again = _identity(path), attachments.read(path)
+                if again is not None and identity is not None:
+                    watched[path] = self._one(again, identity)
+                    yield watched[path]
+            if time.monotonic() >= deadline:
+                return
+            with waiting():
+                time.sleep(_POLL_S)
+
+    def _one(self, known: Known, identity: _Identity | None) -> Outcome:
+        """Repairs one attachment, and takes that back if it is not there any more."""
+        if known.network is None or known.result is None or not known.netns:
+            return Outcome(known, UNKNOWN)
+        if identity is None or not _lives(known):
+            return Outcome(known, GONE)
+        self._seen[known.path] = identity
+        parts = tuple(self._part(known, plugin) for plugin in known.network.plugins)
+        outcome = Outcome(known, self._state(parts), parts)
+        if outcome.touched and not self.planned and _identity(known.path) != identity:
+            return self._retract(outcome)
+        return outcome
+
+    def _part(self, known: Known, config: Mapping[str, object]) -> Part:
+        name = str(config["type"])
+        plugin = self.plugins.get(name)
+        if plugin is None:
+            return Part(name, foreign=True)
+        if plugin.cmd_repair is None:
+            return Part(name)
+        with recorded(planned=self.planned) as record:
+            error = self._run(plugin.cmd_repair, "CHECK", known, config)
+        return Part(name, tuple(record.changes), error)
+
+    def _state(self, parts: tuple[Part, ...]) -> str:
+        if any(part.error for part in parts):
+            return FAILED
+        return (MISSING if self.planned else REPAIRED) if any(part.changes for part in parts) else FINE
+
+    def _retract(self, outcome: Outcome) -> Outcome:
+        """Takes away again what was made, the last plugin's first."""
+        known = outcome.known
+        parts = []
+        for config in reversed(known.network.plugins if known.network else ()):
+            plugin = self.plugins.get(str(config["type"]))
+            if plugin and plugin.cmd_retract:
+                parts.append(Part(plugin.name, error=self._run(plugin.cmd_retract, "DEL", known, config)))
+        return Outcome(known, FAILED if any(part.error for part in parts) else RETRACTED, tuple(parts))
+
+    def _run(
+        self, verb: Callable[[CmdArgs, NetConf], None], command: str, known: Known, config: Mapping[str, object]
+    ) -> CniError | None:
+        """Runs a plugin's function as if a runtime asked for it, in this process; returns what went wrong."""
+        assert known.network
+        try:
+            result = known.typed_result.to_json(known.network.version)
+            asked = known.network.request(config, capability_args=known.capability_args, prev_result=result)
+            stdin = gojson.dumps(asked).encode("utf-8", "replace")
+            args = CmdArgs(
+                command,
+                known.attachment.container_id,
+                known.netns,
+                known.attachment.ifname,
+                known.cni_args,
+                self.path,
+                self.env,
+                stdin,
+                self.plugins,
+            )
+            verb(args, cni_conf.parse(stdin))
+        except Exception as error:
+            return skel.as_cni_error(error)
+        return None
+
+
+# The file in the cache (inode, time, size) and the namespace (device, inode): what a DEL or another ADD changes.
+_Identity = tuple[int, ...]
+
+
+def _identity(path: str) -> _Identity | None:
+    """Returns what tells this attachment from the next one of the same name, None when it is gone."""
+    try:
+        file = os.stat(path)
+        known = attachments.read(path)
+        if known is None:
+            return None
+        netns = os.stat(known.netns)
+    except (OSError, ValueError):
+        return None
+    return file.st_ino, file.st_mtime_ns, file.st_size, netns.st_dev, netns.st_ino
+
+
+def _lives(known: Known) -> bool:
+    """Tells whether its namespace is one, and not the host's, as that of a process whose number is another's now."""
+    try:
+        with Netns(known.netns) as namespace:
+            return not namespace.is_own()
+    except CniError:
+        return False
+
+
+def _age(known: Known) -> tuple[int, str]:
+    try:
+        return os.stat(known.path).st_mtime_ns, known.path
+    except OSError:
+        return 0, known.path
