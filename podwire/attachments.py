@@ -64,7 +64,7 @@ def known(cache_dir: str, network: str = "") -> Iterator[Known]:
 def read(path: str) -> Known | None:
     """Reads the attachment of one file; None when it is not there, or cannot be read."""
     found = cache.entry(path)
-    return found and _known(found)
+    return _known(found) if found else None
 
 
 def _known(entry: Entry) -> Known:

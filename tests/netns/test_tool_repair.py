@@ -1,0 +1,182 @@
+"""podwire repair: what a flush took is there again, with each backend, and connections go on."""
+
+import contextlib
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.netns.conftest import LEGACY, NFT
+from tests.support import xtables
+from tests.support.attaching import address
+from tests.support.publishing import NODE, OUTSIDE, connect, hasty
+from tests.support.repairing import Node, network
+from tests.support.sockets import Reached, ask, call, opened, service
+
+BACKENDS = [
+    pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet")),
+    pytest.param("iptables nft", marks=NFT.marks),
+    pytest.param("iptables legacy", marks=LEGACY.marks),
+]
+_SILENCE = r"timed out|No route"
+
+
+@pytest.fixture(params=BACKENDS)
+def node(request, bin_dir, host, store, tmp_path):
+    """A node whose network is of one backend."""
+    hasty(host)
+    backend, _, variant = request.param.partition(" ")
+    tools = xtables.variant(tmp_path / variant, variant) if variant else None
+    env = xtables.path(tools) if tools else {}
+    return Node(host, network(store, backend), tmp_path / "cni", env, tools=tools)
+
+
+@pytest.fixture
+def outside(node, new_sandbox):
+    """A machine beside the node that has no route to the pods."""
+    namespace = new_sandbox()
+    hasty(namespace)
+    connect(node.host, namespace)
+    return namespace
+
+
+def exchange(one, other):
+    """Tells whether an established connection passes data both ways."""
+    for sender, receiver in ((one, other), (other, one)):
+        sender.sendall(b"still there")
+        with contextlib.suppress(OSError):
+            if receiver.recv(100) != b"still there":
+                return False
+            continue
+        return False
+    return True
+
+
+def connected(stack, caller, server, ip, port):
+    """Returns both ends of a connection from a namespace to a listening service."""
+    client = stack.enter_context(opened(caller, "tcp", "0.0.0.0"))
+    client.connect((ip, port))
+    accepted, source = server.socket.accept()
+    accepted.settimeout(2)
+    stack.enter_context(accepted)
+    return client, accepted, source[0]
+
+
+def test_connections(node, outside, new_sandbox):
+    """After a flush new connections fail, after a repair they work, and established ones go on all the while."""
+    pod, other = new_sandbox(), new_sandbox()
+    web, neighbour = node.asking("8080:80", "5353:53/udp"), node.asking("8081:80")
+    result = web.add(pod)
+    neighbour.add(other)
+    with ExitStack() as stack:
+        open_service = lambda *where: stack.enter_context(service(*where))  # noqa: E731
+        tcp, udp = open_service(pod, "tcp", "0.0.0.0"), open_service(pod, "udp", "0.0.0.0", 53)
+        remote = open_service(outside, "tcp", OUTSIDE)
+        inward = connected(stack, outside, tcp, NODE, 8080)
+        outward = connected(stack, pod, remote, OUTSIDE, 80)
+        assert (inward[2], outward[2]) == (OUTSIDE, NODE)
+        steady, stray = (stack.enter_context(opened(outside, "udp", "0.0.0.0")) for _ in range(2))
+        assert ask([udp], steady, NODE, 5353) == Reached(pod.name, OUTSIDE)
+        before = node.rules()
+
+        node.flush()
+        assert call([tcp], outside, "tcp", NODE, 8080) is None
+        assert ask([udp], stray, NODE, 5353) is None
+        assert call([remote], pod, "tcp", OUTSIDE, 80) is None
+
+        assert node.repair() == {pod.name: "repaired", other.name: "repaired"}
+        assert node.rules() == before
+        assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, OUTSIDE)
+        assert call([remote], pod, "tcp", OUTSIDE, 80) == Reached(outside.name, NODE)
+        assert ask([udp], stray, NODE, 5353) == Reached(pod.name, OUTSIDE), "an entry of the time without rules"
+        assert exchange(*inward[:2])
+        assert exchange(*outward[:2])
+        # The pod speaks first: without the entry it would come from another port than it was called at.
+        udp.socket.sendto(b"news", (OUTSIDE, steady.getsockname()[1]))
+        assert steady.recvfrom(100) == (b"news", (NODE, 5353))
+        web.check(pod, result)
+
+        assert node.repair() == {pod.name: "fine", other.name: "fine"}
+        assert node.rules() == before
+
+
+def test_policy(node, store, new_sandbox):
+    """Another bridge's pods are kept away again, and so are frames with another MAC."""
+    second = replace(node, chain=network(store, node.chain.plugins[2]["backend"], name="two", bridge="cni1", net=23))
+    pod, stranger = new_sandbox(), new_sandbox()
+    ip = address(node.add(pod))
+    second.add(stranger)
+    with service(pod, "tcp", "0.0.0.0") as tcp:
+        assert call([tcp], stranger, "tcp", ip, 80) is None
+        node.flush()
+        assert call([tcp], stranger, "tcp", ip, 80)
+        node.repair()
+        assert call([tcp], stranger, "tcp", ip, 80) is None
+    pod.ip("link", "set", "eth0", "address", "02:00:00:00:00:01")
+    with pytest.raises(OSError, match=_SILENCE), opened(pod, "tcp", "0.0.0.0") as caller:
+        caller.connect(("10.22.0.1", 9))
+    node.flush()
+    node.repair()
+    with pytest.raises(OSError, match=_SILENCE), opened(pod, "tcp", "0.0.0.0") as caller:
+        caller.connect(("10.22.0.1", 9))
+
+
+def test_part(node, new_sandbox):
+    """Whatever chain is flushed is filled again, by the next repair and without what is in the others."""
+    pods = {new_sandbox(): None for _ in range(3)}
+    for number, pod in enumerate(pods):
+        pods[pod] = node.asking(f"{8080 + number}:80", f"{5350 + number}:53/udp").add(pod)
+    before = unordered(node.rules())
+    # Whose addresses they are is noted for DEL and GC; CHECK does not miss it, as the reference's pods have no notes.
+    for name in (name for name in before if "CNI-FORWARD-OWNERS" not in name):
+        kind, *words = name.split()
+        if kind in xtables.TOOLS:
+            node.host.run(f"{node.tools}/{kind}", "-t", words[0], "-F", words[1])
+        elif words[3] == "chain":
+            node.host.run("nft", "flush", "chain", words[0], words[1], words[4])
+        if unordered(node.rules()) == before:
+            continue  # an administrator's chain, empty
+        assert "repaired" in node.repair().values(), name
+        assert unordered(node.rules()) == before, name
+        for number, (pod, result) in enumerate(pods.items()):
+            node.asking(f"{8080 + number}:80", f"{5350 + number}:53/udp").check(pod, result)
+
+
+def unordered(rules):
+    """Returns the rules in an order that does not tell which pod's was made first."""
+    return {name: sorted(lines) for name, lines in rules.items()}
+
+
+def test_dry_run(node, new_sandbox):
+    """What is missing is told, with exit status 1, and nothing is made."""
+    pod = new_sandbox()
+    node.asking("8080:80").add(pod)
+    outcome = node.tool("--dry-run")
+    assert (outcome.status, b"nothing was missing" in outcome.stdout) == (0, True), outcome
+    node.flush()
+    empty = node.rules()
+    outcome = node.tool("--dry-run")
+    text = outcome.stdout.decode()
+    assert (outcome.status, outcome.stderr) == (1, "")
+    for plugin, what in (("bridge", "the masquerading"), ("portmap", "the host ports"), ("firewall", "the firewall")):
+        assert f"{plugin}: make again {what}" in text
+    assert node.rules() == empty
+    assert node.repair("--dry-run") == {pod.name: "missing"}
+
+
+def test_the_dead_stay_dead(node, new_sandbox):
+    """For what has no namespace any more, a plain file there, or the host's own, nothing is made."""
+    living, gone, file = new_sandbox(), new_sandbox(), new_sandbox()
+    for number, pod in enumerate((living, gone, file)):
+        node.asking(f"{8080 + number}:80").add(pod)
+    reused = node.file(gone.name).read_text().replace(gone.path, node.host.path).replace(gone.name, "reused")
+    node.file("reused").write_text(reused)
+    gone.delete()
+    file.delete()
+    Path(file.path).touch()
+    node.flush()
+    states = node.repair()
+    assert states == {living.name: "repaired", gone.name: "gone", file.name: "gone", "reused": "gone"}
+    text = str(node.rules())
+    assert [name in text for name in (living.name, gone.name, file.name, "reused")] == [True, False, False, False]

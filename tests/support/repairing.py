@@ -1,0 +1,167 @@
+"""A node whose pods' attachments are in a result cache as libcni writes it, and what flushes their rules.
+
+One rule: the cache is a directory of the test's, and the tool is told of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.support import binaries, xtables
+from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList
+from tests.support.running import Outcome, environment, run_plugin
+
+_COUNTERS = re.compile(r"counter packets \d+ bytes \d+|\[\d+:\d+\]")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A host with one network; `bin_dir` is whose plugins attach, `env` what these and the tool are given besides."""
+
+    host: Namespace
+    chain: NetworkList
+    cache: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    bin_dir: Path | None = None
+    tools: Path | None = None
+
+    def asking(self, *mappings: str) -> Node:
+        """Returns the same for pods with these host ports ("8080:80", "5353:53/udp")."""
+        return replace(self, chain=self.chain.asking(portMappings=[_mapping(text) for text in mappings]))
+
+    def add(self, pod: Namespace, container_id: str = "") -> dict[str, Any]:
+        """Attaches a pod and writes its file in the cache, as libcni does at the end."""
+        result = self.chain.add(self._runner(pod, container_id or pod.name))
+        self.remember(pod.path, container_id or pod.name, result)
+        return result
+
+    def remember(self, netns: str, container_id: str, result: object) -> None:
+        """Writes an attachment's file in the cache."""
+        chain = self.chain
+        config = {"cniVersion": chain.cni_version, "name": chain.name, "plugins": list(chain.plugins)}
+        entry = {
+            "kind": "cniCacheV1",
+            "containerId": container_id,
+            "config": base64.b64encode(json.dumps(config).encode()).decode(),
+            "ifName": "eth0",
+            "networkName": chain.name,
+            "netns": netns,
+            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "default"], ["K8S_POD_NAME", container_id]],
+            "capabilityArgs": dict(chain.capability_args),
+            "result": result,
+        }
+        self.file(container_id).parent.mkdir(parents=True, exist_ok=True)
+        self.file(container_id).write_text(json.dumps(entry))
+
+    def delete(self, pod: Namespace, result: dict[str, Any] | None = None, container_id: str = "") -> None:
+        """Detaches a pod and removes its file, the last thing that libcni does."""
+        self.chain.delete(self._runner(pod, container_id or pod.name), result)
+        self.file(container_id or pod.name).unlink()
+
+    def check(self, pod: Namespace, result: dict[str, Any]) -> None:
+        """Runs CHECK of every plugin."""
+        self.chain.check(self._runner(pod, pod.name), result)
+
+    def file(self, container_id: str) -> Path:
+        """Returns the path of a pod's file in the cache."""
+        return self.cache / "results" / f"{self.chain.name}-{container_id}-eth0"
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """Starts `podwire repair` on the host and returns at once."""
+        line = [str(binaries.directory() / "podwire"), "repair", "--cache-dir", str(self.cache), *options]
+        with self.host.entered():
+            return subprocess.Popen(
+                line, env={**environment(None), **self.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+
+    def tool(self, *options: str) -> Outcome:
+        """Runs `podwire repair` to its end."""
+        process = self.start(*options)
+        stdout, stderr = process.communicate(timeout=60)
+        return Outcome(process.returncode, stdout, stderr.decode())
+
+    def repair(self, *options: str) -> dict[str, str]:
+        """Repairs, without watching for long, and returns the states by container; a failure fails the test."""
+        outcome = self.tool("--json", "--settle", "0.1", *options)
+        assert outcome.status == (1 if "--dry-run" in options else 0), f"{outcome.stdout.decode()} {outcome.stderr}"
+        return {item["containerID"]: item["state"] for item in outcome.json["attachments"]}
+
+    def flush(self) -> None:
+        """Flushes everything: all of nftables, and iptables of the variant that is used."""
+        self.host.run("nft", "flush", "ruleset")
+        if self.tools:
+            for tool in xtables.TOOLS:
+                for table in ("filter", "nat", "mangle"):
+                    self.host.run(f"{self.tools}/{tool}", "-t", table, "-F")
+                    self.host.run(f"{self.tools}/{tool}", "-t", table, "-X")
+
+    def rules(self) -> dict[str, list[str]]:
+        """Returns all rules by chain, counters and what is empty left out."""
+        found: dict[str, list[str]] = {}
+        text = _COUNTERS.sub("", self.host.run("nft", "-s", "list", "ruleset"))
+        table = chain = ""
+        for line in (line.strip() for line in text.splitlines()):
+            if line.startswith("table "):
+                table, chain = line, ""
+            elif line.startswith(("chain ", "set ", "map ")):
+                chain = f"{table} {line}"
+            elif chain and line and line != "}":
+                found.setdefault(chain, []).append(line)
+        if self.tools and "legacy" in os.fspath(self.tools):
+            for table in ("filter", "nat", "mangle"):
+                for tool, lines in xtables.saved(self.host, self.tools, table).items():
+                    for line in (line for line in lines if line.startswith("-A ")):
+                        found.setdefault(f"{tool} {table} {line.split()[1]}", []).append(_COUNTERS.sub("", line))
+        return {
+            name: lines for name, lines in found.items() if any(not line.startswith(("type ", "#")) for line in lines)
+        }
+
+    def _runner(self, pod: Namespace, container_id: str) -> Any:
+        def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
+            directory = self.bin_dir if self.bin_dir and (self.bin_dir / plugin).exists() else None
+            return run_plugin(
+                plugin,
+                command,
+                config,
+                host=self.host,
+                netns=pod,
+                container_id=container_id,
+                bin_dir=directory,
+                env=self.env,
+            )
+
+        return run
+
+
+def network(store: Path, backend: str, *, name: str = "net", bridge: str = "cni0", net: int = 22) -> NetworkList:
+    """Returns a dual-stack network, masqueraded, with MAC spoof check, host ports and a policy, all by `backend`."""
+    ranges = [[{"subnet": f"10.{net}.0.0/16"}], [{"subnet": f"fd00:{net}::/64"}]]
+    routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+    first = {
+        "type": "bridge",
+        "bridge": bridge,
+        "isDefaultGateway": True,
+        "ipMasq": True,
+        "ipMasqBackend": "nftables" if backend == "nftables" else "iptables",
+        "macspoofchk": True,
+        "hairpinMode": True,
+        "ipam": {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": routes},
+    }
+    ports = {"type": "portmap", "backend": first["ipMasqBackend"], "capabilities": {"portMappings": True}}
+    firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
+    return NetworkList(name, "1.0.0", (first, ports, firewall))
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    ports, _, protocol = text.partition("/")
+    host_port, container_port = map(int, ports.split(":"))
+    return {"hostPort": host_port, "containerPort": container_port, "protocol": protocol or "tcp"}
