@@ -101,6 +101,7 @@ def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
             out.line(Cell(f"    {part.plugin}: {part.error.msg}", "bad"))
             if part.error.details:
                 out.line(f"        {part.error.details}")
+    out.stream.flush()  # somebody watches
 
 
 def _sum_up(out: Output, outcomes: list[Outcome], options: Namespace) -> None:
