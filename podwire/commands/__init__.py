@@ -5,8 +5,9 @@ One rule: a command is a line here; help, completion and the manual page follow 
 
 from podwire.command import Command
 from podwire.commands.completion import COMPLETION, MANUAL
+from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.listing import COMMAND as LIST
 from podwire.commands.repair import COMMAND as REPAIR
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (LIST, COMPLETION, MANUAL, REPAIR)
+COMMANDS: tuple[Command, ...] = (LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)

@@ -1,0 +1,158 @@
+"""`podwire install` and `podwire uninstall`: this file under the names of its plugins, and back.
+
+One rule: nobody's file is lost: what is replaced is kept, what is not podwire's is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from argparse import ArgumentParser, Namespace
+
+from cni import files, gojson, signals
+from cni.errors import CniError, Code
+from podwire import networks, standard
+from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_conf_dir, conf_dir
+from podwire.installing import Directory, Manifest, sentence, write_whole
+
+_PROGRAM = "/proc/self/exe"
+
+_INSTALL = f"""\
+Puts this file under the names of all its plugins (`podwire list`), and `podwire`, into a directory of plugins: one
+copy, the names are hard links. Each name changes by a rename, so it may be done while pods are being started, and again
+to upgrade. The new file is run there once before any name leads to it.
+
+What had a name before (the reference's plugins) is kept in .podwire-replaced in the same directory, for `podwire
+uninstall`. An installation that is interrupted leaves every name working; the next one completes it.
+
+--conf also writes a network into {CONF_DIR}: of FILE, or without one {standard.FILE}, a masqueraded bridge with
+host ports and limits, whose addresses --subnet says. Runtimes use the first file in lexicographic order; one that is
+there is not overwritten."""
+
+_UNINSTALL = """\
+Puts back what `podwire install` has replaced, and removes the names that it has made. A file that is not podwire's is
+left alone, and so is a configuration that was changed since. Pods go on; whatever has the plugins' names then serves
+their DEL, as names of rules, files and settings are the reference's."""
+
+
+def _add_directory(parser: ArgumentParser) -> None:
+    parser.add_argument("--bin-dir", metavar="DIR", default=BIN_DIR, help=f"the directory of plugins ({BIN_DIR})")
+    parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+
+
+def _add_install(parser: ArgumentParser) -> None:
+    _add_directory(parser)
+    parser.add_argument("--conf", metavar="FILE", nargs="?", const="", help="write a network, too (see above)")
+    parser.add_argument("--subnet", metavar="CIDR", action="append", default=[], help="the pods' addresses, for --conf")
+    parser.add_argument("--force", action="store_true", help="overwrite that file, keeping a copy FILE.podwire-backup")
+    add_conf_dir(parser)
+
+
+def _install(context: Context, options: Namespace) -> Status:
+    signals.hold()
+    directory = _directory(context, options)
+    content = _content(options)
+    path = os.path.abspath(os.path.join(conf_dir(context, options), os.path.basename(options.conf or standard.FILE)))
+    if content is not None:
+        networks.parse(content, path)
+        _refuse_overwriting(path, content, force=options.force)
+    try:
+        directory.install(_PROGRAM)
+        if content is not None:
+            _configure(directory, path, content)
+    finally:
+        _tell(context, directory)
+    return Status.FINE
+
+
+def _uninstall(context: Context, options: Namespace) -> Status:
+    signals.hold()
+    directory = _directory(context, options)
+    try:
+        directory.uninstall(_PROGRAM)
+    finally:
+        _tell(context, directory)
+    return Status.FINE
+
+
+def _directory(context: Context, options: Namespace) -> Directory:
+    return Directory(os.path.abspath(options.bin_dir), (*sorted(context.plugins), "podwire"), options.dry_run)
+
+
+def _tell(context: Context, directory: Directory) -> None:
+    for line in directory.told:
+        context.out.line(*(["would:"] if directory.dry_run else []), line)
+
+
+def _content(options: Namespace) -> bytes | None:
+    """Returns what is to be written into net.d, None when nothing is asked for; raises CniError."""
+    if options.conf is None:
+        if options.subnet:
+            raise CniError(Code.INVALID_NETWORK_CONFIG, "--subnet is for --conf", "add --conf, or leave it out")
+        return None
+    if not options.conf:
+        return standard.text(options.subnet)
+    if options.subnet:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, "--subnet is for --conf without a file", "set it in the file")
+    if not options.conf.endswith(networks.SUFFIXES):
+        hint = f"a runtime reads files that end in {', '.join(networks.SUFFIXES)}"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"--conf {options.conf} would not be read", hint)
+    try:
+        return files.read(options.conf, gojson.MAX_BYTES)
+    except OSError as error:
+        raise sentence(f"read {options.conf}", error) from error
+
+
+def _refuse_overwriting(path: str, content: bytes, *, force: bool) -> None:
+    """Refuses another file under this name before anything is done; with `force` it is kept beside."""
+    try:
+        found = files.read(path, gojson.MAX_BYTES)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error}") from error
+    if found != content and not force:
+        raise CniError(Code.IO_FAILURE, f"{path} is there and is different", "compare the two; --force overwrites it")
+
+
+def _configure(directory: Directory, path: str, content: bytes) -> None:
+    sha256 = hashlib.sha256(content).hexdigest()
+    told = f"wrote {path}"
+    try:
+        if not directory.dry_run:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            if os.path.exists(path):
+                found = files.read(path, gojson.MAX_BYTES)
+                if found == content:
+                    directory.told.append(f"nothing to do: {path} is so already")
+                    return
+                write_whole(f"{path}.podwire-backup", found)  # no suffix that a runtime reads
+                told += f"; what was there is in {path}.podwire-backup"
+            manifest = directory.manifest()
+            directory.note(Manifest(manifest.ours, {**manifest.conf, path: sha256}))
+            write_whole(path, content)
+    except OSError as error:
+        raise sentence(f"write {path}", error) from error
+    directory.told.append(told)
+
+
+INSTALL = Command(
+    "install",
+    "put this file in place under all its names",
+    _INSTALL,
+    _install,
+    _add_install,
+    (
+        ("podwire install", f"into {BIN_DIR}"),
+        ("podwire install --conf --subnet 10.22.0.0/16", f"with the standard network in {CONF_DIR}"),
+        ("podwire install --bin-dir /usr/lib/cni --dry-run", "only tell what would be replaced there"),
+    ),
+)
+UNINSTALL = Command(
+    "uninstall",
+    "put back what install has replaced",
+    _UNINSTALL,
+    _uninstall,
+    _add_directory,
+    (("podwire uninstall", f"of {BIN_DIR}"),),
+)

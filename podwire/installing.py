@@ -1,0 +1,333 @@
+"""Installing: one file under all its names in a directory of plugins, and what was there before kept beside.
+
+One rule: at every moment each name stands for a whole file, the old one or the new one, whoever runs it or kills us:
+names are changed by rename alone. Before that, what is replaced is kept, and what is ours is noted.
+
+    <directory>/.podwire-replaced/manifest.json   {"ours": [sha256, ...], "conf": {path: sha256}}
+    <directory>/.podwire-replaced/<name>          what was there before the first installation; later ones <name>~2, ...
+    <directory>/.podwire-new*                     while it works, or left by one that was killed
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from cni import child, files, gojson
+from cni.errors import CniError, Code
+
+_KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
+_CHUNK_BYTES = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
+_CURES = {
+    errno.EACCES: "this needs root",
+    errno.EPERM: "this needs root; a file may also be immutable (lsattr)",
+    errno.EROFS: "it is mounted read-only: choose another directory, which the runtime searches, or remount it",
+    errno.ENOSPC: "make room: the file takes 25 MB once; nothing has been changed",
+    errno.EDQUOT: "make room: the file takes 25 MB once; nothing has been changed",
+    errno.ENOTDIR: "a part of the path is a file",
+}
+
+
+@dataclass
+class Manifest:
+    """What is whose: the hashes of all that was installed, and of the configuration files that were written."""
+
+    ours: list[str] = field(default_factory=list)
+    conf: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Directory:
+    """A directory of plugins. With `dry_run` nothing is changed; what is done is noted in `told`, in words."""
+
+    path: str
+    names: Sequence[str]
+    dry_run: bool = False
+    told: list[str] = field(default_factory=list)
+    _hashes: dict[tuple[int, int, int], str] = field(default_factory=dict)
+
+    def install(self, program: str) -> None:
+        """Puts `program` under all names; raises CniError(5), CniError(11)."""
+        own = self._hash(program)
+        with _telling(f"install into {self.path}"):
+            if self.dry_run:
+                self._plan(own)
+                return
+            os.makedirs(self.path, mode=0o755, exist_ok=True)
+            with self._locked():
+                self._sweep()
+                self._refuse_strange()
+                todo = [name for name in self.names if self._present(name) != own]
+                if not todo:
+                    self.told.append(f"nothing to do: {self.path} has this podwire under all its names")
+                    return
+                fresh = os.path.join(self.path, _NEW)
+                try:
+                    _copy(program, fresh)
+                    _try(fresh, self.names)
+                    self._keep(todo, own)
+                    for name in todo:
+                        self._put(fresh, name)
+                finally:
+                    self._sweep()
+                    _sync(self.path)
+
+    def uninstall(self, program: str) -> None:
+        """Puts back what was replaced and removes the rest of ours; what is not ours stays. Raises CniError(5)."""
+        with _telling(f"uninstall from {self.path}"):
+            if not os.path.isdir(self.path):
+                self.told.append(f"nothing to do: there is no {self.path}")
+                return
+            manifest = self.manifest()
+            ours = {*manifest.ours, self._hash(program)}
+            if self.dry_run:
+                self._restore(ours)
+                return
+            with self._locked():
+                self._sweep()
+                self._restore(ours)
+                for path, sha256 in manifest.conf.items():
+                    self._unconfigure(path, sha256)
+                self._forget()
+                _sync(self.path)
+
+    def manifest(self) -> Manifest:
+        """Reads the manifest, an empty one where there is none; raises CniError(6) for one that is broken."""
+        path = os.path.join(self.path, _KEPT, _MANIFEST)
+        try:
+            return _manifest(gojson.loads(files.read(path, gojson.MAX_BYTES)))
+        except FileNotFoundError:
+            return Manifest()
+        except ValueError as error:
+            hint = "move the directory away; what it keeps of others' plugins is in it under their names"
+            raise CniError(Code.DECODING_FAILURE, f"{path} is no manifest of podwire's: {error}", hint) from error
+
+    def note(self, manifest: Manifest) -> None:
+        """Writes the manifest, whole or not at all."""
+        directory = os.path.join(self.path, _KEPT)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        text = gojson.dumps({"ours": manifest.ours, "conf": manifest.conf}, indent=2) + "\n"
+        write_whole(os.path.join(directory, _MANIFEST), text.encode())
+
+    def _plan(self, own: str) -> None:
+        for name in self.names:
+            present = self._present(name)
+            done = "make" if not present else "leave" if present == own else "replace"
+            self.told.append(f"{done} {os.path.join(self.path, name)}")
+
+    def _keep(self, names: Sequence[str], own: str) -> None:
+        """Notes that `own` is ours from now on, after a link to what others have under each name is kept."""
+        manifest = self.manifest()
+        directory = os.path.join(self.path, _KEPT)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        for name in names:
+            present, kept = self._present(name), self._kept(name)
+            if not present or present in (*manifest.ours, own):
+                continue
+            if kept and self._hash(kept[-1]) == present:
+                continue  # of an installation that was interrupted
+            place = os.path.join(directory, f"{name}~{len(kept) + 1}" if kept else name)
+            _link(os.path.join(self.path, name), place, f"{place}.new")
+            self.told.append(f"kept what was {name}: {place}")
+        _sync(directory)
+        if own not in manifest.ours:
+            self.note(Manifest([*manifest.ours, own], manifest.conf))
+
+    def _put(self, fresh: str, name: str) -> None:
+        place = os.path.join(self.path, f"{_NEW}-{name}")
+        _link(fresh, place, f"{_NEW}-copy")
+        os.rename(place, os.path.join(self.path, name))
+        self.told.append(f"installed {os.path.join(self.path, name)}")
+
+    def _restore(self, ours: set[str]) -> None:
+        """Takes ours away, podwire itself last, and puts back the last that was kept under each name."""
+        for name in self.names:
+            path, present, kept = os.path.join(self.path, name), self._present(name), self._kept(name)
+            if present and present not in ours:
+                self.told.append(f"left {path}: it is not podwire's")
+            elif present and kept:
+                self.told.append(f"put back {path}")
+                if not self.dry_run:
+                    os.rename(kept[-1], path)
+            elif present:
+                self.told.append(f"removed {path}")
+                if not self.dry_run:
+                    os.unlink(path)
+
+    def _unconfigure(self, path: str, sha256: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                same = hashlib.sha256(file.read()).hexdigest() == sha256
+        except FileNotFoundError:
+            return
+        if same:
+            os.unlink(path)
+        self.told.append(f"removed {path}" if same else f"left {path}: it was changed since")
+
+    def _forget(self) -> None:
+        """Removes the manifest, and the directory of what was kept unless something is left in it."""
+        directory = os.path.join(self.path, _KEPT)
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, _MANIFEST))
+        for name in self.names:  # of an installation that was interrupted: the same is under its own name
+            for kept in self._kept(name):
+                if self._hash(kept) == self._present(name):
+                    os.unlink(kept)
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self.told.append(f"left {directory}: older files of others are in it")
+
+    def _kept(self, name: str) -> list[str]:
+        """Returns what was kept under a name, the oldest first."""
+        directory = os.path.join(self.path, _KEPT)
+        places = [os.path.join(directory, name)]
+        while os.path.lexists(places[-1]):
+            places.append(os.path.join(directory, f"{name}~{len(places) + 1}"))
+        return places[:-1]
+
+    def _present(self, name: str) -> str:
+        """Returns the hash of what has a name, "" where nothing has it; a symbolic link is what it points to."""
+        path = os.path.join(self.path, name)
+        return self._hash(path) if os.path.lexists(path) else ""
+
+    def _hash(self, path: str) -> str:
+        """Returns what tells a file from others: its SHA-256 sum, of a symbolic link its text."""
+        if os.path.islink(path) and not path.startswith("/proc/"):
+            return f"-> {os.readlink(path)}"
+        found = os.stat(path)
+        known = found.st_dev, found.st_ino, found.st_mtime_ns
+        if known not in self._hashes:
+            with open(path, "rb") as file:
+                self._hashes[known] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._hashes[known]
+
+    def _refuse_strange(self) -> None:
+        for name in self.names:
+            path = os.path.join(self.path, name)
+            with suppress(FileNotFoundError):
+                mode = os.lstat(path).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                    raise CniError(Code.IO_FAILURE, f"{path} is neither a file nor a link", "move it away")
+
+    def _sweep(self) -> None:
+        """Removes what is half made, ours now or that of one that was killed."""
+        for name in os.listdir(self.path):
+            if name.startswith(_NEW):
+                os.unlink(os.path.join(self.path, name))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                msg = f"another podwire is installing into {self.path}"
+                raise CniError(Code.TRY_AGAIN_LATER, msg, "wait for its end") from error
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Writes a file that is there whole or not at all; raises OSError."""
+    draft = f"{path}.podwire-new"
+    try:
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    _sync(os.path.dirname(path) or ".")
+
+
+def sentence(doing: str, error: OSError) -> CniError:
+    """Returns a failure of the file system as an error that says what to do."""
+    where = f" ({error.filename})" if error.filename else ""
+    msg = f"cannot {doing}: {error.strerror}{where}"
+    return CniError(Code.IO_FAILURE, msg, _CURES.get(error.errno or 0, ""))
+
+
+@contextmanager
+def _telling(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise sentence(doing, error) from error
+
+
+def _manifest(body: object) -> Manifest:
+    """Reads a manifest; raises ValueError."""
+    ours, conf = (body.get(key) for key in ("ours", "conf")) if isinstance(body, dict) else (None, None)
+    if not isinstance(ours, list) or not isinstance(conf, dict):
+        raise ValueError('"ours" or "conf" is missing')
+    return Manifest([*map(str, ours)], {str(path): str(sha256) for path, sha256 in conf.items()})
+
+
+def _copy(source: str, target: str) -> None:
+    """Copies a program; it is on the disk then."""
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755)
+    with open(source, "rb") as reader, open(descriptor, "wb") as writer:
+        while chunk := reader.read(_CHUNK_BYTES):
+            writer.write(chunk)
+        writer.flush()
+        os.fchmod(descriptor, 0o755)  # whatever the umask
+        os.fsync(descriptor)
+
+
+def _link(source: str, target: str, draft: str) -> None:
+    """Gives a file a second name; where that cannot be, it is copied, and `draft` is its name meanwhile."""
+    with suppress(FileNotFoundError):
+        os.unlink(target)
+    try:
+        os.link(source, target, follow_symlinks=False)
+        return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    draft = os.path.join(os.path.dirname(target), os.path.basename(draft))
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), draft)
+    else:
+        _copy(source, draft)
+        found = os.stat(source)
+        os.utime(draft, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.chmod(draft, stat.S_IMODE(found.st_mode))
+    os.rename(draft, target)
+
+
+def _try(program: str, names: Sequence[str]) -> None:
+    """Runs the new file in its place before any name leads to it; raises CniError(5)."""
+    doing = f"run {program}"
+    try:
+        (outcome,) = child.run(child.Command((program, "list"), {}, capture_stderr=True), limit_s=30)
+    except OSError as error:
+        hint = "the file system is mounted noexec, or forbids it: choose another directory, or remount it with exec"
+        raise CniError(Code.IO_FAILURE, f"cannot {doing}: {error.strerror}; nothing has been changed", hint) from error
+    if outcome.status or {*outcome.stdout.decode("utf-8", "replace").split(), "podwire"} != {*names}:
+        hint = "install by the executable of dist/bin: ./podwire install"
+        raise CniError(Code.IO_FAILURE, f"{program} does not work here ({outcome.how}); nothing has been changed", hint)
+
+
+def _sync(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
