@@ -32,6 +32,7 @@ _CURES = {
     errno.ENOSPC: "make room: the file takes 25 MB once; nothing has been changed",
     errno.EDQUOT: "make room: the file takes 25 MB once; nothing has been changed",
     errno.ENOTDIR: "a part of the path is a file",
+    errno.EEXIST: "it is a file; name a directory",
 }
 
 

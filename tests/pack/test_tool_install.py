@@ -1,0 +1,279 @@
+"""podwire install and uninstall: whatever happens meanwhile, each name is a file that works, and nothing is lost."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from podwire import standard
+from podwire.networks import parse
+from tests.support.binaries import ROOT
+
+ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+LOOPS = 4
+# What changes something, by the calls' names in strace.
+CALLS = ("mkdir", "openat", "fchmod", "fsync", "link", "linkat", "rename", "unlink", "rmdir", "write")
+
+
+def run(program, *words, before=(), status=0):
+    """Runs the tool and returns what it says; another exit status fails the test."""
+    line = [*before, str(program), *map(str, words)]
+    done = subprocess.run(line, env=ENV, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, f"{line}: {done.returncode} {done.stdout} {done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def works(path):
+    """Tells whether a file answers VERSION."""
+    done = subprocess.run([path], env={**ENV, "CNI_COMMAND": "VERSION"}, capture_output=True, timeout=60, check=False)
+    return done.returncode == 0 and "supportedVersions" in json.loads(done.stdout)
+
+
+def listing(directory):
+    """Returns type, permissions and content of everything in a directory."""
+    found = {}
+    for path in sorted(directory.iterdir()):
+        mode = path.lstat().st_mode
+        found[path.name] = (
+            mode,
+            os.readlink(path) if stat.S_ISLNK(mode) else path.read_bytes() if path.is_file() else "",
+        )
+    return found
+
+
+@pytest.fixture
+def podwire(bin_dir):
+    """The executable; PyInstaller's is another kind of file."""
+    if b"pyi-" in (bin_dir / "podwire").read_bytes():
+        pytest.skip("the portable variant is not a static executable")
+    return bin_dir / "podwire"
+
+
+@pytest.fixture
+def names(podwire):
+    """The plugins' names."""
+    return run(podwire, "list").split()
+
+
+@pytest.fixture
+def older(podwire, tmp_path):
+    """Another build: the same program in other bytes."""
+    program = tmp_path / "older"
+    program.write_bytes(podwire.read_bytes() + b"older")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def others(tmp_path, names):
+    """A directory with somebody else's plugins: a file, one of other permissions, a link, and one that we have not."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for name, mode in (("bridge", 0o755), ("portmap", 0o700), ("flannel", 0o755)):
+        program = directory / name
+        program.write_text(f"""#!/bin/sh\necho '{{"supportedVersions": ["1.0.0"], "of": "{name}"}}'\n""")
+        program.chmod(mode)
+    (directory / "ptp").symlink_to("bridge")
+    return directory
+
+
+def test_fresh(podwire, names, tmp_path):
+    """A directory that is not there is made; all names are one file; a second time nothing is done."""
+    directory = tmp_path / "opt" / "cni" / "bin"
+    would = run(podwire, "install", "--bin-dir", directory, "--dry-run")
+    assert f"would: make {directory}/bridge" in would
+    assert not directory.exists()
+    run(podwire, "install", "--bin-dir", directory)
+    files = [directory / name for name in (*names, "podwire")]
+    assert {path.name for path in directory.iterdir()} == {*names, "podwire", ".podwire-replaced"}
+    assert {(path.stat().st_ino, path.stat().st_mode & 0o7777) for path in files} == {(files[0].stat().st_ino, 0o755)}
+    assert files[0].read_bytes() == podwire.read_bytes()
+    assert all(works(path) for path in files[:-1])
+    assert "nothing to do" in run(directory / "podwire", "install", "--bin-dir", directory)
+    assert "would: removed" in run(podwire, "uninstall", "--bin-dir", directory, "--dry-run")
+    assert len(list(directory.iterdir())) == len(files) + 1
+    run(directory / "podwire", "uninstall", "--bin-dir", directory)
+    assert list(directory.iterdir()) == []
+    assert "nothing to do" in run(podwire, "uninstall", "--bin-dir", tmp_path / "absent")
+
+
+def test_and_back(podwire, older, names, others):
+    """What was replaced comes back as it was, after an upgrade, too; what is not ours stays."""
+    before = listing(others)
+    run(older, "install", "--bin-dir", others)
+    run(podwire, "install", "--bin-dir", others)
+    run(podwire, "install", "--bin-dir", others)
+    assert {(others / name).read_bytes() for name in (*names, "podwire")} == {podwire.read_bytes()}
+    run(others / "podwire", "uninstall", "--bin-dir", others)
+    assert listing(others) == before
+
+
+def test_somebody_installs_over_it(podwire, names, others):
+    """A plugin that somebody put there since is left, and kept by the next installation, beside the first one."""
+    before = listing(others)
+    run(podwire, "install", "--bin-dir", others)
+    (others / "new").write_text("#!/bin/sh\nexit 3\n")
+    (others / "new").rename(others / "portmap")
+    text = run(podwire, "uninstall", "--bin-dir", others)
+    assert f"left {others}/portmap: it is not podwire's" in text
+    assert (others / "portmap").read_text() == "#!/bin/sh\nexit 3\n"
+    assert (others / ".podwire-replaced" / "portmap").read_bytes() == before["portmap"][1]
+    run(podwire, "install", "--bin-dir", others)
+    run(podwire, "uninstall", "--bin-dir", others)
+    assert (others / "portmap").read_text() == "#!/bin/sh\nexit 3\n"
+
+
+def test_while_verbs_run(podwire, older, names, tmp_path):
+    """Verbs that are started all the time never meet a file that is not whole, nor one that cannot be executed."""
+    directory = tmp_path / "bin"
+    run(older, "install", "--bin-dir", directory)
+    until = time.monotonic() + 6
+
+    def verbs(number):
+        count = 0
+        while time.monotonic() < until:
+            assert works(directory / names[(number + count) % len(names)])
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(LOOPS) as pool:
+        loops = [pool.submit(verbs, number) for number in range(LOOPS)]
+        times = 0
+        while time.monotonic() < until:
+            run((podwire, older)[times % 2], "install", "--bin-dir", directory)
+            times += 1
+        assert sum(loop.result() for loop in loops) > 10 * times > 20
+
+
+def some(count, *, nightly):
+    """Returns numbers of calls from 1 to `count`: all, or the first two, one in the middle and the last."""
+    every = range(1, count + 1)
+    return every if nightly else sorted({*every[:2], *every[count // 2 : count // 2 + 1], *every[-1:]})
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_killed(request, podwire, names, others, tmp_path, command):
+    """Killed before any system call, it leaves each name working; the next time all is done, and nothing was lost."""
+    nightly = request.config.getoption("--nightly")
+    before = listing(others)
+    words = (command, "--bin-dir", str(others))
+    log = tmp_path / "strace"
+    if command == "uninstall":
+        run(podwire, "install", "--bin-dir", others)
+    run(podwire, *words, before=("strace", "-f", "-o", log, "-e", f"trace={','.join(CALLS)}"))
+    found = re.findall(r"^\d+ +(\w+)\(", log.read_text(), re.MULTILINE)
+    assert {"rename", "unlink"} <= {*found}
+    points = [(call, number) for call in {*found} for number in some(found.count(call), nightly=nightly)]
+    run(podwire, "uninstall", "--bin-dir", others)
+    assert listing(others) == before
+    for call, number in points:
+        if command == "uninstall":
+            run(podwire, "install", "--bin-dir", others)
+        inject = ("strace", "-f", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={number}")
+        done = subprocess.run(
+            [*inject, str(podwire), *words], env=ENV, capture_output=True, timeout=60, check=False
+        ).returncode
+        assert done in (-9, 137, 0), (call, number, done)
+        assert all(works(others / name) for name in before), (call, number)
+        run(podwire, "install", "--bin-dir", others)
+        assert {(others / name).read_bytes() for name in names} == {podwire.read_bytes()}, (call, number)
+        run(podwire, "uninstall", "--bin-dir", others)
+        assert listing(others) == before, (call, number)
+
+
+@pytest.mark.parametrize("number", ["EPERM", "EMLINK"])
+def test_without_hard_links(podwire, names, others, number):
+    """Where hard links cannot be made, or no more of them, files are copied."""
+    before = listing(others)
+    inject = ("strace", "-f", "-o", "/dev/null", "-e", f"inject=link,linkat:error={number}")
+    run(podwire, "install", "--bin-dir", others, before=inject)
+    assert len({(others / name).stat().st_ino for name in names}) == len(names)
+    assert all(works(others / name) for name in names)
+    run(podwire, "uninstall", "--bin-dir", others)
+    assert listing(others) == before
+
+
+DISKS = {
+    "size=60m,noexec": r"mounted noexec",
+    "size=60m,ro": r"Read-only file system.*\n.*remount",
+    "size=10m": r"No space left on device.*\n.*make room",
+}
+
+
+@pytest.mark.parametrize("options", DISKS)
+def test_disks(podwire, root, tmp_path, options):
+    """A disk that is full, read-only or noexec is told in words, and nothing is there then."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    script = 'mount -t tmpfs -o "$1" podwire "$2"; s=0; "$3" install --bin-dir "$2" || s=$?; ls -A "$2"; exit $s'
+    before = ("unshare", "--mount", "sh", "-ec", script, "sh", options, directory)
+    text = run(podwire, before=before, status=3)
+    assert re.search(DISKS[options], text), text
+    assert not re.search(r"^(bridge|\.podwire-new)", text, re.MULTILINE)
+
+
+def test_refusals(podwire, others, tmp_path, root):
+    """Without rights, for a directory that is a file, or has one under a plugin's name, the reason is told."""
+    tmp_path.chmod(0o755)
+    copy = tmp_path / "podwire"
+    copy.write_bytes(podwire.read_bytes())
+    copy.chmod(0o755)
+    parents = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    script = 'mount --bind "$1" /mnt; shift; exec "$@"'
+    inside = ("unshare", "--mount", "sh", "-ec", script, "sh", str(tmp_path), *parents)
+    text = run("/mnt/podwire", "install", "--bin-dir", "/mnt/bin", before=inside, status=3)
+    assert "Permission denied" in text
+    assert "needs root" in text
+    file = tmp_path / "file"
+    file.touch()
+    assert "is a file" in run(podwire, "install", "--bin-dir", file, status=3)
+    (others / "tuning").mkdir()
+    before = listing(others)
+    assert "neither a file nor a link" in run(podwire, "install", "--bin-dir", others, status=3)
+    assert listing(others) == before
+
+
+def test_a_linked_directory(podwire, names, others, tmp_path):
+    """A symbolic link to the directory of plugins is followed, and stays."""
+    link = tmp_path / "link"
+    link.symlink_to(others)
+    run(podwire, "install", "--bin-dir", link)
+    assert link.is_symlink()
+    assert works(others / names[0])
+
+
+def test_conf(podwire, tmp_path):
+    """The standard network is written, read by ours as any other, never over another file, and removed if unchanged."""
+    words = ("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d")
+    assert "--subnet 10.22.0.0/16" in run(podwire, *words, "--conf", status=3)
+    assert "is no network" in run(podwire, *words, "--conf", "--subnet", "10.22.0.1/16", status=3)
+    assert not (tmp_path / "bin").exists()
+    run(podwire, *words, "--conf", "--subnet", "10.23.0.0/16", "--subnet", "fd00:23::/64")
+    path = tmp_path / "net.d" / "10-podwire.conflist"
+    ranges = parse(path.read_bytes(), str(path)).plugins[0]["ipam"]["ranges"]
+    assert ranges == [[{"subnet": "10.23.0.0/16"}], [{"subnet": "fd00:23::/64"}]]
+    other = ("--conf", "--subnet", "10.24.0.0/16")
+    assert "is there and is different" in run(podwire, *words, *other, status=3)
+    run(podwire, *words, *other, "--force")
+    backup = path.with_name(path.name + ".podwire-backup")
+    assert ("10.24.0.0" in path.read_text(), "10.23.0.0" in backup.read_text()) == (True, True)
+    assert "nothing to do" in run(podwire, *words, *other)
+    run(podwire, *words, "--conf", ROOT / "conf" / "99-loopback.conflist")
+    (path.parent / "99-loopback.conflist").write_text("{}")
+    text = run(podwire, "uninstall", "--bin-dir", tmp_path / "bin")
+    assert f"removed {path}\n" in text
+    assert "left" in text
+    assert sorted(file.name for file in path.parent.iterdir()) == [backup.name, "99-loopback.conflist"]
+
+
+def test_the_standard_network():
+    """What install writes is the first sample, and the README's."""
+    sample = json.loads(Path(ROOT, "conf", standard.FILE).read_text())
+    assert json.loads(standard.text(["10.22.0.0/16"])) == sample
