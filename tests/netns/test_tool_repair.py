@@ -19,6 +19,10 @@ BACKENDS = [
     pytest.param("iptables nft", marks=NFT.marks),
     pytest.param("iptables legacy", marks=LEGACY.marks),
 ]
+TRACKING = (
+    "add table inet others; add chain inet others all { type filter hook prerouting priority 0 ; }; "
+    "add rule inet others all ct state new accept"
+)
 _SILENCE = r"timed out|No route"
 
 
@@ -81,11 +85,14 @@ def test_connections(node, outside, new_sandbox):
         before = node.rules()
 
         node.flush()
+        # Others' rules ask for connection tracking, as kube-proxy's do; what begins now is remembered as it began.
+        node.host.run("nft", TRACKING)
         assert call([tcp], outside, "tcp", NODE, 8080) is None
         assert ask([udp], stray, NODE, 5353) is None
         assert call([remote], pod, "tcp", OUTSIDE, 80) is None
 
         assert node.repair() == {pod.name: "repaired", other.name: "repaired"}
+        node.host.run("nft", "delete table inet others")
         assert node.rules() == before
         assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, OUTSIDE)
         assert call([remote], pod, "tcp", OUTSIDE, 80) == Reached(outside.name, NODE)
