@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from tests.support.netlist import NetworkList
 from tests.support.running import Outcome, environment, run_plugin
 
 _COUNTERS = re.compile(r"counter packets \d+ bytes \d+|\[\d+:\d+\]")
+_IPTABLES = re.compile(r"table ip6? (nat|filter|mangle) ")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ class Node:
                     self.host.run(f"{self.tools}/{tool}", "-t", table, "-X")
 
     def rules(self) -> dict[str, list[str]]:
-        """Returns all rules by chain, counters and what is empty left out."""
+        """Returns all rules by chain, counters and what is empty left out.
+
+        Those of iptables-nft as iptables-save prints them: nft does not always translate them alike.
+        """
         found: dict[str, list[str]] = {}
         text = _COUNTERS.sub("", self.host.run("nft", "-s", "list", "ruleset"))
         table = chain = ""
@@ -114,9 +117,9 @@ class Node:
                 table, chain = line, ""
             elif line.startswith(("chain ", "set ", "map ")):
                 chain = f"{table} {line}"
-            elif chain and line and line != "}":
+            elif chain and line and line != "}" and not (self.tools and _IPTABLES.match(table)):
                 found.setdefault(chain, []).append(line)
-        if self.tools and "legacy" in os.fspath(self.tools):
+        if self.tools:
             for table in ("filter", "nat", "mangle"):
                 for tool, lines in xtables.saved(self.host, self.tools, table).items():
                     for line in (line for line in lines if line.startswith("-A ")):
