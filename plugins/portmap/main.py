@@ -97,10 +97,10 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     own = portmap_conf.parse(args, conf, conf.required_prev_result())
     ports = own.ports
     if ports.mappings:
-        check, make = partial(_BACKENDS.check, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
-        lost = mend("the host ports", check, make)
+        look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
+        lost = mend("the host ports", look, make)
         mend("127.0.0.1:hostPort", partial(localnet.demand, ports), partial(localnet.ensure, ports))
-        if lost and not is_planned():
+        if lost and not is_planned() and look():  # else the flows to the port are those of who was first
             conntrack.forget_strayed(ports)
 
 
@@ -125,6 +125,15 @@ def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
         return portmap_conf.parse(args, conf, prev_result), prev_result
     except CniError as error:
         raise error.prefixed("failed to parse config: ") from None
+
+
+def _is_reached(ports: HostPorts, backend: str) -> bool:
+    """Checks the rules; returns False when another container's stand before them, which no repair changes."""
+    try:
+        _BACKENDS.check(ports, backend)
+    except ShadowedError:
+        return False
+    return True
 
 
 def _refuse_overtaken(ports: HostPorts, backend: str) -> None:

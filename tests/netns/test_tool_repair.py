@@ -109,6 +109,25 @@ def test_connections(node, outside, new_sandbox):
         assert differences(before, node.rules()) == []
 
 
+def test_a_port_that_two_pods_have(node, outside, new_sandbox):
+    """Who was first has the port again, and its flows go on; the second one is not repaired over and over."""
+    first, second = (new_sandbox() for _ in range(2))
+    asked = node.asking("5353:53/udp")
+    names = {"z-first": first, "a-second": second}  # by time, not by name
+    for name, pod in names.items():
+        asked.add(pod, name)
+    with service(first, "udp", "0.0.0.0", 53) as udp, opened(outside, "udp", "0.0.0.0") as steady:
+        assert ask([udp], steady, NODE, 5353) == Reached(first.name, OUTSIDE)
+        before = node.rules()
+        node.flush()
+        assert node.repair() == dict.fromkeys(names, "repaired")
+        assert differences(before, node.rules()) == []
+        udp.socket.sendto(b"news", (OUTSIDE, steady.getsockname()[1]))
+        assert steady.recvfrom(100) == (b"news", (NODE, 5353))
+        assert node.repair() == dict.fromkeys(names, "fine")
+        assert call([udp], outside, "udp", NODE, 5353) == Reached(first.name, OUTSIDE)
+
+
 def test_policy(node, store, new_sandbox):
     """Another bridge's pods are kept away again, and so are frames with another MAC."""
     second = replace(node, chain=network(store, node.chain.plugins[2]["backend"], name="two", bridge="cni1", net=23))

@@ -10,7 +10,7 @@ from tests.support.binaries import ROOT
 
 
 def test_the_unit(tmp_path):
-    """systemd-analyze finds nothing to say about the unit, except that the program is not installed here."""
+    """The unit is one about which systemd-analyze has nothing to say."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
     text = (ROOT / "docs" / "repair.md").read_text()
