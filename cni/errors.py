@@ -62,8 +62,11 @@ class UnchangedError(CniError):
 
 
 def one_line(text: str) -> str:
-    """Returns a text for stderr, where a line of a log and a terminal read it: control characters are escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    """Returns a text for stderr, where a line of a log and a terminal read it: control characters are escaped.
+
+    As Python shows them; its codec for that, unicode_escape, is not in the executable, which loads nothing more.
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def collected(errors: list[CniError]) -> CniError | None:
