@@ -1,6 +1,6 @@
 """IP addresses on links: listing, adding, removing.
 
-One rule: functions named after an object return a Request; only `on_link` and `elsewhere` talk.
+One rule: functions named after an object return a Request; only `on_link`, `elsewhere` and `every` talk.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ def elsewhere(socket: Socket, link: Link | None) -> list[Assigned]:
     """Returns the addresses of all links but `link`; raises KernelError."""
     request = Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)
     return [_assigned(message) for message in socket.dump(request) if not link or message["index"] != link.index]
+
+
+def every(socket: Socket) -> dict[int, list[Assigned]]:
+    """Returns the addresses of the namespace by the ifindex of their links; raises KernelError."""
+    found: dict[int, list[Assigned]] = {}
+    for message in socket.dump(Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)):
+        found.setdefault(message["index"], []).append(_assigned(message))
+    return found
 
 
 def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Request:

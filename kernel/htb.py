@@ -78,5 +78,15 @@ def bucket(socket: Socket, index: int) -> Bucket | None:
     return Bucket(rate, size, queue.bucket.limit) if (rate, size) == (ceil, ceil_size) else None
 
 
+def limits(socket: Socket) -> dict[int, int]:
+    """Returns the rate (bytes/s) of every limit of ours or the reference's by its interface; raises KernelError."""
+    found = {}
+    for index, root in traffic.roots(socket).items():
+        own = root.bucket or bucket(socket, index)
+        if own:
+            found[index] = own.rate
+    return found
+
+
 def _key(mask: bytes, value: bytes, at: int) -> bytes:
     return mask + value + _OFFSET.pack(at) + bytes(_WORD)

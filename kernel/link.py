@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,19 @@ def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     if found.lower_nsid is None:
         return found if own.lower_nsid is None and namespace.is_own() else None
     return found if answer and found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
+
+
+def namespace_numbers(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
+    """Returns by which number (`Link.lower_nsid`) the socket's namespace knows others, None for those it does not.
+
+    Raises KernelError.
+    """
+    requests = [
+        Request("identify a namespace", NamespaceMessage, RTM_GETNSID, 0, {}, [("NETNSA_FD", item.fileno())])
+        for item in namespaces
+    ]
+    numbers = (message and message.get_attr("NETNSA_NSID") for message in socket.get(*requests))
+    return [number if number is not None and number >= 0 else None for number in numbers]
 
 
 def every(socket: Socket) -> list[Link]:

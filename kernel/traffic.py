@@ -205,6 +205,16 @@ def filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
     return [found for message in socket.dump(asked) if (found := _filter(message))]
 
 
+def roots(socket: Socket) -> dict[int, Qdisc]:
+    """Returns the root qdiscs of all interfaces that are shaped as we do it, by ifindex; raises KernelError."""
+    found = {}
+    for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
+        own = qdisc(message)
+        if own and own.is_shaper and message["parent"] == ROOT:
+            found[message["index"]] = own
+    return found
+
+
 def lacking(socket: Socket, *further: str) -> list[str]:
     """Returns what the kernel lacks of what shaping takes: "ifb", "tbf" and `further` kinds of qdiscs.
 

@@ -81,7 +81,7 @@ class Store:
                 with record.step(f"wait for the lock {path}"):
                     lock.acquire(fd, path, self._lock_wait_s)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION)
-            index = Index(self._data_dir, self._network, self.directory)
+            index = self.index()
             try:
                 yield Reservations(self.directory, index)
             except CniError:
@@ -138,6 +138,14 @@ class Store:
         """Returns the names of all reservations, residue of a crash among them."""
         return _names(self.directory)
 
+    def content(self, name: str) -> bytes:
+        """Returns the owner of the reservation `name`, b"" when there is none; by a look without the lock."""
+        return _content(f"{self.directory}/{name}")
+
+    def index(self) -> Index:
+        """Returns the index, to be closed; without the lock it is to be looked at only."""
+        return Index(self._data_dir, self._network, self.directory)
+
     def owners(self) -> Owners:
         """Returns all reservations by owner, residue left out."""
         return _read_all(self.directory)[0]
@@ -149,7 +157,7 @@ class Store:
     @contextmanager
     def origins(self) -> Iterator[Origins]:
         """Yields what tells the origin of an owner's reservation, by a look into the index without the lock."""
-        index = Index(self._data_dir, self._network, self.directory)
+        index = self.index()
         try:
             yield index.origin
         finally:

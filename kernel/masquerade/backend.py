@@ -14,8 +14,9 @@ from cni.errors import all_of
 from kernel.masquerade import iptables, nftables
 from kernel.masquerade.names import CHAINS, chain_name
 from kernel.masquerade.wanted import Masquerade
-from kernel.netfilter import iptables_nft, nft
+from kernel.netfilter import iptables_chains, iptables_nft, nft
 from kernel.netfilter.backends import Backends
+from kernel.netfilter.owned import MASQUERADE, Owned
 
 Step = Callable[[nft.NftSocket], None]
 
@@ -59,6 +60,21 @@ def gc(network: str, valid: frozenset[Attachment]) -> list[Step]:
 def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
     """Removes what iptables-legacy made of such rules; raises CniError."""
     iptables.gc_legacy(network, _chains(network, valid))
+
+
+def owned(socket: nft.NftSocket) -> list[Owned]:
+    """Returns whose the rules are that netlink tells of; raises KernelError."""
+    return [found for found, _ in iptables_nft.owned(socket, CHAINS, MASQUERADE)] + nftables.owned(socket)
+
+
+def owned_legacy() -> list[Owned]:
+    """Returns whose the rules are that iptables-legacy made; raises CniError."""
+    return [found for found, _ in iptables_chains.owned_legacy([CHAINS], MASQUERADE)]
+
+
+def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
+    """Returns the marks that an attachment's rules may have."""
+    return chain_name(network, attachment.container_id).encode(), nftables.mark_of(network, *attachment)
 
 
 def _chains(network: str, valid: frozenset[Attachment]) -> set[str]:

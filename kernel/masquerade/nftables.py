@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network
 
@@ -17,6 +18,7 @@ from kernel.masquerade.wanted import Masquerade
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
 from kernel.netfilter.nft_rule import RETURN
+from kernel.netfilter.owned import MASQUERADE, NFTABLES, Owned
 from kernel.rtnl import Request
 
 _TABLE = Table(
@@ -30,6 +32,9 @@ _MULTICAST = (IPv4Network("224.0.0.0/4"), IPv6Network("ff00::/8"))
 _ENTRY = (
     *(nft_rule.of_version(network.version) + nft_rule.destination(network) + RETURN for network in _MULTICAST),
     nft_rule.goto(_CHECKS.name),
+)
+_NAMED = re.compile(
+    r"(?P<mark>[0-9a-f]{16}-[0-9a-f]{16}), net: (?P<network>[^,]*), if: (?P<ifname>.*), id: (?P<container_id>[^,]*)"
 )
 _AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send buffer
 _NEEDS = "masquerading with nftables needs a kernel that can do NAT in tables of family inet: Linux 5.2 or later"
@@ -78,6 +83,22 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         _delete(socket, stale)
 
     nft.retried(attempt)
+
+
+def owned(socket: NftSocket) -> list[Owned]:
+    """Returns whose the rules are, each marked as by `mark_of`; raises KernelError."""
+    found = []
+    for rule in nft.rules(socket, _CHECKS):
+        comment = rule.comment
+        named = _NAMED.fullmatch(comment) if len(comment.encode()) < nft_rule.COMMENT_MAX else None
+        names = (named["network"], named["container_id"], named["ifname"]) if named else ("", "", "")
+        found.append(Owned(MASQUERADE, NFTABLES, f"chain {_CHECKS}", comment.partition(",")[0].encode(), *names))
+    return found
+
+
+def mark_of(network: str, container_id: str, ifname: str) -> bytes:
+    """Returns what the comments of an attachment's rules begin with."""
+    return _prefix(network, container_id, ifname).encode()
 
 
 def problem() -> str:

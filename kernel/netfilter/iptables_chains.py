@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables
+from kernel.netfilter.owned import IPTABLES, Owned
 
 TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
@@ -154,6 +155,26 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
     change_legacy(
         TABLE, lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], doing
     )
+
+
+def owned_legacy(kinds: Iterable[ContainerChains], what: str) -> list[tuple[Owned, str]]:
+    """Returns whose the jumps to such chains are that iptables-legacy made, with their lines; raises CniError.
+
+    Names are told where they prove themselves, see `gc_legacy`. One program is run where there is such a table.
+    """
+    families = iptables.legacy_families(TABLE)
+    listed = [line for listing in (iptables.read(families, TABLE) if families else {}).values() for line in listing]
+    found = []
+    for kind in kinds:
+        name = re.compile(rf" -[jg] ({re.escape(kind.start)}[0-9a-f]+)$")
+        for line in listed:
+            target = name.search(line) if line.startswith(f"-A {kind.entry} ") else None
+            if target:
+                owner = _OWNER.search(line) if _proven_chain(kind, line) else None
+                network, container_id = (owner["network"], owner["container_id"]) if owner else ("", "")
+                where = f"chain {target[1]} (legacy)"
+                found.append((Owned(what, IPTABLES, where, target[1].encode(), network, container_id), line))
+    return found
 
 
 def tell_of_doubtful(number: int, kind: ContainerChains, network: str) -> None:

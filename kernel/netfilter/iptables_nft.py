@@ -18,6 +18,7 @@ from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
 from kernel.netfilter.iptables_chains import TABLE, ContainerChains, tell_of_doubtful, tell_of_emptied
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
+from kernel.netfilter.owned import IPTABLES, Owned
 from kernel.rtnl import Request
 
 TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
@@ -57,6 +58,22 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
     names = list(stale)
     for start in range(0, len(names), _AT_ONCE):
         _delete_all(socket, kind, names[start : start + _AT_ONCE])
+
+
+def owned(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[Owned, Rule]]:
+    """Returns whose the jumps to such chains are, in both families, each marked with its chain; raises KernelError.
+
+    Names are told where they prove themselves, see `gc`.
+    """
+    found = []
+    pattern = names_of(kind)
+    for table in TABLES.values():
+        for rule in nft.rules(socket, Chain(table, kind.entry), kind.start):
+            for chain in dict.fromkeys(pattern.findall(rule.expressions)):
+                owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(kind, rule) else None
+                names = [item.decode(errors="replace") for item in owner.groups()] if owner else []
+                found.append((Owned(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
+    return found
 
 
 def names_of(kind: ContainerChains) -> re.Pattern[bytes]:

@@ -63,6 +63,12 @@ def stale(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> l
     return found
 
 
+def named(alias: str) -> Owner | None:
+    """Returns whose an ifb is by the text on it, None where it does not say; a long name is as in the text."""
+    mark, *words = alias.split(" ")
+    return Owner(*words) if mark == _MARK and len(words) == 3 else None
+
+
 def _words(owner: Owner) -> list[str]:
     return owner.alias.split(" ")[1:]
 

@@ -20,7 +20,7 @@ from kernel.netfilter.nft_set import ADDRESS, Element, Set
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.wanted import Protected
 
-_SETS = {
+SETS = {
     version: Set(rules.TABLE, f"firewalld{version}", (part,), "what firewalld was told of; no rule")
     for version, part in ADDRESS.items()
 }
@@ -48,7 +48,7 @@ def remember(socket: NftSocket, wanted: Protected) -> None:
     def attempt(generation: int) -> None:
         requests = [nft.table(rules.TABLE)]
         for version in wanted.versions:
-            own = _SETS[version]
+            own = SETS[version]
             new = [Element(address.packed, data) for address in wanted.addresses if address.version == version]
             keys = {element.key for element in new}
             old = [element for element in nft_set.elements(socket, own) if element.key in keys]
@@ -80,7 +80,7 @@ def forget(socket: NftSocket, records: Iterable[Record]) -> None:
 
     def attempt(generation: int) -> None:
         requests = []
-        for own in _SETS.values():
+        for own in SETS.values():
             found = nft_set.elements(socket, own)
             requests += nft_set.deletions(own, [item.key for item in found if (item.key, rules.owner(item)) in gone])
         nft.change(socket, *requests, generation=generation)
@@ -91,7 +91,7 @@ def forget(socket: NftSocket, records: Iterable[Record]) -> None:
 
 def records(socket: NftSocket) -> list[Record]:
     """Returns what was noted of all attachments; raises KernelError."""
-    found = [element for own in _SETS.values() for element in nft_set.elements(socket, own)]
+    found = [element for own in SETS.values() for element in nft_set.elements(socket, own)]
     return [Record(_zone(element), ip_address(element.key), rules.owner(element)) for element in found]
 
 

@@ -195,8 +195,14 @@ def owner(element: Element) -> bytes:
     `nft` lists and loads the comment only: if that is whole, it tells as well.
     """
     found = nft_owner.owner(element.userdata)
+    network, *attachment = names(element)
+    return found or (nft_owner.owner_of(network, *attachment) if network else b"")
+
+
+def names(element: Element) -> tuple[str, str, str]:
+    """Returns network, container ID and interface of an element's comment, "" where they do not stand there whole."""
     comment = nft_rule.comment_of(element.userdata)
     named = _COMMENT.search(comment)
-    if found or not named or len(comment.encode()) >= nft_rule.COMMENT_MAX:
-        return found
-    return nft_owner.owner_of(named["network"], named["container_id"], named["ifname"].replace(_QUOTE, '"'))
+    if not named or len(comment.encode()) >= nft_rule.COMMENT_MAX:
+        return "", "", ""
+    return named["network"], named["container_id"], named["ifname"].replace(_QUOTE, '"')

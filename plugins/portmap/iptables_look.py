@@ -71,6 +71,15 @@ def tidy(wanted: HostPorts) -> None:
         return
 
 
+def ports_of(rule: Rule) -> tuple[int, ...]:
+    """Returns the ports that an entry is for, none where it does not list them as the reference does."""
+    match = _MULTIPORT.search(rule.expressions)
+    if not match:
+        return ()
+    kind, number, *rest = _PORTS.unpack(match[1])
+    return () if kind != _TO_DESTINATION or any(rest[15:]) else tuple(rest[:number])
+
+
 def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
     found = []
     for version in wanted.families:

@@ -209,6 +209,11 @@ def owner(rule: Rule) -> bytes:
     return nft_owner.owner(rule.userdata)
 
 
+def network(rule: Rule) -> str:
+    """Returns the network whose name stands there, "" where it does not."""
+    return nft_rule.userdata(rule.userdata).get(_NETWORK, b"").decode(errors="replace")
+
+
 def names_no_owner(message: bytes) -> bool:
     """Tells by the message alone whether a rule may be the reference's."""
     return _OWNER_HEAD not in message
@@ -259,10 +264,9 @@ def claim_of(rule: Rule, wanted: HostPorts, targets: Collection[Target]) -> Clai
     protocol, port, address, further = nft_rule.target(rule.expressions)
     if not protocol or not port:
         return None
-    network = nft_rule.userdata(rule.userdata).get(_NETWORK, b"").decode(errors="replace")
     whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX  # one that may have been cut names nobody for sure
     met = any(
         (not further or nft_rule.same(own.further, further)) and (not address or own.address in (None, address))
         for own in targets
     )
-    return Claim(protocol, port, address, network, rule.comment if whole else "", conditional=not met)
+    return Claim(protocol, port, address, network(rule), rule.comment if whole else "", conditional=not met)

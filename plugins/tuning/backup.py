@@ -169,6 +169,17 @@ def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     return len(unknown)
 
 
+def owners(data_dir: str) -> list[tuple[str, Attachment]]:
+    """Returns of whose interfaces there are backups, by their notes; raises OSError."""
+    found = []
+    for name in sorted(_listed(_side(data_dir))):
+        note = _noted(f"{_side(data_dir)}/{name}")
+        attachment = Attachment(note.string("containerID"), note.string("ifname")) if note else None
+        if note and attachment and _name(attachment) == name:
+            found.append((note.string("network"), attachment))
+    return found
+
+
 def _discard(data_dir: str, drafted: str, name: str) -> None:
     """Removes the draft of a killed ADD, and its note when that was not finished; raises OSError."""
     note = f"{_side(data_dir)}/{name}"

@@ -1,0 +1,221 @@
+"""What is written down of this node's pods: net.d, libcni's result cache, host-local's stores.
+
+One rule: the files are read as they are; what they mean together is found out elsewhere, and what could not be read is
+told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from cni import cache
+from cni.address import Address
+from cni.conf import VALID_NAME, Attachment, NetConf
+from cni.errors import CniError
+from cni.fields import Fields
+from ipam.host_local import conf as host_local
+from ipam.host_local import listing
+from ipam.host_local.allocator import attachment_of
+from ipam.host_local.boots import Origin
+from ipam.host_local.listing import Reserved
+from ipam.host_local.ranges import RangeSet
+from ipam.host_local.store import Store
+from podwire import attachments, networks
+from podwire.attachments import Known
+from podwire.networks import Network, NetworkFile
+
+_NS = 1_000_000_000
+YOUNG_NS = 60 * _NS  # an ADD may be under way: libcni writes its cache when the last plugin is done
+_BRIDGE = "cni0"  # the bridge plugin's default
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to look: net.d, the directory that has libcni's `results`, host-local's directory unless configured."""
+
+    conf_dir: str
+    cache_dir: str
+    data_dir: str = host_local.DATA_DIR
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """One reserved address of host-local; `remark` is the text of one that an administrator keeps to himself."""
+
+    data_dir: str
+    network: str
+    file: Reserved
+    before_boot: bool = False
+
+    @property
+    def address(self) -> Address:
+        """The address."""
+        return ip_address(self.file.name)
+
+    @property
+    def attachment(self) -> Attachment:
+        """Whose it is; both names are "" where the file names nobody, a legacy one has no ifname."""
+        return attachment_of(self.file.owner)
+
+    @property
+    def is_remark(self) -> bool:
+        """Tells whether no runtime can have written it."""
+        return bool(self.file.owner) and not VALID_NAME.fullmatch(self.attachment.container_id)
+
+    @property
+    def is_attachments(self) -> bool:
+        """Tells whether it names a container."""
+        return bool(self.file.owner) and not self.is_remark
+
+    @property
+    def is_young(self) -> bool:
+        """Tells whether it was made within the last minute, so that its ADD may still be under way."""
+        return time.time_ns() - self.file.changed_ns < YOUNG_NS
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The store of one network: its reservations, where the next search begins, files that are none of host-local's."""
+
+    data_dir: str
+    network: str
+    reservations: tuple[Reservation, ...] = ()
+    last_reserved: Mapping[int, str] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
+    range_sets: tuple[RangeSet, ...] = ()
+
+    def store(self) -> Store:
+        """Returns the store itself."""
+        return Store(self.data_dir, self.network)
+
+    def in_use(self, own: RangeSet) -> int:
+        """Returns how many addresses of a range set are reserved."""
+        addresses = (item.address for item in self.reservations if not item.file.residue)
+        return sum(address.version == own.version and own.holds(int(address)) for address in addresses)
+
+
+@dataclass(frozen=True)
+class Books:
+    """All of it; `unread` says in words what could not be read."""
+
+    files: tuple[NetworkFile, ...]
+    networks: Mapping[str, Network]
+    known: tuple[Known, ...]
+    pools: tuple[Pool, ...]
+    unread: tuple[str, ...] = ()
+
+
+def read(places: Places) -> Books:
+    """Reads everything; nothing that is missing or broken is an error."""
+    unread: list[str] = []
+    try:
+        files = networks.read_directory(places.conf_dir)
+    except CniError as error:
+        files = ()
+        unread.append(error.msg)
+    known = tuple(attachments.known(places.cache_dir))
+    unread += _unread_cache(os.path.join(places.cache_dir, "results"), len(known))
+    configured: dict[str, Network] = {}
+    for file in sorted(files, key=lambda file: not file.path.endswith(".conflist")):  # as libcni looks for a name
+        if file.network:
+            configured.setdefault(file.network.name, file.network)
+    made = [item.network for item in known if item.network]
+    pools = _pools([*configured.values(), *made], places.data_dir, unread)
+    return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)))
+
+
+def bridges(network: Network | None) -> tuple[str, ...]:
+    """Returns the names of the bridges of a network."""
+    found = (item for item in (network.plugins if network else ()) if item.get("type") == "bridge")
+    return tuple(dict.fromkeys(str(item.get("bridge") or _BRIDGE) for item in found))
+
+
+def local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]:
+    """Returns the directory and ranges of each plugin that has host-local give its addresses; broken ones have none."""
+    found = []
+    for plugin in network.plugins:
+        items = dict(plugin)
+        conf = NetConf(network.name, network.version, Fields(items), items)
+        try:
+            if conf.ipam_type == "host-local":
+                found.append((host_local.data_dir(conf), _range_sets(conf)))
+        except CniError:
+            continue
+    return found
+
+
+def _range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
+    try:
+        return host_local.range_sets(conf)
+    except CniError:
+        return ()
+
+
+def _unread_cache(directory: str, entries: int) -> list[str]:
+    try:
+        files = len(os.listdir(directory))
+    except FileNotFoundError:
+        return [f"there is no {directory}: either no pod was ever attached, or this runtime keeps no cache there"]
+    except OSError as error:
+        return [f"the attachments that the runtime knows: {directory}: {error.strerror}"]
+    if files == entries:
+        return []
+    return [f"{files - entries} of {files} files in {directory}: not readable, or of the form before CNI 0.8"]
+
+
+def _pools(found: Iterable[Network], default: str, unread: list[str]) -> tuple[Pool, ...]:
+    """Returns the stores of the networks, and all others beside them: a network may have lost its file."""
+    ranges: dict[tuple[str, str], tuple[RangeSet, ...]] = {}
+    directories = {default: None}
+    for network in found:
+        for data_dir, sets in local_pools(network):
+            directories[data_dir] = None
+            if not ranges.get((data_dir, network.name)):
+                ranges[data_dir, network.name] = sets
+    for data_dir in directories:
+        try:
+            for name in sorted(os.listdir(data_dir)):
+                if VALID_NAME.fullmatch(name) and os.path.isdir(f"{data_dir}/{name}"):
+                    ranges.setdefault((data_dir, name), ())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            unread.append(f"the addresses in {data_dir}: {error.strerror}")
+    pools = (_pool(data_dir, name, sets, unread) for (data_dir, name), sets in sorted(ranges.items(), key=_by_name))
+    return tuple(pool for pool in pools if pool)
+
+
+def _by_name(item: tuple[tuple[str, str], object]) -> tuple[str, str]:
+    (data_dir, network), _ = item
+    return network, data_dir
+
+
+def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[str]) -> Pool | None:
+    store = Store(data_dir, network)
+    try:
+        if not store.exists():
+            return Pool(data_dir, network, range_sets=sets) if sets else None
+        files = listing.reserved(store)
+        last, foreign = listing.bookkeeping(store)
+        if any(file.unreadable for file in files):
+            unread.append(f"who has the addresses in {store.directory}: Permission denied")
+        with store.origins() as origins:
+            reservations = tuple(
+                Reservation(data_dir, network, file, _is_before_boot(file, origins(file.owner, file.name)))
+                for file in files
+            )
+    except OSError as error:
+        unread.append(f"the addresses in {store.directory}: {error.strerror}")
+        return None
+    return Pool(data_dir, network, reservations, last, tuple(foreign), sets)
+
+
+def _is_before_boot(file: Reserved, origin: Origin) -> bool:
+    """Tells whether a reservation outlived a boot: by the index, or by its file's time."""
+    if origin is Origin.UNKNOWN:
+        return file.changed_ns < time.time_ns() - int(time.clock_gettime(time.CLOCK_BOOTTIME) * _NS)
+    return origin is Origin.EARLIER_BOOT
