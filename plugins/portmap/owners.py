@@ -12,7 +12,6 @@ from kernel.netfilter.owned import HOST_PORT, NFTABLES, Owned
 from plugins.portmap import iptables_look, iptables_rules
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.iptables_rules import OLD_CHAINS
-from plugins.portmap.wanted import HostPorts
 
 _KINDS = (iptables_rules.CHAINS, OLD_CHAINS)
 
@@ -53,8 +52,3 @@ def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     """Returns the marks that an attachment's rules may have."""
     chains = (kind.name(network, attachment.container_id).encode() for kind in _KINDS)
     return *chains, nft_owner.owner_of(network, *attachment)
-
-
-def is_named(found: Owned, ports: HostPorts) -> bool:
-    """Tells whether a rule without a mark may be the attachment's, by its comment."""
-    return not found.mark and bool(found.container_id) and found.container_id == rules.comment(ports.container_id)

@@ -8,6 +8,7 @@ from podwire.commands.completion import COMPLETION, MANUAL
 from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.listing import COMMAND as LIST
 from podwire.commands.repair import COMMAND as REPAIR
+from podwire.commands.show import COMMAND as SHOW
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)
+COMMANDS: tuple[Command, ...] = (SHOW, LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from cni import cache
 from cni.address import Address
 from cni.conf import VALID_NAME, Attachment, NetConf
 from cni.errors import CniError
@@ -100,13 +99,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class Books:
-    """All of it; `unread` says in words what could not be read."""
+    """All of it; `unread` says in words what could not be read, `whole` whether all of the cache could be."""
 
     files: tuple[NetworkFile, ...]
     networks: Mapping[str, Network]
     known: tuple[Known, ...]
     pools: tuple[Pool, ...]
     unread: tuple[str, ...] = ()
+    whole: bool = True
 
 
 def read(places: Places) -> Books:
@@ -118,14 +118,15 @@ def read(places: Places) -> Books:
         files = ()
         unread.append(error.msg)
     known = tuple(attachments.known(places.cache_dir))
-    unread += _unread_cache(os.path.join(places.cache_dir, "results"), len(known))
+    unread_cache = _unread_cache(os.path.join(places.cache_dir, "results"), len(known))
+    unread += unread_cache
     configured: dict[str, Network] = {}
     for file in sorted(files, key=lambda file: not file.path.endswith(".conflist")):  # as libcni looks for a name
         if file.network:
             configured.setdefault(file.network.name, file.network)
     made = [item.network for item in known if item.network]
     pools = _pools([*configured.values(), *made], places.data_dir, unread)
-    return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)))
+    return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache)
 
 
 def bridges(network: Network | None) -> tuple[str, ...]:
@@ -159,7 +160,7 @@ def _unread_cache(directory: str, entries: int) -> list[str]:
     try:
         files = len(os.listdir(directory))
     except FileNotFoundError:
-        return [f"there is no {directory}: either no pod was ever attached, or this runtime keeps no cache there"]
+        return []
     except OSError as error:
         return [f"the attachments that the runtime knows: {directory}: {error.strerror}"]
     if files == entries:

@@ -1,0 +1,186 @@
+"""`podwire show`: who is who on this node, and what is left of pods that are gone.
+
+One rule: it reads only. The document of --json is described in podwire/node/model.py.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from cni.errors import CniError, Code
+from ipam.host_local.conf import DATA_DIR
+from podwire import map_svg
+from podwire.command import Command, Context, Status, add_cache_dir, add_conf_dir, add_json, conf_dir
+from podwire.node.books import Places
+from podwire.node.look import look
+from podwire.node.model import NetworkSeen, Node, Pod, State, rate
+from podwire.output import Cell, Output, Text
+
+_SHORT = 12  # of a container's ID: what crictl and podman print
+
+_DESCRIPTION = """\
+Shows this node's pod networks: which are configured, who is attached to them by which interfaces with which
+addresses, host ports and limits. It joins what stands in three places: the runtime's cache (libcni's, with the result
+of every ADD), host-local's stores of addresses, and the kernel (interfaces here and inside the pods, limits, the
+rules of masquerading, host ports and firewall in nftables and iptables).
+
+STATE   ok            its namespace and its interface are there
+        gone          its namespace is not there any more, but the runtime's cache still has it: DEL was not run
+        no cache      an address is reserved for it, but the runtime's cache does not know it: an ADD that is under way
+                      or was killed, or a runtime that keeps no cache
+        no interface  its namespace is there, the interface is not: somebody deleted it; remove the pod, create it again
+        not seen      its namespace cannot be looked into (without root)
+
+HOST PORTS  8080>80/tcp is port 8080 of the host, which leads to port 80 of the pod; "!" tells that the packet filter
+            has no rule for it, "?" that it could not be read.
+
+LEAKED lists what is left of attachments that are gone, each with the command that takes it away. Whatever may belong to
+somebody who lives is not listed there. Nothing is changed."""
+
+
+def add_places(parser: ArgumentParser) -> None:
+    """Adds the options for where to look; `places` reads them."""
+    add_conf_dir(parser)
+    add_cache_dir(parser)
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        default=DATA_DIR,
+        help=f'host-local\'s stores, beside those that configurations name as "dataDir" ({DATA_DIR})',
+    )
+
+
+def places(context: Context, options: Namespace) -> Places:
+    """Returns where to look."""
+    return Places(conf_dir(context, options), options.cache_dir, options.data_dir)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="show this network only")
+    parser.add_argument("--svg", metavar="FILE", help="also draw the map into FILE (- is the standard output, alone)")
+    add_places(parser)
+    add_json(parser)
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    node = look(places(context, options), options.network)
+    if options.network and not (node.networks or node.pods):
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            f'nobody knows a network "{options.network}"',
+            "podwire show lists those that there are",
+        )
+    if options.svg:
+        _draw(node, options.svg, context.out)
+    if options.svg != "-":
+        if context.out.as_json:
+            context.out.json(node.to_json())
+        else:
+            _print(node, context.out)
+    wrong = node.leaks or any(pod.state is State.NO_INTERFACE for pod in node.pods)
+    return Status.WRONG if wrong else Status.FINE
+
+
+def _draw(node: Node, path: str, out: Output) -> None:
+    picture = map_svg.drawn(node)
+    if path == "-":
+        out.block(picture)
+        return
+    try:
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write(picture)
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot write the map into {path}: {error.strerror}") from error
+
+
+def _print(node: Node, out: Output) -> None:
+    _networks(node.networks, out)
+    _pods(node.pods, out)
+    if node.leaks:
+        out.line()
+        out.line(Cell("LEAKED", "bad"), f"{len(node.leaks)} things of attachments that are gone")
+        for leak in node.leaks:
+            owner = " ".join(filter(None, (leak.network, _short(leak.attachment.container_id), leak.attachment.ifname)))
+            out.line(" ", Cell(leak.what, "bad"), *([f"of {owner}"] if owner else []))
+            out.line("     ", Cell(leak.cure, "dim"))
+    if node.unseen:
+        out.line()
+        out.line(Cell("NOT SEEN", "warning"))
+        for text in node.unseen:
+            out.line(" ", text)
+
+
+def _networks(networks: tuple[NetworkSeen, ...], out: Output) -> None:
+    if not networks:
+        out.line("no networks")
+        return
+    rows: list[list[Text]] = []
+    for network in networks:
+        first: list[Text] = [
+            network.name or "-",
+            network.file or "-",
+            " ".join(network.plugins) or "-",
+            " ".join(network.bridges) or "-",
+            str(network.attachments),
+        ]
+        ranges = [_in_use(item.in_use, item.size, item.addresses) for item in network.ranges] or [["-", "-"]]
+        rows.append([*first, *ranges[0], Cell(network.problem, "warning")])
+        rows += [[*[""] * len(first), *more, ""] for more in ranges[1:]]
+    out.table(("NETWORK", "FILE", "PLUGINS", "BRIDGE", "ATTACHED", "RANGE", "IN USE", ""), rows)
+
+
+def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
+    full = in_use >= size
+    return [addresses, Cell(f"{in_use} of {size}", "bad" if full else "")]
+
+
+def _pods(pods: tuple[Pod, ...], out: Output) -> None:
+    if not pods:
+        out.line()
+        out.line("no attachments")
+        return
+    out.line()
+    headers = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES", "HOST PORTS", "LIMITS", "STATE")
+    out.table(headers, [_row(pod) for pod in pods])
+
+
+def _row(pod: Pod) -> list[Text]:
+    ports = " ".join(
+        f"{port}{'' if port.confirmed else '?' if port.confirmed is None else '!'}" for port in pod.host_ports
+    )
+    style = "bad" if pod.leaked else "good" if pod.state is State.OK else "warning"
+    return [
+        pod.network,
+        _short(pod.attachment.container_id) or "-",
+        pod.pod or "-",
+        pod.attachment.ifname or "-",
+        pod.host_interface or "-",
+        " ".join(pod.addresses) or "-",
+        ports or "-",
+        limits(pod) or "-",
+        Cell(str(pod.state), style),
+    ]
+
+
+def limits(pod: Pod) -> str:
+    """Returns the limits of an attachment: what it receives, then what it sends."""
+    found = (("receives", pod.receives), ("sends", pod.sends))
+    return ", ".join(f"{word} {rate(bits)}" for word, bits in found if bits)
+
+
+def _short(container_id: str) -> str:
+    return container_id[:_SHORT]
+
+
+COMMAND = Command(
+    "show",
+    "who is who on this node: networks, attachments, what is left of those that are gone",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    (
+        ("podwire show", "everything; exit status 1 if anything is leaked or an interface is missing"),
+        ("podwire show podnet --json | jq -r '.attachments[] | select(.leaked) | .containerID'", "the dead ones"),
+        ("podwire show --svg /tmp/node.svg", "the same as a picture for a browser"),
+    ),
+)

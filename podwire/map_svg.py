@@ -1,0 +1,179 @@
+"""The map of a node as an SVG picture: host, bridges, pods in columns, what is leaked in red.
+
+One rule: pure and the same for the same node; every text from outside is escaped, and what XML cannot hold is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape, quoteattr
+
+from podwire.node.model import HostInterface, Leak, Node, Pod, State, rate
+
+_WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, of a text line, inside and between boxes, in pixels
+_COLUMNS = 4
+_MARGIN = 20
+_CHARACTERS = 36  # that fit into a box
+_LEFT = 250  # of the column with host and bridges
+
+_STYLE = """\
+text { font: 12px sans-serif; fill: #1a1a1a } .title { font-weight: bold } .small { font-size: 11px; fill: #444 }
+rect { fill: #f7f9fc; stroke: #7a8aa0; rx: 4 } .host { fill: #eef3ea; stroke: #6f8f5f }
+.bridge { fill: #fff6e0; stroke: #b08a2e } .wrong { fill: #fff3d6; stroke: #b06000 }
+.leaked { fill: #fde8e8; stroke: #c62828 } text.leaked { fill: #b71c1c; stroke: none }
+path { fill: none; stroke: #9aa8ba } path.leaked { stroke: #c62828; stroke-dasharray: 4 3 }"""
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A box with lines of text, the first its title; `kind` is its class."""
+
+    kind: str
+    lines: Sequence[str]
+    tooltip: str = ""
+
+    @property
+    def height(self) -> int:
+        return 2 * _PAD + _LINE * len(self.lines)
+
+
+@dataclass
+class _Picture:
+    """What has been drawn: lines of SVG, and how large it is."""
+
+    parts: list[str] = field(default_factory=list)
+    wires: list[str] = field(default_factory=list)
+    width: int = 0
+    height: int = 0
+
+    def box(self, x: int, y: int, own: _Box) -> None:
+        self.parts.append(f'<g class="box"><title>{_text(own.tooltip or own.lines[0])}</title>')
+        self.parts.append(f'<rect class="{own.kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{own.height}"/>')
+        for number, line in enumerate(own.lines):
+            kind = "title" if number == 0 else "small"
+            self.parts.append(_line(x + _PAD, y + _PAD + _LINE * (number + 1) - 4, _cut(line), kind))
+        self.parts.append("</g>")
+        self.width, self.height = max(self.width, x + _WIDTH), max(self.height, y + own.height)
+
+    def wire(self, start: tuple[int, int], end: tuple[int, int], kind: str) -> None:
+        middle = (start[0] + end[0]) // 2
+        way = f"M{start[0]} {start[1]} H{middle} V{end[1]} H{end[0]}"
+        self.wires.append(f'<path class="{kind}" d="{way}"/>')
+
+    def text(self, x: int, y: int, text: str, kind: str) -> None:
+        self.parts.append(_line(x, y, text, kind))
+        self.width, self.height = max(self.width, x + 7 * len(text)), max(self.height, y + 4)
+
+
+def drawn(node: Node) -> str:
+    """Returns the picture as one SVG document."""
+    picture = _Picture()
+    y = _MARGIN + _LINE
+    picture.text(_MARGIN, y, "podwire show: host, bridges, pods", "title")
+    y += _GAP
+    if node.host_interfaces:
+        picture.box(_MARGIN, y, _host(node.host_interfaces))
+        y = picture.height + _GAP
+    taken = set()
+    for bridge in node.bridges:
+        own = [pod for pod in node.pods if pod.bridge == bridge.name]
+        own += [pod for pod in node.pods if not pod.bridge and _belongs(node, pod, bridge)]
+        taken.update(id(pod) for pod in own)
+        y = _group(picture, y, _bridge(bridge), own)
+    rest = [pod for pod in node.pods if id(pod) not in taken]
+    for network in dict.fromkeys(pod.network for pod in rest):
+        own = [pod for pod in rest if pod.network == network]
+        y = _group(picture, y, _Box("bridge", [f"network {network}", "not on a bridge"]), own)
+    if node.leaks:
+        _leaks(picture, y, node.leaks)
+    return _document(picture)
+
+
+def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod]) -> int:
+    """Draws a bridge and its pods, and returns where the next one begins."""
+    picture.box(_MARGIN, y, left)
+    start = _MARGIN + _WIDTH, y + left.height // 2
+    bottom = y + left.height
+    top = y
+    for row in range(0, len(pods), _COLUMNS):
+        boxes = [_pod(pod) for pod in pods[row : row + _COLUMNS]]
+        for column, (pod, own) in enumerate(zip(pods[row:], boxes, strict=False)):
+            x = _MARGIN + _LEFT + 3 * _GAP + column * (_WIDTH + _GAP)
+            if column == 0:
+                picture.wire(start, (x, top + own.height // 2), "leaked" if pod.leaked else "")
+            else:
+                picture.wire(
+                    (x - _GAP, top + own.height // 2), (x, top + own.height // 2), "leaked" if pod.leaked else ""
+                )
+            picture.box(x, top, own)
+        top += max(own.height for own in boxes) + _GAP
+        bottom = max(bottom, top)
+    return bottom + _GAP
+
+
+def _belongs(node: Node, pod: Pod, bridge: HostInterface) -> bool:
+    """Tells whether a pod without a port is of a bridge: of the only one, or first one, of its network."""
+    return any(item.name == pod.network and item.bridges[:1] == (bridge.name,) for item in node.networks)
+
+
+def _host(interfaces: Iterable[HostInterface]) -> _Box:
+    lines = [f"{item.name}  {address}" for item in interfaces for address in item.addresses]
+    return _Box("host", ["host", *lines])
+
+
+def _bridge(bridge: HostInterface) -> _Box:
+    ports = f"{len(bridge.ports)} port{'s' * (len(bridge.ports) != 1)}"
+    return _Box("bridge", [f"bridge {bridge.name}", *bridge.addresses, ports])
+
+
+def _pod(pod: Pod) -> _Box:
+    """Returns the box of a pod: who, by which interfaces, addresses, host ports, limits, what is wrong."""
+    kind = "leaked" if pod.leaked else "pod" if pod.state is State.OK else "wrong"
+    lines = [pod.pod or pod.attachment.container_id or "?"]
+    if pod.pod:
+        lines.append(pod.attachment.container_id[:12])
+    lines.append(f"{pod.attachment.ifname or '?'} - {pod.host_interface or 'no host interface'}")
+    lines += pod.addresses
+    lines += [f"host port {port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports]
+    lines += [f"{word} {rate(bits)}" for word, bits in (("receives", pod.receives), ("sends", pod.sends)) if bits]
+    if pod.state is not State.OK or pod.leaked:
+        lines.append(f"{pod.state}{', leaked' if pod.leaked else ''}")
+    names = pod.network, pod.attachment.container_id, pod.attachment.ifname, pod.pod, pod.netns
+    return _Box(kind, lines, " ".join(filter(None, names)))
+
+
+def _leaks(picture: _Picture, y: int, leaks: Sequence[Leak]) -> None:
+    y += _LINE
+    picture.text(_MARGIN, y, f"leaked: {len(leaks)}", "leaked title")
+    for leak in leaks:
+        y += _LINE
+        picture.text(_MARGIN, y, f"{leak.network or '-'}: {leak.what}  ({leak.cure})", "leaked")
+
+
+def _document(picture: _Picture) -> str:
+    width, height = picture.width + _MARGIN, picture.height + _MARGIN
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
+            f"<style>{_STYLE}</style>",
+            f'<path style="fill:#ffffff;stroke:none" d="M0 0H{width}V{height}H0Z"/>',
+            *picture.wires,
+            *picture.parts,
+            "</svg>\n",
+        )
+    )
+
+
+def _line(x: int, y: int, text: str, kind: str) -> str:
+    return f'<text class={quoteattr(kind)} x="{x}" y="{y}">{_text(text)}</text>'
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _text(text: str) -> str:
+    """Returns a text for XML 1.0, which has no control characters, surrogates or noncharacters."""
+    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))

@@ -1,0 +1,182 @@
+"""Who is who: the attachments of cache and stores, joined with what the kernel has of each.
+
+One rule: an attachment lives until the contrary is known: its namespace is gone, or it has no namespace, no interface
+and no entry in the cache, and its ADD cannot be under way any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypedDict
+
+from cni.args import CmdArgs
+from cni.cache import ResultCache
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError
+from cni.fields import Fields
+from kernel.configure import own_ips
+from kernel.link import Link
+from plugins.bandwidth.owner import Owner
+from plugins.bandwidth.owner import own as own_ifbs
+from plugins.portmap import conf as portmap
+from podwire.attachments import Known
+from podwire.node.books import Books, Reservation
+from podwire.node.links import Inside, Kernel
+from podwire.node.model import HostPort, Pod, State
+from podwire.node.rules import Rules
+
+_BITS = 8
+
+
+class _Outside(TypedDict):
+    host_interface: str
+    bridge: str
+    receives: int | None
+    sends: int | None
+
+
+@dataclass(frozen=True)
+class Join:
+    """Everything that was looked at, side by side; `cache_dir` is libcni's `results`."""
+
+    books: Books
+    kernel: Kernel
+    rules: Rules
+    cache_dir: str
+    _caches: dict[str, ResultCache] = field(default_factory=dict)
+
+    @cached_property
+    def pods(self) -> tuple[Pod, ...]:
+        """All attachments: those of the cache, then those that only have an address reserved."""
+        return tuple(sorted((*map(self._known, self.books.known), *self._unknown()), key=_by_name))
+
+    @cached_property
+    def reservations(self) -> Mapping[tuple[str, Attachment], list[Reservation]]:
+        """The reservations of attachments, by network and attachment; remarks and residue are none."""
+        found: dict[tuple[str, Attachment], list[Reservation]] = {}
+        for pool in self.books.pools:
+            for item in pool.reservations:
+                if item.is_attachments:
+                    found.setdefault((item.network, item.attachment), []).append(item)
+        return found
+
+    @cached_property
+    def _by_container(self) -> Mapping[tuple[str, str], list[Pod]]:
+        found: dict[tuple[str, str], list[Pod]] = {}
+        for pod in self.pods:
+            found.setdefault((pod.network, pod.attachment.container_id), []).append(pod)
+        return found
+
+    def pods_of(self, network: str, attachment: Attachment) -> list[Pod]:
+        """Returns the attachment as one, without an ifname all of its container; none when it is not known."""
+        found = self._by_container.get((network, attachment.container_id), [])
+        return [pod for pod in found if attachment.ifname in ("", pod.attachment.ifname)]
+
+    def is_configured(self, item: Reservation) -> bool:
+        """Tells whether some interface in some namespace has the reserved address."""
+        return item.address in self.kernel.configured
+
+    def is_gone(self, item: Reservation) -> bool:
+        """Tells whether surely nobody lives who has the reserved address."""
+        pods = self.pods_of(item.network, item.attachment)
+        return item.is_attachments and all(pod.leaked for pod in pods) and not self.is_configured(item)
+
+    def _known(self, item: Known) -> Pod:
+        result = item.typed_result
+        inside = self.kernel.insides.get(item.netns)
+        ifname = item.attachment.ifname
+        told = [own.name for own in result.interfaces if not own.sandbox]
+        outside = self.kernel.host_end(inside, ifname, told) if inside else None
+        try:
+            addresses = tuple(str(ip.address) for ip in own_ips(result, ifname, strict=False))
+        except CniError:
+            addresses = ()
+        return Pod(
+            item.network_name,
+            item.attachment,
+            _state(item, inside, outside),
+            item.pod,
+            item.netns,
+            addresses=addresses,
+            host_ports=tuple(self._host_ports(item)),
+            leaked=not item.lives,
+            **self._outside(item.network_name, item.attachment, outside),
+        )
+
+    def _unknown(self) -> Iterable[Pod]:
+        known = {(item.network_name, item.attachment) for item in self.books.known}
+        containers = {(network, attachment.container_id) for network, attachment in known}
+        for (network, attachment), found in self.reservations.items():
+            is_legacy = not attachment.ifname and (network, attachment.container_id) in containers
+            if (network, attachment) in known or is_legacy:
+                continue
+            inside, ifname = self._place(found)
+            outside = self.kernel.host_end(inside, ifname) if inside else None
+            yield Pod(
+                network,
+                attachment,
+                State.NO_CACHE,
+                netns=inside.path if inside else "",
+                addresses=tuple(item.file.name for item in found),
+                leaked=not any(map(self._may_live, found)),
+                **self._outside(network, attachment, outside),
+            )
+
+    def _place(self, found: Iterable[Reservation]) -> tuple[Inside | None, str]:
+        """Returns where one of the addresses is configured; others may have the same address, but not by our links."""
+        places = [place for item in found for place in self.kernel.configured.get(item.address, ())]
+        return next((place for place in places if self.kernel.host_end(*place)), (None, ""))
+
+    def _may_live(self, item: Reservation) -> bool:
+        """Tells whether somebody may live who has the reserved address, and whom the cache does not know."""
+        if item.is_young or self.is_configured(item):
+            return True
+        if item.before_boot or not self.kernel.is_blind:
+            return False
+        if item.network not in self._caches:
+            self._caches[item.network] = ResultCache.read(item.network, self.cache_dir)
+        return not (self.books.whole and self._caches[item.network].is_gone(item.attachment))
+
+    def _outside(self, network: str, attachment: Attachment, outside: Link | None) -> _Outside:
+        """Returns what is told of the host's end."""
+        owner = Owner(network, *attachment)
+        ifbs = own_ifbs(owner, (self.kernel.by_name.get(name) for name in owner.names))
+        sends = next((rate for ifb in ifbs if (rate := self.kernel.limits.get(ifb.index))), None)
+        receives = self.kernel.limits.get(outside.index) if outside else None
+        master = self.kernel.by_index.get(outside.master) if outside else None
+        return {
+            "host_interface": outside.name if outside else "",
+            "bridge": master.name if master else "",
+            "receives": receives and receives * _BITS,
+            "sends": sends and sends * _BITS,
+        }
+
+    def _host_ports(self, item: Known) -> Iterable[HostPort]:
+        """Yields the host ports that were asked for, each of them confirmed if there is a rule for it."""
+        for plugin in item.network.plugins if item.network else ():
+            if item.network and plugin.get("type") == "portmap":
+                items = item.network.request(plugin, capability_args=item.capability_args)
+                conf = NetConf(item.network_name, item.network.version, Fields(items), items)
+                args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
+                there = self.rules.ports(item.network_name, item.attachment)
+                for mapping in portmap.lenient(args, conf).mappings:
+                    own_ip = str(mapping.only_to or "")
+                    port = HostPort(mapping.host_port, mapping.container_port, mapping.protocol, own_ip)
+                    confirmed = True if port.key in there else None if self.rules.unseen else False
+                    yield HostPort(port.host_port, port.container_port, port.protocol, own_ip, confirmed)
+
+
+def _state(item: Known, inside: Inside | None, outside: Link | None) -> State:
+    if not item.lives:
+        return State.GONE
+    if outside:
+        return State.OK
+    if inside is None or inside.links is None:
+        return State.NOT_SEEN
+    return State.OK if item.attachment.ifname in inside.links else State.NO_INTERFACE
+
+
+def _by_name(pod: Pod) -> tuple[str, str, Attachment]:
+    return pod.network, pod.pod, pod.attachment

@@ -1,0 +1,190 @@
+"""What is left of attachments that are gone, each thing with what takes it away.
+
+One rule: a thing is told of only if its owner is surely gone: known to be dead, or unknown where books are kept of its
+network. What does not say whose it is, is nobody's leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cni.conf import Attachment
+from cni.errors import CniError
+from cni.fields import Fields
+from kernel.link import Link
+from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, Owned
+from plugins.bandwidth import owner as bandwidth
+from plugins.bandwidth.owner import Owner
+from plugins.tuning import backup
+from plugins.tuning import conf as tuning
+from podwire.node import rules
+from podwire.node.books import bridges
+from podwire.node.join import Join
+from podwire.node.model import NOBODY, Leak, Pod, State
+
+_NAMES = {HOST_PORT: "host port", MASQUERADE: "masquerade rule", FIREWALL: "firewall rule"}
+
+
+def leaks(join: Join) -> tuple[Leak, ...]:
+    """Returns all of them."""
+    finder = _Finder(join)
+    return (
+        *finder.reservations(),
+        *finder.cached(),
+        *finder.veths(),
+        *finder.rules(),
+        *finder.ifbs(),
+        *finder.backups(),
+    )
+
+
+def network_cure(join: Join, network: str) -> str:
+    """Returns what takes away all that is left of a network's dead attachments."""
+    cure = f"podwire gc {network}"
+    return cure if network in join.books.networks else f"{cure} (its file is not in net.d: put it back first)"
+
+
+@dataclass(frozen=True)
+class _Finder:
+    join: Join
+
+    def reservations(self) -> Iterator[Leak]:
+        for pool in self.join.books.pools:
+            for item in pool.reservations:
+                if self.join.is_gone(item):
+                    cure = f"podwire ipam free {item.file.name} {item.network}"
+                    yield Leak("reservation", f"address {item.file.name}", cure, item.network, item.attachment)
+
+    def cached(self) -> Iterator[Leak]:
+        for pod in self.join.pods:
+            if pod.state is State.GONE:
+                what = f"cache entry of a namespace that is not there: {pod.netns}"
+                yield Leak("cache", what, network_cure(self.join, pod.network), pod.network, pod.attachment)
+
+    def veths(self) -> Iterator[Leak]:
+        """Yields the veths on our bridges that are no attachment's; of those nothing is told whose end is not seen."""
+        kernel = self.join.kernel
+        own = {
+            name: network for network in self._networks_of_bridges() for name in self._networks_of_bridges()[network]
+        }
+        known = {pod.host_interface for pod in self.join.pods}
+        for port in kernel.links:
+            master = kernel.by_index.get(port.master)
+            if port.kind != "veth" or master is None or master.name not in own or port.name in known:
+                continue
+            network = own[master.name]
+            inside = kernel.behind(port)
+            if not self._keeps_books(network) or (inside is not None and inside.links is None):
+                continue
+            if port.lower_nsid is not None and inside is None:
+                continue  # it leads where we cannot look
+            yield Leak("veth", f"{port.name} on {master.name}, {_other_end(self.join, port)}", _delete(port), network)
+
+    def rules(self) -> Iterator[Leak]:
+        """Yields the rules of dead attachments, those of one owner and purpose together."""
+        found: dict[tuple[str, ...], list[Owned]] = {}
+        for item in self.join.rules.found:
+            if self._is_gone(item.mark, item.network, item.container_id):
+                owner = item.mark.hex(), item.network, item.container_id, item.ifname
+                found.setdefault((item.what, item.backend, *owner), []).append(item)
+        for items in found.values():
+            first = items[0]
+            about = ", ".join(sorted({item.about for item in items} - {""}))
+            where = ", ".join(dict.fromkeys(item.where for item in items))
+            what = f"{_NAMES[first.what]}{f' {about}' if about else ''} ({first.backend}: {where})"
+            attachment = Attachment(first.container_id, first.ifname)
+            yield Leak(first.what, what, self._rule_cure(first), first.network, attachment)
+
+    def ifbs(self) -> Iterator[Leak]:
+        for own in self.join.kernel.links:
+            if own.kind != "ifb" or not own.name.startswith(bandwidth.PREFIX):
+                continue
+            named = bandwidth.named(own.alias)
+            network = named.network if named else ""
+            if self._is_gone((own.alias or own.name).encode(), network, named.container_id if named else ""):
+                attachment = Attachment(named.container_id, named.ifname) if named else NOBODY
+                cure = network_cure(self.join, network) if named else _delete(own)
+                yield Leak("ifb", f"interface {own.name}, which limits what a pod sends", cure, network, attachment)
+
+    def backups(self) -> Iterator[Leak]:
+        """Yields tuning's notes of what interfaces were like."""
+        for data_dir in self._backup_directories():
+            try:
+                owners = backup.owners(data_dir)
+            except OSError:
+                continue  # without root
+            for network, attachment in owners:
+                pods = self.join.pods_of(network, attachment)
+                if all(pod.leaked for pod in pods) and (pods or self._keeps_books(network)):
+                    what = f"tuning's backup in {data_dir}"
+                    yield Leak("backup", what, network_cure(self.join, network), network, attachment)
+
+    @cached_property
+    def _by_mark(self) -> Mapping[bytes, list[Pod]]:
+        found: dict[bytes, list[Pod]] = {}
+        for pod in self.join.pods:
+            owner = Owner(pod.network, *pod.attachment)
+            ifbs = (owner.alias.encode(), *(name.encode() for name in owner.names))
+            for mark in (*rules.marks_of(pod.network, pod.attachment), *ifbs):
+                found.setdefault(mark, []).append(pod)
+        return found
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        """The networks of which somebody keeps books: the runtime's cache, or host-local's store."""
+        pools = (pool.network for pool in self.join.books.pools if pool.reservations or pool.last_reserved)
+        return {item.network_name for item in self.join.books.known}.union(pools)
+
+    def _keeps_books(self, network: str = "") -> bool:
+        """Tells whether an attachment that nobody knows is none; without a network it may be of any."""
+        return self.join.books.whole and (network in self._kept if network else bool(self._kept))
+
+    def _is_gone(self, mark: bytes, network: str, container_id: str) -> bool:
+        """Tells whether the owner of something is surely gone; without a mark it is known by its container."""
+        if not mark and not container_id:
+            return False
+        pods = self._by_mark.get(mark, [])
+        if not mark or not pods:
+            same = (pod for pod in self.join.pods if pod.attachment.container_id == container_id)
+            pods = [pod for pod in same if network in ("", pod.network)] if container_id else []
+        return all(pod.leaked for pod in pods) and (bool(pods) or self._keeps_books(network))
+
+    def _networks_of_bridges(self) -> Mapping[str, tuple[str, ...]]:
+        """Returns the bridges of each network."""
+        found = {name: bridges(network) for name, network in self.join.books.networks.items()}
+        for item in self.join.books.known:
+            found.setdefault(item.network_name, bridges(item.network))
+        return found
+
+    def _backup_directories(self) -> Iterable[str]:
+        found = {tuning.DATA_DIR: None}
+        made = [item.network for item in self.join.books.known if item.network]
+        for network in (*self.join.books.networks.values(), *made):
+            for plugin in network.plugins:
+                if plugin.get("type") == "tuning":
+                    try:
+                        found[Fields(dict(plugin)).string("dataDir") or tuning.DATA_DIR] = None
+                    except CniError:
+                        continue
+        return found
+
+    def _rule_cure(self, item: Owned) -> str:
+        if item.network:
+            return network_cure(self.join, item.network)
+        program = "nft list ruleset" if item.backend == NFTABLES else "iptables-save"
+        return f"delete it by hand, as it does not name its network: {program}"
+
+
+def _other_end(join: Join, port: Link) -> str:
+    inside = join.kernel.behind(port)
+    if inside is None:
+        other = join.kernel.by_index.get(port.lower)
+        return f"its other end is {other.name} of the host" if other else "without another end"
+    other = next((own for own in (inside.links or {}).values() if own.index == port.lower), None)
+    return f"its other end is {other.name if other else '?'} in {inside.path}, which no attachment knows"
+
+
+def _delete(own: Link) -> str:
+    return f"ip link delete {own.name}"

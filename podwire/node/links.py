@@ -1,0 +1,192 @@
+"""What the kernel has of this node's pods: interfaces here and in every network namespace that can be found, limits.
+
+One rule: it is looked at through descriptors of the namespaces themselves: an index or a name alone proves nothing.
+Without root other namespaces cannot be entered; which of the host's interfaces lead into them is told all the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cni.address import Address, Interface
+from cni.errors import CniError
+from kernel import address, htb, link
+from kernel.configure import Sandbox
+from kernel.link import Link
+from kernel.netns import Netns
+from kernel.rtnl import Socket
+
+_NAMED = "/run/netns"
+_AT_ONCE = 64  # descriptors, of which a process may have 1024
+
+
+@dataclass(frozen=True)
+class Inside:
+    """One network namespace: its path, the host's number for it (None: nothing of the host leads there).
+
+    `links` by name, None where it could not be entered; `addresses` by the index of their interface.
+    """
+
+    path: str
+    number: int | None
+    links: Mapping[str, Link] | None = None
+    addresses: Mapping[int, tuple[Interface, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The host's links and addresses, the namespaces by path, limits in bytes/s by the interface that has them.
+
+    `unseen` says in words what could not be looked at.
+    """
+
+    links: tuple[Link, ...] = ()
+    addresses: Mapping[int, tuple[Interface, ...]] = field(default_factory=dict)
+    insides: Mapping[str, Inside] = field(default_factory=dict)
+    limits: Mapping[int, int] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Link]:
+        """The host's links by name."""
+        return {own.name: own for own in self.links}
+
+    @cached_property
+    def by_index(self) -> Mapping[int, Link]:
+        """The host's links by index."""
+        return {own.index: own for own in self.links}
+
+    @cached_property
+    def configured(self) -> Mapping[Address, list[tuple[Inside, str]]]:
+        """Where each address is configured in other namespaces than the host's: namespace and interface."""
+        found: dict[Address, list[tuple[Inside, str]]] = {}
+        for inside in {inside.path: inside for inside in self.insides.values()}.values():
+            names = {own.index: own.name for own in (inside.links or {}).values()}
+            for index, addresses in inside.addresses.items():
+                for item in addresses:
+                    found.setdefault(item.ip, []).append((inside, names.get(index, "")))
+        return found
+
+    def host_end(self, inside: Inside, ifname: str, told: Iterable[str] = ()) -> Link | None:
+        """Returns the host's end of a veth in a namespace; one that cannot be entered is asked for by the host's ends.
+
+        Of several that lead there it is the one of those that are `told` then.
+        """
+        if inside.links is None:
+            ends = [own for own in self.leading_to(inside) if own.name in told or not told]
+            return ends[0] if len(ends) == 1 else None
+        own = inside.links.get(ifname)
+        found = self.by_index.get(own.lower) if own and own.kind == "veth" and own.lower else None
+        leads = own and found and found.kind == "veth" and found.lower == own.index
+        return found if leads and found and found.lower_nsid == inside.number else None
+
+    def leading_to(self, inside: Inside) -> list[Link]:
+        """Returns the host's ends of veths into a namespace."""
+        if inside.number is None:
+            return []
+        return [own for own in self.links if own.kind == "veth" and own.lower_nsid == inside.number]
+
+    def behind(self, own: Link) -> Inside | None:
+        """Returns the namespace in which a veth's other end is, None where that was not found."""
+        if own.lower_nsid is None:
+            return None
+        return next((inside for inside in self.insides.values() if inside.number == own.lower_nsid), None)
+
+    @property
+    def is_blind(self) -> bool:
+        """Tells whether there are pods' namespaces into which we did not look."""
+        unentered = any(inside.links is None for inside in self.insides.values())
+        numbers = {inside.number for inside in self.insides.values()}
+        veths = (own for own in self.links if own.kind == "veth" and own.lower_nsid is not None)
+        return unentered or any(own.lower_nsid not in numbers for own in veths)
+
+
+def look(paths: Iterable[str]) -> Kernel:
+    """Looks at the host, at the namespaces at `paths` and at all that have a name or a process."""
+    unseen: list[str] = []
+    try:
+        with Socket() as host:
+            links, addresses = tuple(link.every(host)), _addresses(host)
+            try:
+                limits = htb.limits(host)
+            except CniError as error:
+                limits = {}
+                unseen.append(f"limits: {error.msg}")
+            by_inode, aliases = _namespaces(paths, unseen)
+            found = list(_insides(host, list(by_inode.values())))
+    except CniError as error:
+        return Kernel(unseen=(f"the kernel's interfaces: {error.msg}", *unseen))
+    if unentered := sum(inside.links is None for inside in found):
+        unseen.append(f"the inside of {unentered} network namespaces: that needs root")
+    own = {inside.path: inside for inside in found}
+    insides = own | {path: own[first] for path, first in aliases.items() if first in own}
+    return Kernel(links, addresses, insides, limits, tuple(unseen))
+
+
+def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
+    return {index: tuple(item.address for item in found) for index, found in address.every(socket).items()}
+
+
+def _namespaces(paths: Iterable[str], unseen: list[str]) -> tuple[dict[int, str], dict[str, str]]:
+    """Returns a path for each namespace but our own, by inode, and for each of `paths` the one that stands for it."""
+    own = os.stat("/proc/self/ns/net").st_ino
+    found: dict[int, str] = {}
+    aliases = {}
+    for path in paths:
+        if (inode := _inode(path)) and inode != own:
+            aliases[path] = found.setdefault(inode, path)
+    try:
+        named = sorted(os.listdir(_NAMED))
+    except OSError:
+        named = []
+    hidden = 0
+    for path in (f"{_NAMED}/{name}" for name in named):
+        if (inode := _inode(path)) and inode != own:
+            found.setdefault(inode, path)
+    for pid in (name for name in os.listdir("/proc") if name.isdecimal()):
+        path = f"/proc/{pid}/ns/net"
+        inode = _inode(path)
+        hidden += inode < 0
+        if inode > 0 and inode != own:
+            found.setdefault(inode, path)
+    if hidden:
+        unseen.append(f"the network namespaces of {hidden} processes: that needs root")
+    return found, aliases
+
+
+def _inode(path: str) -> int:
+    """Returns the number of the namespace at a path, 0 where there is none, -1 where we may not know."""
+    try:
+        status = os.stat(path)
+        return status.st_ino if status.st_dev == os.stat("/proc/self/ns/net").st_dev else 0
+    except PermissionError:
+        return -1
+    except (OSError, ValueError):
+        return 0
+
+
+def _insides(host: Socket, paths: list[str]) -> Iterator[Inside]:
+    for start in range(0, len(paths), _AT_ONCE):
+        with ExitStack() as stack:
+            opened = []
+            for path in paths[start : start + _AT_ONCE]:
+                try:
+                    opened.append(stack.enter_context(Netns(path)))
+                except CniError:  # gone since, or not for us
+                    continue
+            numbers = link.namespace_numbers(host, opened)
+            for namespace, number in zip(opened, numbers, strict=True):
+                yield _inside(namespace, number)
+
+
+def _inside(namespace: Netns, number: int | None) -> Inside:
+    try:
+        with Sandbox(namespace, "") as sandbox:
+            links = {own.name: own for own in link.every(sandbox.socket)}
+            return Inside(namespace.path, number, links, _addresses(sandbox.socket))
+    except CniError:
+        return Inside(namespace.path, number)

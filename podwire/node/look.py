@@ -1,0 +1,128 @@
+"""One look at the node.
+
+One rule: pods come and go meanwhile, so what is wrong is looked at twice, and told only if it is still so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cni.address import Interface
+from kernel.link import IFF_LOOPBACK, Link
+from podwire.networks import NetworkFile
+from podwire.node import books as books_module
+from podwire.node import links
+from podwire.node import rules as rules_module
+from podwire.node.books import Books, Places, bridges
+from podwire.node.join import Join
+from podwire.node.leaks import leaks
+from podwire.node.model import HostInterface, NetworkSeen, Node, Range
+from podwire.node.rules import Rules
+
+_NO_ADDRESS = ("veth", "ifb")
+
+
+def joined(places: Places, *, rules: bool = True) -> Join:
+    """Looks once; the packet filter only if `rules` are asked for."""
+    books = books_module.read(places)
+    kernel = links.look(item.netns for item in books.known if item.netns)
+    found = rules_module.look() if rules else Rules()
+    return Join(books, kernel, found, os.path.join(places.cache_dir, "results"))
+
+
+def look(places: Places, network: str = "") -> Node:
+    """Returns the node, or what belongs to one network of it."""
+    join = joined(places)
+    found = leaks(join)
+    if found:
+        join = joined(places)
+        before = {(item.kind, item.what) for item in found}
+        found = tuple(item for item in leaks(join) if (item.kind, item.what) in before)
+    node = Node(
+        tuple(_networks(join)),
+        join.pods,
+        tuple(_bridges(join)),
+        tuple(_host_interfaces(join)),
+        found,
+        tuple(dict.fromkeys((*join.books.unread, *join.kernel.unseen, *join.rules.unseen))),
+    )
+    return _only(node, network) if network else node
+
+
+def _only(node: Node, network: str) -> Node:
+    own = tuple(item for item in node.networks if item.name == network)
+    names = {name for item in own for name in item.bridges}
+    return replace(
+        node,
+        networks=own,
+        pods=tuple(item for item in node.pods if item.network == network),
+        bridges=tuple(item for item in node.bridges if item.name in names),
+        leaks=tuple(item for item in node.leaks if item.network == network),
+    )
+
+
+def _networks(join: Join) -> Iterable[NetworkSeen]:
+    counts: dict[str, int] = {}
+    for pod in join.pods:
+        counts[pod.network] = counts.get(pod.network, 0) + 1
+    used = {network.path: network for network in join.books.networks.values()}
+    for file in join.books.files:
+        yield _configured(join.books, file, counts, is_used=file.path in used)
+    rest = [*(pod.network for pod in join.pods), *(pool.network for pool in join.books.pools if pool.reservations)]
+    for name in dict.fromkeys(rest):
+        if name not in join.books.networks:
+            made = next((item.network for item in join.books.known if item.network_name == name and item.network), None)
+            types = tuple(str(plugin["type"]) for plugin in made.plugins) if made else ()
+            yield NetworkSeen(
+                name,
+                "",
+                types,
+                bridges(made),
+                tuple(_ranges(join.books, name)),
+                counts.get(name, 0),
+                "no file in net.d",
+            )
+
+
+def _configured(books: Books, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NetworkSeen:
+    if file.network is None:
+        return NetworkSeen("", file.path, problem=file.problem.msg if file.problem else "cannot be used")
+    name = file.network.name
+    types = tuple(str(plugin["type"]) for plugin in file.network.plugins)
+    if not is_used:
+        return NetworkSeen(name, file.path, types, bridges(file.network), problem="another file has this name first")
+    ranges = tuple(_ranges(books, name))
+    return NetworkSeen(name, file.path, types, bridges(file.network), ranges, counts.get(name, 0))
+
+
+def _ranges(books: Books, network: str) -> Iterable[Range]:
+    for pool in books.pools:
+        if pool.network == network:
+            for number, own in enumerate(pool.range_sets):
+                yield Range(pool.data_dir, number, str(own), own.size, pool.in_use(own))
+
+
+def _bridges(join: Join) -> Iterable[HostInterface]:
+    wanted = {name for network in join.books.networks.values() for name in bridges(network)}
+    wanted |= {name for item in join.books.known for name in bridges(item.network)}
+    for own in join.kernel.links:
+        if own.kind == "bridge" and own.name in wanted:
+            ports = tuple(port.name for port in join.kernel.links if port.master == own.index)
+            yield HostInterface(own.name, _texts(join, own), ports)
+
+
+def _host_interfaces(join: Join) -> Iterable[HostInterface]:
+    """Yields the host's own interfaces: those with addresses that are neither a pod's nor a pods' bridge."""
+    wanted = {item.name for item in _bridges(join)}
+    for own in join.kernel.links:
+        found = _texts(join, own)
+        is_host_end = own.kind in _NO_ADDRESS and own.lower_nsid is not None
+        if found and own.name not in wanted and not own.flags & IFF_LOOPBACK and not is_host_end:
+            yield HostInterface(own.name, found)
+
+
+def _texts(join: Join, own: Link) -> tuple[str, ...]:
+    found: Iterable[Interface] = join.kernel.addresses.get(own.index, ())
+    return tuple(str(item) for item in found if not item.ip.is_link_local)

@@ -1,0 +1,214 @@
+"""The node as a value, and as a document.
+
+One rule: pure. What could not be seen is None or named in `unseen`: nothing is told that is not known.
+
+The document of `podwire show --json`:
+
+    {"networks": [{"name", "file", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
+                   "attachments", "problem"}],
+     "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked", "hostInterface", "bridge",
+                      "addresses", "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
+                      "limits": {"receives", "sends"}}],
+     "bridges": [{"name", "addresses", "ports"}], "hostInterfaces": [{"name", "addresses"}],
+     "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "unseen": ["..."]}
+
+`state` is one of State; limits are in bits/s, null for none; `confirmed` tells whether the packet filter has the host
+port's rule, null where it could not be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cni.conf import Attachment
+
+NOBODY = Attachment("", "")
+
+
+class State(StrEnum):
+    """How an attachment is."""
+
+    OK = "ok"
+    GONE = "gone"  # its network namespace is not there, but it stands in the runtime's cache
+    NO_CACHE = "no cache"  # it has an address reserved, but the runtime's cache does not know it
+    NO_INTERFACE = "no interface"  # its namespace is there, its interface is not
+    NOT_SEEN = "not seen"  # its namespace is there, and cannot be looked into
+
+
+@dataclass(frozen=True)
+class HostPort:
+    """A port of the host that the runtime asked for; `confirmed` None where the packet filter could not be read."""
+
+    host_port: int
+    container_port: int
+    protocol: str
+    host_ip: str = ""
+    confirmed: bool | None = None
+
+    @property
+    def key(self) -> str:
+        """What rules are about: "8080/tcp"."""
+        return f"{self.host_port}/{self.protocol}"
+
+    def __str__(self) -> str:
+        ip = f"[{self.host_ip}]:" if ":" in self.host_ip else f"{self.host_ip}:" if self.host_ip else ""
+        return f"{ip}{self.host_port}>{self.container_port}/{self.protocol}"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One attachment: `pod` is "namespace/name" if known, `addresses` are texts, limits bits/s.
+
+    `receives` and `sends` are from the pod's point of view. `leaked` tells that nobody lives who has it.
+    """
+
+    network: str
+    attachment: Attachment
+    state: State
+    pod: str = ""
+    netns: str = ""
+    host_interface: str = ""
+    bridge: str = ""
+    addresses: tuple[str, ...] = ()
+    host_ports: tuple[HostPort, ...] = ()
+    receives: int | None = None
+    sends: int | None = None
+    leaked: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """Returns its part of the document."""
+        return {
+            "network": self.network,
+            "containerID": self.attachment.container_id,
+            "ifname": self.attachment.ifname,
+            "pod": self.pod,
+            "netns": self.netns,
+            "state": str(self.state),
+            "leaked": self.leaked,
+            "hostInterface": self.host_interface,
+            "bridge": self.bridge,
+            "addresses": list(self.addresses),
+            "hostPorts": [
+                {
+                    "hostIP": port.host_ip,
+                    "hostPort": port.host_port,
+                    "containerPort": port.container_port,
+                    "protocol": port.protocol,
+                    "confirmed": port.confirmed,
+                }
+                for port in self.host_ports
+            ],
+            "limits": {"receives": self.receives, "sends": self.sends},
+        }
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range set: how many addresses it has, and how many of them are reserved."""
+
+    data_dir: str
+    number: int
+    addresses: str
+    size: int
+    in_use: int
+
+    def to_json(self) -> dict[str, object]:
+        """Returns its part of the document."""
+        return {
+            "dataDir": self.data_dir,
+            "set": self.number,
+            "addresses": self.addresses,
+            "size": self.size,
+            "inUse": self.in_use,
+        }
+
+
+@dataclass(frozen=True)
+class NetworkSeen:
+    """A network; `file` is "" for one that only the cache or a store knows, `problem` what is wrong with its file."""
+
+    name: str
+    file: str = ""
+    plugins: tuple[str, ...] = ()
+    bridges: tuple[str, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    attachments: int = 0
+    problem: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Returns its part of the document."""
+        return {
+            "name": self.name,
+            "file": self.file,
+            "plugins": list(self.plugins),
+            "bridges": list(self.bridges),
+            "ranges": [item.to_json() for item in self.ranges],
+            "attachments": self.attachments,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
+class HostInterface:
+    """An interface of the host with its addresses; `ports` are a bridge's."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Something whose owner is gone: what kind of thing, which one, whose it was, and what takes it away."""
+
+    kind: str
+    what: str
+    cure: str
+    network: str = ""
+    attachment: Attachment = NOBODY
+
+    def to_json(self) -> dict[str, object]:
+        """Returns its part of the document."""
+        return {
+            "kind": self.kind,
+            "what": self.what,
+            "network": self.network,
+            "containerID": self.attachment.container_id,
+            "ifname": self.attachment.ifname,
+            "cure": self.cure,
+        }
+
+
+@dataclass(frozen=True)
+class Node:
+    """All that is known of the node's networks; `unseen` says in words what could not be looked at."""
+
+    networks: tuple[NetworkSeen, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    bridges: tuple[HostInterface, ...] = ()
+    host_interfaces: tuple[HostInterface, ...] = ()
+    leaks: tuple[Leak, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the document."""
+        return {
+            "networks": [item.to_json() for item in self.networks],
+            "attachments": [item.to_json() for item in self.pods],
+            "bridges": [
+                {"name": item.name, "addresses": list(item.addresses), "ports": list(item.ports)}
+                for item in self.bridges
+            ],
+            "hostInterfaces": [{"name": item.name, "addresses": list(item.addresses)} for item in self.host_interfaces],
+            "leaks": [item.to_json() for item in self.leaks],
+            "unseen": list(self.unseen),
+        }
+
+
+def rate(bits: int) -> str:
+    """Returns a rate for a person: "10 Mbit/s"."""
+    for unit, size in (("Tbit/s", 10**12), ("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+        if bits >= size:
+            return f"{bits / size:.3f}".rstrip("0").rstrip(".") + f" {unit}"
+    return f"{bits} bit/s"

@@ -1,0 +1,80 @@
+"""The packet filter's rules of this node's pods, with whose they are: all backends, all plugins that make some.
+
+One rule: the plugins read their own rules; here they are only brought together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cni.conf import Attachment
+from cni.errors import CniError
+from kernel.masquerade import backend as masquerade
+from kernel.netfilter import nft
+from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.owned import HOST_PORT, Owned
+from plugins.firewall import owners as firewall
+from plugins.portmap import owners as portmap
+
+_BY_NETLINK: Mapping[str, Callable[[NftSocket], list[Owned]]] = {
+    "masquerade rules": masquerade.owned,
+    "host ports": portmap.owned,
+    "firewall rules": firewall.owned,
+}
+_BY_PROGRAM: Mapping[str, Callable[[], list[Owned]]] = {
+    "masquerade rules": masquerade.owned_legacy,
+    "host ports": portmap.owned_legacy,
+    "firewall rules": firewall.owned_legacy,
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All rules that say whose they are; `unseen` says in words what could not be looked at."""
+
+    found: tuple[Owned, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    @cached_property
+    def _ports(self) -> Mapping[object, set[str]]:
+        found: dict[object, set[str]] = {}
+        for item in self.found:
+            if item.what == HOST_PORT and item.about:
+                found.setdefault(item.mark or item.container_id, set()).add(item.about)
+        return found
+
+    def ports(self, network: str, attachment: Attachment) -> set[str]:
+        """Returns the host ports ("8080/tcp") that lead to an attachment, by its marks or its container's name."""
+        names = (*marks_of(network, attachment), attachment.container_id)
+        return {port for name in names for port in self._ports.get(name, ())}
+
+
+def look() -> Rules:
+    """Reads all rules; what cannot be read is told."""
+    found: list[Owned] = []
+    unseen: list[str] = []
+    try:
+        with nft.opened() as socket:
+            for what, by_netlink in _BY_NETLINK.items():
+                try:
+                    found += by_netlink(socket)
+                except CniError as error:
+                    unseen.append(f"{what}: {error.msg}")
+    except nft.UnavailableError:
+        pass  # no netfilter, no rules
+    except CniError as error:
+        unseen.append(f"the packet filter's rules: {error.msg}")
+    for what, by_program in _BY_PROGRAM.items():
+        try:
+            found += by_program()
+        except CniError as error:
+            unseen.append(f"{what} of iptables-legacy: {error.msg}")
+    return Rules(tuple(dict.fromkeys(found)), tuple(unseen))
+
+
+def marks_of(network: str, attachment: Attachment) -> Iterable[bytes]:
+    """Returns all marks that an attachment's rules may have."""
+    for module in (masquerade, portmap, firewall):
+        yield from module.marks_of(network, attachment)
