@@ -75,7 +75,7 @@ def drawn(node: Node) -> str:
     if node.host_interfaces:
         picture.box(_MARGIN, y, _host(node.host_interfaces))
         y = picture.height + _GAP
-    taken = set()
+    taken: set[int] = set()
     for bridge in node.bridges:
         own = [pod for pod in node.pods if pod.bridge == bridge.name]
         own += [pod for pod in node.pods if not pod.bridge and _belongs(node, pod, bridge)]

@@ -17,13 +17,15 @@ _BOOKKEEPING = re.compile(r"lock|last_reserved_ip\.(\d+)")
 
 
 class Reserved(NamedTuple):
-    """A reservation as it stands: `owner` is b"" where its file names nobody, `changed_ns` when it was made.
+    """A reservation as it stands: `owner` is b"" where its file names nobody.
 
+    `made_ns` is when it was written, by its modification time; `changed_ns` when anything of it was changed last.
     `residue` tells that it is free, what a crash has left; `unreadable` that we may not read whose it is.
     """
 
     name: str
     owner: bytes
+    made_ns: int
     changed_ns: int
     residue: bool = False
     unreadable: bool = False
@@ -41,7 +43,7 @@ def reserved(store: Store) -> list[Reserved]:
             continue
         unreadable = not owner and stat.S_ISREG(status.st_mode) and not os.access(path, os.R_OK)
         residue = not owner and store.is_free(name)
-        found.append(Reserved(name, owner, status.st_ctime_ns, residue, unreadable))
+        found.append(Reserved(name, owner, status.st_mtime_ns, status.st_ctime_ns, residue, unreadable))
     return found
 
 

@@ -6,9 +6,10 @@ One rule: a command is a line here; help, completion and the manual page follow 
 from podwire.command import Command
 from podwire.commands.completion import COMPLETION, MANUAL
 from podwire.commands.install import INSTALL, UNINSTALL
+from podwire.commands.ipam import COMMAND as IPAM
 from podwire.commands.listing import COMMAND as LIST
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (SHOW, LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)
+COMMANDS: tuple[Command, ...] = (IPAM, SHOW, LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)

@@ -73,7 +73,7 @@ class Reservation:
     @property
     def is_young(self) -> bool:
         """Tells whether it was made within the last minute, so that its ADD may still be under way."""
-        return time.time_ns() - self.file.changed_ns < YOUNG_NS
+        return time.time_ns() - self.file.made_ns < YOUNG_NS
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 
 from cni.conf import Attachment
 from cni.errors import CniError
 from cni.fields import Fields
+from cni.versions import at_least
 from kernel.link import Link
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, Owned
 from plugins.bandwidth import owner as bandwidth
@@ -40,10 +42,19 @@ def leaks(join: Join) -> tuple[Leak, ...]:
     )
 
 
-def network_cure(join: Join, network: str) -> str:
-    """Returns what takes away all that is left of a network's dead attachments."""
-    cure = f"podwire gc {network}"
-    return cure if network in join.books.networks else f"{cure} (its file is not in net.d: put it back first)"
+def cure_of(join: Join, network: str, attachment: Attachment) -> str:
+    """Returns what takes away all that is left of an attachment.
+
+    GC asks the plugins of networks from CNI 1.1.0 on; of others it deletes the attachments that the cache has.
+    """
+    configured = join.books.networks.get(network)
+    cached = {item.attachment for item in join.books.known if item.network_name == network}
+    if configured and (attachment in cached or at_least(configured.version, "1.1.0")):
+        return f"podwire gc {network}"
+    if attachment.container_id and (configured or cached):
+        ifname = f" -i {quote(attachment.ifname)}" if attachment.ifname else ""
+        return f"podwire del {quote(network)} --container-id {quote(attachment.container_id)}{ifname}"
+    return f"podwire gc {quote(network)} (its file is not in net.d: put it back first)"
 
 
 @dataclass(frozen=True)
@@ -54,14 +65,14 @@ class _Finder:
         for pool in self.join.books.pools:
             for item in pool.reservations:
                 if self.join.is_gone(item):
-                    cure = f"podwire ipam free {item.file.name} {item.network}"
+                    cure = f"podwire ipam free {item.file.name} {quote(item.network)}"
                     yield Leak("reservation", f"address {item.file.name}", cure, item.network, item.attachment)
 
     def cached(self) -> Iterator[Leak]:
         for pod in self.join.pods:
             if pod.state is State.GONE:
                 what = f"cache entry of a namespace that is not there: {pod.netns}"
-                yield Leak("cache", what, network_cure(self.join, pod.network), pod.network, pod.attachment)
+                yield Leak("cache", what, cure_of(self.join, pod.network, pod.attachment), pod.network, pod.attachment)
 
     def veths(self) -> Iterator[Leak]:
         """Yields the veths on our bridges that are no attachment's; of those nothing is told whose end is not seen."""
@@ -105,7 +116,7 @@ class _Finder:
             network = named.network if named else ""
             if self._is_gone((own.alias or own.name).encode(), network, named.container_id if named else ""):
                 attachment = Attachment(named.container_id, named.ifname) if named else NOBODY
-                cure = network_cure(self.join, network) if named else _delete(own)
+                cure = cure_of(self.join, network, attachment) if named else _delete(own)
                 yield Leak("ifb", f"interface {own.name}, which limits what a pod sends", cure, network, attachment)
 
     def backups(self) -> Iterator[Leak]:
@@ -119,7 +130,7 @@ class _Finder:
                 pods = self.join.pods_of(network, attachment)
                 if all(pod.leaked for pod in pods) and (pods or self._keeps_books(network)):
                     what = f"tuning's backup in {data_dir}"
-                    yield Leak("backup", what, network_cure(self.join, network), network, attachment)
+                    yield Leak("backup", what, cure_of(self.join, network, attachment), network, attachment)
 
     @cached_property
     def _by_mark(self) -> Mapping[bytes, list[Pod]]:
@@ -172,7 +183,7 @@ class _Finder:
 
     def _rule_cure(self, item: Owned) -> str:
         if item.network:
-            return network_cure(self.join, item.network)
+            return cure_of(self.join, item.network, Attachment(item.container_id, item.ifname))
         program = "nft list ruleset" if item.backend == NFTABLES else "iptables-save"
         return f"delete it by hand, as it does not name its network: {program}"
 
@@ -187,4 +198,4 @@ def _other_end(join: Join, port: Link) -> str:
 
 
 def _delete(own: Link) -> str:
-    return f"ip link delete {own.name}"
+    return f"ip link delete {quote(own.name)}"

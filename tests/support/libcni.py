@@ -5,8 +5,10 @@ One rule: /var/lib/cni is a fixed place, so a plugin sees another one only insid
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import binaries
@@ -26,10 +28,22 @@ def with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> P
 
 
 def remember(
-    directory: Path, network: str, container_id: str, *, netns: str = "", ifname: str = "eth0", result: object = None
-) -> None:
-    """Writes an attachment's entry into the cache in `directory`; its namespace is this process's unless given."""
-    entry = {
+    directory: Path,
+    network: str,
+    container_id: str,
+    *,
+    netns: str = "",
+    ifname: str = "eth0",
+    result: object = None,
+    config: object = None,
+    capability_args: Mapping[str, object] | None = None,
+    cni_args: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes an attachment's entry into the cache in `directory`; its namespace is this process's unless given.
+
+    `config` is the network's list, which libcni keeps in base64. Returns the file's path.
+    """
+    entry: dict[str, object] = {
         "kind": "cniCacheV1",
         "networkName": network,
         "containerId": container_id,
@@ -37,4 +51,12 @@ def remember(
         "netns": netns or f"/proc/{os.getpid()}/ns/net",
         "result": result,
     }
-    (directory / "results" / f"{network}-{container_id}-{ifname}").write_text(json.dumps(entry))
+    if config is not None:
+        entry["config"] = base64.b64encode(json.dumps(config).encode()).decode()
+    if capability_args:
+        entry["capabilityArgs"] = dict(capability_args)
+    if cni_args:
+        entry["cniArgs"] = [list(pair) for pair in cni_args.items()]
+    path = directory / "results" / f"{network}-{container_id}-{ifname}"
+    path.write_text(json.dumps(entry))
+    return path

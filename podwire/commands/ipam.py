@@ -1,0 +1,219 @@
+"""`podwire ipam list|verify|free`: host-local's addresses, by whom they are in use, and releasing those of the dead.
+
+One rule: an address is released under its store's lock, and without --force never one whose owner may live.
+
+With --json `list` prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since",
+"beforeBoot"}], `verify` {"findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}, `free`
+{"freed": [{"address", "network", "containerID", "ifname"}], "kept": [the same with "reason"]}.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable
+
+from cni.errors import CniError, Code
+from podwire.command import Command, Context, Status, add_json
+from podwire.commands.show import add_places, places
+from podwire.node import freeing, reservations
+from podwire.node.books import Places, Reservation
+from podwire.node.freeing import Outcome
+from podwire.node.join import Join
+from podwire.node.look import joined
+from podwire.node.reservations import Finding, Line, Use
+from podwire.output import Cell, Text
+
+_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.LAST: "dim", Use.EMPTY: "dim"}
+_LEAST = 12  # characters of an ID that is not given whole: what `podwire show` prints
+
+_DESCRIPTION = """\
+host-local gives a pod its address by a file of the address's name in <dataDir>/<network>. These commands read those
+files, compare them with the runtime's cache and with the addresses that are really configured, and release what is left
+of pods that are gone."""
+_LIST = """\
+Prints every reserved address with its owner.
+
+STATE   living        its container lives, or the address is configured in some network namespace
+        gone          nobody lives who has it: `podwire ipam free` releases it
+        new           not a minute old and unknown to the runtime's cache: an ADD may be under way
+        unknown       the runtime's cache does not know its container, and not everything could be looked at
+        remark        of an administrator, who keeps the address to himself
+        empty         left by a killed ADD; it is free
+        foreign       the file names nobody, so that the address is given to nobody
+        last_reserved not reserved by this: behind it the next free address is searched"""
+_VERIFY = """\
+Compares the reservations with the runtime's cache and the kernel, both ways: addresses of containers that are gone,
+addresses in use that are not reserved (another pod may get them) or that are reserved for another, addresses that two
+pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree with
+the files. Each with its cure. Exit status 1 if anything was found. Nothing is changed."""
+_FREE = """\
+Releases addresses whose owner is gone, under the lock that ADD takes, after a second look. It refuses, unless forced:
+an address whose container lives or that is configured on an interface, one that was reserved less than a minute ago and
+that the runtime's cache does not know yet (an ADD may be under way), and administrators' remarks.
+
+A pod that lives and loses its reservation keeps its address until another pod gets the same one."""
+
+
+def _list(context: Context, options: Namespace) -> Status:
+    found = list(reservations.lines(joined(places(context, options), rules=False), options.network))
+    if context.out.as_json:
+        context.out.json([line.to_json() for line in found])
+    elif found:
+        headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
+        context.out.table(headers, [_row(line) for line in found])
+    else:
+        context.out.line("no addresses are reserved")
+    return Status.FINE
+
+
+def _row(line: Line) -> list[Text]:
+    return [
+        line.address,
+        line.network,
+        line.attachment.container_id or "-",
+        line.attachment.ifname or "-",
+        line.pod or "-",
+        line.when or "-",
+        Cell(str(line.use), _STYLES.get(line.use, "warning")),
+    ]
+
+
+def _verify(context: Context, options: Namespace) -> Status:
+    join = joined(places(context, options), rules=False)
+    found = list(reservations.findings(join, options.network))
+    if found:  # pods come and go: what is still so at a second look
+        join = joined(places(context, options), rules=False)
+        before = {(item.kind, item.network, item.address) for item in found}
+        again = reservations.findings(join, options.network)
+        found = [item for item in again if (item.kind, item.network, item.address) in before]
+    unseen = list(dict.fromkeys((*join.books.unread, *join.kernel.unseen)))
+    if context.out.as_json:
+        context.out.json({"findings": [item.to_json() for item in found], "unseen": unseen})
+    else:
+        _print(context, join, found, unseen, options.network)
+    return Status.WRONG if found else Status.FINE
+
+
+def _print(context: Context, join: Join, found: list[Finding], unseen: list[str], network: str) -> None:
+    for item in found:
+        context.out.line(f"{item.network}:", Cell(item.what, "bad"))
+        context.out.line(" ", item.cure)
+    for text in unseen:
+        context.out.line(Cell("not seen:", "warning"), text)
+    if not found:
+        number = sum(line.use is not Use.LAST for line in reservations.lines(join, network))
+        context.out.line(Cell(f"{number} reservations, nothing wrong", "good"))
+
+
+def _free(context: Context, options: Namespace) -> Status:
+    where = places(context, options)
+    join = joined(where, rules=False)
+    chosen = _chosen(join, options)
+    results = list(freeing.free(join, chosen, where.cache_dir, force=options.force))
+    if context.out.as_json:
+        freed = [item.to_json() for item in results if not item.reason]
+        context.out.json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
+    else:
+        _tell(context, results, where)
+    return Status.WRONG if any(item.reason for item in results) else Status.FINE
+
+
+def _tell(context: Context, results: Iterable[Outcome], where: Places) -> None:
+    results = list(results)
+    for item in results:
+        attachment = item.item.attachment
+        owner = " ".join(filter(None, attachment)) or "nobody"
+        if item.reason:
+            context.out.line(
+                Cell("kept", "bad"), item.item.file.name, "of", item.item.network, f"({owner}):", item.reason
+            )
+        else:
+            context.out.line(Cell("freed", "good"), item.item.file.name, "of", item.item.network, f"({owner})")
+    if any(item.reason for item in results):
+        context.out.line("--force releases it all the same, if you know better")
+    if not results:
+        context.out.line(f"nothing to free in {where.data_dir} and the directories of the networks")
+
+
+def _chosen(join: Join, options: Namespace) -> list[Reservation]:
+    """Returns the reservations that are meant; raises CniError where none is, unless all of the gone ones are."""
+    by_address = not (options.gone or options.container)
+    words = options.words
+    if bool(by_address) != bool(words[: 1 if by_address else 0]) or len(words) > 1 + by_address:
+        raise _usage()
+    network = (words[1:] if by_address else words)[:1]
+    every = [item for pool in join.books.pools if network in ([], [pool.network]) for item in pool.reservations]
+    if options.gone:
+        return [item for item in every if reservations.use(join, item) is Use.GONE]
+    if options.container:
+        found = _of_container(every, options.container)
+    else:
+        found = [item for item in every if item.file.name == words[0]]
+    if found:
+        return found
+    what = f"address {words[0]}" if by_address else f"container {options.container}"
+    raise CniError(Code.UNKNOWN_CONTAINER, f"no reservation of {what}", "podwire ipam list shows those that there are")
+
+
+def _of_container(every: list[Reservation], wanted: str) -> list[Reservation]:
+    """Returns a container's, by its ID or the beginning of it if that is long and only one begins so."""
+    exact = [item for item in every if item.attachment.container_id == wanted]
+    if exact or len(wanted) < _LEAST:
+        return exact
+    found = [item for item in every if item.attachment.container_id.startswith(wanted)]
+    if len({item.attachment.container_id for item in found}) > 1:
+        raise CniError(Code.UNKNOWN_CONTAINER, f"several containers begin with {wanted}", "give the whole ID")
+    return found
+
+
+def _usage() -> CniError:
+    hint = "podwire ipam free ADDRESS [NETWORK], --container ID [NETWORK], or --gone [NETWORK]"
+    return CniError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add(commands.add_parser, "list", "the addresses in use", _LIST, _list)
+    _add(commands.add_parser, "verify", "compare the reservations with who lives", _VERIFY, _verify)
+    free = _add(commands.add_parser, "free", "release addresses whose owner is gone", _FREE, _free)
+    free.add_argument("--container", metavar="ID", help="all addresses of this container")
+    free.add_argument("--gone", action="store_true", help="all addresses whose owner is gone")
+    free.add_argument("--force", action="store_true", help="also one whose owner lives or may live, also a remark")
+
+
+def _add(
+    make: Callable[..., ArgumentParser],
+    name: str,
+    summary: str,
+    about: str,
+    run: Callable[[Context, Namespace], Status],
+) -> ArgumentParser:
+    own = make(name, help=summary, description=about, formatter_class=RawDescriptionHelpFormatter)
+    if name == "free":
+        own.add_argument("words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and of which network")
+    else:
+        own.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
+    add_places(own)
+    add_json(own)
+    own.set_defaults(subcommand=run)
+    return own
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    run: Callable[[Context, Namespace], Status] = options.subcommand
+    return run(context, options)
+
+
+COMMAND = Command(
+    "ipam",
+    "host-local's addresses: who has them, what is wrong, releasing those of the dead",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    (
+        ("podwire ipam list podnet", "the addresses of a network, by whom and since when"),
+        ("podwire ipam verify", "what is wrong with the reservations of all networks"),
+        ("podwire ipam free --gone podnet", "release what dead containers have left"),
+        ("podwire ipam free 10.22.0.7", "release one address, if its owner is gone"),
+    ),
+)

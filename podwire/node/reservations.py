@@ -1,0 +1,244 @@
+"""host-local's addresses, compared with who lives: what each reservation is, and what is wrong with them.
+
+One rule: it reads only. An address is called gone only where `Join.is_gone` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from ipaddress import ip_interface
+
+from cni.address import Address
+from cni.conf import Attachment
+from ipam.host_local import listing
+from podwire.node.books import Pool, Reservation
+from podwire.node.join import Join
+from podwire.node.model import NOBODY, Pod, State
+
+_FULL_PERCENT = 90
+_NS = 1_000_000_000
+
+
+class Use(StrEnum):
+    """What a file of a store is."""
+
+    LIVING = "living"
+    GONE = "gone"  # surely nobody lives who has it
+    NEW = "new"  # not a minute old and unknown to the cache: an ADD may be under way
+    UNKNOWN = "unknown"  # the cache does not know it, and not everything could be looked at
+    REMARK = "remark"  # of an administrator, who keeps the address to himself
+    EMPTY = "empty"  # residue of a killed ADD: it is free
+    FOREIGN = "foreign"  # it names nobody, so that the address is not given to anybody
+    UNREADABLE = "not readable"  # without root
+    LAST = "last_reserved"  # no reservation: behind it the next search begins
+
+
+@dataclass(frozen=True)
+class Line:
+    """One file of a store for a person or a program; `since` in ns of the epoch."""
+
+    address: str
+    network: str
+    data_dir: str
+    use: Use
+    attachment: Attachment = NOBODY
+    pod: str = ""
+    since: int = 0
+    before_boot: bool = False
+
+    @property
+    def when(self) -> str:
+        """Since when it is so."""
+        return "before boot" if self.before_boot else written(self.since)
+
+    def to_json(self) -> dict[str, object]:
+        """Returns its part of the document."""
+        return {
+            "address": self.address,
+            "network": self.network,
+            "dataDir": self.data_dir,
+            "state": str(self.use),
+            "containerID": self.attachment.container_id,
+            "ifname": self.attachment.ifname,
+            "pod": self.pod,
+            "since": written(self.since),
+            "beforeBoot": self.before_boot,
+        }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong: `kind` for programs, `what` and `cure` for a person."""
+
+    kind: str
+    network: str
+    address: str
+    what: str
+    cure: str
+
+    def to_json(self) -> dict[str, object]:
+        """Returns its part of the document."""
+        return {
+            "kind": self.kind,
+            "network": self.network,
+            "address": self.address,
+            "what": self.what,
+            "cure": self.cure,
+        }
+
+
+def written(since_ns: int) -> str:
+    """Returns a moment as RFC 3339 has it, in UTC; "" for none."""
+    return datetime.fromtimestamp(since_ns // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since_ns else ""
+
+
+def lines(join: Join, network: str = "") -> Iterator[Line]:
+    """Yields what there is in the stores of a network, or of all."""
+    for pool in _pools(join, network):
+        for item in pool.reservations:
+            pods = join.pods_of(item.network, item.attachment) if item.is_attachments else []
+            pod = next((pod.pod for pod in pods if pod.pod), "")
+            attachment = item.attachment if item.file.owner else NOBODY
+            yield Line(
+                item.file.name,
+                item.network,
+                item.data_dir,
+                use(join, item),
+                attachment,
+                pod,
+                item.file.made_ns,
+                item.before_boot,
+            )
+        for address in pool.last_reserved.values():
+            yield Line(address, pool.network, pool.data_dir, Use.LAST)
+
+
+def use(join: Join, item: Reservation) -> Use:
+    """Returns what a reservation is."""
+    if item.file.residue:
+        return Use.EMPTY
+    if item.file.unreadable:
+        return Use.UNREADABLE
+    if not item.is_attachments:
+        return Use.REMARK if item.is_remark else Use.FOREIGN
+    if join.is_gone(item):
+        return Use.GONE
+    states = {pod.state for pod in join.pods_of(item.network, item.attachment)}
+    if join.is_configured(item) or states != {State.NO_CACHE}:
+        return Use.LIVING
+    return Use.NEW if item.is_young else Use.UNKNOWN
+
+
+def findings(join: Join, network: str = "") -> Iterator[Finding]:
+    """Yields what is wrong in the stores of a network, or of all, and with their attachments."""
+    for pool in _pools(join, network):
+        yield from _gone(join, pool)
+        yield from _foreign(join, pool)
+        yield from _full(join, pool)
+        yield from _index(pool)
+    living = [pod for pod in join.pods if not pod.leaked and pod.state is not State.NO_CACHE]
+    yield from _unreserved(join, [pod for pod in living if network in ("", pod.network)])
+    yield from _twice(join, living, network)
+
+
+def _pools(join: Join, network: str) -> Iterator[Pool]:
+    return (pool for pool in join.books.pools if network in ("", pool.network))
+
+
+def _gone(join: Join, pool: Pool) -> Iterator[Finding]:
+    for item in pool.reservations:
+        if use(join, item) is Use.GONE:
+            what = f"{item.file.name} is reserved for {_name(item.attachment)}, which is gone"
+            cure = f"podwire ipam free {item.file.name} {pool.network}"
+            yield Finding("gone", pool.network, item.file.name, what, cure)
+
+
+def _foreign(join: Join, pool: Pool) -> Iterator[Finding]:
+    directory = pool.store().directory
+    for name in pool.foreign:
+        yield Finding("foreign", pool.network, "", f"{directory}/{name} is none of host-local's files", "move it away")
+    for item in pool.reservations:
+        own = item.file.name
+        if use(join, item) is Use.FOREIGN:
+            what = f"{directory}/{own} names no container, so that the address is given to nobody"
+            cure = f"podwire ipam free {own} {pool.network} --force"
+            yield Finding("foreign", pool.network, own, what, cure)
+        elif str(item.address) != own:
+            what = f"{directory}/{own} is not how host-local writes {item.address}: it may give that address again"
+            yield Finding("foreign", pool.network, own, what, f"mv {directory}/{own} {directory}/{item.address}")
+
+
+def _full(join: Join, pool: Pool) -> Iterator[Finding]:
+    for own in pool.range_sets:
+        in_use = pool.in_use(own)
+        if in_use * 100 < own.size * _FULL_PERCENT:
+            continue
+        ours = (item for item in pool.reservations if item.address.version == own.version)
+        gone = sum(own.holds(int(item.address)) for item in ours if join.is_gone(item))
+        free = f"podwire ipam free --gone {pool.network} frees {gone}" if gone else "none of them is of somebody gone"
+        what = f"{in_use} of {own.size} addresses of {own} are in use"
+        yield Finding("full", pool.network, "", what, f"{free}; give the network a larger range")
+
+
+def _index(pool: Pool) -> Iterator[Finding]:
+    store = pool.store()
+    try:
+        wrong = listing.disagreements(store)
+    except OSError:
+        return  # what cannot be read has been told
+    if wrong:
+        index = f"{pool.data_dir.rstrip('/')}.podwire/{pool.network}"
+        what = f"the index {index} does not know {', '.join(wrong)}: somebody has edited the files"
+        yield Finding("index", pool.network, wrong[0], what, f"rm {index} (it is written anew)")
+
+
+def _unreserved(join: Join, pods: Iterable[Pod]) -> Iterator[Finding]:
+    """Yields the addresses that living attachments have and that are not reserved for them."""
+    for pod in pods:
+        pools = list(_pools(join, pod.network))
+        inside = join.kernel.insides.get(pod.netns)
+        for text in pod.addresses:
+            own = ip_interface(text).ip
+            if not any(range_set.range_of(own) for pool in pools for range_set in pool.range_sets):
+                continue
+            places = {found.path for found, _ in join.kernel.configured.get(own, ())}
+            if inside and inside.links is not None and inside.path not in places:
+                continue  # it has lost the address, which is nobody's then
+            yield from _owned_by_another(pod, own, pools)
+
+
+def _owned_by_another(pod: Pod, own: Address, pools: Iterable[Pool]) -> Iterator[Finding]:
+    found = [item for pool in pools for item in pool.reservations if item.address == own and not item.file.residue]
+    mine = (pod.attachment, Attachment(pod.attachment.container_id, ""))
+    if any(item.file.unreadable or item.attachment in mine for item in found):
+        return
+    owner = _name(pod.attachment)
+    if found:
+        what = f"{own} is in use by {owner}, but reserved for {_name(found[0].attachment)}"
+        cure = "remove both and create them again"
+        yield Finding("of another", pod.network, str(own), what, cure)
+    else:
+        cure = "remove it and create it again: the address may be given to another"
+        yield Finding("not reserved", pod.network, str(own), f"{own} is in use by {owner}, but not reserved", cure)
+
+
+def _twice(join: Join, living: Iterable[Pod], network: str) -> Iterator[Finding]:
+    """Yields the addresses that two living attachments of a network, or on one bridge, have."""
+    bridges = {pod.network: pod.bridge for pod in join.pods if pod.bridge}
+    found: dict[tuple[str, str], list[Pod]] = {}
+    for pod in living:
+        for text in pod.addresses:
+            place = bridges.get(pod.network) or f"network {pod.network}"
+            found.setdefault((place, str(ip_interface(text).ip)), []).append(pod)
+    for (_, address), pods in found.items():
+        if len(pods) > 1 and network in ("", *(pod.network for pod in pods)):
+            owners = " and ".join(_name(pod.attachment) for pod in pods)
+            cure = "remove all but one of them and create them again"
+            yield Finding("twice", pods[0].network, address, f"{address} is in use by {owners}", cure)
+
+
+def _name(attachment: Attachment) -> str:
+    return f"container {attachment.container_id[:12]}{f' {attachment.ifname}' if attachment.ifname else ''}"

@@ -1,0 +1,230 @@
+"""`podwire show` tells what is there, of real attachments made by the built plugins and by the reference's."""
+
+import json
+import os
+import time
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.attaching import address, host_end
+from tests.support.node import Node
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(params=["nftables", "iptables"])
+def node(request, bin_dir, host, tmp_path):
+    """A node with the whole chain, by each backend."""
+    return Node(host, tmp_path / "node", backend=request.param)
+
+
+@pytest.fixture
+def nft_node(bin_dir, host, tmp_path):
+    """A node with the whole chain by nftables."""
+    return Node(host, tmp_path / "node")
+
+
+def only(document, key):
+    (found,) = document[key]
+    return found
+
+
+def test_everything_told_is_true(node, sandbox):
+    """Of an attachment its pod, interfaces, addresses, host ports and limits are told as they are."""
+    result = node.attach(sandbox, "8080:80", "127.0.0.1|8053:53/udp", name="web")
+    seen = node.seen()
+    assert seen["leaks"] == []
+    network = only(seen, "networks")
+    assert (network["name"], network["bridges"], network["attachments"]) == ("podnet", ["cni0"], 1)
+    assert network["plugins"] == ["bridge", "portmap", "bandwidth", "firewall", "tuning"]
+    (ranges,) = network["ranges"]
+    assert (ranges["size"], ranges["inUse"]) == (253, 1)
+    pod = only(seen, "attachments")
+    assert pod == {
+        "network": "podnet",
+        "containerID": sandbox.name,
+        "ifname": "eth0",
+        "pod": "default/web",
+        "netns": sandbox.path,
+        "state": "ok",
+        "leaked": False,
+        "hostInterface": host_end(result),
+        "bridge": "cni0",
+        "addresses": [f"{address(result)}/24"],
+        "hostPorts": [
+            {"hostIP": "", "hostPort": 8080, "containerPort": 80, "protocol": "tcp", "confirmed": True},
+            {"hostIP": "127.0.0.1", "hostPort": 8053, "containerPort": 53, "protocol": "udp", "confirmed": True},
+        ],
+        "limits": {"receives": 10_000_000, "sends": 2_500_000},
+    }
+    bridge = only(seen, "bridges")
+    assert bridge == {"name": "cni0", "addresses": ["10.213.0.1/24"], "ports": [host_end(result)]}
+
+
+def test_what_the_reference_made_is_told_alike(bin_dir, reference, host, sandbox, tmp_path):
+    """Attachments that the Go plugins made are told of as those of ours."""
+    node = Node(host, tmp_path / "node", bin_dir=reference)
+    result = node.attach(sandbox, "8080:80", name="web")
+    seen = node.seen()
+    assert seen["leaks"] == []
+    pod = only(seen, "attachments")
+    assert (pod["state"], pod["pod"], pod["hostInterface"]) == ("ok", "default/web", host_end(result))
+    assert pod["limits"] == {"receives": 10_000_000, "sends": 2_500_000}
+    assert [port["confirmed"] for port in pod["hostPorts"]] == [True]
+
+
+def test_the_text_is_for_a_person(nft_node, sandbox):
+    """Without --json a table names pod, veth, address, host port and limits in words."""
+    result = nft_node.attach(sandbox, "8080:80", name="web")
+    done = nft_node.tool("show")
+    assert done.status == 0
+    for text in ("default/web", host_end(result), address(result), "8080>80/tcp", "receives 10 Mbit/s", "2.5 Mbit/s"):
+        assert text in done.stdout, text
+    assert "LEAKED" not in done.stdout
+
+
+def test_a_rule_that_is_missing_is_told(node, sandbox):
+    """A host port whose rules somebody has flushed is not confirmed."""
+    node.attach(sandbox, "8080:80")
+    node.host.run("nft", "flush", "ruleset")
+    (port,) = only(node.seen(), "attachments")["hostPorts"]
+    assert port["confirmed"] is False
+
+
+def test_a_missing_interface_is_told(nft_node, sandbox):
+    """An attachment whose interface somebody has deleted is told as such, and the exit status is 1."""
+    nft_node.attach(sandbox)
+    sandbox.ip("link", "delete", "eth0")
+    done = nft_node.tool("show", "--json")
+    assert (done.status, only(done.json, "attachments")["state"]) == (1, "no interface")
+    assert not only(done.json, "attachments")["leaked"]
+
+
+def test_all_that_a_dead_pod_leaves_is_marked(node, sandbox, new_sandbox):
+    """When a namespace vanishes without DEL all that is left is marked, nothing of others, and GC cures it."""
+    dead = new_sandbox()
+    node.attach(sandbox, "8081:80")
+    node.attach(dead, "8080:80")
+    assert node.leaks() == set()
+    dead.delete()
+    done = node.tool("show", "--json")
+    assert done.status == 1
+    leaks = done.json["leaks"]
+    kinds = {"reservation", "cache", "host port", "masquerade", "firewall", "ifb", "backup"}
+    assert {leak["kind"] for leak in leaks} == kinds
+    assert sandbox.name not in json.dumps(leaks)
+    states = {pod["containerID"]: (pod["state"], pod["leaked"]) for pod in done.json["attachments"]}
+    assert states == {sandbox.name: ("ok", False), dead.name: ("gone", True)}
+    assert "8080/tcp" in json.dumps(leaks)
+    node.gc(sandbox)
+    assert node.leaks() == set()
+    assert len(node.seen()["attachments"]) == 1
+
+
+def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
+    """What is left of an attachment that is neither in the cache nor in the store is marked, its veth too."""
+    other = new_sandbox()
+    result = node.attach(sandbox)
+    forgotten = node.attach(other, "8080:80")
+    node.entry(other).unlink()
+    # As long as the address is reserved it may be an ADD that is under way.
+    assert node.leaks() == set()
+    (node.store / address(forgotten)).unlink()
+    leaks = node.seen()["leaks"]
+    assert {leak["kind"] for leak in leaks} == {"veth", "host port", "masquerade", "firewall", "ifb", "backup"}
+    (veth,) = [leak for leak in leaks if leak["kind"] == "veth"]
+    assert veth["what"].startswith(f"{host_end(forgotten)} on cni0")
+    assert veth["cure"] == f"ip link delete {host_end(forgotten)}"
+    assert host_end(result) not in json.dumps(leaks)
+    node.host.ip("link", "delete", host_end(forgotten))
+    node.gc(sandbox)
+    assert node.leaks() == set()
+
+
+def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox):
+    """An old reservation of a container that the cache does not know and no namespace has is marked, a young one not."""
+    nft_node.attach(sandbox)
+    path = nft_node.store / "10.213.0.77"
+    path.write_bytes(b"forgotten\r\neth0")
+    assert nft_node.leaks() == set()
+    os.utime(path, (time.time() - 120,) * 2)
+    seen = nft_node.seen()
+    (leak,) = seen["leaks"]
+    assert (leak["kind"], leak["containerID"]) == ("reservation", "forgotten")
+    states = {pod["containerID"]: pod["state"] for pod in seen["attachments"]}
+    assert states["forgotten"] == "no cache"
+    assert nft_node.tool("ipam", "free", "10.213.0.77").status == 0
+    assert nft_node.leaks() == set()
+
+
+def test_the_reference_s_leaks_are_marked(bin_dir, reference, host, sandbox, new_sandbox, tmp_path):
+    """What dead pods of the Go plugins leave is marked as far as it says whose it is, and nothing of the living."""
+    node = Node(host, tmp_path / "node", bin_dir=reference)
+    dead = new_sandbox()
+    node.attach(sandbox, "8081:80")
+    node.attach(dead, "8080:80")
+    assert node.leaks() == set()
+    dead.delete()
+    leaks = node.seen()["leaks"]
+    assert {leak["kind"] for leak in leaks} == {"reservation", "cache", "host port", "masquerade", "ifb"}
+    assert sandbox.name not in json.dumps(leaks)
+
+
+def test_the_map_has_every_pod(nft_node, new_sandbox, tmp_path):
+    """--svg writes a picture that is XML, has a box for every pod, and is the same when nothing has changed."""
+    pods = [new_sandbox() for _ in range(5)]
+    results = [nft_node.attach(pod, name=f"pod-{number}") for number, pod in enumerate(pods)]
+    pictures = []
+    for number in range(2):
+        path = tmp_path / f"{number}.svg"
+        assert nft_node.tool("show", "--svg", str(path)).status == 0
+        pictures.append(path.read_text())
+    assert pictures[0] == pictures[1]
+    texts = [item.text or "" for item in ElementTree.fromstring(pictures[0]).iter(f"{SVG}text")]
+    for number, result in enumerate(results):
+        assert f"default/pod-{number}" in texts
+        assert f"{address(result)}/24" in texts
+        assert any(host_end(result) in text for text in texts)
+    assert "bridge cni0" in texts
+
+
+def test_hostile_names_do_not_reach_the_terminal(nft_node, sandbox):
+    """Control characters in the cache, in a store and in an interface's alias are escaped, in the picture replaced."""
+    result = nft_node.attach(sandbox)
+    entry = json.loads(nft_node.entry(sandbox).read_text())
+    entry["containerId"] = "evil\x1b[2Jid"
+    entry["ifName"] = "\x1b]0;x\x07"
+    entry["cniArgs"] = [["K8S_POD_NAMESPACE", "\x1b[31m"], ["K8S_POD_NAME", "<b>\x00&"]]
+    entry["netns"] = "/run/netns/\x1b[1m"
+    (nft_node.directory / "results" / "podnet-evil-eth0").write_text(json.dumps(entry))
+    (nft_node.store / "10.213.0.99").write_bytes(b"dead\x1b[5m\r\n\x1b[7m")
+    nft_node.host.ip("link", "add", "bwp123456789012", "type", "ifb")
+    nft_node.host.ip("link", "set", "bwp123456789012", "alias", "podwire podnet \x1b[41mid eth0")
+    for words in (["show"], ["ipam", "list"], ["ipam", "verify"], ["show", "--svg", "-"]):
+        done = nft_node.tool(*words)
+        assert done.status in (0, 1), done
+        assert all(char.isprintable() or char == "\n" for char in done.stdout + done.stderr), words
+    ElementTree.fromstring(done.stdout)
+    assert address(result) in done.stdout
+
+
+def test_without_root_it_tells_what_it_could_not_see(nft_node, sandbox):
+    """Without root nothing is marked that cannot be known, and it is told what could not be looked at."""
+    result = nft_node.attach(sandbox, "8080:80")
+    for path in (nft_node.directory, *nft_node.directory.parents[:3]):
+        path.chmod(0o755)
+    done = nft_node.tool("show", "--json", before=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"))
+    assert done.status == 0, done
+    assert done.json["unseen"]
+    assert done.json["leaks"] == []
+    pod = only(done.json, "attachments")
+    assert (pod["hostInterface"], pod["state"]) == (host_end(result), "ok")
+    assert pod["hostPorts"][0]["confirmed"] is None
+
+
+def test_an_unknown_network_is_told(nft_node):
+    """A network that nobody knows is an error that says so, with exit status 3."""
+    done = nft_node.tool("show", "nonesuch")
+    assert (done.status, done.stdout) == (3, "")
+    assert "nonesuch" in done.stderr

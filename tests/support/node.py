@@ -1,0 +1,159 @@
+"""A node with a network of the whole chain, as a runtime keeps it: net.d, libcni's cache, pods; and the operator's tool.
+
+One rule: the tool is told where everything is, so that it never reads what is the machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cni.conf import Attachment
+from podwire import networks
+from podwire.networks import Network
+from tests.support import binaries, libcni
+from tests.support.hostports import ports
+from tests.support.namespaces import Namespace
+from tests.support.running import run_plugin
+
+_TIMEOUT_S = 60
+SUBNET = "10.213.0.0/24"  # nobody else's: the tool looks into every namespace of the machine
+BANDWIDTH = {"ingressRate": 10_000_000, "ingressBurst": 800_000, "egressRate": 2_500_000, "egressBurst": 800_000}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a command of the tool."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.stdout)
+
+
+@dataclass(frozen=True)
+class Node:
+    """The network `name` on `host`; what a runtime keeps is in `directory`. `bin_dir` has the plugins."""
+
+    host: Namespace
+    directory: Path
+    name: str = "podnet"
+    backend: str = "nftables"
+    bin_dir: Path | None = None
+    range_keys: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Writes the network's file."""
+        for part in ("net.d", "results"):
+            (self.directory / part).mkdir(parents=True, exist_ok=True)
+        (self.directory / "net.d" / f"10-{self.name}.conflist").write_text(json.dumps(self.config))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The network as it stands in net.d."""
+        own_backend = {} if self.bin_dir else {"backend": self.backend}
+        masquerade = {} if self.bin_dir else {"ipMasqBackend": self.backend}
+        ranges = [[{"subnet": SUBNET, **(self.range_keys or {})}]]
+        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, **masquerade}
+        tuning = {"type": "tuning", "mtu": 1400, "dataDir": str(self.directory / "tuning")}
+        plugins: list[dict[str, Any]] = [
+            {**bridge, "ipam": {"type": "host-local", "dataDir": str(self.store.parent), "ranges": ranges}},
+            {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True, **own_backend},
+            {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+            {"type": "firewall", **(own_backend or {"backend": "iptables"})},
+            *([] if self.bin_dir else [tuning]),
+        ]
+        return {"cniVersion": "1.0.0", "name": self.name, "plugins": plugins}
+
+    @property
+    def network(self) -> Network:
+        """The network as a value."""
+        return networks.parse(json.dumps(self.config).encode(), "")
+
+    @property
+    def store(self) -> Path:
+        """Where host-local has the network's addresses."""
+        return self.directory / "leases" / self.name
+
+    def attach(self, pod: Namespace, *published: str, name: str = "", limits: bool = True) -> dict[str, Any]:
+        """Runs ADD of the chain and writes the cache as libcni does; returns the last result."""
+        capabilities: dict[str, object] = {"portMappings": ports(*published)} if published else {}
+        if limits:
+            capabilities["bandwidth"] = BANDWIDTH
+        result: Any = None
+        for plugin in self.network.plugins:
+            asked = self.network.request(plugin, capability_args=capabilities, prev_result=result)
+            result = run_plugin(str(plugin["type"]), "ADD", asked, **self._how(pod)).result()
+        self.remember(pod, result, capabilities, name)
+        return dict(result)
+
+    def remember(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
+        """Writes the pod's entry of the cache."""
+        pair = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": name or pod.name}
+        return libcni.remember(
+            self.directory,
+            self.name,
+            pod.name,
+            netns=pod.path,
+            result=result,
+            config=self.config,
+            capability_args=capabilities,
+            cni_args=pair,
+        )
+
+    def entry(self, pod: Namespace) -> Path:
+        """Returns the pod's file in the cache."""
+        return self.directory / "results" / f"{self.name}-{pod.name}-eth0"
+
+    def detach(self, pod: Namespace, *, netns: str | None = None) -> None:
+        """Runs DEL of the chain and removes the entry."""
+        cached = json.loads(self.entry(pod).read_text())
+        capabilities = cached.get("capabilityArgs")
+        for plugin in reversed(self.network.plugins):
+            asked = self.network.request(plugin, capability_args=capabilities, prev_result=cached["result"])
+            how = {**self._how(pod), **({} if netns is None else {"netns": netns})}
+            run_plugin(str(plugin["type"]), "DEL", asked, **how).silence()
+        self.entry(pod).unlink()
+
+    def gc(self, *valid: Namespace) -> None:
+        """Runs GC of our own chain with the pods that are left, and removes the others' entries of the cache."""
+        for plugin in self.network.plugins:
+            asked = self.network.request(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
+            config = {**asked, "cniVersion": "1.1.0"}
+            run_plugin(str(plugin["type"]), "GC", config, host=self.host).silence()
+        for path in (self.directory / "results").iterdir():
+            if not any(self.entry(pod) == path for pod in valid):
+                path.unlink()
+
+    def tool(self, *words: str, before: Sequence[str] = ()) -> Done:
+        """Runs a command of the tool on this node; `before` are the words of a program that starts it."""
+        options = ["--conf-dir", str(self.directory / "net.d"), "--cache-dir", str(self.directory)]
+        options += ["--data-dir", str(self.store.parent)]
+        program = str(binaries.directory() / "podwire")
+        with self.host.entered():
+            done = subprocess.run(
+                [*before, program, *words, *options], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        assert "Traceback" not in done.stderr, done.stderr
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def seen(self) -> Any:
+        """Returns what `show` tells, as the document."""
+        done = self.tool("show", "--json")
+        assert done.status in (0, 1), done
+        return done.json
+
+    def leaks(self) -> set[str]:
+        """Returns the kinds of things that `show` tells are leaked."""
+        return {leak["kind"] for leak in self.seen()["leaks"]}
+
+    def _how(self, pod: Namespace) -> dict[str, Any]:
+        return {"netns": pod, "container_id": pod.name, "host": self.host, "bin_dir": self.bin_dir}
