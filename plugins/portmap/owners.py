@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cni.conf import Attachment
 from kernel.netfilter import iptables_chains, iptables_nft, nft, nft_owner, nft_rule
-from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.nft import NftSocket, Rule
 from kernel.netfilter.owned import HOST_PORT, NFTABLES, Owned
 from plugins.portmap import iptables_look, iptables_rules
 from plugins.portmap import nftables_rules as rules
@@ -29,8 +29,7 @@ def owned(socket: NftSocket) -> list[Owned]:
     for version in rules.CHAINS:
         for chain in rules.with_rules(version):
             for rule in nft.rules(socket, chain):
-                protocol, port, *_ = nft_rule.target(rule.expressions)
-                about = f"{port}/{protocol}" if port and protocol else ""
+                about = _port(rule) if chain in rules.with_ports(version) else ""
                 whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX
                 container_id = rule.comment if whole else ""
                 network, where = rules.network(rule), f"chain {rules.family(version)} {chain}"
@@ -52,3 +51,8 @@ def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     """Returns the marks that an attachment's rules may have."""
     chains = (kind.name(network, attachment.container_id).encode() for kind in _KINDS)
     return *chains, nft_owner.owner_of(network, *attachment)
+
+
+def _port(rule: Rule) -> str:
+    protocol, port, *_ = nft_rule.target(rule.expressions)
+    return f"{port}/{protocol}" if port and protocol else ""

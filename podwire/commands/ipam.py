@@ -44,8 +44,8 @@ STATE   living        its container lives, or the address is configured in some 
 _VERIFY = """\
 Compares the reservations with the runtime's cache and the kernel, both ways: addresses of containers that are gone,
 addresses in use that are not reserved (another pod may get them) or that are reserved for another, addresses that two
-pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree with
-the files. Each with its cure. Exit status 1 if anything was found. Nothing is changed."""
+pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree
+with the files. Each with its cure. Exit status 1 if anything was found. Nothing is changed."""
 _FREE = """\
 Releases addresses whose owner is gone, under the lock that ADD takes, after a second look. It refuses, unless forced:
 an address whose container lives or that is configured on an interface, one that was reserved less than a minute ago and

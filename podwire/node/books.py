@@ -23,6 +23,8 @@ from ipam.host_local.boots import Origin
 from ipam.host_local.listing import Reserved
 from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
+from plugins.tuning import backup
+from plugins.tuning import conf as tuning
 from podwire import attachments, networks
 from podwire.attachments import Known
 from podwire.networks import Network, NetworkFile
@@ -99,7 +101,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Books:
-    """All of it; `unread` says in words what could not be read, `whole` whether all of the cache could be."""
+    """All of it; `unread` says in words what could not be read, `whole` whether all of the cache could be.
+
+    `backups` are tuning's: directory, network, attachment.
+    """
 
     files: tuple[NetworkFile, ...]
     networks: Mapping[str, Network]
@@ -107,6 +112,7 @@ class Books:
     pools: tuple[Pool, ...]
     unread: tuple[str, ...] = ()
     whole: bool = True
+    backups: tuple[tuple[str, str, Attachment], ...] = ()
 
 
 def read(places: Places) -> Books:
@@ -124,15 +130,25 @@ def read(places: Places) -> Books:
     for file in sorted(files, key=lambda file: not file.path.endswith(".conflist")):  # as libcni looks for a name
         if file.network:
             configured.setdefault(file.network.name, file.network)
-    made = [item.network for item in known if item.network]
-    pools = _pools([*configured.values(), *made], places.data_dir, unread)
-    return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache)
+    all_networks = [*configured.values(), *_made(known)]
+    pools = _pools(all_networks, places.data_dir, unread)
+    backups = tuple(_backups(all_networks, unread))
+    return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
 
 
 def bridges(network: Network | None) -> tuple[str, ...]:
     """Returns the names of the bridges of a network."""
     found = (item for item in (network.plugins if network else ()) if item.get("type") == "bridge")
     return tuple(dict.fromkeys(str(item.get("bridge") or _BRIDGE) for item in found))
+
+
+def _made(known: Iterable[Known]) -> list[Network]:
+    """Returns the configurations with which attachments were made, those alike once."""
+    found: list[Network] = []
+    for item in known:
+        if item.network and item.network not in found[-1:]:
+            found.append(item.network)
+    return found
 
 
 def local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]:
@@ -166,6 +182,19 @@ def _unread_cache(directory: str, entries: int) -> list[str]:
     if files == entries:
         return []
     return [f"{files - entries} of {files} files in {directory}: not readable, or of the form before CNI 0.8"]
+
+
+def _backups(found: Iterable[Network], unread: list[str]) -> Iterable[tuple[str, str, Attachment]]:
+    """Yields what tuning has noted in the directories of the networks that have it."""
+    plugins = (plugin for network in found for plugin in network.plugins if plugin.get("type") == "tuning")
+    for data_dir in dict.fromkeys(str(plugin.get("dataDir") or tuning.DATA_DIR) for plugin in plugins):
+        try:
+            for network, attachment in backup.owners(data_dir):
+                yield data_dir, network, attachment
+        except OSError as error:
+            unread.append(f"tuning's notes in {data_dir}: {error.strerror}")
+        except ValueError:
+            continue  # it is no path
 
 
 def _pools(found: Iterable[Network], default: str, unread: list[str]) -> tuple[Pool, ...]:

@@ -6,21 +6,17 @@ network. What does not say whose it is, is nobody's leak.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from shlex import quote
 
 from cni.conf import Attachment
-from cni.errors import CniError
-from cni.fields import Fields
 from cni.versions import at_least
 from kernel.link import Link
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, Owned
 from plugins.bandwidth import owner as bandwidth
 from plugins.bandwidth.owner import Owner
-from plugins.tuning import backup
-from plugins.tuning import conf as tuning
 from podwire.node import rules
 from podwire.node.books import bridges
 from podwire.node.join import Join
@@ -105,8 +101,10 @@ class _Finder:
             about = ", ".join(sorted({item.about for item in items} - {""}))
             where = ", ".join(dict.fromkeys(item.where for item in items))
             what = f"{_NAMES[first.what]}{f' {about}' if about else ''} ({first.backend}: {where})"
-            attachment = Attachment(first.container_id, first.ifname)
-            yield Leak(first.what, what, self._rule_cure(first), first.network, attachment)
+            network, attachment = first.network, Attachment(first.container_id, first.ifname)
+            if pods := self._by_mark.get(first.mark, []):  # rules may name less than the books
+                network, attachment = pods[0].network, pods[0].attachment
+            yield Leak(first.what, what, self._rule_cure(first.backend, network, attachment), network, attachment)
 
     def ifbs(self) -> Iterator[Leak]:
         for own in self.join.kernel.links:
@@ -121,16 +119,11 @@ class _Finder:
 
     def backups(self) -> Iterator[Leak]:
         """Yields tuning's notes of what interfaces were like."""
-        for data_dir in self._backup_directories():
-            try:
-                owners = backup.owners(data_dir)
-            except OSError:
-                continue  # without root
-            for network, attachment in owners:
-                pods = self.join.pods_of(network, attachment)
-                if all(pod.leaked for pod in pods) and (pods or self._keeps_books(network)):
-                    what = f"tuning's backup in {data_dir}"
-                    yield Leak("backup", what, cure_of(self.join, network, attachment), network, attachment)
+        for data_dir, network, attachment in self.join.books.backups:
+            pods = self.join.pods_of(network, attachment)
+            if all(pod.leaked for pod in pods) and (pods or self._keeps_books(network)):
+                what = f"tuning's backup in {data_dir}"
+                yield Leak("backup", what, cure_of(self.join, network, attachment), network, attachment)
 
     @cached_property
     def _by_mark(self) -> Mapping[bytes, list[Pod]]:
@@ -169,22 +162,10 @@ class _Finder:
             found.setdefault(item.network_name, bridges(item.network))
         return found
 
-    def _backup_directories(self) -> Iterable[str]:
-        found = {tuning.DATA_DIR: None}
-        made = [item.network for item in self.join.books.known if item.network]
-        for network in (*self.join.books.networks.values(), *made):
-            for plugin in network.plugins:
-                if plugin.get("type") == "tuning":
-                    try:
-                        found[Fields(dict(plugin)).string("dataDir") or tuning.DATA_DIR] = None
-                    except CniError:
-                        continue
-        return found
-
-    def _rule_cure(self, item: Owned) -> str:
-        if item.network:
-            return cure_of(self.join, item.network, Attachment(item.container_id, item.ifname))
-        program = "nft list ruleset" if item.backend == NFTABLES else "iptables-save"
+    def _rule_cure(self, backend: str, network: str, attachment: Attachment) -> str:
+        if network:
+            return cure_of(self.join, network, attachment)
+        program = "nft list ruleset" if backend == NFTABLES else "iptables-save"
         return f"delete it by hand, as it does not name its network: {program}"
 
 

@@ -154,7 +154,7 @@ def _namespaces(paths: Iterable[str], unseen: list[str]) -> tuple[dict[int, str]
         if inode > 0 and inode != own:
             found.setdefault(inode, path)
     if hidden:
-        unseen.append(f"the network namespaces of {hidden} processes: that needs root, and rights to trace them")
+        unseen.append(f"the network namespaces of {hidden} process(es): we have no rights to trace them")
     return found, aliases
 
 

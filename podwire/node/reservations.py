@@ -129,7 +129,8 @@ def use(join: Join, item: Reservation) -> Use:
     states = {pod.state for pod in join.pods_of(item.network, item.attachment)}
     if join.is_configured(item) or states != {State.NO_CACHE}:
         return Use.LIVING
-    return Use.NEW if item.is_young else Use.UNKNOWN
+    # A container with several addresses gets them one after another.
+    return Use.NEW if any(own.is_young for own in join.reservations[item.network, item.attachment]) else Use.UNKNOWN
 
 
 def findings(join: Join, network: str = "") -> Iterator[Finding]:

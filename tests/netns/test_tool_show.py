@@ -143,7 +143,7 @@ def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
 
 
 def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox):
-    """An old reservation of a container that the cache does not know and no namespace has is marked, a young one not."""
+    """An old reservation of a container that neither the cache nor a namespace has is marked, a young one not."""
     nft_node.attach(sandbox)
     path = nft_node.store / "10.213.0.77"
     path.write_bytes(b"forgotten\r\neth0")

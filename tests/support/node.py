@@ -1,4 +1,4 @@
-"""A node with a network of the whole chain, as a runtime keeps it: net.d, libcni's cache, pods; and the operator's tool.
+"""A node with a network of the whole chain as a runtime keeps it, net.d and libcni's cache; and the operator's tool.
 
 One rule: the tool is told where everything is, so that it never reads what is the machine's.
 """

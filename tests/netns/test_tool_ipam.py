@@ -1,0 +1,258 @@
+"""`podwire ipam` tells who has which address, what is wrong, and frees those of the dead, never those of the living."""
+
+import json
+import os
+import time
+from ipaddress import ip_address
+
+import pytest
+
+from ipam.host_local.store import Store
+from podwire.node import freeing
+from podwire.node.books import Places
+from podwire.node.look import joined
+from tests.support.attaching import address
+from tests.support.node import Node
+from tests.support.running import finish, start_plugin
+
+
+@pytest.fixture
+def node(bin_dir, host, tmp_path):
+    """A node with the whole chain, its range of twenty addresses."""
+    return Node(host, tmp_path / "node", range_keys={"rangeStart": "10.213.0.2", "rangeEnd": "10.213.0.21"})
+
+
+def reserve(node, name, content, *, old=True):
+    """Writes a reservation by hand, of two minutes ago or of now; returns its path."""
+    path = node.store / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    if old:
+        os.utime(path, (time.time() - 120,) * 2)
+    return path
+
+
+def states(node):
+    """Returns the state of each address that `list` tells, without where the next search begins."""
+    done = node.tool("ipam", "list", "--json")
+    assert done.status == 0, done
+    return {line["address"]: line["state"] for line in done.json if line["state"] != "last_reserved"}
+
+
+def kinds(node):
+    """Returns what `verify` finds, by address."""
+    done = node.tool("ipam", "verify", "--json")
+    found = {(finding["kind"], finding["address"]) for finding in done.json["findings"]}
+    assert done.status == bool(found), done
+    return found
+
+
+def test_every_file_is_what_it_is(node, sandbox, new_sandbox):
+    """The list tells addresses of the living, the dead, of remarks, of residue and of files that name nobody."""
+    dead = new_sandbox()
+    living, gone = address(node.attach(sandbox, name="web")), address(node.attach(dead))
+    dead.delete()
+    reserve(node, "10.213.0.15", b"kept for the printer")
+    reserve(node, "10.213.0.16", b"")
+    reserve(node, "10.213.0.17", b" \n")
+    reserve(node, "10.213.0.18", b"unknown\r\neth0")
+    reserve(node, "10.213.0.19", b"unknown\r\neth0", old=False)
+    assert states(node) == {
+        living: "living",
+        gone: "gone",
+        "10.213.0.15": "remark",
+        "10.213.0.16": "empty",
+        "10.213.0.17": "foreign",
+        "10.213.0.18": "new",  # its container may be in the midst of an ADD that has reserved another address
+        "10.213.0.19": "new",
+    }
+    (line,) = [line for line in node.tool("ipam", "list", "--json").json if line["address"] == living][:1]
+    assert (line["containerID"], line["ifname"], line["pod"]) == (sandbox.name, "eth0", "default/web")
+    assert abs(time.time() - os.stat(node.store / living).st_mtime) < 300
+    assert line["since"].startswith(time.strftime("%Y-%m-", time.gmtime()))
+    assert living in node.tool("ipam", "list").stdout
+
+
+def test_a_healthy_network_has_no_findings(node, sandbox, new_sandbox):
+    """Of living pods, remarks and residue nothing is found wrong."""
+    for pod in (sandbox, new_sandbox()):
+        node.attach(pod)
+    reserve(node, "10.213.0.15", b"kept for the printer")
+    reserve(node, "10.213.0.16", b"")
+    assert kinds(node) == set()
+
+
+def test_each_wrong_is_found(node, sandbox, new_sandbox):
+    """Addresses of the dead, unreserved ones, ones of another, foreign files and full ranges are found, with cures."""
+    dead, robbed, shared = new_sandbox(), new_sandbox(), new_sandbox()
+    node.attach(sandbox)
+    gone, lost, taken = (address(node.attach(pod)) for pod in (dead, robbed, shared))
+    dead.delete()
+    (node.store / lost).unlink()
+    reserve(node, taken, f"{sandbox.name}\r\neth0".encode())
+    (node.store / "notes.txt").write_text("mine")
+    reserve(node, "10.213.0.17", b"\n")
+    expected = {("gone", gone), ("not reserved", lost), ("of another", taken), ("foreign", "")}
+    assert kinds(node) == expected | {("foreign", "10.213.0.17")}
+    for number in range(7, 22):
+        reserve(node, f"10.213.0.{number}", b"kept by hand")
+    assert ("full", "") in kinds(node)
+    for finding in node.tool("ipam", "verify", "--json").json["findings"]:
+        assert finding["cure"], finding
+
+
+def test_an_address_of_two_pods_is_found(node, sandbox, new_sandbox):
+    """Two living attachments with one address are found."""
+    other = new_sandbox()
+    result = node.attach(sandbox)
+    node.attach(other)
+    entry = json.loads(node.entry(other).read_text())
+    entry["result"]["ips"] = result["ips"]
+    node.entry(other).write_text(json.dumps(entry))
+    assert ("twice", address(result)) in kinds(node)
+
+
+def test_an_index_that_does_not_agree_is_found(node, sandbox):
+    """A reservation that somebody has given to another by hand is found, as the index does not know that."""
+    given = address(node.attach(sandbox))
+    path = node.store / given
+    path.write_bytes(b"somebody-else\r\neth0")
+    assert ("index", given) in kinds(node)
+
+
+def test_the_dead_are_freed_and_nobody_else(node, sandbox, new_sandbox):
+    """--gone frees what dead containers have left, and the next pods may have it again."""
+    dead = new_sandbox()
+    living, gone = address(node.attach(sandbox)), address(node.attach(dead))
+    dead.delete()
+    reserve(node, "10.213.0.15", b"kept for the printer")
+    reserve(node, "10.213.0.19", b"unknown\r\neth0", old=False)
+    done = node.tool("ipam", "free", "--gone", "podnet", "--json")
+    assert done.status == 0
+    assert [item["address"] for item in done.json["freed"]] == [gone]
+    assert done.json["kept"] == []
+    assert states(node) == {living: "living", "10.213.0.15": "remark", "10.213.0.19": "new"}
+    # As after DEL: the index tells the truth, so that nothing need be scanned.
+    with Store(str(node.store.parent), "podnet").locked() as held:
+        assert held.find(f"{dead.name}\r\neth0".encode()) == []
+        assert held.find(f"{sandbox.name}\r\neth0".encode()) == [living]
+
+
+def test_the_living_are_refused(node, sandbox):
+    """A living container's address is kept, said why, with exit status 1, and freed only by --force."""
+    own = address(node.attach(sandbox))
+    for words in ((own,), (own, "podnet"), ("--container", sandbox.name)):
+        done = node.tool("ipam", "free", *words)
+        assert done.status == 1, done
+        assert own in done.stdout
+    assert states(node) == {own: "living"}
+    assert node.tool("ipam", "free", own, "--force").status == 0
+    assert states(node) == {}
+
+
+def test_a_living_container_that_the_cache_forgot_is_refused(node, sandbox):
+    """An address that is configured in a namespace is kept, whatever the cache says and however old it is."""
+    own = address(node.attach(sandbox))
+    os.utime(node.store / own, (time.time() - 120,) * 2)
+    node.entry(sandbox).unlink()
+    done = node.tool("ipam", "free", own)
+    assert done.status == 1
+    assert "configured on eth0" in done.stdout
+    node.remember(sandbox, {}, {})
+    entry = json.loads(node.entry(sandbox).read_text())
+    node.entry(sandbox).write_text(json.dumps({**entry, "netns": "/run/netns/gone"}))
+    assert node.tool("ipam", "free", own).status == 1
+    assert node.tool("ipam", "free", "--gone").status == 0
+    assert (node.store / own).exists()
+
+
+def test_remarks_are_kept(node):
+    """An administrator's remark is kept without --force."""
+    path = reserve(node, "10.213.0.15", b"kept for the printer")
+    assert node.tool("ipam", "free", "10.213.0.15").status == 1
+    assert path.exists()
+    assert node.tool("ipam", "free", "10.213.0.15", "--force").status == 0
+    assert not path.exists()
+
+
+def test_what_was_just_reserved_is_kept(node, sandbox):
+    """A young reservation that the cache does not know is kept: its ADD may be under way."""
+    node.attach(sandbox)
+    reserve(node, "10.213.0.19", b"unknown\r\neth0", old=False)
+    for words in (("10.213.0.19",), ("--gone",), ("--container", "unknown")):
+        node.tool("ipam", "free", *words)
+    assert (node.store / "10.213.0.19").exists()
+
+
+def test_nobody_s_address_is_an_error(node):
+    """Without such a reservation, or without saying which, it says so with exit status 3."""
+    reserve(node, "10.213.0.15", b"kept for the printer")
+    for words in (("10.213.0.99",), ("--container", "nobody"), (), ("--gone", "podnet", "more")):
+        done = node.tool("ipam", "free", *words)
+        assert (done.status, done.stdout) == (3, ""), words
+        assert done.stderr.startswith("podwire: "), words
+
+
+def test_addresses_are_not_freed_under_an_add(node, new_sandbox, sandbox):
+    """While ADDs reserve addresses that dead containers had, --gone frees none of theirs.
+
+    Each round the dead hold most of the range; ADDs and --gone run at the same time.
+    """
+    node.attach(sandbox)
+    ipam = {**node.config["plugins"][0]["ipam"]}
+    config = {"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", "ipam": ipam}
+    for round_number in range(3):
+        for number in range(4, 20):
+            reserve(node, f"10.213.0.{number}", f"dead-{round_number}-{number}\r\neth0".encode())
+        names = [f"new-{round_number}-{number}" for number in range(4)]
+        adds = [
+            start_plugin("host-local", "ADD", container_id=name, netns="/run/netns/x", host=node.host) for name in names
+        ]
+        done = None
+        results = []
+        for number, process in enumerate(adds):
+            if number == 2:
+                done = node.tool("ipam", "free", "--gone", "--json")
+            results.append(finish(process, config))
+        assert done
+        freed = {item["containerID"] for item in done.json["freed"]}
+        assert freed.isdisjoint(names)
+        given = {name: address(result.json) for name, result in zip(names, results, strict=True) if result.status == 0}
+        assert given
+        assert len(set(given.values())) == len(given)
+        for name, own in given.items():
+            assert (node.store / own).read_bytes() == f"{name}\r\neth0".encode()
+            assert ip_address(own)
+            (node.store / own).unlink()
+
+
+def test_a_reservation_that_changed_meanwhile_is_kept(node, sandbox):
+    """An address that somebody else has got since it was looked at is not taken from him, not even by force."""
+    node.attach(sandbox)
+    path = reserve(node, "10.213.0.15", b"dead\r\neth0")
+    with node.host.entered():
+        where = Places(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
+        join = joined(where, rules=False)
+        chosen = [item for pool in join.books.pools for item in pool.reservations if item.file.name == path.name]
+        assert freeing.refusal(join, chosen[0]) == ""
+        path.unlink()
+        reserve(node, "10.213.0.15", b"dead\r\neth0", old=False)
+        for force in (False, True):
+            (outcome,) = freeing.free(join, chosen, where.cache_dir, force=force)
+            assert "anew" in outcome.reason
+    assert path.exists()
+
+
+def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, new_sandbox):
+    """Between the look and the release an ADD may end: then the cache knows its container, which is left alone."""
+    node.attach(sandbox)
+    other = new_sandbox()
+    path = reserve(node, "10.213.0.15", f"{other.name}\r\neth0".encode())
+    with node.host.entered():
+        where = Places(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
+        join = joined(where, rules=False)
+        chosen = [item for pool in join.books.pools for item in pool.reservations if item.file.name == path.name]
+        node.remember(other, {}, {})
+        (outcome,) = freeing.free(join, chosen, where.cache_dir, force=False)
+    assert "cache meanwhile" in outcome.reason
+    assert path.exists()

@@ -1,0 +1,115 @@
+"""The map of a node, and the node as a document: pure parts of `podwire show`."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.conf import Attachment
+from podwire import map_svg
+from podwire.node.model import HostInterface, HostPort, Leak, NetworkSeen, Node, Pod, State, rate
+
+SVG = "{http://www.w3.org/2000/svg}"
+NETWORK = NetworkSeen("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",))
+BRIDGE = HostInterface("cni0", ("10.22.0.1/24",), ("veth1",))
+
+
+def pod(number, **keys):
+    own = {"pod": f"default/pod-{number}", "host_interface": f"veth{number}", "bridge": "cni0"}
+    return Pod("net", Attachment(f"cid-{number}", "eth0"), **{"state": State.OK, **own, **keys})
+
+
+def node_of(*pods, leaks=()):
+    return Node((NETWORK,), pods, (BRIDGE,), (HostInterface("ens3", ("192.0.2.7/24",)),), leaks)
+
+
+def texts(picture):
+    return [item.text or "" for item in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+
+
+def boxes(picture):
+    found = ElementTree.fromstring(picture).iter(f"{SVG}rect")
+    return [tuple(int(item.attrib[key]) for key in ("x", "y", "width", "height")) for item in found]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 60])
+def test_the_map_has_room_for_all(count):
+    """Every pod has its box, none lies on another, and all lie inside the picture."""
+    picture = map_svg.drawn(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
+    drawn = boxes(picture)
+    assert len(drawn) == count + 2
+    root = ElementTree.fromstring(picture)
+    width, height = int(root.attrib["width"]), int(root.attrib["height"])
+    for index, (x, y, w, h) in enumerate(drawn):
+        assert 0 <= x <= width - w
+        assert 0 <= y <= height - h
+        for other_x, other_y, other_w, other_h in drawn[index + 1 :]:
+            apart = x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
+            assert apart
+    assert [f"default/pod-{number}" in texts(picture) for number in range(count)] == [True] * count
+
+
+def test_the_map_tells_what_is_known():
+    """Host, bridge, addresses, veths, host ports and limits stand in the picture."""
+    port = HostPort(8080, 80, "tcp", confirmed=False)
+    picture = map_svg.drawn(
+        node_of(pod(1, addresses=("10.22.0.2/24",), host_ports=(port,), receives=10_000_000, sends=2_500_000))
+    )
+    for text in (
+        "ens3  192.0.2.7/24",
+        "bridge cni0",
+        "10.22.0.1/24",
+        "eth0 - veth1",
+        "10.22.0.2/24",
+        "host port 8080>80/tcp (no rule)",
+        "receives 10 Mbit/s",
+        "sends 2.5 Mbit/s",
+    ):
+        assert text in texts(picture), text
+
+
+def test_the_leaked_are_red():
+    """A leaked pod's box and the list of leaks have the class that is red, those of the living have not."""
+    leak = Leak("veth", "veth9 on cni0", "ip link delete veth9", "net")
+    root = ElementTree.fromstring(map_svg.drawn(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
+    kinds = [item.attrib["class"] for item in root.iter(f"{SVG}rect")]
+    assert (kinds.count("leaked"), kinds.count("pod")) == (1, 1)
+    red = [item.text for item in root.iter(f"{SVG}text") if "leaked" in item.attrib["class"]]
+    assert any("veth9 on cni0" in (text or "") for text in red)
+
+
+@given(st.text(), st.text())
+def test_any_text_makes_a_picture(name, other):
+    """Whatever names there are, the picture is XML without control characters."""
+    one = Pod(name, Attachment(other, name), State.OK, pod=other, netns=name, addresses=(other,))
+    picture = map_svg.drawn(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
+    ElementTree.fromstring(picture.encode("utf-8"))
+    assert all(char.isprintable() or char == "\n" for char in picture)
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"),
+    [
+        (8, "8 bit/s"),
+        (1_000, "1 kbit/s"),
+        (10_000_000, "10 Mbit/s"),
+        (2_500_000, "2.5 Mbit/s"),
+        (1_234_567_890, "1.235 Gbit/s"),
+        (4 * 10**12, "4 Tbit/s"),
+    ],
+)
+def test_rates_are_for_a_person(bits, text):
+    """A rate is told in the largest unit that it fills."""
+    assert rate(bits) == text
+
+
+def test_the_document_can_be_written():
+    """All parts of the node stand in the document, and it is JSON."""
+    port = HostPort(8080, 80, "tcp", "fd00::1", confirmed=True)
+    document = node_of(pod(1, host_ports=(port,)), leaks=(Leak("veth", "veth9", "cure"),)).to_json()
+    again = json.loads(json.dumps(document))
+    assert again["attachments"][0]["hostPorts"][0]["hostIP"] == "fd00::1"
+    assert str(port) == "[fd00::1]:8080>80/tcp"
+    assert again.keys() == {"networks", "attachments", "bridges", "hostInterfaces", "leaks", "unseen"}

@@ -1,0 +1,167 @@
+"""Who lives and what is leaked, decided on books, kernel and rules that are made up: no root is needed."""
+
+import time
+from ipaddress import ip_address, ip_interface
+
+import pytest
+
+from cni.conf import Attachment
+from ipam.host_local.listing import Reserved
+from kernel.link import Link
+from kernel.netfilter import nft_owner
+from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, Owned
+from podwire.attachments import Known
+from podwire.networks import Network
+from podwire.node.books import Books, Pool, Reservation
+from podwire.node.freeing import refusal
+from podwire.node.join import Join
+from podwire.node.leaks import leaks
+from podwire.node.links import Inside, Kernel
+from podwire.node.reservations import Use, findings, use
+from podwire.node.rules import Rules
+
+NET = Network("net", "1.1.0", ({"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": True}}))
+MINUTES_AGO_NS = 600 * 10**9
+
+
+def link(index, name, *, kind="veth", master=0, lower=0, lower_nsid=None, alias=""):
+    return Link(index, name, "", 1500, 0, kind, master, lower, lower_nsid, 6, alias)
+
+
+HOST = (link(2, "cni0", kind="bridge"), link(7, "veth1", master=2, lower=3, lower_nsid=0))
+POD = Inside("/run/netns/a", 0, {"eth0": link(3, "eth0", lower=7)}, {3: (ip_interface("10.22.0.2/24"),)})
+
+
+def known(container_id="a", *, lives=True, netns="/run/netns/a"):
+    result = {"cniVersion": "1.0.0", "ips": [{"address": "10.22.0.2/24"}]}
+    return Known(f"net-{container_id}", "net", Attachment(container_id, "eth0"), netns, lives, NET, result=result)
+
+
+def reserved(name, owner, *, old=True, before_boot=False):
+    made_ns = time.time_ns() - (MINUTES_AGO_NS if old else 0)
+    return Reservation("/d", "net", Reserved(name, owner, made_ns, made_ns), before_boot)
+
+
+def join(*, cached=None, reservations=(), kernel=None, rules=(), whole=True):
+    pool = Pool("/d", "net", tuple(reservations))
+    books = Books((), {"net": NET}, (known(),) if cached is None else tuple(cached), (pool,), (), whole)
+    seen = kernel or Kernel(HOST, {}, {POD.path: POD})
+    return Join(books, seen, Rules(tuple(rules)), "/nonexistent")
+
+
+def kinds(own):
+    return {leak.kind for leak in leaks(own)}
+
+
+def rule(container_id, what=FIREWALL):
+    mark = nft_owner.owner_of("net", container_id, "eth0")
+    return Owned(what, NFTABLES, "set x", mark, "net", container_id, "eth0")
+
+
+def test_the_living_have_no_leaks():
+    """An attachment whose namespace is there, with its reservation and rules, is marked nowhere."""
+    own = join(reservations=[reserved("10.22.0.2", b"a\r\neth0")], rules=[rule("a"), rule("a", HOST_PORT)])
+    assert kinds(own) == set()
+    (pod,) = own.pods
+    assert (pod.host_interface, pod.bridge) == ("veth1", "cni0")
+
+
+def test_an_index_alone_proves_nothing():
+    """An interface of the right index that leads into another namespace is not the attachment's."""
+    wrong = Kernel((HOST[0], link(7, "veth1", master=2, lower=3, lower_nsid=5)), {}, {POD.path: POD})
+    (pod,) = join(kernel=wrong).pods
+    assert pod.host_interface == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, Use.GONE),
+        ({"reservations": [reserved("10.22.0.9", b"x\r\neth0", old=False)]}, Use.NEW),
+        ({"reservations": [reserved("10.22.0.9", b"not a name")]}, Use.REMARK),
+        ({"reservations": [reserved("10.22.0.9", b"")]}, Use.FOREIGN),
+        ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, Use.LIVING),
+        ({"reservations": [reserved("10.22.0.9", b"a")]}, Use.LIVING),  # a legacy one, without interface
+        ({"reservations": [reserved("10.22.0.2", b"x\r\neth0")]}, Use.LIVING),  # configured in a namespace
+    ],
+)
+def test_what_a_reservation_is(keys, expected):
+    """A reservation is gone only if neither the cache nor a namespace nor its age says otherwise."""
+    own = join(**{"reservations": [reserved("10.22.0.9", b"x\r\neth0")], **keys})
+    ((item,),) = (pool.reservations for pool in own.books.pools)
+    assert use(own, item) is expected
+    assert bool(refusal(own, item)) is (expected is not Use.GONE)
+
+
+def test_who_cannot_look_everywhere_does_not_call_it_gone():
+    """Where a pod's namespace could not be entered an unknown reservation is not called gone."""
+    blind = Kernel(HOST, {}, {POD.path: Inside(POD.path, 0)})
+    own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0")], kernel=blind)
+    ((item,),) = (pool.reservations for pool in own.books.pools)
+    assert use(own, item) is Use.UNKNOWN
+    before = join(reservations=[reserved("10.22.0.9", b"x\r\neth0", before_boot=True)], kernel=blind)
+    ((item,),) = (pool.reservations for pool in before.books.pools)
+    assert use(before, item) is Use.GONE
+
+
+def test_rules_of_nobody_are_leaks_where_books_are_kept():
+    """A rule of an unknown owner is marked, unless the cache could not be read or nobody keeps one."""
+    assert kinds(join(rules=[rule("x")])) == {FIREWALL}
+    assert kinds(join(rules=[rule("x")], whole=False)) == set()
+    assert kinds(join(rules=[rule("x")], cached=())) == set()
+
+
+def test_rules_of_an_add_under_way_are_no_leaks():
+    """As long as a container's reservation is young its rules are no leaks, although the cache does not know it."""
+    young = reserved("10.22.0.9", b"x\r\neth0", old=False)
+    assert kinds(join(rules=[rule("x")], reservations=[young])) == set()
+    assert kinds(join(rules=[rule("x")], reservations=[reserved("10.22.0.9", b"x\r\neth0")])) == {
+        FIREWALL,
+        "reservation",
+    }
+
+
+def test_rules_that_name_the_container_only_are_its():
+    """A rule of the reference, which tells the container and nothing else, is marked only when that is dead."""
+    living, dead = (Owned(HOST_PORT, NFTABLES, "chain", container_id=name, about="80/tcp") for name in ("a", "d"))
+    assert kinds(join(rules=[living])) == set()
+    found = leaks(join(rules=[living, dead], cached=(known(), known("d", lives=False, netns="/run/netns/d"))))
+    assert [leak.what for leak in found if leak.kind == HOST_PORT] == ["host port 80/tcp (nftables: chain)"]
+
+
+def test_veths_of_nobody_are_leaks_if_both_ends_are_seen():
+    """A port of our bridge that no attachment has is marked, unless it leads where we cannot look."""
+    stranger = link(9, "veth9", master=2, lower=3, lower_nsid=1)
+    there = Inside("/run/netns/x", 1, {"eth0": link(3, "eth0", lower=9)})
+    both = {POD.path: POD, there.path: there}
+    assert kinds(join(kernel=Kernel((*HOST, stranger), {}, both))) == {"veth"}
+    assert kinds(join(kernel=Kernel((*HOST, stranger), {}, {POD.path: POD}))) == set()
+    hidden = {POD.path: POD, there.path: Inside(there.path, 1)}
+    assert kinds(join(kernel=Kernel((*HOST, stranger), {}, hidden))) == set()
+
+
+def test_ifbs_are_known_by_their_text():
+    """An ifb is a leak when its text names a container that is dead or that nobody knows."""
+    for container_id, expected in (("a", set()), ("x", {"ifb"})):
+        ifb = link(11, "bwp123456789012", kind="ifb", alias=f"podwire net {container_id} eth0")
+        assert kinds(join(kernel=Kernel((*HOST, ifb), {}, {POD.path: POD}))) == expected
+    foreign = link(11, "ifb0", kind="ifb")
+    assert kinds(join(kernel=Kernel((*HOST, foreign), {}, {POD.path: POD}))) == set()
+
+
+def test_cures_can_be_pasted():
+    """Names of others in a command are quoted."""
+    hostile = Owned(FIREWALL, NFTABLES, "set x", b"mark", "net", "x; reboot", "eth0")
+    own = join(rules=[hostile])
+    old = Network("net", "1.0.0", NET.plugins)
+    own = Join(Books((), {"net": old}, own.books.known, own.books.pools), own.kernel, own.rules, "/nonexistent")
+    (leak,) = leaks(own)
+    assert leak.cure == "podwire del net --container-id 'x; reboot' -i eth0"
+
+
+def test_an_odd_name_is_found():
+    """A reservation whose name is not how host-local writes the address is found."""
+    own = join(reservations=[reserved("fd00::0002", b"a\r\neth0")])
+    found = {(item.kind, item.address) for item in findings(own)}
+    assert ("foreign", "fd00::0002") in found
+    assert ip_address("fd00::0002") == ip_address("fd00::2")
