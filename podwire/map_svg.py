@@ -15,6 +15,7 @@ _WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, of a text line, inside a
 _COLUMNS = 4
 _MARGIN = 20
 _CHARACTERS = 36  # that fit into a box
+_LONG = 180  # of a line below the map
 _LEFT = 250  # of the column with host and bridges
 
 _STYLE = """\
@@ -56,9 +57,7 @@ class _Picture:
         self.parts.append("</g>")
         self.width, self.height = max(self.width, x + _WIDTH), max(self.height, y + own.height)
 
-    def wire(self, start: tuple[int, int], end: tuple[int, int], kind: str) -> None:
-        middle = (start[0] + end[0]) // 2
-        way = f"M{start[0]} {start[1]} H{middle} V{end[1]} H{end[0]}"
+    def wire(self, way: str, kind: str) -> None:
         self.wires.append(f'<path class="{kind}" d="{way}"/>')
 
     def text(self, x: int, y: int, text: str, kind: str) -> None:
@@ -77,8 +76,7 @@ def drawn(node: Node) -> str:
         y = picture.height + _GAP
     taken: set[int] = set()
     for bridge in node.bridges:
-        own = [pod for pod in node.pods if pod.bridge == bridge.name]
-        own += [pod for pod in node.pods if not pod.bridge and _belongs(node, pod, bridge)]
+        own = [pod for pod in node.pods if pod.bridge == bridge.name or _belongs(node, pod, bridge)]
         taken.update(id(pod) for pod in own)
         y = _group(picture, y, _bridge(bridge), own)
     rest = [pod for pod in node.pods if id(pod) not in taken]
@@ -91,30 +89,34 @@ def drawn(node: Node) -> str:
 
 
 def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod]) -> int:
-    """Draws a bridge and its pods, and returns where the next one begins."""
+    """Draws a bridge and its pods, and returns where the next one begins.
+
+    From the bridge a line goes down; from it one above each row of pods; and from that one into each pod.
+    """
     picture.box(_MARGIN, y, left)
-    start = _MARGIN + _WIDTH, y + left.height // 2
-    bottom = y + left.height
-    top = y
+    trunk = _MARGIN + _LEFT + 2 * _GAP
+    top, rows = y + _GAP, []
     for row in range(0, len(pods), _COLUMNS):
-        boxes = [_pod(pod) for pod in pods[row : row + _COLUMNS]]
-        for column, (pod, own) in enumerate(zip(pods[row:], boxes, strict=False)):
-            x = _MARGIN + _LEFT + 3 * _GAP + column * (_WIDTH + _GAP)
-            if column == 0:
-                picture.wire(start, (x, top + own.height // 2), "leaked" if pod.leaked else "")
-            else:
-                picture.wire(
-                    (x - _GAP, top + own.height // 2), (x, top + own.height // 2), "leaked" if pod.leaked else ""
-                )
+        boxes = [(pod, _pod(pod)) for pod in pods[row : row + _COLUMNS]]
+        for column, (pod, own) in enumerate(boxes):
+            x = trunk + _GAP + column * (_WIDTH + _GAP)
             picture.box(x, top, own)
-        top += max(own.height for own in boxes) + _GAP
-        bottom = max(bottom, top)
-    return bottom + _GAP
+            if pod.host_interface:
+                middle = x + _WIDTH // 2
+                picture.wire(f"M{trunk} {top - _GAP} H{middle} V{top}", "leaked" if pod.leaked else "wire")
+                rows.append(top - _GAP)
+        top += max(own.height for _, own in boxes) + 2 * _GAP
+    if rows:
+        start = y + left.height // 2
+        picture.wire(f"M{_MARGIN + _WIDTH} {start} H{trunk} M{trunk} {min(start, *rows)} V{max(start, *rows)}", "wire")
+    return max(y + left.height + 2 * _GAP, top)
 
 
 def _belongs(node: Node, pod: Pod, bridge: HostInterface) -> bool:
     """Tells whether a pod without a port is of a bridge: of the only one, or first one, of its network."""
-    return any(item.name == pod.network and item.bridges[:1] == (bridge.name,) for item in node.networks)
+    return not pod.bridge and any(
+        item.name == pod.network and item.bridges[:1] == (bridge.name,) for item in node.networks
+    )
 
 
 def _host(interfaces: Iterable[HostInterface]) -> _Box:
@@ -148,7 +150,8 @@ def _leaks(picture: _Picture, y: int, leaks: Sequence[Leak]) -> None:
     picture.text(_MARGIN, y, f"leaked: {len(leaks)}", "leaked title")
     for leak in leaks:
         y += _LINE
-        picture.text(_MARGIN, y, f"{leak.network or '-'}: {leak.what}  ({leak.cure})", "leaked")
+        text = f"{leak.network or '-'}: {leak.what} ({leak.cure})"
+        picture.text(_MARGIN, y, _cut(text, _LONG), "leaked")
 
 
 def _document(picture: _Picture) -> str:
@@ -170,8 +173,8 @@ def _line(x: int, y: int, text: str, kind: str) -> str:
     return f'<text class={quoteattr(kind)} x="{x}" y="{y}">{_text(text)}</text>'
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+def _cut(text: str, most: int = _CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _text(text: str) -> str:

@@ -13,7 +13,7 @@ from podwire import map_svg
 from podwire.command import Command, Context, Status, add_cache_dir, add_conf_dir, add_json, conf_dir
 from podwire.node.books import Places
 from podwire.node.look import look
-from podwire.node.model import NetworkSeen, Node, Pod, State, rate
+from podwire.node.model import Leak, NetworkSeen, Node, Pod, State, rate
 from podwire.output import Cell, Output, Text
 
 _SHORT = 12  # of a container's ID: what crictl and podman print
@@ -31,7 +31,7 @@ STATE   ok            its namespace and its interface are there
         no interface  its namespace is there, the interface is not: somebody deleted it; remove the pod, create it again
         not seen      its namespace cannot be looked into (without root)
 
-HOST PORTS  8080>80/tcp is port 8080 of the host, which leads to port 80 of the pod; "!" tells that the packet filter
+HOST PORTS  8080->80/tcp is port 8080 of the host, which leads to port 80 of the pod; "!" tells that the packet filter
             has no rule for it, "?" that it could not be read.
 
 LEAKED lists what is left of attachments that are gone, each with the command that takes it away. Whatever may belong to
@@ -96,18 +96,25 @@ def _draw(node: Node, path: str, out: Output) -> None:
 def _print(node: Node, out: Output) -> None:
     _networks(node.networks, out)
     _pods(node.pods, out)
-    if node.leaks:
-        out.line()
-        out.line(Cell("LEAKED", "bad"), f"{len(node.leaks)} things of attachments that are gone")
-        for leak in node.leaks:
-            owner = " ".join(filter(None, (leak.network, _short(leak.attachment.container_id), leak.attachment.ifname)))
-            out.line(" ", Cell(leak.what, "bad"), *([f"of {owner}"] if owner else []))
-            out.line("     ", Cell(leak.cure, "dim"))
+    _leaks(node.leaks, out)
     if node.unseen:
         out.line()
         out.line(Cell("NOT SEEN", "warning"))
         for text in node.unseen:
             out.line(" ", text)
+
+
+def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
+    """Prints what is leaked under what takes it away."""
+    if leaks:
+        out.line()
+        out.line(Cell("LEAKED", "bad"), f"{len(leaks)} left of attachments that are gone")
+    for cure in dict.fromkeys(leak.cure for leak in leaks):
+        out.line(" ", Cell(cure, "bold"))
+        for leak in leaks:
+            owner = " ".join(filter(None, (leak.network, *leak.attachment)))
+            if leak.cure == cure:
+                out.line("     ", Cell(leak.what, "bad"), *([f"of {owner}"] if owner else []))
 
 
 def _networks(networks: tuple[NetworkSeen, ...], out: Output) -> None:

@@ -53,7 +53,7 @@ class HostPort:
 
     def __str__(self) -> str:
         ip = f"[{self.host_ip}]:" if ":" in self.host_ip else f"{self.host_ip}:" if self.host_ip else ""
-        return f"{ip}{self.host_port}>{self.container_port}/{self.protocol}"
+        return f"{ip}{self.host_port}->{self.container_port}/{self.protocol}"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def test_the_text_is_for_a_person(nft_node, sandbox):
     result = nft_node.attach(sandbox, "8080:80", name="web")
     done = nft_node.tool("show")
     assert done.status == 0
-    for text in ("default/web", host_end(result), address(result), "8080>80/tcp", "receives 10 Mbit/s", "2.5 Mbit/s"):
+    for text in ("default/web", host_end(result), address(result), "8080->80/tcp", "receives 10 Mbit/s", "2.5 Mbit/s"):
         assert text in done.stdout, text
     assert "LEAKED" not in done.stdout
 

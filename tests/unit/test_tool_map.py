@@ -63,7 +63,7 @@ def test_the_map_tells_what_is_known():
         "10.22.0.1/24",
         "eth0 - veth1",
         "10.22.0.2/24",
-        "host port 8080>80/tcp (no rule)",
+        "host port 8080->80/tcp (no rule)",
         "receives 10 Mbit/s",
         "sends 2.5 Mbit/s",
     ):
@@ -111,5 +111,5 @@ def test_the_document_can_be_written():
     document = node_of(pod(1, host_ports=(port,)), leaks=(Leak("veth", "veth9", "cure"),)).to_json()
     again = json.loads(json.dumps(document))
     assert again["attachments"][0]["hostPorts"][0]["hostIP"] == "fd00::1"
-    assert str(port) == "[fd00::1]:8080>80/tcp"
+    assert str(port) == "[fd00::1]:8080->80/tcp"
     assert again.keys() == {"networks", "attachments", "bridges", "hostInterfaces", "leaks", "unseen"}
