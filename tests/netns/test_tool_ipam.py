@@ -148,6 +148,10 @@ def test_the_living_are_refused(node, sandbox):
     assert states(node) == {own: "living"}
     assert node.tool("ipam", "free", own, "--force").status == 0
     assert states(node) == {}
+    # It was released as DEL does it, so that the index still proves itself.
+    index = Store(str(node.store.parent), "podnet").index()
+    assert index.complete
+    index.close()
 
 
 def test_a_living_container_that_the_cache_forgot_is_refused(node, sandbox):

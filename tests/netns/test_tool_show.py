@@ -133,6 +133,8 @@ def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
     (node.store / address(forgotten)).unlink()
     leaks = node.seen()["leaks"]
     assert {leak["kind"] for leak in leaks} == {"veth", "host port", "masquerade", "firewall", "ifb", "backup"}
+    named = {leak["containerID"] for leak in leaks if leak["kind"] != "veth"}
+    assert named == {other.name}
     (veth,) = [leak for leak in leaks if leak["kind"] == "veth"]
     assert veth["what"].startswith(f"{host_end(forgotten)} on cni0")
     assert veth["cure"] == f"ip link delete {host_end(forgotten)}"

@@ -93,6 +93,13 @@ def test_what_a_reservation_is(keys, expected):
     assert bool(refusal(own, item)) is (expected is not Use.GONE)
 
 
+def test_whose_address_is_configured_is_not_leaked():
+    """An attachment that no cache knows lives as long as its address is configured in a namespace."""
+    own = join(reservations=[reserved("10.22.0.2", b"x\r\neth0")], cached=())
+    (pod,) = own.pods
+    assert (str(pod.state), pod.leaked, pod.host_interface) == ("no cache", False, "veth1")
+
+
 def test_who_cannot_look_everywhere_does_not_call_it_gone():
     """Where a pod's namespace could not be entered an unknown reservation is not called gone."""
     blind = Kernel(HOST, {}, {POD.path: Inside(POD.path, 0)})
