@@ -12,4 +12,4 @@ from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (IPAM, SHOW, LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)
+COMMANDS: tuple[Command, ...] = (SHOW, IPAM, LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)
