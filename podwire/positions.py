@@ -300,11 +300,14 @@ class _Reader:
         raise MisreadError(error.pos, "a text has a backslash that means nothing", "write a backslash as \\\\")
 
 
-def nodes(root: Node) -> Iterator[Node]:
-    """Yields a value and all in it, in the order of the text."""
-    left = [root]
+def walk(root: Node) -> Iterator[tuple[str, Node]]:
+    """Yields a value and all in it with their paths, in the order of the text."""
+    left = [("", root)]
     while left:
-        node = left.pop()
-        yield node
-        inner = [item.node for item in node.members] if node.members is not None else node.elements or []
-        left.extend(reversed(inner))
+        path, node = left.pop()
+        yield path, node
+        dot = f"{path}." if path else ""
+        if node.members is not None:
+            left.extend((dot + item.name, item.node) for item in reversed(node.members))
+        elif node.elements is not None:
+            left.extend((f"{path}[{index}]", item) for index, item in reversed(list(enumerate(node.elements))))

@@ -7,9 +7,10 @@ from podwire.command import Command
 from podwire.commands.completion import COMPLETION, MANUAL
 from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.ipam import COMMAND as IPAM
+from podwire.commands.linting import COMMAND as LINT
 from podwire.commands.listing import COMMAND as LIST
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (SHOW, IPAM, LIST, COMPLETION, MANUAL, REPAIR, INSTALL, UNINSTALL)
+COMMANDS: tuple[Command, ...] = (SHOW, LINT, IPAM, REPAIR, INSTALL, UNINSTALL, LIST, COMPLETION, MANUAL)

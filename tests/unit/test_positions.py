@@ -56,7 +56,7 @@ def agree(data: bytes) -> None:
         return
     document = positions.read(data)
     assert repr(plain(document.root)) == repr(expected)
-    for node in positions.nodes(document.root):
+    for _, node in positions.walk(document.root):
         inner = gojson.loads(document.text[node.start : node.end].encode("utf-8", "replace"))
         assert repr(inner) == repr(plain(node))
 

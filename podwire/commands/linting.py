@@ -1,0 +1,137 @@
+"""`podwire lint`: what is wrong with the network configurations, before a pod is started.
+
+With --json: {"files": [FILE], "errors": N, "warnings": N, "notes": N}, FILE is {"path", "network", "wins", "findings":
+[{"severity", "line", "column", "key", "text", "hint"}]}; `network` is null where no runtime can use the file, `wins` is
+null for a file by itself, and where it is a part of another one's network.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+
+from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
+from podwire.lint import directory
+from podwire.lint.directory import Linted
+from podwire.lint.page import Page, Severity
+from podwire.output import Cell
+
+_STYLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "dim"}
+_BAD = (Severity.ERROR, Severity.WARNING)
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
+    linted = [
+        directory.lint_directory(path, context.plugins, places)
+        if os.path.isdir(path)
+        else directory.lint_file(path, context.plugins, places)
+        for path in options.paths or [conf_dir(context, options)]
+    ]
+    counts = Counter(found.severity for one in linted for page in one.pages for found in page.findings)
+    is_empty = any(one.is_directory and one.winner is None for one in linted)
+    if context.out.as_json:
+        _print_json(context, linted, counts)
+    else:
+        _print(context, linted, counts)
+    counted = tuple(Severity) if options.strict else _BAD
+    return Status.WRONG if is_empty or any(counts[severity] for severity in counted) else Status.FINE
+
+
+def _print(context: Context, linted: list[Linted], counts: Counter[Severity]) -> None:
+    for page in (page for one in linted for page in one.pages):
+        for found in page.findings:
+            where = f"{page.path}:{found.line}:{found.column}:"
+            context.out.line(where, Cell(f"{found.severity}:", _STYLES[found.severity]), found.text)
+            if found.hint:
+                context.out.line(f"    {found.hint}")
+    for one in linted:
+        if one.is_directory:
+            _print_winner(context, one)
+    number = sum(len(one.pages) for one in linted)
+    said = ", ".join(_counted(counts[severity], severity) for severity in Severity if counts[severity])
+    context.out.line(f"{_counted(number, 'file')}: {said or 'nothing to say'}")
+
+
+def _print_winner(context: Context, one: Linted) -> None:
+    """Says which file counts for whom."""
+    if one.winner is None or one.winner.network is None:
+        context.out.line(Cell(f"{one.path}: no runtime finds a network here", "bad"))
+        return
+    winner, network = os.path.basename(one.winner.path), one.winner.network.name
+    context.out.line(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.')
+    others = [page.network.name for page in one.pages if page.network and page is not one.winner]
+    if others:
+        context.out.line(f"By their names libcni also finds: {', '.join(dict.fromkeys(others))}")
+
+
+def _print_json(context: Context, linted: list[Linted], counts: Counter[Severity]) -> None:
+    files = [_file(page, one) for one in linted for page in one.pages]
+    totals = {f"{severity}s": counts[severity] for severity in Severity}
+    context.out.json({"files": files, **totals})
+
+
+def _file(page: Page, linted: Linted) -> dict[str, object]:
+    return {
+        "path": _printable(page.path),
+        "network": page.network.name if page.network else None,
+        "wins": page is linted.winner if linted.is_directory else None,
+        "findings": [
+            {
+                "severity": str(found.severity),
+                "line": found.line,
+                "column": found.column,
+                "key": _printable(found.key),
+                "text": _printable(found.text),
+                "hint": _printable(found.hint),
+            }
+            for found in page.findings
+        ],
+    }
+
+
+def _printable(text: str) -> str:
+    """Returns a text without lone surrogates, which the names of files may have and JSON may not."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="FILE|DIR", nargs="*", help="what to look at (the directory of --conf-dir)")
+    add_conf_dir(parser)
+    add_bin_dir(parser)
+    parser.add_argument("--no-bin-dir", action="store_true", help="do not look whether the plugins are installed")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for notes, too")
+    add_json(parser)
+
+
+_DESCRIPTION = """\
+Reads network configurations as the runtimes and the plugins do, and tells what is wrong with them, with the place in
+the file and what to write instead. Nothing is changed, and nothing is started.
+
+  error    a runtime or a plugin will refuse it: pods do not start
+  warning  it works, and is surely not what is meant: a misspelt key, an option that does nothing, two networks that
+           give the same addresses
+  note     worth knowing
+
+For a directory it also says which file wins: Kubernetes' runtimes (containerd, CRI-O) use the first file by name;
+podman, nerdctl and cnitool find a network by its name. Keys of plugins that are not in this file are not judged.
+
+Exit status: 0 without errors and warnings, 1 with some."""
+
+COMMAND = Command(
+    "lint",
+    "what is wrong with the network configurations",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    (
+        ("podwire lint", "all networks of this node, and which one pods get"),
+        ("podwire lint --no-bin-dir conf/*.conflist", "files by themselves, as in a continuous integration"),
+        ("podwire lint --json /etc/cni/net.d", "the same for a program"),
+    ),
+)

@@ -1,0 +1,121 @@
+"""A directory of configurations as the runtimes read it, and files alone.
+
+One rule: the order is the runtimes': Kubernetes' take the first file by name that can be used; libcni (podman, cnitool,
+nerdctl) finds a network by its name, in *.conflist before the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cni.errors import CniError, Code
+from cni.skel import Plugin
+from podwire.lint import bridges, chain, item, names, page, ranges, settings
+from podwire.lint.item import Item
+from podwire.lint.page import Page, Severity
+from podwire.networks import SUFFIXES
+
+# In the names of files that somebody may take for configurations.
+_LOOKS_LIKE = (".conf", ".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Linted:
+    """All files that were looked at, in order; `winner` is the one that Kubernetes' runtimes use, of a directory."""
+
+    pages: tuple[Page, ...]
+    winner: Page | None = None
+    is_directory: bool = False
+    path: str = ""
+
+
+def lint_file(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]) -> Linted:
+    """Checks one file by itself."""
+    found = page.read(path)
+    if not path.endswith(SUFFIXES):
+        found.add(Severity.NOTE, "no runtime reads a file of this name", f"they read {', '.join(SUFFIXES)}")
+    items, beside = _check(found, plugins, bin_dirs)
+    for one in items:
+        ranges.check(one)
+    return Linted(_sorted((found, *beside)), path=path)
+
+
+def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]) -> Linted:
+    """Checks a directory; raises CniError(5) when it cannot be read."""
+    try:
+        listed = sorted(os.listdir(path))
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}", "say which with --conf-dir") from error
+    pages: list[Page] = []
+    others: list[Page] = []
+    items: list[tuple[Item, ...]] = []
+    for name in listed:
+        full = os.path.join(path, name)
+        if name.endswith(SUFFIXES) and not os.path.isdir(full):
+            found = page.read(full)
+            own, beside = _check(found, plugins, bin_dirs)
+            items.append(own)
+            pages.append(found)
+            others += beside
+        elif not os.path.isdir(full) and any(part in name.casefold() for part in _LOOKS_LIKE):
+            unread = Page(full)
+            unread.add(Severity.NOTE, "no runtime reads this file", f"they read {', '.join(SUFFIXES)}")
+            others.append(unread)
+    winner = next((one for one in pages if one.network), None)
+    _check_broken(pages, winner)
+    hidden = _check_hidden(pages)
+    _check_together([one for own, found in zip(items, pages, strict=True) if found not in hidden for one in own])
+    return Linted(_sorted((*pages, *others)), winner, is_directory=True, path=path)
+
+
+def _check(
+    found: Page, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]
+) -> tuple[tuple[Item, ...], tuple[Page, ...]]:
+    """Checks what one file says for itself."""
+    names.check_network(found)
+    items, beside = item.of_page(found, plugins)
+    for one in items:
+        names.check_plugin(one)
+        if "bridge" in plugins:
+            names.check_delegate(one, plugins["bridge"].keys)
+        settings.check(one)
+    chain.check(found, items, bin_dirs)
+    if os.path.basename(found.path).startswith("."):
+        found.add(Severity.NOTE, "this file is hidden, and runtimes read it all the same", "rename or remove it")
+    return items, beside
+
+
+def _check_together(items: Sequence[Item]) -> None:
+    pools = [pool for one in items for pool in ranges.check(one)]
+    ranges.check_all(pools)
+    bridges.check(items, pools)
+
+
+def _check_broken(pages: Sequence[Page], winner: Page | None) -> None:
+    """Tells what a file that cannot be used does to the one that would be used."""
+    for one in pages[: pages.index(winner)] if winner else ():
+        text = "containerd uses no network at all because of this file; CRI-O passes over it"
+        one.add(Severity.NOTE, text, "correct the file or remove it")
+
+
+def _check_hidden(pages: Sequence[Page]) -> set[Page]:
+    """Returns the files whose network libcni never finds, as another one has its name, and tells so."""
+    first: dict[str, Page] = {}
+    hidden = set()
+    for one in sorted(pages, key=lambda one: not one.path.endswith(".conflist")):
+        if not one.network or not one.root:
+            continue
+        before = first.setdefault(one.network.name, one)
+        if before is not one:
+            hidden.add(one)
+            text = f'"{one.network.name}" is the name of the network in {before.path}, too, which is found first'
+            one.root.add(Severity.WARNING, "name", text, "rename one: they would share their addresses and rules")
+    return hidden
+
+
+def _sorted(pages: Sequence[Page]) -> tuple[Page, ...]:
+    for one in pages:
+        one.findings.sort(key=lambda found: (found.line, found.column, list(Severity).index(found.severity)))
+    return tuple(pages)

@@ -1,0 +1,110 @@
+"""One plugin of a network's list, as the checks look at it.
+
+One rule: a value is read as plugins read it, keys in any case, and null as absent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cni import versions
+from cni.conf import VALID_NAME
+from cni.skel import Plugin
+from podwire.lint import page as pages
+from podwire.lint.page import Page, Severity, Spot
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One plugin; `plugin` and `ipam` are those of ours that it names, `spot` is where it stands."""
+
+    spot: Spot
+    value: Mapping[str, object]
+    type: str
+    ipam_type: str
+    plugin: Plugin | None
+    ipam: Plugin | None
+    version: str
+    network: str
+
+    def get(self, path: str) -> object:
+        """Returns the value of a path of names, None when absent."""
+        return _get(self.value, path)
+
+    def on(self, path: str) -> bool:
+        """Tells whether a flag is set."""
+        return self.get(path) is True
+
+    def note(self, path: str, text: str, hint: str = "") -> None:
+        """Notes something worth knowing."""
+        self.spot.add(Severity.NOTE, path, text, hint)
+
+    def warn(self, path: str, text: str, hint: str = "") -> None:
+        """Notes something that is surely not meant."""
+        self.spot.add(Severity.WARNING, path, text, hint)
+
+    def error(self, path: str, text: str, hint: str = "") -> None:
+        """Notes something that will be refused."""
+        self.spot.add(Severity.ERROR, path, text, hint)
+
+    @property
+    def parsers(self) -> Iterator[Plugin]:
+        """The plugins of ours that read this configuration."""
+        return (plugin for plugin in (self.plugin, self.ipam) if plugin)
+
+
+def of_page(page: Page, plugins: Mapping[str, Plugin]) -> tuple[tuple[Item, ...], tuple[Page, ...]]:
+    """Returns the plugins of the network in a file, and the files beside it that have some of them."""
+    root = page.root
+    if root is None:
+        return (), ()
+    value = root.value
+    network = page.network
+    given = _text(_get(value, "name"))
+    name = network.name if network else given if VALID_NAME.fullmatch(given) else "network"
+    version = network.version if network else _text(_get(value, "cniVersion")) or versions.CURRENT
+    beside = _beside(page, value, name)
+    spots = [*_inline(root), *(more.root for more in beside if more.root)]
+    return tuple(_item(spot, plugins, version, name) for spot in spots), beside
+
+
+def _inline(root: Spot) -> list[Spot]:
+    listed = root.document.node("plugins", root.node)
+    if listed is None or listed.elements is None:
+        return [root] if root.node.get("type") and not listed else []
+    found = (root.below(f"plugins[{index}]") for index in range(len(listed.elements)))
+    return [spot for spot in found if spot]
+
+
+def _beside(page: Page, value: Mapping[str, object], name: str) -> tuple[Page, ...]:
+    """Reads the files that libcni adds to a list: DIR/NAME/*.conf."""
+    if not page.path.endswith(".conflist") or _get(value, "loadOnlyInlinedPlugins") is True:
+        return ()
+    directory = os.path.join(os.path.dirname(page.path), name)
+    try:
+        names = sorted(item for item in os.listdir(directory) if item.endswith(".conf"))
+    except OSError:
+        return ()
+    return tuple(pages.read_part(os.path.join(directory, item)) for item in names)
+
+
+def _item(spot: Spot, plugins: Mapping[str, Plugin], version: str, network: str) -> Item:
+    value = spot.value
+    kind, ipam = _text(_get(value, "type")), _text(_get(value, "ipam.type"))
+    return Item(spot, value, kind, ipam, plugins.get(kind), plugins.get(ipam), version, network)
+
+
+def _get(value: object, path: str) -> object:
+    for name in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        folded = name.casefold()
+        found = [item for key, item in value.items() if key.casefold() == folded and item is not None]
+        value = found[-1] if found else None
+    return value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,250 @@
+"""The names of keys and the types of their values, held against the tables of the plugins (cni.keys).
+
+One rule: what a table does not have is told with what is likely to be meant; what a text says is its parser's to judge.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from cni.keys import (
+    ANY,
+    BOOLEAN,
+    CIDR,
+    COMMON,
+    INTEGER,
+    IP,
+    LIST,
+    NETWORK,
+    OBJECT,
+    REQUEST,
+    STRING,
+    Key,
+    united,
+)
+from podwire.lint.item import Item
+from podwire.lint.known import RUNTIMES_OWN, UNREAD, nearest
+from podwire.lint.page import Page, Severity, Spot
+from podwire.positions import Node, walk
+
+_WORDS = {
+    STRING: "a string",
+    BOOLEAN: "true or false",
+    INTEGER: "an integer",
+    IP: "an IP address in quotes",
+    CIDR: "an address with prefix in quotes",
+    OBJECT: "an object",
+    LIST: "a list",
+}
+_NAMES = {
+    STRING: "a string",
+    BOOLEAN: "a boolean",
+    INTEGER: "a number",
+    "fraction": "a number with a fraction",
+    OBJECT: "an object",
+    LIST: "a list",
+}
+_COMMENTS = ("_", "//", "#", "$", "comment", "description")
+# What users of a network put there is for whoever it concerns; what the runtime does is told of as a whole.
+_OPEN = ("args", "runtimeconfig", "prevresult", "capabilities")
+_FEW = 8  # that a hint can list
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What keys are held against: `closed` tells of an object, by its path, that it may have no others."""
+
+    spot: Spot
+    whose: str
+    keys: tuple[Key, ...]
+    closed: Callable[[str], bool]
+
+
+def check_network(page: Page) -> None:
+    """Checks the keys beside a list of plugins, and that no name is in an object twice."""
+    root = page.root
+    if root is None:
+        return
+    _check_repeated(root)
+    if root.node.get("plugins") is None and root.node.get("type"):
+        return  # the configuration of one plugin: its keys are the plugin's
+    for member in root.node.members or ():
+        key = _key(NETWORK, member.name)
+        if key:
+            _check_member(_Table(root, "a network", (), lambda path: False), member.name, member.node, key)
+        elif member.name not in RUNTIMES_OWN and not _is_comment(member.name):
+            _tell_unknown_of_network(root, member.name)
+
+
+def check_plugin(item: Item) -> None:
+    """Checks the keys of one plugin's configuration."""
+    groups = [COMMON, REQUEST, *(plugin.keys for plugin in item.parsers)]
+    root = item.spot.page.root
+    if root and root.node is item.spot.node:  # alone in its file
+        groups.append(NETWORK)
+    whose = " and ".join(dict.fromkeys(plugin.name for plugin in item.parsers))
+
+    def closed(path: str) -> bool:
+        first = path.partition(".")[0].partition("[")[0].casefold()
+        if first in _OPEN:
+            return False
+        return bool(item.ipam) if first == "ipam" else bool(item.plugin)
+
+    table = _Table(item.spot, whose, united(*groups), closed)
+    _check_object(table, "", item.spot.node, table.keys)
+    for key in REQUEST:
+        if item.get(key.name) is not None:
+            item.warn(key.name, f'"{key.name}" is for the runtime to set', "remove it")
+
+
+def check_delegate(item: Item, bridge: tuple[Key, ...]) -> None:
+    """Checks what flannel hands to bridge."""
+    inner = item.spot.below("delegate") if item.type == "flannel" else None
+    if inner and item.get("delegate.type") in (None, "bridge"):
+        table = _Table(inner, "bridge", united(COMMON, bridge), lambda path: path not in ("ipam", *_OPEN))
+        _check_object(table, "", inner.node, table.keys)
+
+
+def _check_object(table: _Table, path: str, node: Node, keys: tuple[Key, ...]) -> None:
+    for member in node.members or ():
+        where = f"{path}.{member.name}" if path else member.name
+        key = _key(keys, member.name)
+        if key:
+            _check_member(table, where, member.node, key)
+        elif table.closed(path or member.name) and not _is_comment(member.name):
+            _tell_unknown(table, where, member.name, keys)
+
+
+def _check_member(table: _Table, path: str, node: Node, key: Key) -> None:
+    if path.rpartition(".")[2] != key.name:
+        table.spot.add(
+            Severity.NOTE, path, f'"{path.rpartition(".")[2]}" is spelt "{key.name}"', "it works: case does not matter"
+        )
+    _check_value(table, path, node, key)
+
+
+def _check_value(table: _Table, path: str, node: Node, key: Key) -> None:
+    kind = _kind(node)
+    if kind == "null":
+        return
+    if not _fits(kind, key.kinds):
+        _tell_type(table.spot, path, node, key.kinds)
+    elif kind == STRING and key.choices and node.value and node.value not in key.choices:
+        _tell_choice(table.spot, path, str(node.value), key)
+    elif kind == LIST and key.of:
+        for index, element in enumerate(node.elements or ()):
+            _check_element(table, f"{path}[{index}]", element, key)
+    elif kind == OBJECT and key.of:
+        for member in node.members or ():
+            if _kind(member.node) != "null" and not _fits(_kind(member.node), key.of):
+                _tell_type(table.spot, f"{path}.{member.name}", member.node, key.of)
+    elif kind == OBJECT and key.keys:
+        _check_object(table, path, node, key.keys)
+
+
+def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
+    """Checks an element of a list, or of a list in a list."""
+    kind = _kind(node)
+    if kind == "null":
+        return
+    if not _fits(kind, key.of):
+        _tell_type(table.spot, path, node, key.of)
+    elif kind == LIST:
+        for index, element in enumerate(node.elements or ()):
+            _check_element(table, f"{path}[{index}]", element, Key(key.name, key.kinds, (OBJECT,), key.keys))
+    elif kind == OBJECT:
+        _check_object(table, path, node, key.keys)
+
+
+def _check_repeated(root: Spot) -> None:
+    for path, node in walk(root.node):
+        names = Counter(item.name for item in node.members or ())
+        for name, times in names.items():
+            if times > 1:
+                where = f"{path}.{name}" if path else name
+                root.add(
+                    Severity.WARNING, where, f'"{name}" is here {times} times', "the last one counts: remove the others"
+                )
+
+
+def _tell_unknown(table: _Table, path: str, name: str, keys: tuple[Key, ...]) -> None:
+    if name in UNREAD:
+        table.spot.add(Severity.NOTE, path, f'{table.whose} does not read "{name}"', UNREAD[name])
+        return
+    known = [key.name for key in keys]
+    if likely := nearest(name, known):
+        hint = f'did you mean "{likely}"?'
+    elif elsewhere := [where for where in _paths(table.keys) if where.rpartition(".")[2].casefold() == name.casefold()]:
+        hint = f'it belongs into "{elsewhere[0].rpartition(".")[0]}"' if "." in elsewhere[0] else "it belongs above"
+    elif _key(NETWORK, name):
+        hint = 'it belongs beside "plugins"'
+    else:
+        hint = f"known here: {', '.join(known)}" if len(known) <= _FEW else "it is ignored"
+    table.spot.add(Severity.WARNING, path, f'unknown key "{name}": {table.whose} does not read it', hint)
+
+
+def _tell_unknown_of_network(root: Spot, name: str) -> None:
+    if likely := nearest(name, [key.name for key in NETWORK]):
+        root.add(Severity.WARNING, name, f'unknown key "{name}"', f'did you mean "{likely}"?')
+    elif _key((*COMMON, *REQUEST), name):
+        root.add(Severity.WARNING, name, f'"{name}" counts for nothing here', 'it belongs into one of "plugins"')
+    else:
+        root.add(Severity.NOTE, name, f'unknown key "{name}"', "no plugin gets to see it")
+
+
+def _tell_type(spot: Spot, path: str, node: Node, kinds: tuple[str, ...]) -> None:
+    wanted = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
+    text = str(node.value) if isinstance(node.value, str | int | float) else ""
+    hint = "JSON types are not converted"
+    if isinstance(node.value, str):
+        if BOOLEAN in kinds and text.lower() in ("true", "false"):
+            hint = f"write {text.lower()} without quotes"
+        elif INTEGER in kinds and text.isascii() and text.isdigit():
+            hint = f"write {text} without quotes"
+        elif LIST in kinds:
+            hint = "write it in brackets: [...]"
+    elif STRING in kinds and text:
+        hint = "write it in double quotes"
+    spot.add(Severity.ERROR, path, f'"{path}" must be {wanted}, not {_NAMES[_kind(node)]}', hint)
+
+
+def _tell_choice(spot: Spot, path: str, value: str, key: Key) -> None:
+    likely = nearest(value, key.choices)
+    hint = f'did you mean "{likely}"?' if likely else f"known: {', '.join(key.choices)}"
+    spot.add(Severity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)
+
+
+def _kind(node: Node) -> str:
+    if node.members is not None:
+        return OBJECT
+    if node.elements is not None:
+        return LIST
+    value = node.value
+    if isinstance(value, bool):
+        return BOOLEAN
+    if isinstance(value, int):
+        return INTEGER
+    if isinstance(value, float):
+        return "fraction"
+    return "null" if value is None else STRING
+
+
+def _fits(kind: str, kinds: tuple[str, ...]) -> bool:
+    return ANY in kinds or kind in kinds or (kind == STRING and (IP in kinds or CIDR in kinds))
+
+
+def _key(keys: Iterable[Key], name: str) -> Key | None:
+    folded = name.casefold()
+    return next((key for key in keys if key.name.casefold() == folded), None)
+
+
+def _paths(keys: tuple[Key, ...], prefix: str = "") -> Iterator[str]:
+    for key in keys:
+        yield prefix + key.name
+        yield from _paths(key.keys, f"{prefix}{key.name}.")
+
+
+def _is_comment(name: str) -> bool:
+    return name.casefold().startswith(_COMMENTS)

@@ -1,0 +1,172 @@
+"""What a plugin's own reader refuses, and settings that do nothing, or not what they seem to.
+
+One rule: what is refused is what the plugin refuses, by its own parser; the rest is judged by what the plugin's README
+says of it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from typing import NamedTuple
+
+from cni import conf as cni_conf
+from cni import gojson, skel, versions
+from cni.args import CmdArgs
+from cni.errors import CniError
+from cni.skel import Plugin
+from podwire.lint.item import Item
+from podwire.lint.known import nearest
+from podwire.lint.page import Severity
+
+_CONTEXT = re.compile(r"^failed to (load netconf|parse network configuration): ")
+_RATES = ("ingressRate", "egressRate", "ingressBurst", "egressBurst")
+# For a network whose ranges the runtime gives: any will do, as long as there are some (TEST-NET-1, RFC 5737).
+_SOME_RANGES = [[{"subnet": "192.0.2.0/24"}]]
+# Capabilities that concern more plugins than say so.
+_COMMON_CAPABILITIES = (
+    "io.kubernetes.cri.pod-annotations",
+    "cgroupPath",
+    "deviceID",
+    "infinibandGUID",
+    "aliases",
+    "dns",
+)
+
+
+def check(item: Item) -> None:
+    """Checks one plugin's settings."""
+    for plugin in item.parsers:
+        _check_parsed(item, plugin)
+    _check_capabilities(item)
+    for rule in _RULES:
+        for path, text, hint in rule(item):
+            item.warn(path, text, hint)
+
+
+def request(item: Item) -> cni_conf.NetConf:
+    """Returns the configuration as ADD gets it, without what a runtime tells of a pod; raises CniError."""
+    left_out = {"runtimeconfig", "prevresult", "plugins"}
+    value = {key: value for key, value in item.value.items() if key.casefold() not in left_out}
+    version = item.version if item.version in versions.SUPPORTED else versions.CURRENT
+    asked: dict[str, object] = {**value, "name": item.network, "cniVersion": version}
+    if item.on("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
+        asked["runtimeConfig"] = {"ipRanges": _SOME_RANGES}
+    return cni_conf.parse(gojson.dumps(asked).encode())
+
+
+def _check_parsed(item: Item, plugin: Plugin) -> None:
+    """Has the plugin read the configuration; what is found by its type already is not told twice."""
+    if plugin.parse is None:
+        return
+    try:
+        with redirect_stderr(io.StringIO()):
+            plugin.parse(CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.spot.text), request(item))
+    except CniError as error:
+        _tell(item, plugin, error)
+    except Exception as error:
+        _tell(item, plugin, skel.as_cni_error(error))
+
+
+def _tell(item: Item, plugin: Plugin, error: CniError) -> None:
+    path = item.spot.named_in(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
+    full = item.spot.full(path)
+    found = item.spot.page.findings
+    if any(one.key == full and one.severity == Severity.ERROR for one in found):
+        return
+    found[:] = [one for one in found if one.key != full or one.severity != Severity.WARNING]
+    item.error(path, f"{plugin.name}: {_CONTEXT.sub('', error.msg)}", error.details)
+
+
+def _check_capabilities(item: Item) -> None:
+    declared = item.get("capabilities")
+    if not isinstance(declared, dict) or not item.plugin or (item.ipam_type and not item.ipam):
+        return
+    known = tuple(dict.fromkeys(name for plugin in item.parsers for name in plugin.capabilities))
+    for name in declared:
+        if name in known or name in _COMMON_CAPABILITIES:
+            continue
+        if likely := nearest(name, known):
+            item.warn(f"capabilities.{name}", f'unknown capability "{name}"', f'did you mean "{likely}"?')
+        else:
+            known_here = f"it makes use of {', '.join(known)}" if known else "it makes use of none"
+            item.note(f"capabilities.{name}", f'{item.type} has no use for the capability "{name}"', known_here)
+
+
+class _Remark(NamedTuple):
+    path: str
+    text: str
+    hint: str
+
+
+def _deaf(item: Item) -> Iterator[_Remark]:
+    """What a runtime is never told to tell."""
+    told = item.get("runtimeConfig") is not None
+    if item.type == "portmap" and not told and not item.on("capabilities.portMappings"):
+        text = "no host port will ever be mapped: the runtime is not asked to tell them"
+        yield _Remark("type", text, 'add "capabilities": {"portMappings": true}')
+    limits = any(item.get(key) for key in _RATES)
+    if item.type == "bandwidth" and not told and not limits and not item.on("capabilities.bandwidth"):
+        text = "nothing will ever be limited: there are no rates, and the runtime is not asked to tell any"
+        yield _Remark("type", text, 'add "capabilities": {"bandwidth": true}, or rates')
+    if item.type == "bandwidth" and item.on("capabilities.bandwidth"):
+        for key in _RATES:
+            if item.get(key) is not None:
+                text = f'"{key}" makes the runtime\'s limits count for nothing'
+                yield _Remark(key, text, "leave out the rates or the capability")
+                break
+
+
+def _addressless(item: Item) -> Iterator[_Remark]:
+    """What needs addresses where there are none."""
+    if item.type not in ("bridge", "ptp") or item.ipam_type:
+        return
+    if item.type == "bridge" and item.get("ipam"):
+        yield _Remark(
+            "ipam", '"ipam" has no "type": pods get no addresses', 'add "type": "host-local", or remove "ipam"'
+        )
+    for key in ("isGateway", "isDefaultGateway", "ipMasq"):
+        if item.on(key):
+            yield _Remark(key, f'"{key}" does nothing without addresses', 'add an "ipam", or remove the key')
+
+
+def _alone(item: Item) -> Iterator[_Remark]:
+    """Keys that do nothing without another one."""
+    needs: dict[str, tuple[tuple[str, str], ...]] = {
+        "bridge": (
+            ("ipMasqBackend", "ipMasq"),
+            ("nonMasqueradeCIDRs", "ipMasq"),
+            ("forceAddress", "isGateway isDefaultGateway"),
+            ("preserveDefaultVlan", "vlan vlanTrunk"),
+        ),
+        "ptp": (("ipMasqBackend", "ipMasq"), ("nonMasqueradeCIDRs", "ipMasq")),
+        "tuning": (("mtuBothEnds", "mtu args.cni.mtu"),),
+    }
+    for key, others in needs.get(item.type, ()):
+        if item.get(key) and not any(item.get(other) for other in others.split()):
+            wanted = " or ".join(f'"{other}"' for other in others.split())
+            yield _Remark(key, f'"{key}" does nothing without {wanted}', "set that, too, or remove the key")
+    if item.ipam and item.ipam.name == "host-local" and item.get("ipam.subnet") is None:
+        for key in ("rangeStart", "rangeEnd", "gateway"):
+            if item.get(f"ipam.{key}") is not None:
+                text = f'"{key}" counts for nothing without "subnet" beside it'
+                yield _Remark(f"ipam.{key}", text, 'put it into the range in "ranges"')
+
+
+def _against(item: Item) -> Iterator[_Remark]:
+    """Keys of which one takes away what the other gives."""
+    if item.type == "bridge" and item.on("isDefaultGateway") and item.get("isGateway") is False:
+        text = '"isGateway" is false, and "isDefaultGateway" is a gateway all the same'
+        yield _Remark("isGateway", text, "leave one out")
+    if item.type == "portmap" and item.on("masqAll") and item.get("snat") is False:
+        yield _Remark("masqAll", '"masqAll" does nothing with "snat" set to false', 'remove "snat"')
+    static = item.ipam and item.ipam.name == "static"
+    asked = item.on("capabilities.ips") or item.get("args.cni.ips")
+    if static and not item.get("ipam.addresses") and not asked:
+        text = "static has no address to give"
+        yield _Remark("ipam", text, 'add "addresses", or "capabilities": {"ips": true} for a runtime that chooses')
+
+
+_RULES: tuple[Callable[[Item], Iterator[_Remark]], ...] = (_deaf, _addressless, _alone, _against)
