@@ -54,12 +54,11 @@ _FEW = 8  # that a hint can list
 
 @dataclass(frozen=True)
 class _Table:
-    """What keys are held against: `closed` tells of an object, by its path, that it may have no others."""
+    """What keys are held against: `reader` names who reads a key, by its path, "" where there may be any keys."""
 
     spot: Spot
-    whose: str
     keys: tuple[Key, ...]
-    closed: Callable[[str], bool]
+    reader: Callable[[str], str]
 
 
 def check_network(page: Page) -> None:
@@ -73,7 +72,7 @@ def check_network(page: Page) -> None:
     for member in root.node.members or ():
         key = _key(NETWORK, member.name)
         if key:
-            _check_member(_Table(root, "a network", (), lambda path: False), member.name, member.node, key)
+            _check_member(_Table(root, (), lambda path: ""), member.name, member.node, key)
         elif member.name not in RUNTIMES_OWN and not _is_comment(member.name):
             _tell_unknown_of_network(root, member.name)
 
@@ -84,15 +83,13 @@ def check_plugin(item: Item) -> None:
     root = item.spot.page.root
     if root and root.node is item.spot.node:  # alone in its file
         groups.append(NETWORK)
-    whose = " and ".join(dict.fromkeys(plugin.name for plugin in item.parsers))
 
-    def closed(path: str) -> bool:
-        first = path.partition(".")[0].partition("[")[0].casefold()
-        if first in _OPEN:
-            return False
-        return bool(item.ipam) if first == "ipam" else bool(item.plugin)
+    def reader(path: str) -> str:
+        first = path.partition(".")[0].casefold()
+        plugin = None if first in _OPEN else item.ipam if first == "ipam" else item.plugin
+        return plugin.name if plugin else ""
 
-    table = _Table(item.spot, whose, united(*groups), closed)
+    table = _Table(item.spot, united(*groups), reader)
     _check_object(table, "", item.spot.node, table.keys)
     for key in REQUEST:
         if item.get(key.name) is not None:
@@ -103,7 +100,7 @@ def check_delegate(item: Item, bridge: tuple[Key, ...]) -> None:
     """Checks what flannel hands to bridge."""
     inner = item.spot.below("delegate") if item.type == "flannel" else None
     if inner and item.get("delegate.type") in (None, "bridge"):
-        table = _Table(inner, "bridge", united(COMMON, bridge), lambda path: path not in ("ipam", *_OPEN))
+        table = _Table(inner, united(COMMON, bridge), lambda path: "" if path in ("ipam", *_OPEN) else "bridge")
         _check_object(table, "", inner.node, table.keys)
 
 
@@ -113,7 +110,7 @@ def _check_object(table: _Table, path: str, node: Node, keys: tuple[Key, ...]) -
         key = _key(keys, member.name)
         if key:
             _check_member(table, where, member.node, key)
-        elif table.closed(path or member.name) and not _is_comment(member.name):
+        elif table.reader(where) and not _is_comment(member.name):
             _tell_unknown(table, where, member.name, keys)
 
 
@@ -171,18 +168,19 @@ def _check_repeated(root: Spot) -> None:
 
 def _tell_unknown(table: _Table, path: str, name: str, keys: tuple[Key, ...]) -> None:
     if name in UNREAD:
-        table.spot.add(Severity.NOTE, path, f'{table.whose} does not read "{name}"', UNREAD[name])
+        table.spot.add(Severity.NOTE, path, f'{table.reader(path)} does not read "{name}"', UNREAD[name])
         return
     known = [key.name for key in keys]
     if likely := nearest(name, known):
         hint = f'did you mean "{likely}"?'
     elif elsewhere := [where for where in _paths(table.keys) if where.rpartition(".")[2].casefold() == name.casefold()]:
-        hint = f'it belongs into "{elsewhere[0].rpartition(".")[0]}"' if "." in elsewhere[0] else "it belongs above"
+        around = min(elsewhere, key=lambda where: where.count(".")).rpartition(".")[0]
+        hint = f'it belongs into "{around}"' if around else "it belongs further out"
     elif _key(NETWORK, name):
         hint = 'it belongs beside "plugins"'
     else:
         hint = f"known here: {', '.join(known)}" if len(known) <= _FEW else "it is ignored"
-    table.spot.add(Severity.WARNING, path, f'unknown key "{name}": {table.whose} does not read it', hint)
+    table.spot.add(Severity.WARNING, path, f'unknown key "{name}": {table.reader(path)} does not read it', hint)
 
 
 def _tell_unknown_of_network(root: Spot, name: str) -> None:

@@ -84,10 +84,6 @@ class Spot:
         line, column = self.document.place(self.node.start if offset is None else offset)
         self.page.findings.append(Finding(severity, line, column, self.full(path), text, hint))
 
-    def add_error(self, error: CniError, text: str, fallback: str = "") -> None:
-        """Notes an error of a reader, at the key that it names; `text` is what is told of it."""
-        self.add(Severity.ERROR, self.named_in(error) or fallback, text, error.details)
-
     def named_in(self, error: CniError) -> str:
         """Returns the path of the key that an error is about: the first one quoted that is there, or could be."""
         quoted = _QUOTED.findall(f"{error.msg} {error.details}")
@@ -136,7 +132,8 @@ def read(path: str) -> Page:
     except CniError as error:
         text = error.msg.removeprefix("network configuration: ")
         if page.root:
-            page.root.add_error(error, text)
+            first = text.split('"')[1] if text.startswith('"') else ""  # the key, be it missing
+            page.root.add(Severity.ERROR, page.root.named_in(error) or first, text, error.details)
         else:
             page.add(Severity.ERROR, text, 'write {"cniVersion": ..., "name": ..., "plugins": [...]}')
     return page

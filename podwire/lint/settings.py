@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stderr
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from podwire.lint.known import nearest
 from podwire.lint.page import Severity
 
 _CONTEXT = re.compile(r"^failed to (load netconf|parse network configuration): ")
+_TOP = re.compile(r"[.\[]")
 _RATES = ("ingressRate", "egressRate", "ingressBurst", "egressBurst")
 # For a network whose ranges the runtime gives: any will do, as long as there are some (TEST-NET-1, RFC 5737).
 _SOME_RANGES = [[{"subnet": "192.0.2.0/24"}]]
@@ -46,38 +47,54 @@ def check(item: Item) -> None:
             item.warn(path, text, hint)
 
 
-def request(item: Item) -> cni_conf.NetConf:
-    """Returns the configuration as ADD gets it, without what a runtime tells of a pod; raises CniError."""
-    left_out = {"runtimeconfig", "prevresult", "plugins"}
+def request(item: Item, without: Collection[str] = ()) -> cni_conf.NetConf:
+    """Returns the configuration as ADD gets it, without what a runtime tells of a pod; raises CniError.
+
+    `without` are keys to leave out, in lower case.
+    """
+    left_out = {"runtimeconfig", "prevresult", "plugins", *without}
     value = {key: value for key, value in item.value.items() if key.casefold() not in left_out}
     version = item.version if item.version in versions.SUPPORTED else versions.CURRENT
-    asked: dict[str, object] = {**value, "name": item.network, "cniVersion": version}
+    asked: dict[str, object] = {**value, "type": item.type, "name": item.network, "cniVersion": version}
     if item.on("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
         asked["runtimeConfig"] = {"ipRanges": _SOME_RANGES}
     return cni_conf.parse(gojson.dumps(asked).encode())
 
 
 def _check_parsed(item: Item, plugin: Plugin) -> None:
-    """Has the plugin read the configuration; what is found by its type already is not told twice."""
+    """Has the plugin read the configuration, again and again without the key that it refused, until it takes the rest.
+
+    What stands inside "ipam" is read once: without a part of it the rest makes no sense.
+    """
+    without: set[str] = set()
+    while error := _refusal(item, plugin, without):
+        path = item.spot.named_in(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
+        _tell(item, path, f"{plugin.name}: {_CONTEXT.sub('', error.msg)}", error.details)
+        top = _TOP.split(path, maxsplit=1)[0].casefold()
+        if top in without or top in ("ipam", "type") or item.get(top) is None:
+            return
+        without.add(top)
+
+
+def _refusal(item: Item, plugin: Plugin, without: Collection[str]) -> CniError | None:
     if plugin.parse is None:
-        return
+        return None
     try:
         with redirect_stderr(io.StringIO()):
-            plugin.parse(CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.spot.text), request(item))
+            plugin.parse(CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.spot.text), request(item, without))
     except CniError as error:
-        _tell(item, plugin, error)
+        return error
     except Exception as error:
-        _tell(item, plugin, skel.as_cni_error(error))
+        return skel.as_cni_error(error)
+    return None
 
 
-def _tell(item: Item, plugin: Plugin, error: CniError) -> None:
-    path = item.spot.named_in(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
-    full = item.spot.full(path)
-    found = item.spot.page.findings
-    if any(one.key == full and one.severity == Severity.ERROR for one in found):
-        return
-    found[:] = [one for one in found if one.key != full or one.severity != Severity.WARNING]
-    item.error(path, f"{plugin.name}: {_CONTEXT.sub('', error.msg)}", error.details)
+def _tell(item: Item, path: str, text: str, hint: str) -> None:
+    """Notes an error, unless the same key was found to be of a wrong type; it says more than a warning about it."""
+    full, found = item.spot.full(path), item.spot.page.findings
+    if not any(one.key == full and one.severity == Severity.ERROR for one in found):
+        found[:] = [one for one in found if one.key != full or one.severity != Severity.WARNING]
+        item.error(path, text, hint)
 
 
 def _check_capabilities(item: Item) -> None:

@@ -1,0 +1,361 @@
+"""Each mistake in a network's configuration is told with its severity, its key and its place, and nothing else is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwire.lint import directory
+from podwire.lint.page import Page
+from podwire.main import PLUGINS
+from tests.support.binaries import ROOT
+
+BROKEN = ROOT / "tests/data/netd/broken"
+IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/16"}]]}
+BRIDGE = {"type": "bridge", "isGateway": True, "ipam": IPAM}
+PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
+
+Told = tuple[str, str, str]
+
+
+def lint(path: Path, text: str | bytes | dict[str, Any]) -> Page:
+    data = json.dumps(text) if isinstance(text, dict) else text
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return directory.lint_file(str(path), PLUGINS, ()).pages[0]
+
+
+def network(*plugins: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {"cniVersion": "1.0.0", "name": "net", **keys, "plugins": list(plugins)}
+
+
+def told(page: Page) -> list[Told]:
+    return [(str(found.severity), found.key, found.text) for found in page.findings]
+
+
+def ipam(**keys: Any) -> dict[str, Any]:
+    return {**BRIDGE, "ipam": {**IPAM, **keys}}
+
+
+# What is written: what is told, each as severity, key and a part of the text.
+MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
+    "nothing": (network(BRIDGE, PORTMAP), []),
+    # Names of keys
+    "unknown key": (network({**BRIDGE, "colour": 1}), [("warning", "plugins[0].colour", "unknown key")]),
+    "key of the list": (network({**BRIDGE, "plugins": []}), [("warning", "plugins[0].plugins", "unknown key")]),
+    "key of ipam": (network({**BRIDGE, "ranges": []}), [("warning", "plugins[0].ranges", "unknown key")]),
+    "key in ipam": (network(ipam(gatway="10.1.0.1")), [("warning", "plugins[0].ipam.gatway", "unknown key")]),
+    "key in a range": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/16", "start": "10.1.0.5"}]])),
+        [("warning", "plugins[0].ipam.ranges[0][0].start", "unknown key")],
+    ),
+    "other case": (network({**BRIDGE, "HAIRPINMODE": True}), [("note", "plugins[0].HAIRPINMODE", "is spelt")]),
+    "comment": (network({**BRIDGE, "_comment": "why", "//": "why"}), []),
+    "key of a network": (network(BRIDGE, disabelGC=True), [("warning", "disabelGC", "unknown key")]),
+    "runtime's own key": (network(BRIDGE, nerdctlID="x", args={}), []),
+    "plugin's key": (network(BRIDGE, ipam={}), [("warning", "ipam", "counts for nothing")]),
+    "foreign key": (network(BRIDGE, colour=1), [("note", "colour", "unknown key")]),
+    "foreign plugin": (network({"type": "calico", "colour": 1, "ipam": {"type": "calico-ipam", "x": 1}}), []),
+    "foreign ipam": (network({**BRIDGE, "ipam": {"type": "whereabouts", "range": "10.0.0.0/8"}}), []),
+    "delegate": (
+        network({"type": "flannel", "delegate": {"hairpin": True}}),
+        [("warning", "plugins[0].delegate.hairpin", "unknown key")],
+    ),
+    "args": (network({**BRIDGE, "args": {"cni": {"labels": []}, "x": 1}}), []),
+    "runtime's key": (network({**BRIDGE, "prevResult": {}}), [("warning", "plugins[0].prevResult", "for the runtime")]),
+    # Types
+    "boolean in quotes": (
+        network({**BRIDGE, "ipMasq": "true"}),
+        [("error", "plugins[0].ipMasq", "must be true or false, not a string")],
+    ),
+    "number in quotes": (network({**BRIDGE, "vlan": "5"}), [("error", "plugins[0].vlan", "must be an integer")]),
+    "fraction": (network({**BRIDGE, "vlan": 1.5}), [("error", "plugins[0].vlan", "must be an integer")]),
+    "all types": (
+        network({**BRIDGE, "vlan": "5", "mtu": [], "hairpinMode": 1}),
+        [
+            ("error", "plugins[0].vlan", "must be"),
+            ("error", "plugins[0].mtu", "must be"),
+            ("error", "plugins[0].hairpinMode", "must be"),
+        ],
+    ),
+    "flat ranges": (
+        network(ipam(ranges=[{"subnet": "10.1.0.0/16"}])),
+        [("error", "plugins[0].ipam.ranges[0]", "must be a list, not an object")],
+    ),
+    "sysctl": (
+        network(BRIDGE, {"type": "tuning", "sysctl": {"net.core.somaxconn": 500}}),
+        [("error", "plugins[1].sysctl.net.core.somaxconn", "must be a string")],
+    ),
+    "null": (network({**BRIDGE, "vlan": None, "dns": None}), []),
+    "flag of libcni": (network(BRIDGE, disableCheck="true"), []),
+    "capability": (
+        network({"type": "calico", "capabilities": {"bandwidth": "true"}}),
+        [("error", "plugins[0].capabilities.bandwidth", "must be true or false")],
+    ),
+    # What parsers refuse
+    "vlan": (network({**BRIDGE, "vlan": 5000}), [("error", "plugins[0].vlan", "invalid VLAN ID")]),
+    "two refused": (
+        network({**BRIDGE, "vlan": 5000, "mtu": 7}),
+        [("error", "plugins[0].vlan", "invalid VLAN"), ("error", "plugins[0].mtu", '"mtu" must be 0 or')],
+    ),
+    "hairpin and promisc": (
+        network({**BRIDGE, "hairpinMode": True, "promiscMode": True}),
+        [("error", "plugins[0].hairpinMode", "hairpin mode and promiscuous mode")],
+    ),
+    "mtu word": (network({**BRIDGE, "mtu": "Auto"}), [("error", "plugins[0].mtu", 'must be an integer or "auto"')]),
+    "no ranges": (network({**BRIDGE, "ipam": {"type": "host-local"}}), [("error", "plugins[0].ipam", "no IP ranges")]),
+    "ranges by the runtime": (
+        network({**BRIDGE, "capabilities": {"ipRanges": True}, "ipam": {"type": "host-local"}}),
+        [],
+    ),
+    "host bits": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.5/16"}]])),
+        [("error", "plugins[0].ipam.ranges[0][0].subnet", "host bits")],
+    ),
+    "overlap in a network": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/16"}], [{"subnet": "10.1.5.0/24"}]])),
+        [("error", "plugins[0].ipam", "overlaps with")],
+    ),
+    "routes": (network(ipam(routes=[{"gw": "10.1.0.1"}])), [("error", "plugins[0].ipam.routes[0].dst", "is missing")]),
+    "static address": (
+        network({**BRIDGE, "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2"}]}}),
+        [("error", "plugins[0].ipam.addresses[0].address", "CIDR notation")],
+    ),
+    "portmap backend": (
+        network(BRIDGE, {**PORTMAP, "backend": "nft"}),
+        [("error", "plugins[1].backend", "unrecognized backend")],
+    ),
+    "conditions": (
+        network(BRIDGE, {**PORTMAP, "conditionsV4": ["ip", "saddr"], "backend": "nftables"}),
+        [("error", "plugins[1].conditionsV4", "lacks a value")],
+    ),
+    "sysctl elsewhere": (
+        network(BRIDGE, {"type": "tuning", "sysctl": {"kernel.shmmax": "1"}}),
+        [("error", "plugins[1].type", "invalid net sysctl key")],
+    ),
+    "firewall backend": (
+        network(BRIDGE, {"type": "firewall", "backend": "iptabels"}),
+        [("warning", "plugins[1].backend", "unknown value")],
+    ),
+    "burst": (
+        network(BRIDGE, {"type": "bandwidth", "ingressRate": 8000}),
+        [("error", "plugins[1].ingressRate", "burst must also be set")],
+    ),
+    # Capabilities
+    "no portMappings": (network(BRIDGE, {"type": "portmap"}), [("warning", "plugins[1].type", "no host port")]),
+    "portMappings off": (
+        network(BRIDGE, {"type": "portmap", "capabilities": {"portMappings": False}}),
+        [("warning", "plugins[1].type", "no host port")],
+    ),
+    "portMapping": (
+        network(BRIDGE, {"type": "portmap", "capabilities": {"portMapping": True}}),
+        [
+            ("warning", "plugins[1].type", "no host port"),
+            ("warning", "plugins[1].capabilities.portMapping", "unknown capability"),
+        ],
+    ),
+    "no bandwidth": (network(BRIDGE, {"type": "bandwidth"}), [("warning", "plugins[1].type", "nothing will ever")]),
+    "both bandwidths": (
+        network(
+            BRIDGE,
+            {"type": "bandwidth", "capabilities": {"bandwidth": True}, "ingressRate": 8000, "ingressBurst": 8000},
+        ),
+        [("warning", "plugins[1].ingressRate", "count for nothing")],
+    ),
+    "useless capability": (
+        network({**BRIDGE, "capabilities": {"portMappings": True}}),
+        [("note", "plugins[0].capabilities.portMappings", "no use for")],
+    ),
+    "ipam's capability": (network({**BRIDGE, "capabilities": {"ips": True, "mac": True}}), []),
+    # Settings that do nothing
+    "gateway of nothing": (
+        network({"type": "bridge", "isGateway": True, "ipMasq": True}),
+        [("warning", "plugins[0].isGateway", "does nothing"), ("warning", "plugins[0].ipMasq", "does nothing")],
+    ),
+    "ipam without type": (
+        network({"type": "bridge", "ipam": {"subnet": "10.1.0.0/16"}}),
+        [("warning", "plugins[0].ipam", "no addresses")],
+    ),
+    "exempt from nothing": (
+        network({**BRIDGE, "nonMasqueradeCIDRs": ["10.0.0.0/8"]}),
+        [("warning", "plugins[0].nonMasqueradeCIDRs", "does nothing without")],
+    ),
+    "range without subnet": (
+        network(ipam(rangeStart="10.1.0.5")),
+        [("warning", "plugins[0].ipam.rangeStart", "counts for nothing")],
+    ),
+    "masqAll": (
+        network(BRIDGE, {**PORTMAP, "masqAll": True, "snat": False}),
+        [("warning", "plugins[1].masqAll", "nothing")],
+    ),
+    "static without addresses": (
+        network({**BRIDGE, "ipam": {"type": "static"}}),
+        [("warning", "plugins[0].ipam", "no address to give")],
+    ),
+    # Ranges
+    "gateway elsewhere": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/16", "gateway": "10.2.0.1"}]])),
+        [("warning", "plugins[0].ipam.ranges[0][0].gateway", "not in the subnet")],
+    ),
+    "gateway is the subnet": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/16", "gateway": "10.1.0.0"}]])),
+        [("warning", "plugins[0].ipam.ranges[0][0].gateway", "address of the subnet")],
+    ),
+    "tiny range": (network(ipam(ranges=[[{"subnet": "10.1.0.0/29"}]])), []),
+    "tinier range": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/30"}]])),
+        [("note", "plugins[0].ipam.ranges[0][0].subnet", "1 address to give")],
+    ),
+    "range of a gateway": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.1"}]])),
+        [("error", "plugins[0].ipam.ranges[0][0].subnet", "no address")],
+    ),
+    "loopback range": (
+        network(ipam(ranges=[[{"subnet": "127.1.0.0/16"}]])),
+        [("warning", "plugins[0].ipam.ranges[0][0].subnet", "not routed")],
+    ),
+    # The list
+    "chained first": (network(PORTMAP, BRIDGE), [("error", "plugins[0].type", "none stands before")]),
+    "tuning alone": (network({"type": "tuning"}), [("error", "plugins[0].type", "none stands before")]),
+    "two interfaces": (
+        network(BRIDGE, {"type": "macvlan", "master": "eth0"}),
+        [("warning", "plugins[1].type", "second interface")],
+    ),
+    "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
+    "ipam in the list": (
+        network(BRIDGE, {"type": "host-local", "ipam": IPAM}),
+        [],
+    ),
+    "both backends": (
+        network({**BRIDGE, "ipMasq": True, "ipMasqBackend": "nftables"}, {**PORTMAP, "backend": "iptables"}),
+        [("note", "plugins[1].backend", "with iptables and with nftables")],
+    ),
+    "policy without bridge": (
+        network({"type": "ptp", "ipam": IPAM}, {"type": "firewall", "ingressPolicy": "isolated"}),
+        [("warning", "plugins[1].ingressPolicy", "about bridges")],
+    ),
+    "misspelt type": (network({**BRIDGE, "type": "brigde"}), [("warning", "plugins[0].type", 'no plugin "brigde"')]),
+    "path as type": (network({"type": "../bridge"}), [("error", "plugins[0].type", "no name of a plugin")]),
+    # The network
+    "no version": ({"name": "net", "plugins": [BRIDGE]}, [("note", "cniVersion", "means 0.1.0")]),
+    "short version": (network(BRIDGE, cniVersion="1.0"), [("error", "cniVersion", '"1.0" is unknown')]),
+    "later version": (network(BRIDGE, cniVersion="2.0.0"), [("error", "cniVersion", "is unknown")]),
+    "new version": (network(BRIDGE, cniVersion="1.1.0"), [("note", "cniVersion", "containerd 1.6")]),
+    "old version": (
+        network(BRIDGE, {"type": "firewall"}, cniVersion="0.3.1"),
+        [("error", "plugins[1].type", "begins with 0.4.0")],
+    ),
+    "no name": ({"cniVersion": "1.0.0", "plugins": [BRIDGE]}, [("error", "name", "is missing")]),
+    "bad name": (network(BRIDGE, name="a/b"), [("error", "name", "not allowed")]),
+    "no plugins": (network(), [("error", "plugins", "has no plugin")]),
+    "no type": (network({"bridge": "cni0"}), [("error", "plugins[0].type", "is missing")]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_its_key_and_nothing_else_is(mistake, tmp_path):
+    """Every mistake of the table is told as it should be, and a correct network of nothing."""
+    text, expected = MISTAKES[mistake]
+    found = told(lint(tmp_path / "10-net.conflist", text))
+    assert [item[:2] for item in found] == [item[:2] for item in expected], found
+    assert all(part in text for (_, _, text), (_, _, part) in zip(found, expected, strict=True)), found
+
+
+def test_places_are_those_in_the_text():
+    """A file full of mistakes: each is told with the line and the column where it stands."""
+    page = directory.lint_file(str(BROKEN / "10-misspelt.conflist"), PLUGINS, ()).pages[0]
+    assert [(found.line, found.column, found.severity, found.key.rpartition(".")[2]) for found in page.findings] == [
+        (4, 3, "warning", "disabelCheck"),
+        (5, 3, "warning", "ipam"),
+        (10, 7, "warning", "isGatway"),
+        (11, 7, "error", "isDefaultGateway"),
+        (12, 7, "error", "mtu"),
+        (13, 7, "warning", "hairpin"),
+        (14, 7, "error", "vlan"),
+        (15, 7, "note", "promiscmode"),
+        (16, 7, "warning", "subnet"),
+        (17, 15, "warning", "nameserver"),
+        (20, 22, "error", "subnet"),
+        (20, 47, "warning", "gatway"),
+        (21, 21, "warning", "dest"),
+        (24, 42, "warning", "portmappings"),
+        (24, 65, "error", "backend"),
+        (25, 6, "error", "type"),
+        (25, 26, "warning", "backend"),
+        (26, 6, "warning", "type"),
+        (27, 52, "error", "a"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("isGatway", "isGateway"),
+        ("isdefaultgatway", "isDefaultGateway"),
+        ("hairpin", "hairpinMode"),
+        ("promisc", "promiscMode"),
+        ("ipmask", "ipMasq"),
+        ("nonMasqueradeCIDR", "nonMasqueradeCIDRs"),
+        ("mac_spoofchk", "macspoofchk"),
+        ("capability", "capabilities"),
+    ],
+)
+def test_the_nearest_key_is_offered(written, meant, tmp_path):
+    """A misspelt key is told with the one that is meant."""
+    page = lint(tmp_path / "10-net.conflist", network({**BRIDGE, written: True}))
+    assert [found.hint for found in page.findings if found.key.endswith(written)] == [f'did you mean "{meant}"?']
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (b"", (1, 1)),
+        (b'\xef\xbb\xbf{"name": "a"}', (1, 1)),
+        (b'{\n "name": "a",\n}', (2, 13)),
+        (b'{\n // why\n "name": "a"}', (2, 2)),
+        (b"[" * 1000 + b"]" * 1000, (1, 1)),
+        (b"[]", (1, 1)),
+    ],
+)
+def test_what_is_no_object_is_an_error_with_a_place(text, place, tmp_path):
+    """A file that is no JSON object has one error, where it stops to be one."""
+    findings = lint(tmp_path / "10-net.conflist", text).findings
+    assert [(found.severity, found.line, found.column) for found in findings] == [("error", *place)]
+
+
+def test_a_name_that_is_there_twice_is_told(tmp_path):
+    """Of two equal names the last counts, which nobody means."""
+    text = '{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "loopback", "type": "loopback"}]}'
+    assert [found.key for found in lint(tmp_path / "10-net.conflist", text).findings] == ["plugins[0].type"]
+
+
+@pytest.mark.parametrize("name", ["10-net.conf", "10-net.json"])
+def test_one_plugin_alone_is_checked_like_a_list_of_one(name, tmp_path):
+    """A file with the configuration of one plugin has the network's keys beside the plugin's."""
+    alone = {"cniVersion": "1.0.0", "name": "net", **BRIDGE, "colour": 1}
+    assert told(lint(tmp_path / name, alone)) == [
+        ("warning", "colour", 'unknown key "colour": bridge does not read it')
+    ]
+    assert [found[:2] for found in told(lint(tmp_path / name, network(BRIDGE)))] == [("error", "type")]
+
+
+def test_plugins_beside_a_list_are_checked(tmp_path):
+    """A plugin that stands in NAME/*.conf beside its list belongs to it, and is told of at its own place."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/20-portmap.conf").write_text('{"type": "portmap",\n "backnd": "iptables"}')
+    path = tmp_path / "10-net.conflist"
+    path.write_text(json.dumps(network(BRIDGE)))
+    first, second = directory.lint_file(str(path), PLUGINS, ()).pages
+    assert told(first) == []
+    assert [(found.line, found.key) for found in second.findings] == [(1, "type"), (2, "backnd")]
+
+
+def test_a_plugin_that_is_not_installed_is_told(tmp_path):
+    """With a directory of plugins, one that is not in it is a warning, and so is an IPAM plugin."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/bridge").touch()
+    path = tmp_path / "10-net.conflist"
+    path.write_text(json.dumps(network(BRIDGE)))
+    page = directory.lint_file(str(path), PLUGINS, (str(tmp_path / "bin"),)).pages[0]
+    assert [found.key for found in page.findings] == ["plugins[0].ipam.type"]
+    assert 'no plugin "host-local" in' in page.findings[0].text
