@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import isinf
 
 from cni.keys import (
     ANY,
@@ -62,7 +63,7 @@ class _Table:
 
 
 def check_network(page: Page) -> None:
-    """Checks the keys beside a list of plugins, and that no name is in an object twice."""
+    """Checks the keys beside a list of plugins, and what is wrong with any JSON: names twice, numbers without end."""
     root = page.root
     if root is None:
         return
@@ -157,6 +158,10 @@ def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
 
 def _check_repeated(root: Spot) -> None:
     for path, node in walk(root.node):
+        if isinstance(node.value, float) and isinf(node.value):
+            root.add(
+                Severity.ERROR, path, "this number is too large for runtimes to read", "JSON numbers end at 1.8e308"
+            )
         names = Counter(item.name for item in node.members or ())
         for name, times in names.items():
             if times > 1:

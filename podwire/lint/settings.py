@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stderr
 from typing import NamedTuple
 
-from cni import conf as cni_conf
-from cni import gojson, skel, versions
+from cni import skel, versions
 from cni.args import CmdArgs
+from cni.conf import NetConf
 from cni.errors import CniError
+from cni.fields import Fields
 from cni.skel import Plugin
 from podwire.lint.item import Item
 from podwire.lint.known import nearest
@@ -47,8 +48,8 @@ def check(item: Item) -> None:
             item.warn(path, text, hint)
 
 
-def request(item: Item, without: Collection[str] = ()) -> cni_conf.NetConf:
-    """Returns the configuration as ADD gets it, without what a runtime tells of a pod; raises CniError.
+def request(item: Item, without: Collection[str] = ()) -> NetConf:
+    """Returns the configuration as ADD gets it, without what a runtime tells of a pod.
 
     `without` are keys to leave out, in lower case.
     """
@@ -58,7 +59,7 @@ def request(item: Item, without: Collection[str] = ()) -> cni_conf.NetConf:
     asked: dict[str, object] = {**value, "type": item.type, "name": item.network, "cniVersion": version}
     if item.on("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
         asked["runtimeConfig"] = {"ipRanges": _SOME_RANGES}
-    return cni_conf.parse(gojson.dumps(asked).encode())
+    return NetConf(item.network, version, Fields(asked), asked)
 
 
 def _check_parsed(item: Item, plugin: Plugin) -> None:

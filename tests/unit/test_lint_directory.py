@@ -1,0 +1,217 @@
+"""A directory of networks is read as the runtimes read it: who wins, who is hidden, who is in another's way."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.errors import CniError
+from podwire import networks
+from podwire.lint import directory
+from podwire.lint.directory import Linted
+from podwire.main import PLUGINS
+from tests.support.binaries import ROOT
+
+SAMPLES = sorted(path for path in (ROOT / "tests/data/netd").iterdir() if path.is_dir() and path.name != "broken")
+PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
+PTP = {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}
+
+
+def bridge(subnet: str, name: str = "cni0", **keys: Any) -> dict[str, Any]:
+    return {"type": "bridge", "bridge": name, "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]]}, **keys}
+
+
+def network(name: str, *plugins: dict[str, Any]) -> str:
+    return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": plugins})
+
+
+def lint(place: Path, **files: str) -> Linted:
+    """Checks a directory of files, their names' dots written as two underscores."""
+    for name, text in files.items():
+        (place / name.lstrip("f").replace("__", ".").replace("_", "-")).write_text(text)
+    return directory.lint_directory(str(place), PLUGINS, ())
+
+
+def told(linted: Linted) -> list[tuple[str, str, str]]:
+    return [
+        (os.path.basename(page.path), str(found.severity), found.text)
+        for page in linted.pages
+        for found in page.findings
+    ]
+
+
+def winner(linted: Linted) -> str:
+    return os.path.basename(linted.winner.path) if linted.winner else ""
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_what_runtimes_and_providers_write_is_in_order(path):
+    """Nothing is wrong with the configurations of containerd, CRI-O, podman, k3s and the others: notes at most."""
+    linted = directory.lint_directory(str(path), PLUGINS, ())
+    assert linted.winner
+    assert {severity for _, severity, _ in told(linted)} <= {"note"}
+
+
+def test_our_own_samples_are_in_order():
+    """There is nothing to say about the sample networks, together and each by itself."""
+    linted = directory.lint_directory(str(ROOT / "conf"), PLUGINS, ())
+    assert told(linted) == []
+    assert winner(linted) == "10-podwire.conflist"
+    for path in (ROOT / "conf").glob("*.conflist"):
+        assert told(directory.lint_file(str(path), PLUGINS, ())) == []
+
+
+def test_the_first_file_by_name_wins_whatever_its_suffix(tmp_path):
+    """Of *.conf, *.conflist and *.json the first by name is the pods' network."""
+    alone = json.dumps({"cniVersion": "1.0.0", "name": "b", "type": "loopback"})
+    linted = lint(tmp_path, f10_a__conflist=network("a", {"type": "loopback"}), f05_b__json=alone)
+    assert winner(linted) == "05-b.json"
+    assert told(linted) == []
+
+
+def test_a_broken_file_in_front_is_told_of_with_what_it_does(tmp_path):
+    """A file that cannot be used, before the one that can, keeps containerd from using any."""
+    linted = lint(tmp_path, f10_a__conflist="{", f20_b__conflist=network("b", {"type": "loopback"}), f30_c__conf="[")
+    assert winner(linted) == "20-b.conflist"
+    assert [(name, severity) for name, severity, _ in told(linted)] == [
+        ("10-a.conflist", "note"),
+        ("10-a.conflist", "error"),
+        ("30-c.conf", "error"),
+    ]
+    assert "containerd uses no network at all" in told(linted)[0][2]
+
+
+def test_a_name_that_libcni_finds_elsewhere_first_is_a_warning(tmp_path):
+    """Of two networks of one name libcni finds that in a *.conflist, and the other is told of."""
+    alone = json.dumps({"cniVersion": "1.0.0", "name": "a", "type": "loopback"})
+    linted = lint(tmp_path, f05_a__conf=alone, f10_a__conflist=network("a", {"type": "loopback"}))
+    assert [(name, severity) for name, severity, _ in told(linted)] == [("05-a.conf", "warning")]
+    assert networks.find(str(tmp_path), "a").path.endswith("10-a.conflist")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["10-a.conflist.bak", "10-a.conf~", "10-a.yaml", ".10-a.conflist.swp", "10-a.JSON", "10-a.conflist.dpkg-old"],
+)
+def test_a_file_that_no_runtime_reads_is_a_note(name, tmp_path):
+    """What looks like a configuration and is none by its name is told of."""
+    (tmp_path / name).write_text("{")
+    (tmp_path / "10-a.conflist").write_text(network("a", {"type": "loopback"}))
+    linted = directory.lint_directory(str(tmp_path), PLUGINS, ())
+    assert [found[:2] for found in told(linted)] == [(name, "note")]
+
+
+def test_what_is_no_configuration_is_left_alone(tmp_path):
+    """Directories and the files of network providers beside the configurations are nothing to say."""
+    (tmp_path / "multus.d").mkdir()
+    (tmp_path / "10-b.conflist").mkdir()
+    (tmp_path / "calico-kubeconfig").write_text("apiVersion: v1")
+    assert told(lint(tmp_path, f10_a__conflist=network("a", {"type": "loopback"}))) == []
+
+
+def test_a_hidden_file_counts(tmp_path):
+    """A file whose name begins with a dot is read by runtimes all the same, and told of."""
+    (tmp_path / ".a.conflist").write_text(network("a", {"type": "loopback"}))
+    linted = directory.lint_directory(str(tmp_path), PLUGINS, ())
+    assert winner(linted) == ".a.conflist"
+    assert [found[:2] for found in told(linted)] == [(".a.conflist", "note")]
+
+
+# Two networks: what is told of the second.
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "apart": (bridge("10.1.0.0/16", "cni1"), bridge("10.2.0.0/16", "cni2"), []),
+    "same addresses": (bridge("10.1.0.0/16", "cni1"), bridge("10.1.2.0/24", "cni2"), ["overlaps"]),
+    "same addresses of ptp": (
+        PTP,
+        bridge("10.1.2.0/24"),
+        ["overlaps"],
+    ),
+    "two bridges, one subnet": (
+        bridge("10.1.0.0/16", "cni1"),
+        {
+            "type": "bridge",
+            "bridge": "cni2",
+            "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "rangeStart": "10.1.9.1", "rangeEnd": "10.1.9.9"},
+        },
+        ["overlaps"],
+    ),
+    "one bridge, two gateways": (
+        bridge("10.1.0.0/16", isGateway=True),
+        bridge("10.2.0.0/16", isDefaultGateway=True),
+        ["is to be 10.2.0.1 here and 10.1.0.1"],
+    ),
+    "one bridge, forced": (
+        bridge("10.1.0.0/16", isGateway=True),
+        bridge("10.2.0.0/16", isGateway=True, forceAddress=True),
+        [],
+    ),
+    "one bridge, two mtus": (bridge("10.1.0.0/16", mtu=1400), bridge("10.2.0.0/16"), ["to have mtu 0 here and 1400"]),
+    "one bridge by default": (
+        {**bridge("10.1.0.0/16", mtu=1400), "bridge": None},
+        bridge("10.2.0.0/16", mtu=1500),
+        ["mtu 1500 here and 1400"],
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_networks_in_each_others_way_are_told_of_at_the_later_one(pair, tmp_path):
+    """Two networks that give the same addresses, or want one bridge to be two things, are a warning."""
+    one, two, expected = PAIRS[pair]
+    found = told(lint(tmp_path, f10_a__conflist=network("a", one), f20_b__conflist=network("b", two)))
+    assert [(name, severity) for name, severity, _ in found] == [("20-b.conflist", "warning")] * len(expected), found
+    assert all(part in text for (_, _, text), part in zip(found, expected, strict=True))
+
+
+def test_two_halves_of_a_subnet_on_two_bridges_are_told_of(tmp_path):
+    """Ranges apart do not help when both bridges have a route to the same subnet."""
+    halves = [
+        {"subnet": "10.1.0.0/16", "rangeStart": f"10.1.{half}.1", "rangeEnd": f"10.1.{half}.9"} for half in (1, 2)
+    ]
+    plugins = [
+        {"type": "bridge", "bridge": f"cni{number}", "ipam": {"type": "host-local", "ranges": [[half]]}}
+        for number, half in enumerate(halves)
+    ]
+    found = told(lint(tmp_path, f10_a__conflist=network("a", plugins[0]), f20_b__conflist=network("b", plugins[1])))
+    assert [text.partition(" for ")[0] for _, _, text in found] == [
+        '10.1.0.0/16 is on bridge "cni1", and on bridge "cni0"'
+    ]
+    plugins[1]["bridge"] = "cni0"
+    same = lint(tmp_path, f10_a__conflist=network("a", plugins[0]), f20_b__conflist=network("b", plugins[1]))
+    assert told(same) == []
+
+
+def test_host_ports_of_two_kinds_are_told_of(tmp_path):
+    """Two networks whose host ports are made with different backends are a warning."""
+    texts = [
+        network(name, bridge(f"10.{number}.0.0/16", f"cni{number}"), {**PORTMAP, "backend": backend})
+        for number, (name, backend) in enumerate((("a", "iptables"), ("b", "nftables")))
+    ]
+    found = told(lint(tmp_path, f10_a__conflist=texts[0], f20_b__conflist=texts[1]))
+    assert [(name, severity) for name, severity, _ in found] == [("20-b.conflist", "warning")]
+
+
+def test_files_that_are_none_do_not_stop_the_others(tmp_path):
+    """A FIFO, a dangling link, a huge file and names that are no UTF-8 are told of, and nobody waits for them."""
+    os.mkfifo(tmp_path / "10-fifo.conflist")
+    (tmp_path / "11-gone.conflist").symlink_to("nowhere")
+    (tmp_path / "12-huge.conflist").write_bytes(b" " * (3 << 20))
+    (tmp_path / "13-device.conflist").symlink_to("/dev/zero")
+    os.close(os.open(os.fsencode(tmp_path) + b"/14-\xff.conflist", os.O_CREAT | os.O_WRONLY))
+    linted = lint(tmp_path, f20_b__conflist=network("b", {"type": "loopback"}))
+    assert winner(linted) == "20-b.conflist"
+    assert [text for _, severity, text in told(linted) if severity == "error"] == [
+        "it is no regular file",
+        "it cannot be read: No such file or directory",
+        "it has more than 2048 KiB",
+        "it is no regular file",
+        "the file is empty",
+    ]
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path):
+    """Without a directory there is nothing to check, which is an error of the command."""
+    with pytest.raises(CniError, match="cannot read"):
+        directory.lint_directory(str(tmp_path / "gone"), PLUGINS, ())
