@@ -23,12 +23,7 @@ _BAD = (Severity.ERROR, Severity.WARNING)
 
 def _run(context: Context, options: Namespace) -> Status:
     places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
-    linted = [
-        directory.lint_directory(path, context.plugins, places)
-        if os.path.isdir(path)
-        else directory.lint_file(path, context.plugins, places)
-        for path in options.paths or [conf_dir(context, options)]
-    ]
+    linted = [_lint(path, context, places) for path in options.paths or [conf_dir(context, options)]]
     counts = Counter(found.severity for one in linted for page in one.pages for found in page.findings)
     is_empty = any(one.is_directory and one.winner is None for one in linted)
     if context.out.as_json:
@@ -37,6 +32,12 @@ def _run(context: Context, options: Namespace) -> Status:
         _print(context, linted, counts)
     counted = tuple(Severity) if options.strict else _BAD
     return Status.WRONG if is_empty or any(counts[severity] for severity in counted) else Status.FINE
+
+
+def _lint(path: str, context: Context, places: tuple[str, ...]) -> Linted:
+    if os.path.exists(path) and not os.path.isdir(path):
+        return directory.lint_file(path, context.plugins, places)
+    return directory.lint_directory(path, context.plugins, places)
 
 
 def _print(context: Context, linted: list[Linted], counts: Counter[Severity]) -> None:

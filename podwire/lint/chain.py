@@ -40,7 +40,7 @@ def _check_version(page: Page, items: Sequence[Item]) -> None:
         hint = f'did you mean "{version}.0"?' if f"{version}.0" in versions.SUPPORTED else f"there are {listed}"
         root.add(Severity.ERROR, key, f'cniVersion "{version}" is unknown: every plugin refuses it', hint)
         return
-    if version == "1.1.0" and "cniVersions" not in value:
+    elif version == "1.1.0" and "cniVersions" not in value:
         hint = 'where it is needed, "cniVersions": ["1.0.0", "1.1.0"] lets each runtime choose'
         root.add(Severity.NOTE, key, "containerd 1.6 and podman 4 do not know cniVersion 1.1.0", hint)
     for item in items:

@@ -1,0 +1,139 @@
+"""`podwire lint` as a program: its exit status for scripts, its lines for a person, its document for a program."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+from tests.support.binaries import ROOT
+
+FINE, WRONG, USAGE, FAILED = 0, 1, 2, 3
+BROKEN = "tests/data/netd/broken/10-misspelt.conflist"
+LOOPBACK = {"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}
+
+
+def lint(*words, **env):
+    """Runs the command where the project is; the plugins are those that were built."""
+    return subprocess.run(
+        [binaries.directory() / "podwire", "lint", *words],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "CNI_PATH": str(binaries.directory()), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def write(path, value):
+    path.write_text(json.dumps(value))
+
+
+def test_our_samples_are_fine_and_all_their_plugins_are_there():
+    """The sample networks have nothing to say about, and the file under test has all plugins that they name."""
+    done = lint("conf")
+    assert (done.returncode, done.stderr) == (FINE, "")
+    assert done.stdout.splitlines()[-1] == "9 files: nothing to say"
+    assert '"podwire" of 10-podwire.conflist' in done.stdout
+
+
+def test_findings_are_lines_that_an_editor_understands():
+    """A finding is FILE:LINE:COLUMN, how bad it is, what it is, and a hint on the next line."""
+    done = lint(BROKEN)
+    assert (done.returncode, done.stderr) == (WRONG, "")
+    assert (
+        f'{BROKEN}:10:7: warning: unknown key "isGatway": bridge does not read it\n    did you mean "isGateway"?'
+        in done.stdout
+    )
+    assert done.stdout.splitlines()[-1] == "1 file: 7 errors, 11 warnings, 1 note"
+
+
+def test_a_document_has_every_finding(tmp_path):
+    """With --json there is one document with every file, who wins, and every finding with its place."""
+    write(tmp_path / "10-a.conflist", LOOPBACK | {"cniVersion": "1.0"})
+    write(tmp_path / "20-b.conflist", LOOPBACK | {"name": "b"})
+    done = lint("--json", str(tmp_path))
+    assert done.returncode == WRONG
+    assert json.loads(done.stdout) == {
+        "files": [
+            {
+                "path": str(tmp_path / "10-a.conflist"),
+                "network": "lo",
+                "wins": True,
+                "findings": [
+                    {
+                        "severity": "error",
+                        "line": 1,
+                        "column": 2,
+                        "key": "cniVersion",
+                        "text": 'cniVersion "1.0" is unknown: every plugin refuses it',
+                        "hint": 'did you mean "1.0.0"?',
+                    }
+                ],
+            },
+            {"path": str(tmp_path / "20-b.conflist"), "network": "b", "wins": False, "findings": []},
+        ],
+        "errors": 1,
+        "warnings": 0,
+        "notes": 0,
+    }
+
+
+def test_the_exit_status_tells_scripts_what_was_found(tmp_path):
+    """Notes are fine unless --strict is said, a directory without a network is not, and no such file is a failure."""
+    directory = str(tmp_path)
+    assert lint(directory).returncode == WRONG
+    write(tmp_path / "10-a.conflist", LOOPBACK | {"cniVersion": "1.1.0"})
+    assert [lint(directory).returncode, lint("--strict", directory).returncode] == [FINE, WRONG]
+    assert lint(NETCONFPATH=directory).returncode == lint("--conf-dir", directory).returncode == FINE
+    write(tmp_path / "20-b.conflist", LOOPBACK | {"plugins": [{"type": "bridge"}, {"type": "missing"}]})
+    assert lint(directory).returncode == WRONG
+    (tmp_path / "20-b.conflist").unlink()
+    assert lint("--bin-dir", directory, directory).returncode == WRONG
+    assert lint("--no-bin-dir", directory).returncode == lint("--bin-dir", "/nonexistent", directory).returncode == FINE
+    missing = lint(directory + "/missing.conflist")
+    assert (missing.returncode, missing.stdout) == (FAILED, "")
+    assert "No such file or directory" in missing.stderr
+
+
+@pytest.mark.parametrize("json_", [(), ("--json",)], ids=["lines", "document"])
+def test_names_and_texts_of_others_do_no_harm(json_, tmp_path):
+    """Control characters and names that are no UTF-8 reach the terminal escaped, and a FIFO is not waited for."""
+    os.mkfifo(tmp_path / "10-fifo.conf")
+    for name in (b"20-\xff.conf", b"30-\x1b[31m.conf"):
+        with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:
+            file.write(b'{"name": "\\u001b[2J", "type": "\\ud800", "\\u001b": 1}')
+    done = lint(*json_, str(tmp_path))
+    assert (done.returncode, done.stderr) == (WRONG, "")
+    assert "\x1b" not in done.stdout
+    if json_:
+        assert len(json.loads(done.stdout)["files"]) == 3
+
+
+def test_a_file_that_may_not_be_read_is_told_of(tmp_path):
+    """A file without rights for its reader is an error of that file, and the others are checked."""
+    write(tmp_path / "10-a.conflist", LOOPBACK)
+    write(tmp_path / "20-b.conflist", LOOPBACK | {"name": "b"})
+    (tmp_path / "10-a.conflist").chmod(0)
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    done = subprocess.run(
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--clear-groups",
+            binaries.directory() / "podwire",
+            "lint",
+            "--no-bin-dir",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (WRONG, "")
+    assert "10-a.conflist:1:1: error: it cannot be read: Permission denied" in done.stdout
+    assert '"b" of 20-b.conflist' in done.stdout
