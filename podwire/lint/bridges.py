@@ -29,6 +29,11 @@ def _check_shared(one: Item, two: Item, pools: Sequence[Pool]) -> None:
     if mtus[0] != mtus[1]:
         text = f'bridge "{_bridge(two)}" is to have mtu {mtus[1]} here and {mtus[0]} for {where}'
         two.warn("mtu" if mtus[1] else "bridge", text, "write the same in both, or use two bridges")
+    tagged = [any(item.get(key) for key in ("vlan", "vlanTrunk")) for item in (one, two)]
+    if tagged[0] != tagged[1]:
+        here, there = ("VLANs", "none") if tagged[1] else ("no VLAN", "some")
+        text = f'bridge "{_bridge(two)}" has {here} here, and {there} for {where}'
+        two.note("bridge", text, "pods without a VLAN do not reach those with one")
     for first, second in ((a, b) for a in pools for b in pools if a.item is one and b.item is two):
         if first.range.subnet.version != second.range.subnet.version:
             continue

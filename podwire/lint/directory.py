@@ -65,6 +65,7 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
             others.append(unread)
     winner = next((one for one in pages if one.network), None)
     _check_broken(pages, winner)
+    _check_winner(winner)
     hidden = _check_hidden(pages)
     _check_together([one for own, found in zip(items, pages, strict=True) if found not in hidden for one in own])
     return Linted(_sorted((*pages, *others)), winner, is_directory=True, path=path)
@@ -98,6 +99,15 @@ def _check_broken(pages: Sequence[Page], winner: Page | None) -> None:
     for one in pages[: pages.index(winner)] if winner else ():
         text = "containerd uses no network at all because of this file; CRI-O passes over it"
         one.add(Severity.NOTE, text, "correct the file or remove it")
+
+
+def _check_winner(winner: Page | None) -> None:
+    """Tells of a node whose pods have nothing but `lo`: the network provider's file is missing."""
+    if winner and winner.network and winner.root:
+        types = {plugin.get("type") for plugin in winner.network.plugins}
+        if types == {"loopback"}:
+            text = "this is the pod network, and it has nothing but loopback: pods get no address"
+            winner.root.add(Severity.WARNING, "name", text, "add a network whose file comes before this one by name")
 
 
 def _check_hidden(pages: Sequence[Page]) -> set[Page]:

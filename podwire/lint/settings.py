@@ -92,9 +92,9 @@ def _refusal(item: Item, plugin: Plugin, without: Collection[str]) -> CniError |
 
 def _tell(item: Item, path: str, text: str, hint: str) -> None:
     """Notes an error, unless the same key was found to be of a wrong type; it says more than a warning about it."""
-    full, found = item.spot.full(path), item.spot.page.findings
-    if not any(one.key == full and one.severity == Severity.ERROR for one in found):
-        found[:] = [one for one in found if one.key != full or one.severity != Severity.WARNING]
+    full, found = item.spot.full(path).casefold(), item.spot.page.findings
+    if not any(one.key.casefold() == full and one.severity == Severity.ERROR for one in found):
+        found[:] = [one for one in found if one.key.casefold() != full or one.severity != Severity.WARNING]
         item.error(path, text, hint)
 
 

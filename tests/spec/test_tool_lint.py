@@ -11,7 +11,7 @@ from tests.support.binaries import ROOT
 
 FINE, WRONG, USAGE, FAILED = 0, 1, 2, 3
 BROKEN = "tests/data/netd/broken/10-misspelt.conflist"
-LOOPBACK = {"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}
+PLAIN = {"cniVersion": "1.0.0", "name": "plain", "plugins": [{"type": "bridge"}]}
 
 
 def lint(*words, **env):
@@ -52,15 +52,15 @@ def test_findings_are_lines_that_an_editor_understands():
 
 def test_a_document_has_every_finding(tmp_path):
     """With --json there is one document with every file, who wins, and every finding with its place."""
-    write(tmp_path / "10-a.conflist", LOOPBACK | {"cniVersion": "1.0"})
-    write(tmp_path / "20-b.conflist", LOOPBACK | {"name": "b"})
+    write(tmp_path / "10-a.conflist", PLAIN | {"cniVersion": "1.0"})
+    write(tmp_path / "20-b.conflist", PLAIN | {"name": "b"})
     done = lint("--json", str(tmp_path))
     assert done.returncode == WRONG
     assert json.loads(done.stdout) == {
         "files": [
             {
                 "path": str(tmp_path / "10-a.conflist"),
-                "network": "lo",
+                "network": "plain",
                 "wins": True,
                 "findings": [
                     {
@@ -85,10 +85,10 @@ def test_the_exit_status_tells_scripts_what_was_found(tmp_path):
     """Notes are fine unless --strict is said, a directory without a network is not, and no such file is a failure."""
     directory = str(tmp_path)
     assert lint(directory).returncode == WRONG
-    write(tmp_path / "10-a.conflist", LOOPBACK | {"cniVersion": "1.1.0"})
+    write(tmp_path / "10-a.conflist", PLAIN | {"cniVersion": "1.1.0"})
     assert [lint(directory).returncode, lint("--strict", directory).returncode] == [FINE, WRONG]
     assert lint(NETCONFPATH=directory).returncode == lint("--conf-dir", directory).returncode == FINE
-    write(tmp_path / "20-b.conflist", LOOPBACK | {"plugins": [{"type": "bridge"}, {"type": "missing"}]})
+    write(tmp_path / "20-b.conflist", PLAIN | {"plugins": [{"type": "bridge"}, {"type": "missing"}]})
     assert lint(directory).returncode == WRONG
     (tmp_path / "20-b.conflist").unlink()
     assert lint("--bin-dir", directory, directory).returncode == WRONG
@@ -114,8 +114,8 @@ def test_names_and_texts_of_others_do_no_harm(json_, tmp_path):
 
 def test_a_file_that_may_not_be_read_is_told_of(tmp_path):
     """A file without rights for its reader is an error of that file, and the others are checked."""
-    write(tmp_path / "10-a.conflist", LOOPBACK)
-    write(tmp_path / "20-b.conflist", LOOPBACK | {"name": "b"})
+    write(tmp_path / "10-a.conflist", PLAIN)
+    write(tmp_path / "20-b.conflist", PLAIN | {"name": "b"})
     (tmp_path / "10-a.conflist").chmod(0)
     for path in (tmp_path, *tmp_path.parents[:2]):
         path.chmod(0o755)

@@ -92,6 +92,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
         network({"type": "calico", "capabilities": {"bandwidth": "true"}}),
         [("error", "plugins[0].capabilities.bandwidth", "must be true or false")],
     ),
+    "wrong type in other case": (
+        network({**BRIDGE, "VLAN": "5"}),
+        [("error", "plugins[0].VLAN", "must be an integer"), ("note", "plugins[0].VLAN", "is spelt")],
+    ),
     # What parsers refuse
     "vlan": (network({**BRIDGE, "vlan": 5000}), [("error", "plugins[0].vlan", "invalid VLAN ID")]),
     "two refused": (

@@ -65,15 +65,15 @@ def test_our_own_samples_are_in_order():
 
 def test_the_first_file_by_name_wins_whatever_its_suffix(tmp_path):
     """Of *.conf, *.conflist and *.json the first by name is the pods' network."""
-    alone = json.dumps({"cniVersion": "1.0.0", "name": "b", "type": "loopback"})
-    linted = lint(tmp_path, f10_a__conflist=network("a", {"type": "loopback"}), f05_b__json=alone)
+    alone = json.dumps({"cniVersion": "1.0.0", "name": "b", "type": "calico"})
+    linted = lint(tmp_path, f10_a__conflist=network("a", {"type": "calico"}), f05_b__json=alone)
     assert winner(linted) == "05-b.json"
     assert told(linted) == []
 
 
 def test_a_broken_file_in_front_is_told_of_with_what_it_does(tmp_path):
     """A file that cannot be used, before the one that can, keeps containerd from using any."""
-    linted = lint(tmp_path, f10_a__conflist="{", f20_b__conflist=network("b", {"type": "loopback"}), f30_c__conf="[")
+    linted = lint(tmp_path, f10_a__conflist="{", f20_b__conflist=network("b", {"type": "calico"}), f30_c__conf="[")
     assert winner(linted) == "20-b.conflist"
     assert [(name, severity) for name, severity, _ in told(linted)] == [
         ("10-a.conflist", "note"),
@@ -83,10 +83,17 @@ def test_a_broken_file_in_front_is_told_of_with_what_it_does(tmp_path):
     assert "containerd uses no network at all" in told(linted)[0][2]
 
 
+def test_a_node_with_nothing_but_loopback_is_told_of(tmp_path):
+    """Where the first file is loopback's, pods get no address; behind another one it may be."""
+    lo = network("lo", {"type": "loopback"})
+    assert [found[1] for found in told(lint(tmp_path, f99_lo__conflist=lo))] == ["warning"]
+    assert told(lint(tmp_path, f10_a__conflist=network("a", {"type": "calico"}))) == []
+
+
 def test_a_name_that_libcni_finds_elsewhere_first_is_a_warning(tmp_path):
     """Of two networks of one name libcni finds that in a *.conflist, and the other is told of."""
-    alone = json.dumps({"cniVersion": "1.0.0", "name": "a", "type": "loopback"})
-    linted = lint(tmp_path, f05_a__conf=alone, f10_a__conflist=network("a", {"type": "loopback"}))
+    alone = json.dumps({"cniVersion": "1.0.0", "name": "a", "type": "calico"})
+    linted = lint(tmp_path, f05_a__conf=alone, f10_a__conflist=network("a", {"type": "calico"}))
     assert [(name, severity) for name, severity, _ in told(linted)] == [("05-a.conf", "warning")]
     assert networks.find(str(tmp_path), "a").path.endswith("10-a.conflist")
 
@@ -98,7 +105,7 @@ def test_a_name_that_libcni_finds_elsewhere_first_is_a_warning(tmp_path):
 def test_a_file_that_no_runtime_reads_is_a_note(name, tmp_path):
     """What looks like a configuration and is none by its name is told of."""
     (tmp_path / name).write_text("{")
-    (tmp_path / "10-a.conflist").write_text(network("a", {"type": "loopback"}))
+    (tmp_path / "10-a.conflist").write_text(network("a", {"type": "calico"}))
     linted = directory.lint_directory(str(tmp_path), PLUGINS, ())
     assert [found[:2] for found in told(linted)] == [(name, "note")]
 
@@ -108,12 +115,12 @@ def test_what_is_no_configuration_is_left_alone(tmp_path):
     (tmp_path / "multus.d").mkdir()
     (tmp_path / "10-b.conflist").mkdir()
     (tmp_path / "calico-kubeconfig").write_text("apiVersion: v1")
-    assert told(lint(tmp_path, f10_a__conflist=network("a", {"type": "loopback"}))) == []
+    assert told(lint(tmp_path, f10_a__conflist=network("a", {"type": "calico"}))) == []
 
 
 def test_a_hidden_file_counts(tmp_path):
     """A file whose name begins with a dot is read by runtimes all the same, and told of."""
-    (tmp_path / ".a.conflist").write_text(network("a", {"type": "loopback"}))
+    (tmp_path / ".a.conflist").write_text(network("a", {"type": "calico"}))
     linted = directory.lint_directory(str(tmp_path), PLUGINS, ())
     assert winner(linted) == ".a.conflist"
     assert [found[:2] for found in told(linted)] == [(".a.conflist", "note")]
@@ -147,6 +154,11 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         bridge("10.2.0.0/16", isGateway=True, forceAddress=True),
         [],
     ),
+    "one bridge, one VLAN": (
+        {"type": "bridge", "vlan": 5},
+        {"type": "bridge"},
+        ["has no VLAN here, and some for"],
+    ),
     "one bridge, two mtus": (bridge("10.1.0.0/16", mtu=1400), bridge("10.2.0.0/16"), ["to have mtu 0 here and 1400"]),
     "one bridge by default": (
         {**bridge("10.1.0.0/16", mtu=1400), "bridge": None},
@@ -161,7 +173,8 @@ def test_networks_in_each_others_way_are_told_of_at_the_later_one(pair, tmp_path
     """Two networks that give the same addresses, or want one bridge to be two things, are a warning."""
     one, two, expected = PAIRS[pair]
     found = told(lint(tmp_path, f10_a__conflist=network("a", one), f20_b__conflist=network("b", two)))
-    assert [(name, severity) for name, severity, _ in found] == [("20-b.conflist", "warning")] * len(expected), found
+    severities = {("20-b.conflist", "note" if "VLAN" in pair else "warning")}
+    assert [item[:2] for item in found] == [*severities] * len(expected), found
     assert all(part in text for (_, _, text), part in zip(found, expected, strict=True))
 
 
@@ -200,7 +213,7 @@ def test_files_that_are_none_do_not_stop_the_others(tmp_path):
     (tmp_path / "12-huge.conflist").write_bytes(b" " * (3 << 20))
     (tmp_path / "13-device.conflist").symlink_to("/dev/zero")
     os.close(os.open(os.fsencode(tmp_path) + b"/14-\xff.conflist", os.O_CREAT | os.O_WRONLY))
-    linted = lint(tmp_path, f20_b__conflist=network("b", {"type": "loopback"}))
+    linted = lint(tmp_path, f20_b__conflist=network("b", {"type": "calico"}))
     assert winner(linted) == "20-b.conflist"
     assert [text for _, severity, text in told(linted) if severity == "error"] == [
         "it is no regular file",
