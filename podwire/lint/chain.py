@@ -85,7 +85,7 @@ def _check_order(items: Sequence[Item]) -> None:
     seen: dict[str, Item] = {}
     makers = [item for item in items if item.type in INTERFACES or item.type == "flannel"]
     for item in items:
-        if item.type in IPAMS and item.ipam_type != item.type:
+        if item.type in IPAMS:
             text = f"{item.type} gives addresses, and does nothing for a list"
             item.warn("type", text, f'put it into "ipam" of an interface plugin: "ipam": {{"type": "{item.type}"}}')
         elif item.type in seen and item.type in (*CHAINED, *INTERFACES) and item.type not in ("tuning", "sbr"):

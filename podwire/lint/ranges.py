@@ -34,14 +34,12 @@ class Pool:
 
 
 def check(item: Item) -> tuple[Pool, ...]:
-    """Checks the ranges of one plugin's IPAM, and returns them."""
+    """Checks the ranges of one plugin's IPAM, and returns them; those that a runtime gives are not known."""
     if not item.ipam or item.ipam.name != "host-local":
         return ()
     try:
         sets = host_local.range_sets(settings.request(item))
     except CniError:
-        return ()
-    if item.on("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
         return ()
     pools = []
     for paths, found in zip(_paths(item), sets, strict=False):

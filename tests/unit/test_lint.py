@@ -69,7 +69,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
         [("error", "plugins[0].ipMasq", "must be true or false, not a string")],
     ),
     "number in quotes": (network({**BRIDGE, "vlan": "5"}), [("error", "plugins[0].vlan", "must be an integer")]),
-    "fraction": (network({**BRIDGE, "vlan": 1.5}), [("error", "plugins[0].vlan", "must be an integer")]),
+    "fraction": (network({**BRIDGE, "vlan": 1.5}), [("error", "plugins[0].vlan", "not a number with a fraction")]),
+    "foreign list": (
+        network({"type": "calico", "dns": {"nameservers": [1, None]}}),
+        [("error", "plugins[0].dns.nameservers[0]", "must be a string")],
+    ),
     "all types": (
         network({**BRIDGE, "vlan": "5", "mtu": [], "hairpinMode": 1}),
         [
@@ -214,6 +218,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
         network(ipam(ranges=[[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.1"}]])),
         [("error", "plugins[0].ipam.ranges[0][0].subnet", "no address")],
     ),
+    "gateway for all": (
+        network(ipam(ranges=[[{"subnet": "10.1.0.0/16", "gateway": "10.1.255.255"}]])),
+        [("warning", "plugins[0].ipam.ranges[0][0].gateway", "broadcast")],
+    ),
     "loopback range": (
         network(ipam(ranges=[[{"subnet": "127.1.0.0/16"}]])),
         [("warning", "plugins[0].ipam.ranges[0][0].subnet", "not routed")],
@@ -228,7 +236,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
     "ipam in the list": (
         network(BRIDGE, {"type": "host-local", "ipam": IPAM}),
-        [],
+        [("warning", "plugins[1].type", "does nothing for a list")],
     ),
     "both backends": (
         network({**BRIDGE, "ipMasq": True, "ipMasqBackend": "nftables"}, {**PORTMAP, "backend": "iptables"}),
@@ -248,6 +256,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     "old version": (
         network(BRIDGE, {"type": "firewall"}, cniVersion="0.3.1"),
         [("error", "plugins[1].type", "begins with 0.4.0")],
+    ),
+    "old version for vrf": (
+        network(BRIDGE, {"type": "vrf"}, cniVersion="0.3.0"),
+        [("error", "plugins[1].type", "does not know cniVersion 0.3.0")],
     ),
     "no name": ({"cniVersion": "1.0.0", "plugins": [BRIDGE]}, [("error", "name", "is missing")]),
     "bad name": (network(BRIDGE, name="a/b"), [("error", "name", "not allowed")]),
@@ -311,6 +323,38 @@ def test_the_nearest_key_is_offered(written, meant, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("ipMasq", "True", "write true without quotes"),
+        ("vlan", "12", "write 12 without quotes"),
+        ("vlan", "x", "JSON types are not converted"),
+        ("vlanTrunk", "1", "write it in brackets: [...]"),
+        ("bridge", 5, "write it in double quotes"),
+        ("disableCheck", True, 'it belongs beside "plugins"'),
+        ("subnet", "10.1.0.0/16", 'it belongs into "ipam"'),
+        ("cni", {}, 'it belongs into "args"'),
+        ("colour", 1, "it is ignored"),
+    ],
+)
+def test_a_hint_says_what_to_write(key, value, hint, tmp_path):
+    """A wrong type comes with the right one, a key in the wrong place with the right place."""
+    page = lint(tmp_path / "10-net.conflist", network({**BRIDGE, key: value}))
+    assert [(found.key, found.hint) for found in page.findings] == [(f"plugins[0].{key}", hint)]
+
+
+def test_a_number_without_end_is_an_error(tmp_path):
+    """A number that Go cannot read is refused wherever it is."""
+    text = json.dumps(network({"type": "calico", "x": [0]})).replace("[0]", "[1e999]")
+    assert [item[:2] for item in told(lint(tmp_path / "10-net.conflist", text))] == [("error", "plugins[0].x[0]")]
+
+
+def test_a_file_of_another_name_is_checked_and_told_of(tmp_path):
+    """A file that no runtime reads can be checked all the same."""
+    found = told(lint(tmp_path / "net.txt", network(BRIDGE)))
+    assert [item[:2] for item in found] == [("note", "")]
+
+
+@pytest.mark.parametrize(
     ("text", "place"),
     [
         (b"", (1, 1)),
@@ -352,6 +396,8 @@ def test_plugins_beside_a_list_are_checked(tmp_path):
     first, second = directory.lint_file(str(path), PLUGINS, ()).pages
     assert told(first) == []
     assert [(found.line, found.key) for found in second.findings] == [(1, "type"), (2, "backnd")]
+    path.write_text(json.dumps(network(BRIDGE, loadOnlyInlinedPlugins=True)))
+    assert len(directory.lint_file(str(path), PLUGINS, ()).pages) == 1
 
 
 def test_a_plugin_that_is_not_installed_is_told(tmp_path):

@@ -149,6 +149,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         bridge("10.2.0.0/16", isDefaultGateway=True),
         ["is to be 10.2.0.1 here and 10.1.0.1"],
     ),
+    "one bridge, two families": (bridge("10.1.0.0/16", isGateway=True), bridge("fd00::/64", isGateway=True), []),
     "one bridge, forced": (
         bridge("10.1.0.0/16", isGateway=True),
         bridge("10.2.0.0/16", isGateway=True, forceAddress=True),

@@ -17,7 +17,7 @@ from tests.support.binaries import ROOT
 SAMPLES = sorted(
     path for path in (*ROOT.glob("conf/*.conflist"), *ROOT.glob("tests/data/netd/*/*.conf*")) if path.is_file()
 )
-CASES = 60  # for each sample
+CASES = 30  # for each sample
 OURS = "defect of podwire"
 
 
