@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +78,18 @@ def is_a_sentence(text: str | None) -> bool:
 def test_the_rule_for_sentences_refuses(text):
     """The check above can fail."""
     assert not is_a_sentence(text)
+
+
+def test_nothing_is_imported_that_costs_at_every_start():
+    """What the executable imports is there in every process: nothing that is renewed at a start, or is as big as it is.
+
+    `random` is seeded at each start; the others draw in hundreds of modules.
+    """
+    code = "import sys, podwire.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert {"asyncio", "email", "http.client", "random", "ssl", "subprocess", "tempfile"}.isdisjoint(
+        done.stdout.split()
+    )
 
 
 def test_no_file_is_too_long_to_read():
