@@ -1,0 +1,36 @@
+"""Networks that are written down and checked, as `podwire lint FILE` does.
+
+One rule: nothing is looked for outside the file: not whether plugins are installed, not what else is on the node.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from podwire.lint import directory
+from podwire.lint.page import Page
+from podwire.main import PLUGINS
+
+IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/16"}]]}
+BRIDGE = {"type": "bridge", "isGateway": True, "ipam": IPAM}
+
+Told = tuple[str, str, str]
+
+
+def lint(path: Path, text: str | bytes | dict[str, Any]) -> Page:
+    """Writes a file and checks it."""
+    data = json.dumps(text) if isinstance(text, dict) else text
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return directory.lint_file(str(path), PLUGINS, ()).pages[0]
+
+
+def network(*plugins: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """Returns a list of plugins."""
+    return {"cniVersion": "1.0.0", "name": "net", **keys, "plugins": list(plugins)}
+
+
+def told(page: Page) -> list[Told]:
+    """Returns what was found, as severity, key and text."""
+    return [(str(found.severity), found.key, found.text) for found in page.findings]
