@@ -26,6 +26,7 @@ from cni.undo import Undo
 _BUSY_TRIES = 6
 _BUSY_WAIT_S = 1.0
 _CHANGING = ("ADD", "DEL", "GC")  # what another program changes cannot be told, nor only planned
+_OURSELVES = "/proc/self/exe"
 
 
 def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
@@ -97,13 +98,15 @@ def _find_other(kind: str, args: CmdArgs, conf: NetConf) -> str:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG, f'"ipam.type" is the plugin\'s own: {kind}', 'use "host-local", for example'
         )
+    if args.inside and kind in args.delegates:
+        return _OURSELVES
     return find(kind, args.path)
 
 
 def _is_ourselves(program: str) -> bool:
     """Tells whether `program` is the file this process was started from, under whatever name."""
     try:
-        return os.path.samestat(os.stat(program), os.stat("/proc/self/exe"))
+        return os.path.samestat(os.stat(program), os.stat(_OURSELVES))
     except OSError:
         return False
 

@@ -49,12 +49,7 @@ def is_left_over(path: str, attachment: Attachment, origin: Origin, cache: Resul
     return found and _is_local(os.path.dirname(path))
 
 
-@remembered
-def _is_local(directory: str) -> bool:
-    return _file_system(directory) in _LOCAL
-
-
-def _file_system(directory: str) -> str:
+def file_system(directory: str) -> str:
     """Returns the kind of file system that a directory is on, "" when that is not to be found out.
 
     By its mount, as the device numbers that stat(2) tells of btrfs are nobody else's.
@@ -72,6 +67,11 @@ def _file_system(directory: str) -> str:
     except (OSError, ValueError, IndexError):
         pass
     return ""
+
+
+@remembered
+def _is_local(directory: str) -> bool:
+    return file_system(directory) in _LOCAL
 
 
 def _is_older_than_boot(path: str) -> bool:

@@ -5,6 +5,7 @@ One rule: a command is a line here; help, completion and the manual page follow 
 
 from podwire.command import Command
 from podwire.commands.completion import COMPLETION, MANUAL
+from podwire.commands.doctor import COMMAND as DOCTOR
 from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.ipam import COMMAND as IPAM
 from podwire.commands.linting import COMMAND as LINT
@@ -13,4 +14,4 @@ from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (SHOW, LINT, IPAM, REPAIR, INSTALL, UNINSTALL, LIST, COMPLETION, MANUAL)
+COMMANDS: tuple[Command, ...] = (DOCTOR, SHOW, LINT, IPAM, REPAIR, INSTALL, UNINSTALL, LIST, COMPLETION, MANUAL)

@@ -227,7 +227,7 @@ def _full(index, path):
 @pytest.mark.parametrize("maker", ["ours", "the reference's"])
 def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, maker):
     """What another boot made on a file system of several machines may be of a container that lives on one of them."""
-    monkeypatch.setattr(boots, "_file_system", lambda directory: "nfs4")
+    monkeypatch.setattr(boots, "file_system", lambda directory: "nfs4")
     for number, name in enumerate("abc"):
         if maker == "ours":
             node.net.add(name)
@@ -239,9 +239,9 @@ def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, m
     assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
 
 
-def test_the_kind_of_a_file_system(tmp_path):
+def test_the_kind_of_afile_system(tmp_path):
     """It is told of directories, also through links; of what is not there it is unknown."""
     (tmp_path / "link").symlink_to("/proc/self")
-    assert boots._file_system(str(tmp_path / "link")) == "proc"
-    assert boots._file_system("/sys/kernel") == "sysfs"
-    assert boots._file_system(str(tmp_path / "absent")) == ""
+    assert boots.file_system(str(tmp_path / "link")) == "proc"
+    assert boots.file_system("/sys/kernel") == "sysfs"
+    assert boots.file_system(str(tmp_path / "absent")) == ""

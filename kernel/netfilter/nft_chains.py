@@ -1,0 +1,40 @@
+"""All chains of nftables in this namespace, whoever made them: iptables-nft's are among them.
+
+One rule: it only lists.
+"""
+
+from __future__ import annotations
+
+from kernel.codec_netfilter import ChainMessage
+from kernel.netfilter import nft
+from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
+from kernel.rtnl import NLM_F_DUMP, Request
+
+_GETCHAIN = 10 << 8 | 4  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETCHAIN
+_NF_DROP = 0
+FORWARD = 2  # NF_INET_FORWARD
+
+
+def every(socket: NftSocket) -> list[Chain]:
+    """Returns the chains of all families and tables, none without nf_tables; raises KernelError."""
+    request = Request(
+        "list the chains of nftables", ChainMessage, _GETCHAIN, NLM_F_DUMP, {"family": 0}, ignore=nft.NOTHING_THERE
+    )
+    return [_chain(message) for message in socket.dump(request)]
+
+
+def _chain(message: ChainMessage) -> Chain:
+    get = message.get_attr
+    hook = get("NFTA_CHAIN_HOOK")
+    return Chain(
+        Table(message["family"], get("NFTA_CHAIN_TABLE") or ""),
+        get("NFTA_CHAIN_NAME") or "",
+        hook
+        and Hook(
+            get("NFTA_CHAIN_TYPE") or "",
+            hook.get_attr("NFTA_HOOK_HOOKNUM") or 0,
+            hook.get_attr("NFTA_HOOK_PRIORITY") or 0,
+        ),
+        uses=get("NFTA_CHAIN_USE") or 0,
+        drops=get("NFTA_CHAIN_POLICY") == _NF_DROP,
+    )

@@ -1,0 +1,123 @@
+"""`podwire doctor`: checks the node and says what to do.
+
+One rule: it looks, and changes nothing.
+
+With --json: {"checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is
+"problem", "warning", "note" or "ok", cure "" where there is none.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from podwire.command import (
+    Command,
+    Context,
+    Status,
+    add_bin_dir,
+    add_cache_dir,
+    add_conf_dir,
+    add_json,
+    bin_dirs,
+    conf_dir,
+)
+from podwire.doctor.checks import examined
+from podwire.doctor.finding import Check, Finding, Severity
+from podwire.doctor.node import Node
+from podwire.output import Cell, Output
+
+_STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
+_BAD = (Severity.PROBLEM, Severity.WARNING)
+_DESCRIPTION = """\
+Looks at everything that pods' network on this node depends on: net.d and the plugins it names, the kernel's settings,
+the packet filter, each living attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the runtimes'
+directories and cache. It changes nothing.
+
+Problems come first. Below each stands, behind "cure:", what mends it: a command, or the key to set. A problem is why
+pods have no network now or why the next ADD fails; a warning can become one; a note is for who still looks for a reason.
+What cannot be seen, because root is needed, is told as a note. All that it can tell, and what it means: docs/doctor.md.
+
+Exit status: 0 no problem and no warning, 1 otherwise."""
+
+Found = Sequence[tuple[Check, Finding]]
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="look at this network only")
+    parser.add_argument("--all", action="store_true", help="tell each thing that is in order, too")
+    add_conf_dir(parser)
+    add_bin_dir(parser)
+    add_cache_dir(parser)
+    add_json(parser)
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    node = Node(
+        context.plugins,
+        context.env,
+        conf_dir(context, options),
+        bin_dirs(context, options),
+        options.cache_dir,
+        options.network,
+    )
+    found = list(examined(node))
+    if context.out.as_json:
+        context.out.json({"checks": [_json(check, finding) for check, finding in found]})
+    else:
+        _print(found, context.out, everything=options.all)
+    return Status.WRONG if any(finding.severity in _BAD for _, finding in found) else Status.FINE
+
+
+def _json(check: Check, finding: Finding) -> dict[str, str]:
+    return {
+        "group": check.group,
+        "name": finding.name,
+        "severity": finding.severity.value,
+        "subject": finding.subject,
+        "text": finding.text,
+        "cure": finding.cure,
+    }
+
+
+def _print(found: Found, out: Output, *, everything: bool) -> None:
+    for severity in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE):
+        for check, finding in found:
+            if finding.severity == severity:
+                _print_one(check, finding, out)
+    for group in dict.fromkeys(check.group for check, _ in found):
+        fine = [finding for check, finding in found if check.group == group and finding.severity == Severity.OK]
+        if everything:
+            for finding in fine:
+                out.line(Cell("ok", "good"), f"{group}:", _subject(finding), finding.text)
+        elif fine:
+            out.line(Cell("ok", "good"), f"{group}: {len(fine)} in order")
+    counts = [sum(finding.severity == severity for _, finding in found) for severity in Severity]
+    words = (("problem", counts[0]), ("warning", counts[1]), ("note", counts[2]))
+    told = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in words)
+    out.line(Cell(told, "bad" if counts[0] else "warning" if counts[1] else "good"))
+
+
+def _print_one(check: Check, finding: Finding, out: Output) -> None:
+    name = Cell(finding.severity.value, _STYLES[finding.severity])
+    out.line(name, f"{check.group}:", _subject(finding), finding.text)
+    if finding.cure:
+        out.line("  cure:", Cell(finding.cure, "bold"))
+
+
+def _subject(finding: Finding) -> str:
+    return f"{finding.subject}:" if finding.subject else ""
+
+
+COMMAND = Command(
+    "doctor",
+    "check the node and say what to do",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    (
+        ("podwire doctor", "why have pods no network?"),
+        ("podwire doctor podwire --all", "one network, with all that is in order"),
+        ("podwire doctor --json | jq '.checks[] | select(.severity == \"problem\")'", "for a program"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""What `podwire doctor` looks at: a file for each group of checks."""

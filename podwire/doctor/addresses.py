@@ -1,0 +1,186 @@
+"""host-local's stores: how full, whose reservations are left over, can they be written, who holds the lock.
+
+One rule: looks only: nothing is tried by writing, and no lock is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from cni.cache import ResultCache
+from ipam.host_local import allocator
+from ipam.host_local.allocator import Usage
+from ipam.host_local.boots import file_system
+from ipam.host_local.store import Store
+from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.node import Interface, Node, read_text
+
+_GROUP = "addresses"
+_NEARLY_PERCENT = 90
+_LONG_S = 10.0  # a verb holds the lock for milliseconds
+_SHARED = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.glusterfs")
+
+_FULL = Fault(
+    "range-full",
+    Severity.PROBLEM,
+    "a range has no address left that could be given: the next ADD fails",
+    '`podwire gc NETWORK` frees those of containers that are gone; else a larger "subnet" or a second range',
+)
+_NEARLY = Fault(
+    "range-nearly-full",
+    Severity.WARNING,
+    f"{_NEARLY_PERCENT} % or more of a range's addresses are in use",
+    "as above",
+)
+_STALE = Fault(
+    "stale-reservations",
+    Severity.WARNING,
+    "addresses are reserved for containers that are gone",
+    "`podwire gc NETWORK`; `podwire ipam verify` lists them",
+)
+_UNUSABLE = Fault(
+    "store-unusable",
+    Severity.PROBLEM,
+    "host-local cannot make a file in its store: read-only, full, a file instead of a directory, somebody else's",
+    'what is told: remount, make room, or set "dataDir"',
+)
+_ELSEWHERE = Fault(
+    "store-shared",
+    Severity.WARNING,
+    "the store is on a file system of the network: locks may not hold there, and two nodes may share it",
+    'set "dataDir" to a local directory',
+)
+_FORGETFUL = Fault(
+    "store-in-memory",
+    Severity.NOTE,
+    "the store is on a tmpfs: a reboot empties it, which suits some, but not pods that come back with their address",
+    'set "dataDir" to a directory on a disk',
+)
+_HELD = Fault(
+    "lock-held",
+    Severity.WARNING,
+    "a process that runs for long holds the store's lock: every ADD and DEL waits for it, 10 seconds at most",
+    "`kill PID`, when it is not at work",
+)
+
+
+def _ranges(node: Node) -> Iterator[Finding]:
+    for item, store in _stores(node):
+        cache = partial(ResultCache.read, item.network.name, f"{node.cache_dir}/results")
+        try:
+            if not store.exists():
+                continue
+            owners = node.owners(store)
+        except OSError:
+            continue  # told by `_usable`
+        name, known = item.network.name, cache()
+        stale = 0
+        for number, own in enumerate(item.sets):
+            usage = Usage.count(own, owners, known)
+            stale += usage.stale
+            if error := allocator.exhausted(store, number, own, cache):
+                cure = f"podwire gc {name}" if usage.stale else f'give a larger "subnet" in {item.network.path}'
+                yield _FULL.found(name, error.msg, cure)
+            elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
+                cure = f"podwire gc {name}" if usage.stale else f'give a larger "subnet" in {item.network.path}'
+                yield _NEARLY.found(name, f"range {own}: {usage}", cure)
+            else:
+                yield fine_one("ranges", name, f"range {own}: {usage}")
+        if stale:
+            yield _STALE.found(
+                name, f"{stale} address(es) in {store.directory} are of containers that are gone", f"podwire gc {name}"
+            )
+
+
+def _usable(node: Node) -> Iterator[Finding]:
+    for item, store in _stores(node):
+        finding = _unusable(item, store)
+        if finding:
+            yield finding
+            continue
+        kind = file_system(_nearest(store.directory))
+        if kind in _SHARED:
+            cure = f'set "dataDir" to a local directory in {item.network.path}'
+            yield _ELSEWHERE.found(item.network.name, f"{store.directory} is on {kind}", cure)
+        elif kind in ("tmpfs", "ramfs"):
+            cure = f'set "dataDir" in {item.network.path}, if addresses are to outlive a reboot'
+            yield _FORGETFUL.found(item.network.name, f"{store.directory} is on {kind}", cure)
+
+
+def _unusable(item: Interface, store: Store) -> Finding | None:
+    directory, name = _nearest(store.directory), item.network.name
+    if not os.path.isdir(directory):
+        return _UNUSABLE.found(name, f"{directory} is no directory", f"rm {directory}")
+    about = os.statvfs(directory)
+    if about.f_flag & os.ST_RDONLY:
+        return _UNUSABLE.found(
+            name, f"{directory} is on a read-only file system", f"mount -o remount,rw {_mount(directory)}"
+        )
+    if about.f_files and not about.f_favail:
+        return _UNUSABLE.found(name, f"the file system of {directory} can have no more files", f"df -i {directory}")
+    if about.f_blocks and not about.f_bavail:
+        return _UNUSABLE.found(name, f"the file system of {directory} is full", f"make room: df {directory}")
+    owner = os.stat(directory)
+    if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
+        text = f"{directory} belongs to user {owner.st_uid}, who can take and give addresses"
+        return _UNUSABLE.found(name, text, f"chown root: {directory}")
+    if os.path.isdir(f"{store.directory}/lock"):
+        return _UNUSABLE.found(name, f"{store.directory}/lock is a directory", f"rmdir {store.directory}/lock")
+    return None
+
+
+def _lock(node: Node) -> Iterator[Finding]:
+    locks: dict[str, str] = {}
+    for line in read_text("/proc/locks").splitlines():
+        words = line.split()  # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"; waiting ones have "->"
+        if len(words) > 5 and words[1] == "FLOCK":
+            locks[words[5]] = words[4]
+    for item, store in _stores(node):
+        try:
+            own = os.stat(f"{store.directory}/lock")
+        except OSError:
+            continue
+        pid = locks.get(f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}")
+        age_s = _age_s(pid) if pid else None
+        if pid and age_s is not None and age_s > _LONG_S:
+            program = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+            text = f"{store.directory}/lock is held by process {pid} ({program}), which runs for {age_s:.0f} s"
+            yield _HELD.found(item.network.name, text, f"kill {pid}")
+
+
+def _age_s(pid: str) -> float | None:
+    """Returns for how many seconds a process runs (proc_pid_stat(5)), None when it is not visible."""
+    words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(words) < 20:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _stores(node: Node) -> Iterator[tuple[Interface, Store]]:
+    for item in node.interfaces:
+        if item.data_dir:
+            yield item, Store(item.data_dir, item.network.name)
+
+
+def _nearest(directory: str) -> str:
+    """Returns the directory, or the nearest name above it that is there."""
+    while not os.path.lexists(directory) and directory not in ("", "/", "."):
+        directory = os.path.dirname(directory)
+    return directory or "."
+
+
+def _mount(directory: str) -> str:
+    """Returns the mount point that a directory is on."""
+    while not os.path.ismount(directory) and directory not in ("/", "."):
+        directory = os.path.dirname(directory)
+    return directory
+
+
+CHECKS = (
+    Check(_GROUP, "ranges", "no network has a store of addresses", _ranges, (_FULL, _NEARLY, _STALE)),
+    Check(_GROUP, "stores", "the stores can be written", _usable, (_UNUSABLE, _ELSEWHERE, _FORGETFUL)),
+    Check(_GROUP, "locks", "nobody holds a store's lock for long", _lock, (_HELD,)),
+)

@@ -1,0 +1,155 @@
+"""Who drops what pods send and get: chains at the hook forward whose policy is to drop, in whatever table.
+
+One rule: of a chain whose rules speak of a network's bridge or pods nothing bad is told: what they let through is the
+administrator's affair. nftables asks every chain: that one accepts a packet helps nothing against another's drop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from cni import child
+from cni.child import Command
+from cni.fields import Fields
+from kernel.netfilter import iptables, nft
+from kernel.netfilter.nft import Chain
+from kernel.netfilter.nft_chains import FORWARD
+from podwire.doctor.finding import Check, Fault, Finding, Severity
+from podwire.doctor.node import Interface, Node
+
+_GROUP = "packet filter"
+_FAMILIES = {nft.IPV4: (4,), nft.IPV6: (6,), nft.INET: (4, 6)}
+_NAMES = {nft.IPV4: "ip", nft.IPV6: "ip6", nft.INET: "inet"}
+_LIMIT_S = 5.0
+_LOOKUP = b"lookup\0"  # a rule that asks a set, whose elements are not read here
+_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+
+_DROPPED = Fault(
+    "forward-drop",
+    Severity.PROBLEM,
+    "a chain drops what is to be forwarded unless a rule lets it through, and none names the pods' bridge or addresses: "
+    "they reach the host and their bridge only. Docker, ufw and hand-made rule sets do that",
+    'add {"type": "firewall"} to the network\'s plugins; for the pods that run: the commands that are told',
+)
+_PERHAPS = Fault(
+    "forward-policy",
+    Severity.NOTE,
+    "a chain drops what none of its rules lets through, and has rules for the pods, or asks sets: whether they suffice "
+    "cannot be told from here",
+    "look at it: `nft list table FAMILY TABLE`",
+)
+
+
+def _policies(node: Node) -> Iterator[Finding]:
+    routed = [item for item in node.interfaces if item.routed]
+    if not routed:
+        return
+    for chain in node.chains:
+        versions = _FAMILIES.get(chain.table.family, ())
+        if chain.drops and chain.hook and chain.hook.number == FORWARD and versions:
+            yield from _dropping(node, chain, [item for item in routed if item.versions.intersection(versions)])
+    yield from _legacy(node, routed)
+
+
+def _dropping(node: Node, chain: Chain, concerned: Iterable[Interface]) -> Iterator[Finding]:
+    is_iptables = (chain.table.name, chain.name) == ("filter", "FORWARD")
+    name = f"{_NAMES[chain.table.family]} {chain}"
+    for item in concerned:
+        if is_iptables and _has_firewall(item):
+            continue
+        told = f"the policy of chain {name} ({_whose(node, chain)}) is to drop"
+        if _speaks_of(node, chain, item):
+            cure = f"if pods reach nothing: nft list table {_NAMES[chain.table.family]} {chain.table.name}"
+            yield _PERHAPS.found(item.network.name, f"{told}, and its rules may let the pods through", cure)
+        else:
+            yield _DROPPED.found(
+                item.network.name, f"{told}, and no rule of it is for its pods", _cure(node, chain, item)
+            )
+
+
+def _has_firewall(item: Interface) -> bool:
+    """Tells whether the list has the plugin that lets pods pass iptables' chain; CHECK tells whether it did."""
+    return any(
+        plugin["type"] == "firewall" and Fields(plugin).string("backend") != "nftables"
+        for plugin in item.network.plugins
+    )
+
+
+def _speaks_of(node: Node, chain: Chain, item: Interface) -> bool:
+    """Tells whether a rule of the chain's table names the bridge or a pod's address, or asks a set."""
+    tokens = _tokens(node, item)
+    chains = [other for other in node.chains if other.table == chain.table]
+    with nft.opened() as socket:
+        return any(
+            nft.rules(socket, other, lambda message: any(token in message for token in tokens)) for other in chains
+        )
+
+
+def _tokens(node: Node, item: Interface) -> list[bytes]:
+    pods = [one for one in node.living if one.network_name == item.network.name]
+    found = [ip.address.ip.packed for one in pods for ip in one.typed_result.ips]
+    if item.bridge:
+        found.append(item.bridge.encode() + b"\0")
+    return [*found, _LOOKUP]
+
+
+def _whose(node: Node, chain: Chain) -> str:
+    """Names who made a chain, by what else is in its table."""
+    names = {other.name for other in node.chains if other.table == chain.table}
+    if "DOCKER-USER" in names:
+        return "Docker's"
+    if any(name.startswith("ufw") for name in names):
+        return "ufw's"
+    return "iptables'" if (chain.table.name, chain.name) == ("filter", "FORWARD") else "nftables"
+
+
+def _cure(node: Node, chain: Chain, item: Interface) -> str:
+    which = [f'-{way} "{item.bridge}"' for way in "io"] if item.bridge else []
+    which = which or [f"-{way} {subnet}" for subnet in item.subnets for way in "sd"]
+    lasting = f'for good: add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+    if (chain.table.name, chain.name) == ("filter", "FORWARD"):
+        tool = iptables.TOOLS[6 if chain.table.family == nft.IPV6 else 4]
+        into = "DOCKER-USER" if _whose(node, chain) == "Docker's" else "FORWARD"
+        return f"{' && '.join(f'{tool} -I {into} {way} -j ACCEPT' for way in which)}; {lasting}"
+    where = f"{_NAMES[chain.table.family]} {chain.table.name} {chain.name}"
+    names = [f'{way} "{item.bridge}"' for way in ("iifname", "oifname")] if item.bridge else []
+    names = names or [
+        f"ip{'' if s.version == 4 else '6'} {way} {s}" for s in item.subnets for way in ("saddr", "daddr")
+    ]
+    return " && ".join(f"nft insert rule {where} {name} accept" for name in names)
+
+
+def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
+    """Asks iptables-legacy, where it has made the table filter: no other way leads to its policies."""
+    for version, tool in iptables.TOOLS.items():
+        program = found_program(f"{tool}-legacy")
+        if not iptables.has_legacy(version, "filter") or not program:
+            continue
+        lines = listed(program, "-S", "FORWARD")
+        if "-P FORWARD DROP" not in lines:
+            continue
+        for item in routed:
+            if version not in item.versions or _has_firewall(item) or any(f" {item.bridge} " in line for line in lines):
+                continue
+            into = "DOCKER-USER" if any("DOCKER-USER" in line for line in lines) else "FORWARD"
+            which = [f'-{way} "{item.bridge}"' for way in "io"] if item.bridge else []
+            which = which or [f"-{way} {one}" for one in item.subnets if one.version == version for way in "sd"]
+            cure = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way in which)
+            text = f"the policy of chain FORWARD of {tool}-legacy is to drop, and no rule of it is for its pods"
+            yield _DROPPED.found(item.network.name, text, cure)
+
+
+def found_program(name: str) -> str:
+    """Returns the path of a program of the system, "" when it is not there."""
+    paths = (f"{directory}/{name}" for directory in _DIRECTORIES)
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
+
+
+def listed(program: str, *options: str) -> list[str]:
+    """Returns the lines that a program prints, none when it fails."""
+    (outcome,) = child.run(Command((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
+    return outcome.stdout.decode("utf-8", "replace").splitlines() if outcome.status == 0 else []
+
+
+CHECKS = (Check(_GROUP, "forward", "nobody drops what pods send and get", _policies, (_DROPPED, _PERHAPS)),)

@@ -1,0 +1,234 @@
+"""The node as the checks see it: files, the cache, links, addresses, chains, each read once and only when asked for.
+
+One rule: nothing here changes anything, and what cannot be read raises its error where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from ipaddress import IPv4Network, ip_network
+
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni import files, gojson, versions
+from cni.address import Network as Subnet
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError
+from cni.fields import Fields
+from cni.skel import Plugin
+from ipam.host_local import conf as host_local
+from ipam.host_local.ranges import RangeSet
+from ipam.host_local.store import Owners, Store
+from kernel import address, link, route
+from kernel.address import Assigned
+from kernel.link import Link
+from kernel.netfilter import nft, nft_chains
+from kernel.netfilter.nft import Chain
+from kernel.route import Installed
+from kernel.rtnl import Socket
+from podwire import attachments, networks
+from podwire.attachments import Known
+from podwire.networks import Network, NetworkFile
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What the interface plugin of a network makes: `kind` "bridge" or "ptp", the name of its bridge, or "".
+
+    With `routed` the host hands on the pods' packets. `sets` are host-local's, in the stores of `data_dir`.
+    """
+
+    network: Network
+    kind: str
+    bridge: str
+    routed: bool
+    sets: tuple[RangeSet, ...] = ()
+    data_dir: str = ""
+
+    @property
+    def subnets(self) -> tuple[Subnet, ...]:
+        """The subnets of its ranges."""
+        return tuple(dict.fromkeys(item.subnet for own in self.sets for item in own.ranges))
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """The IP versions of its ranges."""
+        return frozenset(own.version for own in self.sets)
+
+
+class Node:
+    """One node. `network` narrows the checks to one network, "" are all."""
+
+    def __init__(
+        self,
+        plugins: Mapping[str, Plugin],
+        env: Mapping[str, str],
+        conf_dir: str,
+        bin_dirs: tuple[str, ...],
+        cache_dir: str,
+        network: str = "",
+    ) -> None:
+        self.plugins = plugins
+        self.env = env
+        self.conf_dir = conf_dir
+        self.bin_dirs = bin_dirs
+        self.cache_dir = cache_dir
+        self.network = network
+        self._owners: dict[str, Owners] = {}
+
+    @cached_property
+    def files(self) -> tuple[NetworkFile, ...]:
+        """The files of net.d; raises CniError(5)."""
+        return networks.read_directory(self.conf_dir)
+
+    @cached_property
+    def networks(self) -> tuple[Network, ...]:
+        """The networks that are looked at, one for each name: the one that libcni finds."""
+        found: dict[str, Network] = {}
+        for file in sorted(self.files, key=lambda file: not file.path.endswith(".conflist")):
+            if file.network and self.network in ("", file.network.name):
+                found.setdefault(file.network.name, file.network)
+        return tuple(sorted(found.values(), key=lambda network: network.path))
+
+    @cached_property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """The bridges and routed pairs of `networks`; one whose configuration is wrong is left out (STATUS tells)."""
+        found = []
+        for network in self.networks:
+            for plugin in network.plugins:
+                with suppress(CniError):
+                    if item := _interface(network, plugin):
+                        found.append(item)
+        return tuple(found)
+
+    @cached_property
+    def known(self) -> tuple[Known, ...]:
+        """The attachments of the cache, of the networks that are looked at."""
+        return tuple(attachments.known(self.cache_dir, self.network))
+
+    @cached_property
+    def living(self) -> tuple[Known, ...]:
+        """Those whose namespaces are there."""
+        return tuple(one for one in self.known if one.lives)
+
+    def has_pods(self, network: str) -> bool:
+        """Tells whether an attachment of the network lives."""
+        return any(one.network_name == network for one in self.living)
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """The interfaces of the host."""
+        with Socket() as socket:
+            return tuple(link.every(socket))
+
+    def link(self, name: str) -> Link | None:
+        """Returns the interface of a name."""
+        return next((one for one in self.links if one.name == name), None)
+
+    def link_of(self, index: int) -> Link | None:
+        """Returns the interface with an index."""
+        return next((one for one in self.links if one.index == index), None)
+
+    @cached_property
+    def addresses(self) -> Mapping[int, tuple[Assigned, ...]]:
+        """The addresses of the host, by the indexes of its interfaces."""
+        with Socket() as socket:
+            return {own.index: tuple(address.on_link(socket, own)) for own in self.links if own.kind != "veth"}
+
+    @cached_property
+    def routes(self) -> tuple[Installed, ...]:
+        """The unicast routes of the host, of all tables."""
+        with Socket() as socket:
+            return tuple(one for version in (4, 6) for one in route.unicast(socket, version))
+
+    @cached_property
+    def uplinks(self) -> tuple[Link, ...]:
+        """The interfaces of the default routes."""
+        indexes = dict.fromkeys(one.index for one in self.routes if not one.dst.network.prefixlen)
+        return tuple(found for index in indexes if (found := self.link_of(index)))
+
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """All chains of nftables, iptables-nft's among them; none where the kernel has no netfilter."""
+        try:
+            with nft.opened() as socket:
+                return tuple(nft_chains.every(socket))
+        except nft.UnavailableError:
+            return ()
+
+    def owners(self, store: Store) -> Owners:
+        """Returns the reservations of a store; raises OSError, FileNotFoundError when it was never made."""
+        if store.directory not in self._owners:
+            self._owners[store.directory] = store.owners()
+        return self._owners[store.directory]
+
+    def request(
+        self, command: str, attachment: Attachment | None, stdin: object, *, known: Known | None = None
+    ) -> tuple[CmdArgs, NetConf]:
+        """Returns what a verb of ours is called with, in this process; raises CniError."""
+        env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self.bin_dirs)}
+        if attachment and known:
+            env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
+            env |= {"CNI_NETNS": known.netns, "CNI_ARGS": known.cni_args}
+        data = gojson.dumps(stdin).encode()
+        args = replace(cni_args.from_env({**self.env, **env}), stdin=data, delegates=self.plugins, inside=True)
+        return args, cni_conf.parse(data)
+
+
+def types_of(network: Network) -> tuple[str, ...]:
+    """Returns the programs that a network needs: its plugins' and their IPAM plugins'."""
+    found = []
+    for plugin in network.plugins:
+        found.append(str(plugin["type"]))
+        with suppress(CniError):
+            if kind := Fields(plugin).section("ipam").string("type"):
+                found.append(kind)
+    return tuple(dict.fromkeys(found))
+
+
+def read_text(path: str) -> str:
+    """Returns a file's text, "" when there is none or it cannot be read."""
+    try:
+        return files.read(path, _MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
+    """Returns the first of `others` that has an address in common with `one`."""
+    for other in others:
+        if isinstance(one, IPv4Network) == isinstance(other, IPv4Network):
+            first, second = sorted((one, other), key=lambda item: item.prefixlen)
+            if second.network_address in first:
+                return other
+    return None
+
+
+def subnet(text: str) -> Subnet:
+    """Returns a subnet."""
+    return ip_network(text)
+
+
+def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | None:
+    kind = str(plugin["type"])
+    if kind not in ("bridge", "ptp"):
+        return None
+    version = network.version if network.version in versions.SUPPORTED else versions.CURRENT
+    conf = cni_conf.parse(gojson.dumps({**network.request(plugin), "cniVersion": version}).encode())
+    fields = conf.fields
+    is_local = conf.ipam_type == "host-local"
+    gateway = fields.boolean("isGateway") or fields.boolean("isDefaultGateway") or fields.boolean("ipMasq")
+    return Interface(
+        network,
+        kind,
+        fields.string("bridge", "cni0") if kind == "bridge" else "",
+        bool(conf.ipam_type) and (kind == "ptp" or gateway),
+        host_local.range_sets(conf) if is_local else (),
+        host_local.data_dir(conf) if is_local else "",
+    )

@@ -1,0 +1,182 @@
+"""The packet filter's order: one variant of iptables, firewalld, rules of containers that are gone.
+
+One rule: whose a rule is follows from what stands in it; what does not say whose it is is not judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+
+from kernel.netfilter import iptables, nft, nft_owner
+from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
+from plugins.firewall import firewalld
+from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.forward import found_program, listed
+from podwire.doctor.node import Node
+
+_GROUP = "packet filter"
+_TABLES = ("filter", "nat", "mangle", "raw")
+_BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
+# A comment of the reference's, and ours, in chains of containers: whose a jump is.
+_OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
+_JUMPS = tuple(
+    Chain(Table(family, "nat"), name)
+    for family in nft.NFPROTO.values()
+    for name in ("POSTROUTING", "CNI-HOSTPORT-DNAT")
+)
+_MASQUERADED = Chain(Table(nft.INET, "cni_plugins_masquerade"), "masq_checks")
+_HASH_DIGITS = 16
+
+_MIXED = Fault(
+    "iptables-mixture",
+    Severity.WARNING,
+    "rules of iptables-legacy and of iptables-nft are both there: each tool shows its own only, and a packet must pass "
+    "both; what one accepts the other may drop",
+    "let all programs use one variant (`update-alternatives --config iptables`), then empty the other's tables",
+)
+_FIREWALLD = Fault(
+    "firewalld-untold",
+    Severity.NOTE,
+    "firewalld runs, and no plugin of a network tells it of the pods: they are in its default zone, whose rules may "
+    "refuse them",
+    'add {"type": "firewall"} to the network\'s plugins; after a reload of firewalld: `podwire repair`',
+)
+_STALE = Fault(
+    "stale-rules",
+    Severity.WARNING,
+    "rules of containers that the cache does not know any more: what they do may meet the wrong pod",
+    "`podwire gc NETWORK`",
+)
+
+
+def _mixture(node: Node) -> Iterator[Finding]:
+    legacy = list(_legacy_tables())
+    modern = sorted(
+        {
+            f"{'ip' if chain.table.family == nft.IPV4 else 'ip6'} {chain.table.name}"
+            for chain in node.chains
+            if chain.table.family in nft.NFPROTO.values()
+            and chain.table.name in _TABLES
+            and chain.uses
+            and chain.name in _BUILT_IN
+        }
+    )
+    variant = os.path.basename(os.path.realpath(found_program("iptables-restore") or "none"))
+    host = {"xtables-nft-multi": "nft", "xtables-legacy-multi": "legacy"}.get(variant, "")
+    if legacy and modern:
+        text = f"iptables-legacy has rules in {', '.join(legacy)}, iptables-nft in {', '.join(modern)}"
+        yield _MIXED.found("iptables", text, _flushing(host, legacy, modern))
+    else:
+        what = f"iptables-restore is iptables-{host}" if host else "there is no iptables-restore"
+        yield fine_one("mixture", "iptables", what)
+
+
+def _legacy_tables() -> Iterator[str]:
+    """Yields the tables in which iptables-legacy has rules ("ip nat"), by asking its program, if it made any."""
+    for version, tool in iptables.TOOLS.items():
+        program = found_program(f"{tool}-legacy")
+        if not program:
+            continue
+        for table in _TABLES:
+            if iptables.has_legacy(version, table):
+                lines = listed(program, "-t", table, "-S")
+                if any(line.startswith("-A ") or line.endswith(" DROP") for line in lines):
+                    yield f"{'ip' if version == 4 else 'ip6'} {table}"
+
+
+def _flushing(host: str, legacy: list[str], modern: list[str]) -> str:
+    """Returns what empties the variant that is not the host's."""
+    start = "restart what made them, so that it uses the host's variant; then empty the other's: "
+    if host == "legacy":
+        return start + " && ".join(f"nft flush table {table}" for table in modern)
+    lines = []
+    for one in legacy:
+        family, table = one.split()
+        tool = "iptables-legacy" if family == "ip" else "ip6tables-legacy"
+        if table == "filter":
+            lines.append(f"{tool} -P FORWARD ACCEPT")
+        lines += [f"{tool} -t {table} -F", f"{tool} -t {table} -X"]
+    return start + " && ".join(lines)
+
+
+def _firewalld(node: Node) -> Iterator[Finding]:
+    if not firewalld.is_running():
+        return
+    for item in node.interfaces:
+        has_plugin = any(plugin["type"] == "firewall" for plugin in item.network.plugins)
+        if item.routed and not has_plugin:
+            cure = f'add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+            if item.bridge:
+                cure += f"; for the pods that run: firewall-cmd --zone=trusted --change-interface={item.bridge}"
+            yield _FIREWALLD.found(item.network.name, "firewalld runs, and no plugin tells it of the pods", cure)
+
+
+def _stale(node: Node) -> Iterator[Finding]:
+    """Compares the rules' owners with the cache; of a network that the cache does not know nothing is told."""
+    names = {one.network_name for one in node.known}
+    if not names:
+        return
+    counts: dict[str, set[object]] = {}
+    with nft.opened() as socket:
+        _stale_jumps(node, socket, names, counts)
+        _stale_masquerading(node, socket, names, counts)
+        _stale_owned(node, socket, names, counts)
+    for name, found in sorted(counts.items()):
+        text = f"{len(found)} container(s) that the cache does not know, or that are gone, still have rules"
+        yield _STALE.found(name, text, f"podwire gc {name}")
+
+
+def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[object]]) -> None:
+    living = {(one.network_name, one.attachment.container_id) for one in node.living}
+    for chain in _JUMPS:
+        for rule in nft.rules(socket, chain, 'name: "'):
+            owner = _OWNER.search(rule.expressions + rule.userdata)
+            if owner:
+                network, container_id = (part.decode(errors="replace") for part in owner.groups())
+                if network in names and (network, container_id) not in living:
+                    counts.setdefault(network, set()).add(container_id)
+
+
+def _stale_masquerading(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[object]]) -> None:
+    by_hash = {_digits(name): name for name in names}
+    living = {
+        f"{_digits(one.network_name)}-{_digits(f'{one.attachment.ifname}:{one.attachment.container_id}')}"
+        for one in node.living
+    }
+    for rule in nft.rules(socket, _MASQUERADED):
+        mark = rule.comment[: 2 * _HASH_DIGITS + 1]
+        network = by_hash.get(mark[:_HASH_DIGITS])
+        if network and mark not in living:
+            counts.setdefault(network, set()).add(mark)
+
+
+def _stale_owned(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[object]]) -> None:
+    by_hash = {nft_owner.hash_of(name): name for name in names}
+    living = {
+        nft_owner.owner_of(one.network_name, one.attachment.container_id, one.attachment.ifname) for one in node.living
+    }
+    for chain in node.chains:
+        if chain.table.name == "cni_hostport":
+            for rule in nft.rules(socket, chain):
+                owner = _owner(rule)
+                network = by_hash.get(owner[: nft_owner.HASH_BYTES])
+                if network and owner not in living:
+                    counts.setdefault(network, set()).add(owner)
+
+
+def _owner(rule: Rule) -> bytes:
+    return nft_owner.owner(rule.userdata)
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha512(text.encode()).hexdigest()[:_HASH_DIGITS]
+
+
+CHECKS = (
+    Check(_GROUP, "mixture", "one variant of iptables has rules", _mixture, (_MIXED,)),
+    Check(_GROUP, "firewalld", "firewalld does not run, or is told of the pods", _firewalld, (_FIREWALLD,)),
+    Check(_GROUP, "stale", "no rule is left of a container that is gone", _stale, (_STALE,)),
+)

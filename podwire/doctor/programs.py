@@ -1,0 +1,210 @@
+"""The programs that the networks name: are they there, do they start, do they know the version, could they serve ADD.
+
+One rule: of a program that is not ours only VERSION is run, and STATUS where the network's version has it; ours run in
+this process.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from cni import child, delegate, gojson, skel, versions
+from cni.child import Command
+from cni.errors import CniError
+from cni.fields import Fields
+from ipam.host_local.main import PLUGIN as HOST_LOCAL
+from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.node import Node, types_of
+from podwire.networks import Network
+
+_GROUP = "plugins"
+_LIMIT_S = 5.0
+_ELF = b"\x7fELF"
+_MACHINE = slice(18, 20)  # e_machine (elf.h)
+# What libcni sets when it asks for the version.
+_DUMMIES = {"CNI_COMMAND": "VERSION", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_PATH": "dummy"}
+
+_MISSING = Fault(
+    "plugin-missing",
+    Severity.PROBLEM,
+    "a network names a plugin that is in none of the directories: each ADD fails",
+    '`podwire install`, or install the package that has it, or correct "type"',
+)
+_MODE = Fault(
+    "plugin-not-executable", Severity.PROBLEM, "the file of a plugin may not be executed", "`chmod 0755 FILE`"
+)
+_FOREIGN = Fault(
+    "plugin-wrong-architecture",
+    Severity.PROBLEM,
+    "the file of a plugin is for another processor",
+    "install the one for this node",
+)
+_BROKEN = Fault(
+    "plugin-not-starting",
+    Severity.PROBLEM,
+    "a plugin does not answer VERSION: it cannot be started, or is no CNI plugin",
+    "`podwire install` for one of ours; for another see what it says when it is run by hand",
+)
+_VERSION = Fault(
+    "version-unknown",
+    Severity.PROBLEM,
+    "a plugin of the list does not know the list's cniVersion: each ADD fails",
+    'set "cniVersion" to one that all of its plugins know',
+)
+_STATUS = Fault(
+    "not-ready",
+    Severity.PROBLEM,
+    "a plugin's STATUS says that ADD would fail: a wrong key, a missing program, kernel part or right",
+    "what the plugin's own error says",
+)
+
+
+@dataclass
+class _Programs:
+    """What is known of the plugins' files: where they are, which versions they know; None for those that are bad."""
+
+    paths: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def _look(node: Node) -> Iterator[Finding]:
+    found = _Programs()
+    users: dict[str, str] = {}
+    for network in node.networks:
+        for kind in types_of(network):
+            users.setdefault(kind, network.path)
+    for kind, user in users.items():
+        yield _program(node, kind, user, found)
+    for network in node.networks:
+        yield from _versions(network, found)
+
+
+def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
+    """Looks at one plugin and notes its versions."""
+    try:
+        path = delegate.find(kind, node.bin_dirs)
+    except CniError:
+        where = node.bin_dirs[0] if node.bin_dirs else ""
+        ours = f"podwire install --bin-dir {where}"
+        cure = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
+        return _MISSING.found(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", cure)
+    if not os.stat(path).st_mode & (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH) or not os.access(path, os.X_OK):
+        return _MODE.found(kind, f"{path} may not be executed", f"chmod 0755 {path}")
+    again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
+    if _is_foreign(path):
+        return _FOREIGN.found(kind, f"{path} is for another processor than this node's", again)
+    start = time.perf_counter()
+    try:
+        known = _known_versions(path)
+    except CniError as error:
+        return _BROKEN.found(kind, f"{path} {error.msg}", again)
+    found.versions[kind] = known
+    span = f"{known[0]} to {known[-1]}" if len(known) > 1 else "".join(known)
+    return fine_one("programs", path, f"starts in {(time.perf_counter() - start) * 1000:.1f} ms, knows {span}")
+
+
+def _known_versions(path: str) -> tuple[str, ...]:
+    """Returns what VERSION says; raises CniError."""
+    command = Command((path,), _DUMMIES, b'{"cniVersion":"1.1.0"}', capture_stderr=True)
+    try:
+        (outcome,) = child.run(command, limit_s=_LIMIT_S)
+    except TimeoutError:
+        raise CniError(0, f"does not answer VERSION within {_LIMIT_S:.0f} s") from None
+    except OSError as error:
+        raise CniError(0, f"cannot be started: {error.strerror}") from error
+    try:
+        body = gojson.loads(outcome.stdout)
+    except ValueError:
+        body = None
+    listed = body.get("supportedVersions") if isinstance(body, dict) else None
+    if outcome.status or not isinstance(listed, list):
+        said = outcome.stderr.decode("utf-8", "replace").strip()[:200]
+        raise CniError(0, f"does not answer VERSION: {outcome.how}{f', {said}' if said else ''}")
+    return tuple(str(one) for one in listed)
+
+
+def _versions(network: Network, found: _Programs) -> Iterator[Finding]:
+    kinds = types_of(network)
+    for kind in kinds:
+        known = found.versions.get(kind)
+        if known is None or network.version in known:
+            continue
+        common = [one for one in versions.SUPPORTED if all(one in found.versions.get(item, (one,)) for item in kinds)]
+        cure = f'set "cniVersion" to "{common[-1]}" in {network.path}' if common else f"replace {kind} by a newer one"
+        text = f'{network.path} has cniVersion "{network.version}", and {kind} knows {", ".join(known)}'
+        yield _VERSION.found(network.name, text, cure)
+
+
+def _status(node: Node) -> Iterator[Finding]:
+    for network in node.networks:
+        for plugin in network.plugins:
+            try:
+                asked = _ask_status(node, network, plugin)
+            except CniError as error:
+                yield _STATUS.found(f"{network.name}: {plugin['type']}", error.msg, error.details)
+            else:
+                if asked:
+                    yield fine_one("status", f"{network.name}: {plugin['type']}", "is ready")
+
+
+def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:
+    """Runs STATUS of a plugin that we are in this process, of another where the version has it; tells whether.
+
+    Ours is asked in the version that has STATUS, whichever the network is of: what ADD needs is the same. What a store
+    of host-local says is the addresses' group's to tell, without trying to write.
+    """
+    kind = str(plugin["type"])
+    has_status = versions.parse(network.version) >= versions.parse(versions.SINCE["STATUS"])
+    ipam = Fields(plugin).section("ipam").string("type")
+    if kind not in node.plugins or (ipam and ipam not in node.plugins):
+        if has_status:
+            _execute_status(node, network, plugin)
+        return has_status
+    args, conf = node.request("STATUS", None, {**network.request(plugin), "cniVersion": versions.CURRENT})
+    delegates = {**node.plugins, HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None)}
+    try:
+        skel.call(delegates[kind], replace(args, delegates=delegates), conf)
+    except Exception as error:
+        raise skel.as_cni_error(error) from error
+    return True
+
+
+def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) -> None:
+    try:
+        path = delegate.find(str(plugin["type"]), node.bin_dirs)
+    except CniError:
+        return  # told already
+    env = {**node.env, "CNI_COMMAND": "STATUS", "CNI_PATH": ":".join(node.bin_dirs)}
+    command = Command((path,), env, gojson.dumps(network.request(plugin)).encode(), capture_stderr=True)
+    try:
+        (outcome,) = child.run(command, limit_s=_LIMIT_S)
+    except OSError:
+        return  # as above: it does not start
+    if outcome.status:
+        try:
+            body = gojson.loads(outcome.stdout)
+        except ValueError:
+            body = None
+        said = body if isinstance(body, dict) else {}
+        msg = str(said.get("msg") or f"STATUS ended with {outcome.how}")
+        raise CniError(0, msg, str(said.get("details") or f"see what {path} says when it is run by hand"))
+
+
+def _is_foreign(path: str) -> bool:
+    """Tells whether a file is an ELF file for another processor than this program's own."""
+    try:
+        with open(path, "rb") as file, open("/proc/self/exe", "rb") as own:
+            head, ours = file.read(20), own.read(20)
+    except OSError:
+        return False
+    return head.startswith(_ELF) and head[_MACHINE] != ours[_MACHINE]
+
+
+CHECKS = (
+    Check(_GROUP, "programs", "no network names a plugin", _look, (_MISSING, _MODE, _FOREIGN, _BROKEN, _VERSION)),
+    Check(_GROUP, "status", "no plugin can be asked for its STATUS", _status, (_STATUS,)),
+)
