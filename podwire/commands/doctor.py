@@ -35,7 +35,7 @@ the packet filter, each living attachment (its plugins' CHECK), host-local's sto
 directories and cache. It changes nothing.
 
 Problems come first. Below each stands, behind "cure:", what mends it: a command, or the key to set. A problem is why
-pods have no network now or why the next ADD fails; a warning can become one; a note is for who still looks for a reason.
+pods have no network now or the next ADD fails; a warning can become one; a note is for who still looks for a reason.
 What cannot be seen, because root is needed, is told as a note. All that it can tell, and what it means: docs/doctor.md.
 
 Exit status: 0 no problem and no warning, 1 otherwise."""

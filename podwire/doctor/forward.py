@@ -28,7 +28,7 @@ _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr
 _DROPPED = Fault(
     "forward-drop",
     Severity.PROBLEM,
-    "a chain drops what is to be forwarded unless a rule lets it through, and none names the pods' bridge or addresses: "
+    "a chain drops what is forwarded unless a rule lets it through, and none names the pods' bridge or addresses: "
     "they reach the host and their bridge only. Docker, ufw and hand-made rule sets do that",
     'add {"type": "firewall"} to the network\'s plugins; for the pods that run: the commands that are told',
 )

@@ -37,8 +37,8 @@ _NO_ADDRESS = Fault(
 _PORT = Fault(
     "pod-interface-down",
     Severity.WARNING,
-    "a living pod's end on the host has no carrier: the interface in the pod is down",
-    "`nsenter --net=NETNS ip link set IFNAME up`",
+    "a living pod's end on the host is down, or has no carrier because the interface in the pod is down",
+    "`ip link set VETH up`; of the one in the pod: remove the container and make it again, as its routes went with it",
 )
 _NO_PORT = Fault(
     "port-lost",
@@ -106,7 +106,7 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 yield _PORT.found(item.network.name, text, f"ip link set {end.name} up")
             elif end.operstate != OPERSTATE_UP and inside:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
-                cure = f"nsenter --net={one.netns} ip link set {inside} up"
+                cure = "remove the container and make it again: its routes went when its interface went down"
                 yield _PORT.found(item.network.name, text, cure)
 
 
@@ -162,15 +162,16 @@ def _mtu(node: Node) -> Iterator[Finding]:
 
 
 def _twice(node: Node) -> Iterator[Finding]:
-    host = {one.address.ip: index for index, own in node.addresses.items() for one in own}
+    host = {one.address.ip: (one.address, index) for index, own in node.addresses.items() for one in own}
     seen: dict[object, str] = {}
     for one in node.living:
         for ip in one.typed_result.ips:
             pod = f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
             address = ip.address.ip
-            link = node.link_of(host[address]) if address in host else None
+            present, index = host.get(address, (None, 0))
+            link = node.link_of(index)
             if link:
-                cure = f"ip address del {ip.address} dev {link.name}"
+                cure = f"ip address del {present} dev {link.name}"
                 yield _DOUBLE.found(str(address), f'{pod} has it, and the host on "{link.name}"', cure)
             if address in seen and seen[address] != pod:
                 yield _DOUBLE.found(str(address), f"{seen[address]} and {pod} have it", f"remove the pod of {pod}")

@@ -60,11 +60,11 @@ def _directories(node: Node) -> Iterator[Finding]:
         found = values(read_text(path), section)
         for value in found.get(conf_key, [])[:1]:
             if os.path.normpath(value) != conf_dir:
-                text = f"{path} has {conf_key} = {value}, and {conf_dir} is looked at"
+                text = f"it has {conf_key} = {value}, and {conf_dir} is looked at"
                 yield _ELSEWHERE.found(path, text, f"podwire doctor --conf-dir {value}")
         listed = [os.path.normpath(value) for value in found.get(bin_key, []) if value]
         if listed and not set(listed).intersection(bin_dirs):
-            text = f"{path} has {bin_key} = {':'.join(listed)}, and {':'.join(bin_dirs)} is looked at"
+            text = f"it has {bin_key} = {':'.join(listed)}, and {':'.join(bin_dirs)} is looked at"
             yield _ELSEWHERE.found(path, text, f"podwire doctor --bin-dir {':'.join(listed)}")
     for path in _PODMAN:
         if values(read_text(path), "network").get("network_backend") == ["netavark"]:

@@ -1,0 +1,166 @@
+"""`podwire doctor` on healthy nodes: nothing is told, nothing is changed, and what root alone sees is said to be so."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import netstate
+from tests.support.binaries import ROOT
+from tests.support.doctoring import Clinic, bad
+
+SAMPLES = sorted(path.name for path in (ROOT / "conf").glob("*.conflist"))
+MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+LIMITS = {"ingressRate": 8_000_000, "ingressBurst": 8_000_000, "egressRate": 8_000_000, "egressBurst": 8_000_000}
+CHANGES = "mkdir,mkdirat,unlink,unlinkat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,chmod,fchmod,fchmodat"
+
+
+@pytest.fixture
+def clinic(host, tmp_path) -> Clinic:
+    return Clinic(host, tmp_path)
+
+
+def needed(name: str) -> list[str]:
+    text = (ROOT / "conf" / name).read_text()
+    return ["nft_nat"] * ("nftables" in name) + ["ifb", "tbf"] * ('"bandwidth"' in text)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.needs(*needed(name)), id=name) for name in SAMPLES]
+)
+def test_a_healthy_node_has_nothing(clinic, new_sandbox, name):
+    """Of a sample with two living pods that have host ports and limits nothing is told."""
+    network = clinic.sample(name)
+    for port in (8080, 8081):
+        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}], bandwidth=LIMITS), new_sandbox())
+        if "static" in name:
+            break  # its address is one
+    found = clinic.everything()
+    assert bad(found) == [], found
+    assert any(one["name"] == "check" and "were checked" in one["text"] for one in found), found
+
+
+def test_all_samples_together_have_nothing(clinic):
+    """A node whose net.d has all samples has no problem and no warning."""
+    for name in SAMPLES:
+        clinic.sample(name)
+    assert bad(clinic.findings()) == []
+
+
+def test_pods_of_the_reference_have_nothing(clinic, new_sandbox, reference):
+    """Pods that the reference plugins attached, with theirs in the plugin directory, are healthy."""
+    clinic.bin_dir = reference
+    network = clinic.sample("60-podman.conflist")
+    for port in (8080, 8081):
+        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}]), new_sandbox())
+    found = clinic.everything()
+    assert bad(found) == [], found
+    assert any("all 2 were checked" in one["text"] for one in found), found
+
+
+def test_problems_come_first_with_their_cure_below(clinic, sandbox):
+    """Text for a person has problems, warnings, notes, then the groups in order, and a summary."""
+    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
+    clinic.host.set_sysctl("net/ipv4/ip_forward", "0")
+    done = clinic.doctor()
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1, done
+    assert lines[0].startswith("problem kernel: net/ipv4/ip_forward: "), lines
+    assert lines[1] == "  cure: sysctl -w net/ipv4/ip_forward=1"
+    assert re.fullmatch(r"ok plugins: \d+ in order", next(line for line in lines if line.startswith("ok plugins")))
+    assert lines[-1].startswith("1 problem, 0 warnings, "), lines
+
+
+def test_all_tells_what_is_in_order(clinic):
+    """--all has a line for each thing that is in order, as the plugins with the time they take to start."""
+    clinic.sample("60-podman.conflist")
+    done = clinic.doctor("--all")
+    assert done.returncode == 0, done
+    assert re.search(r"^ok plugins: \S+/bridge: starts in [\d.]+ ms, knows 0\.1\.0 to 1\.1\.0$", done.stdout, re.M), (
+        done
+    )
+
+
+def test_one_network_alone(clinic):
+    """A name narrows the look to one network; one that is not there is told with those that are."""
+    clinic.sample("60-podman.conflist")
+    clinic.configure("99-broken.conflist", {"name": "broken", "cniVersion": "1.0.0", "plugins": [{"type": "absent"}]})
+    assert bad(clinic.findings("podwire-podman")) == []
+    assert clinic.found("plugin-missing", "broken")["subject"] == "absent"
+    assert clinic.found("no-such-network", "nobody")["cure"] == "name one of: broken, podwire-podman"
+
+
+def test_nothing_is_changed(clinic, new_sandbox, tmp_path):
+    """A look changes neither the kernel's state nor a file, and opens no file for writing."""
+    network = clinic.sample("60-podman.conflist").asking(portMappings=[MAPPING])
+    pod = new_sandbox()
+    clinic.attach(network, pod)
+    before = netstate.state(clinic.host, netfilter=True), netstate.state(pod), files(tmp_path)
+    trace = Path("/var/tmp", f"podwire-doctor-{os.getpid()}.strace")
+    try:
+        strace = f"strace -f -o {trace} -e trace=open,openat,creat,{CHANGES}"
+        assert bad(clinic.findings(wrapped=strace)) == []
+        lines = trace.read_text().splitlines()
+    finally:
+        trace.unlink(missing_ok=True)
+    assert (netstate.state(clinic.host, netfilter=True), netstate.state(pod), files(tmp_path)) == before
+    changing = [line for line in lines if is_change(line)]
+    assert any("openat(" in line for line in lines)
+    assert changing == []
+
+
+def is_change(line: str) -> bool:
+    """Tells whether a line of strace is a call that can change a file; what programs have for /dev/null is none."""
+    call = line.split(maxsplit=1)[1]
+    if call.startswith(("open(", "openat(", "creat(")):
+        # A file without a name, as STATUS tries whether a directory takes one, is gone when it is closed.
+        return bool(re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|creat\(", call)) and not re.search(
+            r'"/dev/null"|O_TMPFILE', call
+        )
+    return call.startswith(tuple(f"{name}(" for name in CHANGES.split(",")))
+
+
+def files(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Returns all files below a directory, with the time of their last change."""
+    found = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path): (path.stat().st_ctime_ns, path.read_bytes()) for path in found}
+
+
+def test_without_root_it_says_what_it_cannot_see(clinic, sandbox):
+    """Who is not root is told the rest, and what could not be looked at, as notes."""
+    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
+    clinic.directory.chmod(0o755)
+    found = clinic.everything(
+        before=f"chmod o+x {' '.join(str(path) for path in clinic.directory.parents if '/tmp/' in str(path)) or '/tmp'}",
+        wrapped="setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all",
+    )
+    assert not any("Traceback" in one["text"] for one in found)
+    assert any("root" in one["cure"] or "root" in one["text"] for one in found if one["severity"] == "note"), found
+    assert any(one["name"] == "forwarding" and one["severity"] == "ok" for one in found), found
+
+
+def test_a_hundred_attachments_are_looked_at_in_time(clinic, new_sandbox):
+    """A hundred attachments with host ports are checked within five seconds, all of them."""
+    network = clinic.sample("60-podman.conflist")
+    for number in range(100):
+        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8000 + number}]), new_sandbox())
+    start = time.monotonic()
+    found = clinic.everything()
+    took = time.monotonic() - start
+    assert bad(found) == [], found
+    assert any("all 100 were checked" in one["text"] for one in found), found
+    print(f"100 attachments: {took:.2f} s")
+    assert took < 5
+
+
+def test_a_broken_pipe_and_strange_names_do_no_harm(clinic):
+    """What stands in files reaches a terminal escaped."""
+    clinic.configure("10-\x1b[31m.conflist", "{")
+    done = clinic.doctor()
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[31m" in done.stdout
