@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from cni import child
 from cni.child import Command
 from cni.fields import Fields
-from kernel.netfilter import iptables, nft
+from kernel.netfilter import iptables, nft, nft_rule
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_chains import FORWARD
 from podwire.doctor.finding import Check, Fault, Finding, Severity
@@ -91,6 +91,9 @@ def _tokens(node: Node, item: Interface) -> list[bytes]:
     found = [ip.address.ip.packed for one in pods for ip in one.typed_result.ips]
     if item.bridge:
         found.append(item.bridge.encode() + b"\0")
+    for subnet in item.subnets:  # whole bytes are compared as such, others behind a mask
+        whole, rest = divmod(subnet.prefixlen, 8)
+        found.append(nft_rule.value(subnet.network_address.packed if rest else subnet.network_address.packed[:whole]))
     return [*found, _LOOKUP]
 
 
@@ -105,19 +108,27 @@ def _whose(node: Node, chain: Chain) -> str:
 
 
 def _cure(node: Node, chain: Chain, item: Interface) -> str:
-    which = [f'-{way} "{item.bridge}"' for way in "io"] if item.bridge else []
-    which = which or [f"-{way} {subnet}" for subnet in item.subnets for way in "sd"]
-    lasting = f'for good: add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+    family = _NAMES[chain.table.family]
+    ways = _ways(item, _FAMILIES[chain.table.family])
     if (chain.table.name, chain.name) == ("filter", "FORWARD"):
         tool = iptables.TOOLS[6 if chain.table.family == nft.IPV6 else 4]
         into = "DOCKER-USER" if _whose(node, chain) == "Docker's" else "FORWARD"
-        return f"{' && '.join(f'{tool} -I {into} {way} -j ACCEPT' for way in which)}; {lasting}"
-    where = f"{_NAMES[chain.table.family]} {chain.table.name} {chain.name}"
-    names = [f'{way} "{item.bridge}"' for way in ("iifname", "oifname")] if item.bridge else []
-    names = names or [
-        f"ip{'' if s.version == 4 else '6'} {way} {s}" for s in item.subnets for way in ("saddr", "daddr")
-    ]
-    return " && ".join(f"nft insert rule {where} {name} accept" for name in names)
+        lasting = f'for good: add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+        return f"{' && '.join(f'{tool} -I {into} {way} -j ACCEPT' for way, _ in ways)}; {lasting}"
+    where = f"{family} {chain.table.name} {chain.name}"
+    return " && ".join(f"nft insert rule {where} {way} accept" for _, way in ways)
+
+
+def _ways(item: Interface, versions: Iterable[int]) -> list[tuple[str, str]]:
+    """Returns what tells the pods' packets, both ways, in the words of iptables and of nftables."""
+    if item.bridge:
+        return [(f"-i {item.bridge}", f"iifname {item.bridge}"), (f"-o {item.bridge}", f"oifname {item.bridge}")]
+    found = []
+    for subnet in item.subnets:
+        if subnet.version in versions:
+            family = "ip" if subnet.version == 4 else "ip6"
+            found += [(f"-s {subnet}", f"{family} saddr {subnet}"), (f"-d {subnet}", f"{family} daddr {subnet}")]
+    return found
 
 
 def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
@@ -130,12 +141,12 @@ def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
         if "-P FORWARD DROP" not in lines:
             continue
         for item in routed:
-            if version not in item.versions or _has_firewall(item) or any(f" {item.bridge} " in line for line in lines):
+            ways = _ways(item, [version])
+            named = any(f" {way} " in line for way, _ in ways for line in lines)
+            if version not in item.versions or _has_firewall(item) or named:
                 continue
             into = "DOCKER-USER" if any("DOCKER-USER" in line for line in lines) else "FORWARD"
-            which = [f'-{way} "{item.bridge}"' for way in "io"] if item.bridge else []
-            which = which or [f"-{way} {one}" for one in item.subnets if one.version == version for way in "sd"]
-            cure = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way in which)
+            cure = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way, _ in ways)
             text = f"the policy of chain FORWARD of {tool}-legacy is to drop, and no rule of it is for its pods"
             yield _DROPPED.found(item.network.name, text, cure)
 

@@ -100,7 +100,7 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 continue
             if end.master != bridge.index:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is no port of "{bridge.name}"'
-                yield _NO_PORT.found(item.network.name, text, f"ip link set {end.name} master {bridge.name}")
+                yield _NO_PORT.found(item.network.name, text, _joining(item, bridge, end))
             elif not end.is_up:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is down'
                 yield _PORT.found(item.network.name, text, f"ip link set {end.name} up")
@@ -108,6 +108,15 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
                 cure = "remove the container and make it again: its routes went when its interface went down"
                 yield _PORT.found(item.network.name, text, cure)
+
+
+def _joining(item: Interface, bridge: Link, end: Link) -> str:
+    """Returns what makes a pod's end a port again, with the settings that a port loses when it leaves."""
+    if item.vlans:
+        return "remove the container and make it again: the port's VLANs went, too"
+    flags = "".join(f" {flag} on" for flag in item.port_flags)
+    join = f"ip link set {end.name} master {bridge.name}"
+    return f"{join} && ip link set {end.name} type bridge_slave{flags}" if flags else join
 
 
 def _mac(bridge: Link) -> Iterator[Finding]:
@@ -125,7 +134,7 @@ def _gateways(node: Node) -> Iterator[Finding]:
     assigned = {one.address.ip for own in node.addresses.values() for one in own}
     for item in _with_pods(node):
         bridge = node.link(item.bridge) if item.bridge else None
-        if bridge is None:
+        if bridge is None or not item.routed:
             continue
         wanted = {
             ip.gateway: ip.address.network.prefixlen
@@ -168,6 +177,8 @@ def _twice(node: Node) -> Iterator[Finding]:
         for ip in one.typed_result.ips:
             pod = f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
             address = ip.address.ip
+            if address.is_loopback:
+                continue  # everybody has it
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:

@@ -35,13 +35,15 @@ from podwire.attachments import Known
 from podwire.networks import Network, NetworkFile
 
 _MOST_BYTES = 1 << 20
+_PORT_FLAGS = {"hairpinMode": "hairpin", "portIsolation": "isolated"}
 
 
 @dataclass(frozen=True)
 class Interface:
     """What the interface plugin of a network makes: `kind` "bridge" or "ptp", the name of its bridge, or "".
 
-    With `routed` the host hands on the pods' packets. `sets` are host-local's, in the stores of `data_dir`.
+    With `routed` the host is the pods' gateway. `sets` are host-local's, in the stores of `data_dir`. `port_flags` are
+    those of the bridge's ports, as `ip link` names them.
     """
 
     network: Network
@@ -50,6 +52,8 @@ class Interface:
     routed: bool
     sets: tuple[RangeSet, ...] = ()
     data_dir: str = ""
+    port_flags: tuple[str, ...] = ()
+    vlans: bool = False
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
@@ -223,7 +227,7 @@ def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | No
     conf = cni_conf.parse(gojson.dumps({**network.request(plugin), "cniVersion": version}).encode())
     fields = conf.fields
     is_local = conf.ipam_type == "host-local"
-    gateway = fields.boolean("isGateway") or fields.boolean("isDefaultGateway") or fields.boolean("ipMasq")
+    gateway = fields.boolean("isGateway") or fields.boolean("isDefaultGateway")
     return Interface(
         network,
         kind,
@@ -231,4 +235,6 @@ def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | No
         bool(conf.ipam_type) and (kind == "ptp" or gateway),
         host_local.range_sets(conf) if is_local else (),
         host_local.data_dir(conf) if is_local else "",
+        tuple(flag for key, flag in _PORT_FLAGS.items() if fields.boolean(key)),
+        fields.has("vlan") or fields.has("vlanTrunk"),
     )

@@ -119,17 +119,19 @@ def _stale(node: Node) -> Iterator[Finding]:
     names = {one.network_name for one in node.known}
     if not names:
         return
-    counts: dict[str, set[object]] = {}
+    jumps: dict[str, set[str]] = {}
+    marks: dict[str, set[str]] = {}
     with nft.opened() as socket:
-        _stale_jumps(node, socket, names, counts)
-        _stale_masquerading(node, socket, names, counts)
-        _stale_owned(node, socket, names, counts)
-    for name, found in sorted(counts.items()):
-        text = f"{len(found)} container(s) that the cache does not know, or that are gone, still have rules"
+        _stale_jumps(node, socket, names, jumps)
+        _stale_masquerading(node, socket, names, marks)
+        _stale_owned(node, socket, names, marks)
+    for name in sorted({*jumps, *marks}):
+        number = max(len(jumps.get(name, ())), len(marks.get(name, ())))  # one may have rules of both kinds
+        text = f"{number} container(s) that the cache does not know, or that are gone, still have rules"
         yield _STALE.found(name, text, f"podwire gc {name}")
 
 
-def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[object]]) -> None:
+def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:
     living = {(one.network_name, one.attachment.container_id) for one in node.living}
     for chain in _JUMPS:
         for rule in nft.rules(socket, chain, 'name: "'):
@@ -140,7 +142,7 @@ def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[st
                     counts.setdefault(network, set()).add(container_id)
 
 
-def _stale_masquerading(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[object]]) -> None:
+def _stale_masquerading(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:
     by_hash = {_digits(name): name for name in names}
     living = {
         f"{_digits(one.network_name)}-{_digits(f'{one.attachment.ifname}:{one.attachment.container_id}')}"
@@ -150,10 +152,10 @@ def _stale_masquerading(node: Node, socket: NftSocket, names: set[str], counts: 
         mark = rule.comment[: 2 * _HASH_DIGITS + 1]
         network = by_hash.get(mark[:_HASH_DIGITS])
         if network and mark not in living:
-            counts.setdefault(network, set()).add(mark)
+            counts.setdefault(network, set()).add(mark[_HASH_DIGITS + 1 :])
 
 
-def _stale_owned(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[object]]) -> None:
+def _stale_owned(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:
     by_hash = {nft_owner.hash_of(name): name for name in names}
     living = {
         nft_owner.owner_of(one.network_name, one.attachment.container_id, one.attachment.ifname) for one in node.living
@@ -164,7 +166,7 @@ def _stale_owned(node: Node, socket: NftSocket, names: set[str], counts: dict[st
                 owner = _owner(rule)
                 network = by_hash.get(owner[: nft_owner.HASH_BYTES])
                 if network and owner not in living:
-                    counts.setdefault(network, set()).add(owner)
+                    counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
 
 
 def _owner(rule: Rule) -> bytes:

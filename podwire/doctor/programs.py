@@ -7,7 +7,6 @@ this process.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -92,7 +91,7 @@ def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
         ours = f"podwire install --bin-dir {where}"
         cure = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
         return _MISSING.found(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", cure)
-    if not os.stat(path).st_mode & (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH) or not os.access(path, os.X_OK):
+    if not os.access(path, os.X_OK):
         return _MODE.found(kind, f"{path} may not be executed", f"chmod 0755 {path}")
     again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):

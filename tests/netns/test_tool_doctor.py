@@ -133,9 +133,9 @@ def files(directory: Path) -> dict[str, tuple[int, bytes]]:
 def test_without_root_it_says_what_it_cannot_see(clinic, sandbox):
     """Who is not root is told the rest, and what could not be looked at, as notes."""
     clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
-    clinic.directory.chmod(0o755)
+    above = [str(path) for path in (clinic.directory, *clinic.directory.parents) if len(path.parts) > 2]
     found = clinic.everything(
-        before=f"chmod o+x {' '.join(str(path) for path in clinic.directory.parents if '/tmp/' in str(path)) or '/tmp'}",
+        before=f"chmod o+x {' '.join(above)}",
         wrapped="setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all",
     )
     assert not any("Traceback" in one["text"] for one in found)

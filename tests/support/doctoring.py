@@ -70,14 +70,14 @@ class Clinic:
                 plugin["dataDir"] = str(self.directory / "tuning")
         return NetworkList.load(self.configure(name, body))
 
-    def attach(self, network: NetworkList, pod: Namespace) -> dict[str, Any]:
+    def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Attaches a pod as libcni does, its cache file included; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
 
         def run(plugin: str, command: str, config: dict[str, Any]) -> Any:
             return run_plugin(
                 plugin, command, config, host=self.host, netns=pod, container_id=pod.name, ifname=ifname,
-                bin_dir=self.bin_dir,
+                bin_dir=self.bin_dir, env=env,
             )  # fmt: skip
 
         result = network.add(run)

@@ -1,0 +1,297 @@
+"""`podwire doctor` on sick nodes: a fault is made, it is found, its cure is done as told, and it is gone."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.doctoring import Clinic, bad
+from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList
+from tests.support.running import run_plugin
+
+MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+OUT = "ip link add out0 mtu {mtu} type veth peer out1; ip link set out0 up; ip link set out1 up;"
+OUT += "ip address add 192.0.2.1/24 dev out0; ip route add default via 192.0.2.2"
+
+
+class Fault(NamedTuple):
+    """What is done to a healthy node with a living pod; {veth} is the pod's end on the host."""
+
+    name: str
+    shell: str
+    sample: str = "60-podman.conflist"
+    needs: tuple[str, ...] = ()
+
+
+CURABLE = {
+    "forwarding": Fault("forwarding-off", "sysctl -qw net/ipv4/ip_forward=0"),
+    "forwarding of IPv6": Fault(
+        "forwarding-off", "sysctl -qw net/ipv6/conf/all/forwarding=0", "20-dual-stack.conflist", ("ifb", "tbf")
+    ),
+    "forwarding of the bridge": Fault("interface-forwarding-off", "sysctl -qw net/ipv4/conf/cni4/forwarding=0"),
+    "forwarding of the way out": Fault(
+        "interface-forwarding-off", OUT.format(mtu=1500) + "; sysctl -qw net/ipv4/conf/out0/forwarding=0"
+    ),
+    "IPv6 off": Fault(
+        "ipv6-off", "sysctl -qw net/ipv6/conf/cni1/disable_ipv6=1", "20-dual-stack.conflist", ("ifb", "tbf")
+    ),
+    "bridged frames": Fault(
+        "bridged-frames-pass-by",
+        "iptables-nft -t nat -N KUBE-SERVICES; sysctl -qw net/bridge/bridge-nf-call-iptables=0",
+        needs=("br_netfilter",),
+    ),
+    "bridge down": Fault("bridge-down", "ip link set cni4 down"),
+    "gateway": Fault("gateway-missing", "ip address flush dev cni4"),
+    "port": Fault("port-lost", "ip link set {veth} nomaster"),
+    "port down": Fault("pod-interface-down", "ip link set {veth} down"),
+    "the pod's address on the host": Fault("address-twice", "ip address add 10.26.0.2/32 dev lo"),
+    "policy of iptables": Fault("forward-drop", "iptables -P FORWARD DROP", "10-podwire.conflist", ("ifb", "tbf")),
+    "policy of nftables": Fault(
+        "forward-drop",
+        "nft 'add table inet f; add chain inet f c {{ type filter hook forward priority 0; policy drop; }}'",
+        needs=("nft_inet",),
+    ),
+    "policy of nftables, routed pairs": Fault(
+        "forward-drop",
+        "nft 'add table ip f; add chain ip f c {{ type filter hook forward priority 0; policy drop; }}'",
+        "70-ptp.conflist",
+        needs=("nft_inet", "ifb", "tbf"),
+    ),
+    "policy of Docker": Fault(
+        "forward-drop",
+        "iptables -N DOCKER-USER; iptables -A FORWARD -j DOCKER-USER; iptables -P FORWARD DROP",
+        "10-podwire.conflist",
+        ("ifb", "tbf"),
+    ),
+    "policy of iptables-legacy": Fault(
+        "forward-drop", "iptables-legacy -P FORWARD DROP", "10-podwire.conflist", ("iptables_legacy_nat", "ifb", "tbf")
+    ),
+}
+
+CURABLE_BY_NAME = {one.name for one in CURABLE.values()}
+
+
+@pytest.fixture
+def clinic(host, tmp_path) -> Clinic:
+    return Clinic(host, tmp_path)
+
+
+@pytest.fixture
+def network(clinic) -> NetworkList:
+    return clinic.sample("60-podman.conflist").asking(portMappings=[MAPPING])
+
+
+def marked() -> list[object]:
+    return [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in CURABLE.items()]
+
+
+@pytest.mark.parametrize("fault", marked())
+def test_the_cure_that_is_told_cures(clinic, sandbox, fault):
+    """What is wrong is found, the command that is told is run as it stands, and then it is not found any more."""
+    result = clinic.attach(clinic.sample(fault.sample), sandbox)
+    assert bad(clinic.findings()) == []
+    veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
+    clinic.host.run("sh", "-ec", fault.shell.format(veth=veth))
+    clinic.cure(clinic.found(fault.name))
+    rest = bad(clinic.findings())
+    assert not any(one["name"] == fault.name for one in rest), rest
+    for one in rest:  # what had been hidden by the first, with cures of its own
+        if one["name"] in CURABLE_BY_NAME:
+            clinic.cure(one)
+    assert {one["name"] for one in bad(clinic.findings())} <= {"iptables-mixture"}
+
+
+def test_forwarding_that_no_pod_needs_is_no_fault(clinic):
+    """Without living pods nothing is told of forwarding, which the first ADD switches on."""
+    clinic.sample("60-podman.conflist")
+    clinic.host.set_sysctl("net/ipv4/ip_forward", "0")
+    assert bad(clinic.findings()) == []
+
+
+def test_rules_that_let_pods_through_are_not_called_wrong(clinic, sandbox):
+    """A chain that drops, but speaks of the bridge, is a note and no more."""
+    clinic.attach(clinic.sample("30-layer-2.conflist"), sandbox)
+    clinic.sample("60-podman.conflist")
+    rules = "add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; };"
+    clinic.host.run("nft", rules + 'add rule inet f c iifname "cni4" accept')
+    assert clinic.found("forward-policy")["severity"] == "note"
+    assert bad(clinic.findings()) == []
+
+
+def test_the_bridge_is_gone(clinic, network, sandbox):
+    """A bridge that was deleted under living pods is told once, and no CHECK besides."""
+    clinic.attach(network, sandbox)
+    clinic.host.ip("link", "delete", "cni4")
+    names = [one["name"] for one in bad(clinic.findings())]
+    assert names.count("bridge-missing") == 1
+    assert "check-failed" not in names
+
+
+def test_a_pod_that_lost_its_route(clinic, network, sandbox):
+    """What a plugin's CHECK says of a living pod is told, with what it says to do."""
+    clinic.attach(network, sandbox)
+    sandbox.ip("route", "flush", "default")
+    found = clinic.found("check-failed")
+    assert "route 0.0.0.0/0" in found["text"]
+    assert "remove the container and create it again" in found["cure"]
+
+
+@pytest.mark.parametrize("what", ["masquerading", "host ports", "firewall"])
+def test_rules_that_were_flushed(clinic, network, sandbox, what):
+    """Masquerading, host ports and the firewall's rules that are missing are told, and repair is the cure."""
+    clinic.attach(network, sandbox)
+    chain = {
+        "masquerading": "-t nat -F POSTROUTING",
+        "host ports": "-t nat -F PREROUTING",
+        "firewall": "-F CNI-FORWARD",
+    }
+    clinic.host.run("sh", "-ec", f"iptables {chain[what]}")
+    found = clinic.found("rules-missing")
+    assert found["cure"] == "podwire repair podwire-podman"
+    assert sandbox.name in found["subject"]
+
+
+def test_of_many_attachments_with_one_fault_a_few_are_told(clinic, network, new_sandbox):
+    """Of eight pods without rules five are told, and the rest is counted."""
+    for number in range(8):
+        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8080 + number}]), new_sandbox())
+    clinic.host.run("nft", "flush ruleset")
+    found = [one for one in clinic.findings() if one["name"] == "rules-missing"]
+    assert len(found) == 6
+    assert found[-1]["text"].startswith("3 more")
+
+
+def test_a_host_port_behind_anothers(clinic, network, new_sandbox):
+    """A living pod whose host port another's rule takes is told as shadowed."""
+    for _ in range(2):
+        clinic.attach(network, new_sandbox())
+    assert "8080" in clinic.found("host-port-shadowed")["text"]
+
+
+def test_what_is_left_of_the_dead(clinic, network, new_sandbox):
+    """A pod that vanished without DEL is told by its cache, its rules and its address, and GC takes it all away."""
+    dead, living = new_sandbox(), new_sandbox()
+    clinic.attach(network, dead)
+    clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
+    dead.delete()
+    found = clinic.findings()
+    assert {one["name"] for one in bad(found)} == {"dead-attachments", "stale-rules", "stale-reservations"}, found
+    assert {one["cure"] for one in bad(found)} == {"podwire gc podwire-podman"}
+    collect(clinic, network, living)
+    clinic.entry(network, dead).unlink()
+    assert bad(clinic.findings()) == []
+
+
+@pytest.mark.needs("nft_nat")
+def test_rules_of_the_dead_in_nftables(clinic, new_sandbox):
+    """Also rules of nftables are told when the cache does not know their container."""
+    network = clinic.sample("50-nftables.conflist").asking(portMappings=[MAPPING])
+    gone, living = new_sandbox(), new_sandbox()
+    clinic.attach(network, gone)
+    clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
+    clinic.entry(network, gone).unlink()
+    assert clinic.found("stale-rules")["text"].startswith("1 container(s)")
+    collect(clinic, network, living)
+    assert [one for one in clinic.findings() if one["name"] == "stale-rules"] == []
+
+
+def collect(clinic: Clinic, network: NetworkList, *living: Namespace) -> None:
+    """Does what `podwire gc` does: GC of each plugin, in the version that has it."""
+    newer = NetworkList(network.name, "1.1.0", network.plugins)
+    newer.collect(
+        lambda plugin, command, config: run_plugin(plugin, command, config, host=clinic.host),
+        [{"containerID": pod.name, "ifname": "eth0"} for pod in living],
+    )
+
+
+@pytest.mark.needs("iptables_legacy_nat")
+def test_two_variants_of_iptables(clinic, network, sandbox):
+    """Rules of both variants of iptables are told, and what is told of the other one empties it."""
+    clinic.attach(network, sandbox)
+    clinic.host.run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
+    found = clinic.found("iptables-mixture")
+    clinic.host.run("sh", "-ec", found["cure"].partition("other's: ")[2])
+    assert bad(clinic.findings()) == []
+
+
+def test_pods_that_send_more_than_the_way_out_takes(clinic, network, sandbox):
+    """An uplink with a smaller MTU is told with the key to set; with that, and the pod made again, it is gone."""
+    result = clinic.attach(network, sandbox)
+    clinic.host.run("sh", "-ec", OUT.format(mtu=1400))
+    assert 'set "mtu": 1400 for the plugin bridge' in clinic.found("mtu-too-large")["cure"]
+    veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
+    clinic.host.ip("link", "set", veth, "mtu", "1400")
+    assert [one for one in clinic.findings() if one["name"] == "mtu-too-large"] == []
+
+
+def test_the_hosts_own_way_to_a_pod_subnet(clinic):
+    """An interface of the host in a network's subnet is told; without its address all is well."""
+    clinic.sample("60-podman.conflist")
+    clinic.host.run("sh", "-ec", "ip link add lan type veth peer lan1; ip link add lan2 type bridge")
+    clinic.host.run("sh", "-ec", "ip address add 10.26.5.1/24 dev lan2; ip link set lan2 up")
+    assert "10.26.5.1/24" in clinic.found("subnet-taken")["text"]
+    clinic.host.ip("address", "del", "10.26.5.1/24", "dev", "lan2")
+    assert bad(clinic.findings()) == []
+
+
+def test_a_route_to_more_than_the_subnet_is_no_fault(clinic):
+    """A gateway to a network that contains the pods' is how the rest of it is reached."""
+    clinic.sample("60-podman.conflist")
+    clinic.host.run("sh", "-ec", OUT.format(mtu=1500) + "; ip route add 10.0.0.0/8 via 192.0.2.2")
+    assert bad(clinic.findings()) == []
+
+
+def test_the_same_address_twice(clinic, network, new_sandbox):
+    """Two living attachments with one address are told."""
+    first, second = new_sandbox(), new_sandbox()
+    clinic.attach(network, first)
+    clinic.attach(network.asking(portMappings=[]), second)
+    text = clinic.entry(network, second).read_text()
+    clinic.entry(network, second).write_text(text.replace("10.26.0.3/", "10.26.0.2/"))
+    assert clinic.found("address-twice")["subject"] == "10.26.0.2"
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ("mount -t tmpfs -o ro podwire {store}", "read-only"),
+        ("mount -t tmpfs -o nr_inodes=1 podwire {store}", "no more files"),
+        ("chown nobody {store}; trap 'chown root {store}' EXIT", "belongs to user"),
+        ("mkdir -p {store}/podwire-podman/lock", "lock is a directory"),
+    ],
+)
+def test_a_store_that_cannot_be_used(clinic, before, text):
+    """A store that is read-only, full, another's or not one is told."""
+    clinic.sample("60-podman.conflist")
+    store = clinic.directory / "leases"
+    store.mkdir()
+    assert text in clinic.found("store-unusable", before=before.format(store=store))["text"]
+
+
+def test_a_runtime_that_looks_elsewhere(clinic):
+    """Containerd's directories that are others than those looked at are told, with what to call."""
+    clinic.sample("60-podman.conflist")
+    config = (
+        '[plugins."io.containerd.grpc.v1.cri".cni]\\n  bin_dir = "/opt/elsewhere"\\n  conf_dir = "/etc/cni/net.d"\\n'
+    )
+    write = f"mkdir -p /etc/containerd; printf '{config}' > /etc/containerd/config.toml"
+    if subprocess.run(["test", "-d", "/etc/containerd"], check=False).returncode:
+        write = f"mount -t tmpfs podwire /etc/containerd || exit 9; {write}"
+    found = clinic.found("runtime-looks-elsewhere", before=write)
+    assert found["cure"] == "podwire doctor --bin-dir /opt/elsewhere"
+
+
+def test_ranges_that_are_full(clinic, new_sandbox):
+    """A range without a free address is a problem, one that is nearly so a warning."""
+    body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
+    body["ipam"] = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(clinic.directory / "leases")}
+    path = clinic.configure("10-small.conflist", {"cniVersion": "1.0.0", "name": "small", "plugins": [body]})
+    network = NetworkList.load(path)
+    for number in range(13):
+        clinic.attach(network, new_sandbox())
+        if number == 11:
+            assert clinic.found("range-nearly-full")["severity"] == "warning"
+    assert clinic.found("range-full")["cure"] == 'give a larger "subnet" in /etc/cni/net.d/10-small.conflist'
