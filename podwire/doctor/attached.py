@@ -124,9 +124,10 @@ def _check(node: Node, one: Known, tally: _Tally) -> Iterator[Finding]:
         try:
             _run(node, one, plugin)
         except Exception as error:
-            failure = skel.as_cni_error(error)
-            yield _told(node, one, plugin, failure)
-            return  # what follows works on what this one made
+            finding = _told(node, one, plugin, skel.as_cni_error(error))
+            yield finding
+            if finding.name == _WRONG.name:
+                return  # what follows works on what this one made
 
 
 def _told(node: Node, one: Known, plugin: Mapping[str, object], error: CniError) -> Finding:

@@ -193,11 +193,11 @@ def _managed(node: Node) -> Iterator[Finding]:
     names = [item.bridge for item in node.interfaces if item.bridge]
     if not names:
         return
-    if os.path.isdir("/run/NetworkManager") and not _mentions(_NETWORK_MANAGER, "unmanaged-devices", ("veth", *names)):
+    if _runs("/run/NetworkManager") and not _mentions(_NETWORK_MANAGER, "unmanaged-devices", ("veth", *names)):
         line = ";".join(f"interface-name:{name}" for name in ("veth*", *dict.fromkeys(names)))
         cure = f"into /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices={line}"
         yield _MANAGED.found("NetworkManager", f"it runs, and is not told to leave {', '.join(names)} alone", cure)
-    if not os.path.isdir("/run/systemd/netif"):
+    if not _runs("/run/systemd/netif"):
         return
     for path in _files(_NETWORKD, ".network"):
         for pattern in _patterns(read_text(path)):
@@ -205,6 +205,11 @@ def _managed(node: Node) -> Iterator[Finding]:
             if taken:
                 cure = f'"Unmanaged=yes" in [Link] of a file before {os.path.basename(path)} that matches them'
                 yield _MANAGED.found("systemd-networkd", f"{path} matches {taken[0]} (Name={pattern})", cure)
+
+
+def _runs(directory: str) -> bool:
+    """Tells whether a daemon runs, by the directory that it makes."""
+    return os.path.isdir(directory)
 
 
 def _patterns(text: str) -> list[str]:

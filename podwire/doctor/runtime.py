@@ -62,22 +62,30 @@ def _directories(node: Node) -> Iterator[Finding]:
             if os.path.normpath(value) != conf_dir:
                 text = f"it has {conf_key} = {value}, and {conf_dir} is looked at"
                 yield _ELSEWHERE.found(path, text, f"podwire doctor --conf-dir {value}")
-        listed = [os.path.normpath(value) for value in found.get(bin_key, []) if value]
+        texts = found.get(bin_key) or found.get(f"{bin_key}s", [])  # containerd 2 has a list
+        listed = [os.path.normpath(value) for value in texts if value]
         if listed and not set(listed).intersection(bin_dirs):
             text = f"it has {bin_key} = {':'.join(listed)}, and {':'.join(bin_dirs)} is looked at"
             yield _ELSEWHERE.found(path, text, f"podwire doctor --bin-dir {':'.join(listed)}")
     for path in _PODMAN:
-        if values(read_text(path), "network").get("network_backend") == ["netavark"]:
+        if _backend(path) == "netavark":
             yield _NETAVARK.found(path, 'network_backend is "netavark"', _NETAVARK.cure)
 
 
+def _backend(path: str) -> str:
+    return "".join(values(read_text(path), "network").get("network_backend", []))
+
+
 def _settings() -> Iterator[tuple[str, str, str, str]]:
-    """Yields the runtimes' files: section ("" any that names CNI), keys of the two directories."""
+    """Yields the runtimes' files, each with its section and the keys of the two directories."""
     yield _CONTAINERD, "cni", "conf_dir", "bin_dir"
     yield _CRIO[0], "crio.network", "network_dir", "plugin_dirs"
     if os.path.isdir(_CRIO[1]):
         for name in sorted(os.listdir(_CRIO[1])):
             yield os.path.join(_CRIO[1], name), "crio.network", "network_dir", "plugin_dirs"
+    for path in _PODMAN:
+        if _backend(path) != "netavark":
+            yield path, "network", "network_config_dir", "cni_plugin_dirs"
 
 
 def values(text: str, section: str) -> dict[str, list[str]]:
@@ -88,7 +96,7 @@ def values(text: str, section: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for part in re.split(r"^\s*(?=\[[^]\n=]*\]+\s*(?:#.*)?$)", text, flags=re.MULTILINE):
         head, _, body = part.partition("\n")
-        name = head.strip().strip("[]").replace('"', "").replace("'", "")
+        name = head.partition("#")[0].strip().strip("[]").replace('"', "").replace("'", "")
         if name == section or name.endswith(f".{section}"):
             lines = "\n".join(line for line in body.splitlines() if not line.lstrip().startswith("#"))
             for match in _KEY.finditer(lines):

@@ -284,6 +284,17 @@ def test_a_runtime_that_looks_elsewhere(clinic):
     assert found["cure"] == "podwire doctor --bin-dir /opt/elsewhere"
 
 
+def test_what_cannot_be_checked_is_counted(clinic, sandbox):
+    """Attachments of a version without CHECK are counted, and nothing bad is told of them."""
+    body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
+    body["ipam"] = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(clinic.directory / "leases")}
+    path = clinic.configure("10-old.conflist", {"cniVersion": "0.3.1", "name": "old", "plugins": [body]})
+    clinic.attach(NetworkList.load(path), sandbox)
+    found = clinic.found("not-all-checked")
+    assert found["text"] == "0 of 1 attachments were checked; not 1: cniVersion 0.3.1 has no CHECK"
+    assert bad(clinic.findings()) == []
+
+
 def test_ranges_that_are_full(clinic, new_sandbox):
     """A range without a free address is a problem, one that is nearly so a warning."""
     body = {"type": "bridge", "bridge": "cni0", "isGateway": True}

@@ -1,0 +1,47 @@
+"""The table of docs/doctor.md, made of the checks' own words; as a program it writes it there.
+
+One rule: what stands between the marks is made; all else in the file is written by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from podwire.doctor.checks import CHECKS, UNSEEN
+from podwire.doctor.finding import Fault
+from tests.support.binaries import ROOT
+
+PAGE = ROOT / "docs" / "doctor.md"
+START, END = "<!-- findings -->\n", "<!-- end of findings -->\n"
+
+
+def table() -> str:
+    """Returns the findings of all checks, a table for each group."""
+    parts = []
+    for group in dict.fromkeys(check.group for check in CHECKS):
+        faults = [fault for check in CHECKS if check.group == group for fault in check.faults]
+        parts.append(f"### {group.capitalize()}\n\n{_rows(faults)}")
+    return "\n".join([*parts, f"### Any group\n\n{_rows([UNSEEN])}"])
+
+
+def made(text: str) -> str:
+    """Returns the page with the present table."""
+    before, _, rest = text.partition(START)
+    return f"{before}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+def _rows(faults: list[Fault]) -> str:
+    lines = ["| finding | severity | meaning | cure |", "|---|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.severity.value} | {one.meaning} | {one.cure} |" for one in faults]
+    return "\n".join(lines) + "\n"
+
+
+def main(page: Path = PAGE) -> int:
+    """Writes the table into the page."""
+    page.write_text(made(page.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""The doctor's pure parts, faults that no throwaway namespace can have, and its manual."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from podwire.doctor import addresses, kernel, links, runtime
+from podwire.doctor.checks import CHECKS, UNSEEN, examined
+from podwire.doctor.finding import Finding, Severity
+from podwire.doctor.node import Node, overlapping
+from podwire.main import PLUGINS
+from tests.support import doctor_manual
+from tests.support.binaries import ROOT
+
+LIST = '{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "ipam": {"type": "host-local", %s}}]}'
+
+
+@pytest.fixture
+def node(tmp_path) -> Node:
+    """A node with one network, its store below the test's directory."""
+    conf_dir = tmp_path / "net.d"
+    conf_dir.mkdir()
+    (conf_dir / "10.conflist").write_text(LIST % f'"subnet": "10.9.0.0/24", "dataDir": "{tmp_path}/leases"')
+    return Node(PLUGINS, {}, str(conf_dir), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
+
+
+@pytest.fixture
+def settings(monkeypatch) -> dict[str, str]:
+    """What the kernel's settings are, instead of the running one's."""
+    found: dict[str, str] = {}
+
+    def get(name: str) -> str:
+        if name not in found:
+            raise FileNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(kernel.sysctl, "get", get)
+    return found
+
+
+def look(node: Node, name: str) -> list[Finding]:
+    """Returns what a check finds that is not in order."""
+    check = next(check for check in CHECKS if check.name == name)
+    return [one for one in check.look(node) if one.severity is not Severity.OK]
+
+
+def test_the_manual_has_every_finding():
+    """The tables of docs/doctor.md are those of the checks."""
+    text = doctor_manual.PAGE.read_text()
+    assert text == doctor_manual.made(text), "run python -m tests.support.doctor_manual"
+
+
+def test_every_finding_is_made_by_a_test():
+    """Each fault that can be told is named in a test that makes it."""
+    tests = [Path(__file__), *(ROOT / "tests" / "netns").glob("test_tool_doctor*.py")]
+    text = "".join(path.read_text() for path in tests)
+    names = [fault.name for check in CHECKS for fault in check.faults] + [UNSEEN.name]
+    assert len(names) == len(set(names))
+    assert [name for name in names if f'"{name}"' not in text] == []
+
+
+@pytest.mark.parametrize(("count", "told"), [("899", False), ("900", True), ("1000", True)])
+def test_connections_that_fill_their_table(node, settings, count, told):
+    """A table of connections that is nine tenths full is told, with twice its size as the cure."""
+    settings.update({"netfilter/nf_conntrack_count": count, "netfilter/nf_conntrack_max": "1000"})
+    expected = [("conntrack-full", "sysctl -w net/netfilter/nf_conntrack_max=2000")] if told else []
+    assert [(one.name, one.cure) for one in look(node, "connections")] == expected
+
+
+def test_more_pods_than_neighbours(node, settings, tmp_path):
+    """As many living pods as the host may know neighbours are told."""
+    settings["ipv4/neigh/default/gc_thresh3"] = "2"
+    results = tmp_path / "cni" / "results"
+    results.mkdir(parents=True)
+    ip = '"ips": [{"address": "10.9.0.%d/24"}]'
+    for number in (2, 3):
+        body = f'{{"networkName": "net", "containerId": "c{number}", "ifName": "eth0", "netns": "/proc/self/ns/net", '
+        body += '"result": {"cniVersion": "1.0.0", %s}}' % (ip % number)
+        (results / f"net-c{number}-eth0").write_text(body)
+    (found,) = look(node, "neighbours")
+    assert (found.name, found.cure) == ("neighbours-full", "sysctl -w net/ipv4/neigh/default/gc_thresh3=8")
+
+
+@pytest.mark.parametrize(("accept", "told"), [("1", True), ("2", False), ("0", False)])
+def test_a_default_route_that_runs_out(node, settings, monkeypatch, tmp_path, accept, told):
+    """A default route from a router's advertisement is told where forwarding makes the kernel refuse the next one."""
+    routes = tmp_path / "ipv6_route"
+    zero = "0" * 32
+    routes.write_text(f"{zero} 00 {zero} 00 fe80{'0' * 27}1 00000400 00000001 00000000 00450003     eth0\n")
+    monkeypatch.setattr(kernel, "_ROUTES6", str(routes))
+    settings.update({"ipv6/conf/all/forwarding": "1", "ipv6/conf/eth0/accept_ra": accept})
+    expected = [("router-advertisements-ignored", "sysctl -w net/ipv6/conf/eth0/accept_ra=2")] if told else []
+    assert [(one.name, one.cure) for one in look(node, "advertisements")] == expected
+
+
+def test_who_holds_the_lock(node, monkeypatch, tmp_path):
+    """A process that runs for long and holds a store's lock is told; one that has just started is not."""
+    store = tmp_path / "leases" / "net"
+    store.mkdir(parents=True)
+    with open(store / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(addresses, "_LONG_S", 1e9)
+        assert look(node, "locks") == []
+        monkeypatch.setattr(addresses, "_LONG_S", -1.0)
+        (found,) = look(node, "locks")
+    assert (found.name, found.cure) == ("lock-held", f"kill {os.getpid()}")
+    assert look(node, "locks") == []
+
+
+@pytest.mark.parametrize(("kind", "name"), [("nfs4", "store-shared"), ("tmpfs", "store-in-memory"), ("ext4", "")])
+def test_the_file_system_of_a_store(node, monkeypatch, kind, name):
+    """A store on the network is a warning, one in memory a note."""
+    monkeypatch.setattr(addresses, "file_system", lambda directory: kind)
+    assert [one.name for one in look(node, "stores")] == [name] * bool(name)
+
+
+@pytest.mark.parametrize(("ahead_s", "told"), [(0, False), (3600, True)])
+def test_a_clock_that_was_set_back(node, tmp_path, ahead_s, told):
+    """A file of the cache that is from the future is a note about the clock."""
+    results = tmp_path / "cni" / "results"
+    results.mkdir(parents=True)
+    entry = results / "net-c-eth0"
+    entry.write_text('{"networkName": "net", "containerId": "c", "ifName": "eth0", "netns": "/absent"}')
+    os.utime(entry, (time.time() + ahead_s,) * 2)
+    assert [one.name for one in look(node, "clock")] == ["clock-set-back"] * told
+    assert [one.name for one in look(node, "cache")] == ["dead-attachments"]
+
+
+def full(**values: int) -> Callable[[str], os.statvfs_result]:
+    """Returns a statvfs whose file system is as given, and has room else."""
+    usual = {"f_flag": 0, "f_blocks": 100, "f_bavail": 50, "f_files": 100, "f_favail": 50, **values}
+    order = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_flag")
+    return lambda path: os.statvfs_result([usual.get(name, 0) for name in (*order, "f_namemax")])
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [({"f_bavail": 0}, "full"), ({"f_favail": 0}, "no more files"), ({"f_flag": os.ST_RDONLY}, "read-only"), ({}, "")],
+)
+def test_a_disk_without_room(node, monkeypatch, tmp_path, values, text):
+    """A cache on a file system that is full or read-only is told, and so is a store."""
+    (tmp_path / "cni").mkdir()
+    monkeypatch.setattr(os, "statvfs", full(**values))
+    disk, store = look(node, "disk"), look(node, "stores")
+    assert [one.name for one in disk] == ["cache-full"] * bool(text)
+    assert [one.name for one in store if one.name == "store-unusable"] == ["store-unusable"] * bool(text)
+    assert all(text in one.text for one in disk)
+
+
+def test_what_cannot_be_looked_at_stops_nothing(node, monkeypatch):
+    """An error of one check is a note, and the others are made."""
+
+    def fail(name: str) -> str:
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr(kernel.sysctl, "get", fail)
+    found = [(check.group, one) for check, one in examined(node)]
+    unseen = [one for group, one in found if group == "kernel" and one.name == "not-seen"]
+    assert unseen
+    assert all(one.severity is Severity.NOTE and "Permission denied" in one.text for one in unseen)
+    assert {group for group, _ in found} == {check.group for check in CHECKS}
+
+
+def test_values_of_a_toml_section():
+    """Of containerd's and CRI-O's files the keys of the sections that name directories are read, without comments."""
+    text = """
+[plugins."io.containerd.grpc.v1.cri"]
+  bin_dir = "/wrong"
+  [plugins."io.containerd.grpc.v1.cri".cni] # here
+    # bin_dir = "/comment"
+    bin_dir = '/opt/a'
+    conf_dir = "/etc/b"
+[crio.network]
+plugin_dirs = [
+  "/c",
+  "/d",
+]
+[other]
+bin_dir = "/wrong"
+"""
+    assert runtime.values(text, "cni") == {"bin_dir": ["/opt/a"], "conf_dir": ["/etc/b"]}
+    assert runtime.values(text, "crio.network") == {"plugin_dirs": ["/c", "/d"]}
+    assert runtime.values("network_backend = x", "network") == {}
+
+
+def test_podman_without_cni(node, monkeypatch, tmp_path):
+    """A podman that is configured for netavark is a note."""
+    path = tmp_path / "containers.conf"
+    path.write_text('[network]\nnetwork_backend = "netavark"\n')
+    monkeypatch.setattr(runtime, "_PODMAN", (str(path),))
+    monkeypatch.setattr(runtime, "_settings", lambda: iter(()))
+    assert [one.name for one in look(node, "directories")] == ["podman-without-cni"]
+
+
+@pytest.mark.parametrize(("directories", "told"), [('["/opt/a", "{bin}"]', False), ('["/opt/a"]', True)])
+def test_a_podman_that_looks_elsewhere(node, monkeypatch, tmp_path, directories, told):
+    """A podman whose list of plugin directories has none of those looked at is told, with what to call."""
+    path = tmp_path / "containers.conf"
+    path.write_text(f"[network]\ncni_plugin_dirs = {directories.format(bin=tmp_path / 'bin')}\n")
+    monkeypatch.setattr(runtime, "_PODMAN", (str(path),))
+    monkeypatch.setattr(runtime, "_CONTAINERD", "/absent")
+    monkeypatch.setattr(runtime, "_CRIO", ("/absent", "/absent"))
+    expected = [("runtime-looks-elsewhere", "podwire doctor --bin-dir /opt/a")] if told else []
+    assert [(one.name, one.cure) for one in look(node, "directories")] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[Match]\nName=*\n", True),
+        ("[Match]\nName=en* cni*\n", True),
+        ("[Match]\nName=en*\n", False),
+        ("[Match]\nName=!cni*\n", False),
+        ("[Match]\nName=*\n[Link]\nUnmanaged=yes\n", False),
+        ("[Match]\nType=ether\nName=*\n", False),
+    ],
+)
+def test_a_file_of_networkd_that_takes_a_bridge(node, monkeypatch, tmp_path, text, told):
+    """A .network file whose pattern matches the bridge or a pod's interface is a note."""
+    (tmp_path / "10.network").write_text(text)
+    monkeypatch.setattr(links, "_NETWORKD", (str(tmp_path),))
+    monkeypatch.setattr(links, "_runs", lambda directory: "systemd" in directory)
+    assert [one.name for one in look(node, "managed")] == ["managed-by-others"] * told
+
+
+def test_a_bridge_whose_address_follows_from_its_ports(monkeypatch, tmp_path):
+    """A bridge without an address of its own is a note, as far as sysfs is of this namespace."""
+    about = tmp_path / "cni0"
+    about.mkdir()
+    (about / "ifindex").write_text("7\n")
+    (about / "addr_assign_type").write_text("0\n")
+    monkeypatch.setattr(links, "_SYS", str(tmp_path))
+    bridge = links.Link(7, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
+    (found,) = links._mac(bridge)
+    assert (found.name, found.cure) == ("bridge-address-changes", "ip link set cni0 address 02:00:00:00:00:01")
+    (about / "addr_assign_type").write_text("3\n")
+    assert list(links._mac(bridge)) == []
+    (about / "ifindex").write_text("8\n")
+    (about / "addr_assign_type").write_text("0\n")
+    assert list(links._mac(bridge)) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("10.9.0.0/24", "10.9.0.128/25", True),
+        ("10.9.0.128/25", "10.9.0.0/16", True),
+        ("10.9.0.0/24", "10.9.1.0/24", False),
+        ("10.9.0.0/24", "fd00::/64", False),
+    ],
+)
+def test_subnets_that_overlap(one, other, together):
+    """Two subnets overlap when an address lies in both."""
+    assert bool(overlapping(ip_network(one), [ip_network(other)])) == together
