@@ -113,7 +113,9 @@ def _unchecked(one: Known) -> str:
 
 
 def _check(node: Node, one: Known, tally: _Tally) -> Iterator[Finding]:
+    """Yields what is wrong with an attachment: the rules that are missing together, and the first of anything else."""
     assert one.network is not None
+    lost: list[Finding] = []
     for plugin in one.network.plugins:
         kind = str(plugin["type"])
         if kind not in node.plugins or _other_ipam(node, plugin):
@@ -125,9 +127,13 @@ def _check(node: Node, one: Known, tally: _Tally) -> Iterator[Finding]:
             _run(node, one, plugin)
         except Exception as error:
             finding = _told(node, one, plugin, skel.as_cni_error(error))
+            if finding.name == _LOST_RULES.name:
+                lost.append(finding)
+                continue
             yield finding
-            if finding.name == _WRONG.name:
-                return  # what follows works on what this one made
+            break  # what follows works on what this one made
+    if lost:
+        yield replace(lost[0], text="; ".join(finding.text for finding in lost))
 
 
 def _told(node: Node, one: Known, plugin: Mapping[str, object], error: CniError) -> Finding:

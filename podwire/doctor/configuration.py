@@ -49,6 +49,12 @@ _TAKEN = Fault(
     "the host itself reaches a pod subnet by another interface: packets for the pods, or for the others, go wrong",
     'change "subnet" in the file, or take the address or route off the host',
 )
+_FORGOTTEN = Fault(
+    "network-not-configured",
+    Severity.NOTE,
+    "pods of a network live that no file of net.d has any more: they work on, by what the cache knows of them",
+    "put its file back, or make the pods again",
+)
 _OTHERS = Fault(
     "other-cni",
     Severity.NOTE,
@@ -102,6 +108,18 @@ def _names(node: Node) -> Iterator[Finding]:
             yield _TWICE.found(name, f"it is in {found[0]} and in {others}", f"move away or rename the one in {others}")
 
 
+def _forgotten(node: Node) -> Iterator[Finding]:
+    names = {file.network.name for file in node.files if file.network}
+    counts: dict[str, int] = {}
+    for one in node.living:
+        if one.network_name not in names:
+            counts[one.network_name] = counts.get(one.network_name, 0) + 1
+    for name, number in counts.items():
+        yield _FORGOTTEN.found(
+            name, f"{number} attachment(s) live, and {node.conf_dir} has no such network", _FORGOTTEN.cure
+        )
+
+
 def _subnets(node: Node) -> Iterator[Finding]:
     for one, other in combinations(node.interfaces, 2):
         if one.network.name == other.network.name:
@@ -131,7 +149,7 @@ def _taken(node: Node, item: Interface, own: Subnet) -> str:
     """
     for index, assigned in node.addresses.items():
         link = node.link_of(index)
-        if link is None or _is_ours(link.name, item) or link.flags & IFF_LOOPBACK:
+        if link is None or link.kind == "veth" or _is_ours(link.name, item) or link.flags & IFF_LOOPBACK:
             continue
         for one in assigned:
             if one.address.network.prefixlen and overlapping(own, [one.address.network]):
@@ -173,6 +191,7 @@ def _leftovers(node: Node) -> Iterator[Finding]:
 CHECKS = (
     Check(_GROUP, "files", "net.d has a network", _files, (_NONE, _ABSENT, _UNUSABLE)),
     Check(_GROUP, "names", "each network is in one file", _names, (_TWICE,)),
+    Check(_GROUP, "forgotten", "the networks of living pods are configured", _forgotten, (_FORGOTTEN,)),
     Check(_GROUP, "subnets", "no two networks give the same addresses", _subnets, (_TOGETHER,)),
     Check(_GROUP, "host", "the host has no other way to the pods' subnets", _host, (_TAKEN,)),
     Check(_GROUP, "leftovers", "no other CNI has left anything", _leftovers, (_OTHERS,)),

@@ -141,9 +141,9 @@ class Node:
 
     @cached_property
     def addresses(self) -> Mapping[int, tuple[Assigned, ...]]:
-        """The addresses of the host, by the indexes of its interfaces."""
+        """The addresses of the host, by the indexes of its interfaces; bridged pods' ends have none."""
         with Socket() as socket:
-            return {own.index: tuple(address.on_link(socket, own)) for own in self.links if own.kind != "veth"}
+            return {own.index: tuple(address.on_link(socket, own)) for own in self.links if not own.master}
 
     @cached_property
     def routes(self) -> tuple[Installed, ...]:

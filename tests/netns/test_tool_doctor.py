@@ -51,6 +51,18 @@ def test_all_samples_together_have_nothing(clinic):
     assert bad(clinic.findings()) == []
 
 
+@pytest.mark.needs("vlan_filtering")
+def test_a_gateway_in_a_vlan_has_nothing(clinic, new_sandbox):
+    """Pods in a VLAN, whose gateway stands on an interface of its own, are healthy."""
+    ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(clinic.directory / "leases")}
+    body = {"type": "bridge", "bridge": "br0", "vlan": 5, "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
+    path = clinic.configure("10-vlan.conflist", {"cniVersion": "1.0.0", "name": "vlan", "plugins": [body]})
+    for _ in range(2):
+        clinic.attach(NetworkList.load(path), new_sandbox())
+    found = clinic.everything()
+    assert bad(found) == [], found
+
+
 def test_pods_of_the_reference_have_nothing(clinic, new_sandbox, reference):
     """Pods that the reference plugins attached, with theirs in the plugin directory, are healthy."""
     clinic.bin_dir = reference

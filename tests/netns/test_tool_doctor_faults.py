@@ -295,6 +295,15 @@ def test_what_cannot_be_checked_is_counted(clinic, sandbox):
     assert bad(clinic.findings()) == []
 
 
+def test_pods_of_a_network_without_a_file(clinic, network, sandbox):
+    """Living pods whose network's file was taken out of net.d are a note."""
+    clinic.attach(network, sandbox)
+    clinic.sample("10-podwire.conflist")
+    (clinic.conf / "60-podman.conflist").unlink()
+    assert clinic.found("network-not-configured")["subject"] == "podwire-podman"
+    assert bad(clinic.findings()) == []
+
+
 def test_ranges_that_are_full(clinic, new_sandbox):
     """A range without a free address is a problem, one that is nearly so a warning."""
     body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
