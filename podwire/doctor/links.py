@@ -217,8 +217,7 @@ def _patterns(text: str) -> list[str]:
     if "Unmanaged=yes" in text or any(line.startswith(("Type=", "Kind=", "MACAddress=")) for line in text.splitlines()):
         return []
     lines = [line.partition("=")[2] for line in text.splitlines() if line.startswith("Name=")]
-    words = [word for line in lines for word in line.split()]
-    return [] if any(word.startswith("!") for word in words) else words
+    return [word for line in lines for word in line.split()]
 
 
 def _mentions(directories: tuple[str, ...], key: str, names: tuple[str, ...]) -> bool:

@@ -98,8 +98,7 @@ def values(text: str, section: str) -> dict[str, list[str]]:
         head, _, body = part.partition("\n")
         name = head.partition("#")[0].strip().strip("[]").replace('"', "").replace("'", "")
         if name == section or name.endswith(f".{section}"):
-            lines = "\n".join(line for line in body.splitlines() if not line.lstrip().startswith("#"))
-            for match in _KEY.finditer(lines):
+            for match in _KEY.finditer(body):
                 found.setdefault(match["key"], _TEXT.findall(match["value"]))
     return found
 

@@ -190,6 +190,26 @@ bin_dir = "/wrong"
     assert runtime.values("network_backend = x", "network") == {}
 
 
+@pytest.mark.parametrize(
+    ("conf_dir", "bin_key", "told"),
+    [
+        ("{net}", 'bin_dir = "{bin}/"', []),
+        ("{net}", 'bin_dirs = ["/opt/a", "{bin}"]', []),
+        ("/etc/b", 'bin_dir = "{bin}"', ["podwire doctor --conf-dir /etc/b"]),
+        ("{net}", 'bin_dirs = ["/opt/a"]', ["podwire doctor --bin-dir /opt/a"]),
+    ],
+)
+def test_a_containerd_that_looks_elsewhere(node, monkeypatch, tmp_path, conf_dir, bin_key, told):
+    """containerd's directories, in either of its spellings, are told when they are others than those looked at."""
+    places = {"net": tmp_path / "net.d", "bin": tmp_path / "bin"}
+    path = tmp_path / "config.toml"
+    path.write_text(f"[x.cni]\nconf_dir = '{conf_dir.format(**places)}'\n{bin_key.format(**places)}\n")
+    monkeypatch.setattr(runtime, "_PODMAN", ())
+    monkeypatch.setattr(runtime, "_CONTAINERD", str(path))
+    monkeypatch.setattr(runtime, "_CRIO", ("/absent", "/absent"))
+    assert [one.cure for one in look(node, "directories")] == told
+
+
 def test_podman_without_cni(node, monkeypatch, tmp_path):
     """A podman that is configured for netavark is a note."""
     path = tmp_path / "containers.conf"
