@@ -200,7 +200,7 @@ bin_dir = "/wrong"
     ],
 )
 def test_a_containerd_that_looks_elsewhere(node, monkeypatch, tmp_path, conf_dir, bin_key, told):
-    """containerd's directories, in either of its spellings, are told when they are others than those looked at."""
+    """Containerd's directories, in either of its spellings, are told when they are others than those looked at."""
     places = {"net": tmp_path / "net.d", "bin": tmp_path / "bin"}
     path = tmp_path / "config.toml"
     path.write_text(f"[x.cni]\nconf_dir = '{conf_dir.format(**places)}'\n{bin_key.format(**places)}\n")
