@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ mkdir -p {conf} {cache}/results {bin}
 mount -t tmpfs podwire /etc/cni; mkdir /etc/cni/net.d; mount --bind {conf} /etc/cni/net.d
 mount --bind {cache} /var/lib/cni
 {before}
-exec {wrapped} {tool} doctor "$@"
+exec {wrapped} {tool} "$@"
 """
 
 Found = dict[str, str]
@@ -42,6 +43,7 @@ class Clinic:
     host: Namespace
     directory: Path
     bin_dir: Path = field(default_factory=binaries.directory)
+    tool: Path = field(default_factory=lambda: binaries.directory() / "podwire")
 
     @property
     def conf(self) -> Path:
@@ -101,13 +103,16 @@ class Clinic:
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
         return self.cache / "results" / f"{network.name}-{pod.name}-{ifname}"
 
-    def doctor(
+    def doctor(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Runs `podwire doctor` on the node."""
+        return self.podwire("doctor", *arguments, **how)
+
+    def podwire(
         self, *arguments: str, before: str = "", wrapped: str = "", env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs the tool on the node; `before` is done in its mount namespace, `wrapped` a program that runs it."""
-        tool = binaries.directory() / "podwire"
         places = {"conf": self.conf, "cache": self.cache, "bin": self.directory / "none"}
-        script = _INSIDE.format(**places, before=before, wrapped=wrapped, tool=tool)
+        script = _INSIDE.format(**places, before=before, wrapped=wrapped, tool=self.tool)
         line = ["unshare", "--mount", "sh", "-ec", script, "sh", *arguments]
         variables = {**environment(None), "CNI_PATH": str(self.bin_dir), **(env or {})}
         with self.host.entered():
@@ -133,7 +138,12 @@ class Clinic:
 
     def cure(self, finding: Found) -> None:
         """Does what a finding says: its command, without what stands behind "; for good"."""
-        self.host.run("sh", "-ec", finding["cure"].partition("; for good")[0])
+        command = finding["cure"].partition("; for good")[0]
+        if command.startswith("podwire "):
+            done = self.podwire(*shlex.split(command)[1:])
+            assert done.returncode == 0, done
+        else:
+            self.host.run("sh", "-ec", command)
 
 
 def bad(found: list[Found]) -> list[Found]:
