@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from functools import partial
+from shlex import quote
 
 from cni.cache import ResultCache
 from ipam.host_local import allocator
@@ -113,11 +114,11 @@ def _usable(node: Node) -> Iterator[Finding]:
 def _unusable(item: Interface, store: Store) -> Finding | None:
     directory, name = _nearest(store.directory), item.network.name
     if not os.path.isdir(directory):
-        return _UNUSABLE.found(name, f"{directory} is no directory", f"rm {directory}")
+        return _UNUSABLE.found(name, f"{directory} is no directory", f"mv {quote(directory)} {quote(directory)}.old")
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         return _UNUSABLE.found(
-            name, f"{directory} is on a read-only file system", f"mount -o remount,rw {_mount(directory)}"
+            name, f"{directory} is on a read-only file system", f"mount -o remount,rw {quote(_mount(directory))}"
         )
     if about.f_files and not about.f_favail:
         return _UNUSABLE.found(name, f"the file system of {directory} can have no more files", f"df -i {directory}")
@@ -126,9 +127,9 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
     owner = os.stat(directory)
     if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
         text = f"{directory} belongs to user {owner.st_uid}, who can take and give addresses"
-        return _UNUSABLE.found(name, text, f"chown root: {directory}")
+        return _UNUSABLE.found(name, text, f"chown root: {quote(directory)}")
     if os.path.isdir(f"{store.directory}/lock"):
-        return _UNUSABLE.found(name, f"{store.directory}/lock is a directory", f"rmdir {store.directory}/lock")
+        return _UNUSABLE.found(name, f"{store.directory}/lock is a directory", f"rmdir {quote(store.directory)}/lock")
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import combinations
+from shlex import quote
 
 from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
@@ -84,7 +85,9 @@ def _files(node: Node) -> Iterator[Finding]:
     usable = [file for file in node.files if file.network]
     for file in node.files:
         if file.problem:
-            yield _UNUSABLE.found(file.path, f"it cannot be used: {file.problem.msg}", f"podwire lint {file.path}")
+            yield _UNUSABLE.found(
+                file.path, f"it cannot be used: {file.problem.msg}", f"podwire lint {quote(file.path)}"
+            )
     if not usable:
         why = "it is not there" if not os.path.isdir(node.conf_dir) else "it has no configuration that can be used"
         cure = f"put a file like 10-podwire.conflist into {node.conf_dir}, then: podwire lint {node.conf_dir}"

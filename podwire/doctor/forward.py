@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from shlex import quote
 
 from cni import child
 from cni.child import Command
@@ -122,7 +123,8 @@ def _cure(node: Node, chain: Chain, item: Interface) -> str:
 def _ways(item: Interface, versions: Iterable[int]) -> list[tuple[str, str]]:
     """Returns what tells the pods' packets, both ways, in the words of iptables and of nftables."""
     if item.bridge:
-        return [(f"-i {item.bridge}", f"iifname {item.bridge}"), (f"-o {item.bridge}", f"oifname {item.bridge}")]
+        name = quote(item.bridge)
+        return [(f"-i {name}", f"iifname {name}"), (f"-o {name}", f"oifname {name}")]
     found = []
     for subnet in item.subnets:
         if subnet.version in versions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterator
+from shlex import quote
 
 from kernel.link import OPERSTATE_UP, OPERSTATES, Link
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
@@ -81,7 +82,9 @@ def _bridges(node: Node) -> Iterator[Finding]:
             text = f'its bridge "{item.bridge}" is not there, and its pods live'
             yield _NO_BRIDGE.found(item.network.name, text, _NO_BRIDGE.cure)
         elif not bridge.is_up:
-            yield _DOWN.found(item.network.name, f'its bridge "{bridge.name}" is down', f"ip link set {bridge.name} up")
+            yield _DOWN.found(
+                item.network.name, f'its bridge "{bridge.name}" is down', f"ip link set {quote(bridge.name)} up"
+            )
         else:
             yield from _ports(node, item, bridge)
         if bridge is not None:
@@ -103,7 +106,7 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 yield _NO_PORT.found(item.network.name, text, _joining(item, bridge, end))
             elif not end.is_up:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is down'
-                yield _PORT.found(item.network.name, text, f"ip link set {end.name} up")
+                yield _PORT.found(item.network.name, text, f"ip link set {quote(end.name)} up")
             elif end.operstate != OPERSTATE_UP and inside:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
                 cure = "remove the container and make it again: its routes went when its interface went down"
@@ -115,8 +118,8 @@ def _joining(item: Interface, bridge: Link, end: Link) -> str:
     if item.vlans:
         return "remove the container and make it again: the port's VLANs went, too"
     flags = "".join(f" {flag} on" for flag in item.port_flags)
-    join = f"ip link set {end.name} master {bridge.name}"
-    return f"{join} && ip link set {end.name} type bridge_slave{flags}" if flags else join
+    join = f"ip link set {quote(end.name)} master {quote(bridge.name)}"
+    return f"{join} && ip link set {quote(end.name)} type bridge_slave{flags}" if flags else join
 
 
 def _mac(bridge: Link) -> Iterator[Finding]:
@@ -125,7 +128,7 @@ def _mac(bridge: Link) -> Iterator[Finding]:
     if read_text(f"{about}/ifindex").strip() != str(bridge.index):
         return
     if read_text(f"{about}/addr_assign_type").strip() != _ADDRESS_IS_SET:
-        cure = f"ip link set {bridge.name} address {bridge.mac}"
+        cure = f"ip link set {quote(bridge.name)} address {bridge.mac}"
         yield _MAC.found(bridge.name, "its MAC address is not set, and follows from its ports", cure)
 
 
@@ -145,7 +148,9 @@ def _gateways(node: Node) -> Iterator[Finding]:
         }
         for gateway, length in wanted.items():
             text = f"{gateway}, the gateway of its pods, is on no interface of the host"
-            yield _NO_ADDRESS.found(item.network.name, text, f"ip address add {gateway}/{length} dev {bridge.name}")
+            yield _NO_ADDRESS.found(
+                item.network.name, text, f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
+            )
 
 
 def _mtu(node: Node) -> Iterator[Finding]:
@@ -182,7 +187,7 @@ def _twice(node: Node) -> Iterator[Finding]:
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:
-                cure = f"ip address del {present} dev {link.name}"
+                cure = f"ip address del {present} dev {quote(link.name)}"
                 yield _DOUBLE.found(str(address), f'{pod} has it, and the host on "{link.name}"', cure)
             if address in seen and seen[address] != pod:
                 yield _DOUBLE.found(str(address), f"{seen[address]} and {pod} have it", f"remove the pod of {pod}")

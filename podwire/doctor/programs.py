@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from shlex import quote
 
 from cni import child, delegate, gojson, skel, versions
 from cni.child import Command
@@ -92,7 +93,7 @@ def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
         cure = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
         return _MISSING.found(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", cure)
     if not os.access(path, os.X_OK):
-        return _MODE.found(kind, f"{path} may not be executed", f"chmod 0755 {path}")
+        return _MODE.found(kind, f"{path} may not be executed", f"chmod 0755 {quote(path)}")
     again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):
         return _FOREIGN.found(kind, f"{path} is for another processor than this node's", again)

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from shlex import quote
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Node, read_text
@@ -121,7 +122,9 @@ def _disk(node: Node) -> Iterator[Finding]:
         return
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
-        yield _DISK.found(directory, "it is on a read-only file system", f"mount -o remount,rw {_mount(directory)}")
+        yield _DISK.found(
+            directory, "it is on a read-only file system", f"mount -o remount,rw {quote(_mount(directory))}"
+        )
     elif about.f_blocks and not about.f_bavail:
         yield _DISK.found(directory, "its file system is full", f"make room: df {directory}")
     elif about.f_files and not about.f_favail:
