@@ -139,7 +139,7 @@ def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
         program = found_program(f"{tool}-legacy")
         if not iptables.has_legacy(version, "filter") or not program:
             continue
-        lines = listed(program, "-S", "FORWARD")
+        lines = listed(program, "-S")
         if "-P FORWARD DROP" not in lines:
             continue
         for item in routed:

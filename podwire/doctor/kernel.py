@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel import sysctl
+from kernel.netfilter import iptables
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.forward import found_program, listed
 from podwire.doctor.node import Interface, Node, read_text
 
 _GROUP = "kernel"
@@ -127,6 +129,7 @@ def _bridged(node: Node) -> Iterator[Finding]:
         (chain.table.name, chain.name) in (("nat", "KUBE-SERVICES"), ("kube-proxy", "services"))
         for chain in node.chains
     )
+    served = served or _has_legacy_service()
     value = _setting(_BRIDGED)
     bridges = [item.bridge for item in node.interfaces if item.bridge]
     if served and bridges and value != "1":
@@ -134,6 +137,12 @@ def _bridged(node: Node) -> Iterator[Finding]:
         if value is None:
             cure = f"modprobe br_netfilter && {cure}"
         yield _UNSEEN.found(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", cure)
+
+
+def _has_legacy_service() -> bool:
+    """Tells whether kube-proxy has made its chain by iptables-legacy."""
+    program = found_program("iptables-legacy")
+    return bool(program) and iptables.has_legacy(4, "nat") and bool(listed(program, "-t", "nat", "-S", "KUBE-SERVICES"))
 
 
 def _connections(node: Node) -> Iterator[Finding]:

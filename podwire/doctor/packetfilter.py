@@ -22,6 +22,8 @@ _TABLES = ("filter", "nat", "mangle", "raw")
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 # A comment of the reference's, and ours, in chains of containers: whose a jump is.
 _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
+_LISTED_OWNER = re.compile(r'name: \\"([^"\\]+)\\" id: \\"([^"\\]+)\\"')
+_LISTED = ("-A POSTROUTING ", "-A CNI-HOSTPORT-DNAT ")
 _JUMPS = tuple(
     Chain(Table(family, "nat"), name)
     for family in nft.NFPROTO.values()
@@ -125,6 +127,7 @@ def _stale(node: Node) -> Iterator[Finding]:
         _stale_jumps(node, socket, names, jumps)
         _stale_masquerading(node, socket, names, marks)
         _stale_owned(node, socket, names, marks)
+    _stale_legacy(node, names, jumps)
     for name in sorted({*jumps, *marks}):
         number = max(len(jumps.get(name, ())), len(marks.get(name, ())))  # one may have rules of both kinds
         text = f"{number} container(s) that the cache does not know, or that are gone, still have rules"
@@ -140,6 +143,19 @@ def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[st
                 network, container_id = (part.decode(errors="replace") for part in owner.groups())
                 if network in names and (network, container_id) not in living:
                     counts.setdefault(network, set()).add(container_id)
+
+
+def _stale_legacy(node: Node, names: set[str], counts: dict[str, set[str]]) -> None:
+    """Reads what iptables-legacy's program lists, where it has made the table."""
+    living = {(one.network_name, one.attachment.container_id) for one in node.living}
+    for version, tool in iptables.TOOLS.items():
+        program = found_program(f"{tool}-legacy")
+        if not program or not iptables.has_legacy(version, "nat"):
+            continue
+        for line in listed(program, "-t", "nat", "-S"):
+            owner = _LISTED_OWNER.search(line) if line.startswith(_LISTED) else None
+            if owner and owner[1] in names and owner.groups() not in living:
+                counts.setdefault(owner[1], set()).add(owner[2])
 
 
 def _stale_masquerading(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:

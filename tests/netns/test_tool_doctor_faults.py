@@ -41,7 +41,7 @@ CURABLE = {
     ),
     "bridged frames": Fault(
         "bridged-frames-pass-by",
-        "iptables-nft -t nat -N KUBE-SERVICES; sysctl -qw net/bridge/bridge-nf-call-iptables=0",
+        "iptables -t nat -N KUBE-SERVICES; sysctl -qw net/bridge/bridge-nf-call-iptables=0",
         needs=("br_netfilter",),
     ),
     "bridge down": Fault("bridge-down", "ip link set cni4 down"),
@@ -113,6 +113,7 @@ def test_forwarding_that_no_pod_needs_is_no_fault(clinic):
     assert bad(clinic.findings()) == []
 
 
+@pytest.mark.needs("nft_inet")
 def test_rules_that_let_pods_through_are_not_called_wrong(clinic, sandbox):
     """A chain that drops, but speaks of the bridge, is a note and no more."""
     clinic.attach(clinic.sample("30-layer-2.conflist"), sandbox)
@@ -159,6 +160,7 @@ def test_rules_that_were_flushed(clinic, network, sandbox, what):
         assert bad(clinic.findings()) == []
 
 
+@pytest.mark.needs("iptables_nft_nat")
 def test_of_many_attachments_with_one_fault_a_few_are_told(clinic, network, new_sandbox):
     """Of eight pods without rules five are told, and the rest is counted."""
     for number in range(8):
@@ -215,7 +217,7 @@ def collect(clinic: Clinic, network: NetworkList, *living: Namespace) -> None:
     )
 
 
-@pytest.mark.needs("iptables_legacy_nat")
+@pytest.mark.needs("iptables_legacy_nat", "iptables_nft_nat")
 def test_two_variants_of_iptables(clinic, network, sandbox):
     """Rules of both variants of iptables are told, and what is told of the other one empties it."""
     clinic.attach(network, sandbox)
