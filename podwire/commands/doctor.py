@@ -28,6 +28,7 @@ from podwire.doctor.node import Node
 from podwire.output import Cell, Output
 
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
+_CACHE_DIR = "/var/lib/cni"  # add_cache_dir's
 _BAD = (Severity.PROBLEM, Severity.WARNING)
 _DESCRIPTION = """\
 Looks at everything that pods' network on this node depends on: net.d and the plugins it names, the kernel's settings,
@@ -60,6 +61,7 @@ def _run(context: Context, options: Namespace) -> Status:
         bin_dirs(context, options),
         options.cache_dir,
         options.network,
+        _given(options),
     )
     found = list(examined(node))
     if context.out.as_json:
@@ -67,6 +69,12 @@ def _run(context: Context, options: Namespace) -> Status:
     else:
         _print(found, context.out, everything=options.all)
     return Status.WRONG if any(finding.severity in _BAD for _, finding in found) else Status.FINE
+
+
+def _given(options: Namespace) -> dict[str, str]:
+    """Returns the options that name other directories than the environment or the usual ones."""
+    cache_dir = options.cache_dir if options.cache_dir != _CACHE_DIR else ""
+    return {"--conf-dir": options.conf_dir, "--bin-dir": options.bin_dir, "--cache-dir": cache_dir}
 
 
 def _json(check: Check, finding: Finding) -> dict[str, str]:

@@ -83,16 +83,18 @@ def _ranges(node: Node) -> Iterator[Finding]:
             usage = Usage.count(own, owners, known)
             stale += usage.stale
             if error := allocator.exhausted(store, number, own, cache):
-                cure = f"podwire gc {name}" if usage.stale else f'give a larger "subnet" in {item.network.path}'
+                cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
                 yield _FULL.found(name, error.msg, cure)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
-                cure = f"podwire gc {name}" if usage.stale else f'give a larger "subnet" in {item.network.path}'
+                cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
                 yield _NEARLY.found(name, f"range {own}: {usage}", cure)
             else:
                 yield fine_one("ranges", name, f"range {own}: {usage}")
         if stale:
             yield _STALE.found(
-                name, f"{stale} address(es) in {store.directory} are of containers that are gone", f"podwire gc {name}"
+                name,
+                f"{stale} address(es) in {store.directory} are of containers that are gone",
+                node.command("gc", name),
             )
 
 

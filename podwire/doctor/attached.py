@@ -144,7 +144,7 @@ def _told(node: Node, one: Known, plugin: Mapping[str, object], error: CniError)
     if isinstance(error, ShadowedError):
         return _SHADOWED.found(subject, text, error.details or _SHADOWED.cure)
     if _is_of_rules(node, one, plugin) and "sysctl" not in error.details:
-        return _LOST_RULES.found(subject, text, f"podwire repair {one.network_name}")
+        return _LOST_RULES.found(subject, text, node.command("repair", one.network_name))
     return _WRONG.found(subject, text, error.details or "remove the container and create it again")
 
 

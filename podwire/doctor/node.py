@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import IPv4Network, ip_network
+from shlex import quote
 
 from cni import args as cni_args
 from cni import conf as cni_conf
@@ -67,7 +68,10 @@ class Interface:
 
 
 class Node:
-    """One node. `network` narrows the checks to one network, "" are all."""
+    """One node. `network` narrows the checks to one network, "" are all.
+
+    `given` are the options that named other directories than usual: a command that is told has them, too.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Node:
         bin_dirs: tuple[str, ...],
         cache_dir: str,
         network: str = "",
+        given: Mapping[str, str] | None = None,
     ) -> None:
         self.plugins = plugins
         self.env = env
@@ -84,7 +89,14 @@ class Node:
         self.bin_dirs = bin_dirs
         self.cache_dir = cache_dir
         self.network = network
+        self._given = given or {}
         self._owners: dict[str, Owners] = {}
+
+    def command(self, name: str, network: str) -> str:
+        """Returns a command line of this tool for a network, to be told as a cure."""
+        known = ("--bin-dir", "--cache-dir") if name == "repair" else ("--conf-dir", "--bin-dir", "--cache-dir")
+        options = [f" {option} {quote(self._given[option])}" for option in known if self._given.get(option)]
+        return f"podwire {name} {network}{''.join(options)}"
 
     @cached_property
     def files(self) -> tuple[NetworkFile, ...]:

@@ -131,7 +131,7 @@ def _stale(node: Node) -> Iterator[Finding]:
     for name in sorted({*jumps, *marks}):
         number = max(len(jumps.get(name, ())), len(marks.get(name, ())))  # one may have rules of both kinds
         text = f"{number} container(s) that the cache does not know, or that are gone, still have rules"
-        yield _STALE.found(name, text, f"podwire gc {name}")
+        yield _STALE.found(name, text, node.command("gc", name))
 
 
 def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:

@@ -111,7 +111,7 @@ def _cache(node: Node) -> Iterator[Finding]:
             dead[one.network_name] = dead.get(one.network_name, 0) + 1
     for name, number in dead.items():
         text = f"{number} attachment(s) in {node.cache_dir}/results have lost their namespace"
-        yield _GONE.found(name, text, f"podwire gc {name}")
+        yield _GONE.found(name, text, node.command("gc", name))
     if node.known and not dead:
         yield fine_one("cache", f"{node.cache_dir}/results", f"{len(node.known)} attachment(s), all alive")
 

@@ -133,6 +133,16 @@ def test_a_clock_that_was_set_back(node, tmp_path, ahead_s, told):
     assert [one.name for one in look(node, "cache")] == ["dead-attachments"]
 
 
+def test_a_command_that_is_told_has_the_directories_that_were_given(node):
+    """Who looks at other directories than the usual ones is told commands that do, too."""
+    own = Node(
+        PLUGINS, {}, "net.d", ("bin",), "a b", given={"--cache-dir": "a b", "--conf-dir": "net.d", "--bin-dir": ""}
+    )
+    assert own.command("gc", "net") == "podwire gc net --conf-dir net.d --cache-dir 'a b'"
+    assert own.command("repair", "net") == "podwire repair net --cache-dir 'a b'"
+    assert node.command("gc", "net") == "podwire gc net"
+
+
 def full(**values: int) -> Callable[[str], os.statvfs_result]:
     """Returns a statvfs whose file system is as given, and has room else."""
     usual = {"f_flag": 0, "f_blocks": 100, "f_bavail": 50, "f_files": 100, "f_favail": 50, **values}
