@@ -128,9 +128,10 @@ def is_change(line: str) -> bool:
     """Tells whether a line of strace is a call that can change a file; what programs have for /dev/null is none."""
     call = line.split(maxsplit=1)[1]
     if call.startswith(("open(", "openat(", "creat(")):
-        # A file without a name, as STATUS tries whether a directory takes one, is gone when it is closed.
+        # A file without a name, as STATUS tries whether a directory takes one, is gone when it is closed; the lock is
+        # iptables-legacy's own.
         return bool(re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|creat\(", call)) and not re.search(
-            r'"/dev/null"|O_TMPFILE', call
+            r'"/dev/null"|"/run/xtables.lock"|O_TMPFILE', call
         )
     return call.startswith(tuple(f"{name}(" for name in CHANGES.split(",")))
 
