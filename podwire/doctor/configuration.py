@@ -145,26 +145,24 @@ def _host(node: Node) -> Iterator[Finding]:
 
 
 def _taken(node: Node, item: Interface, own: Subnet) -> str:
-    """Tells what of the host overlaps with a subnet: an address of an interface, or a route by one.
+    """Tells what of the host overlaps with a subnet: the network of an interface's address, or a route by one.
 
-    Not the network's bridge and what stands on it, nor pairs (routed pods, other plugins' gateways), nor what leads to
-    more than the subnet by a gateway: that is the way to the rest of it.
+    Not the network's bridge and what stands on it, nor pairs (routed pods, other plugins' gateways), nor single
+    addresses (an overlay's own), nor routes to more than the subnet: they are the way to the rest of it.
     """
     for index, assigned in node.addresses.items():
         link = node.link_of(index)
         if link is None or link.kind == "veth" or _is_ours(link.name, item) or link.flags & IFF_LOOPBACK:
             continue
         for one in assigned:
-            if one.address.network.prefixlen and overlapping(own, [one.address.network]):
+            network = one.address.network
+            if 0 < network.prefixlen < network.max_prefixlen and overlapping(own, [network]):
                 return f'{one.address} of interface "{link.name}"'
     for route in node.routes:
-        link = node.link_of(route.index)
-        network = route.dst.network
-        if link is None or link.kind == "veth" or _is_ours(link.name, item) or not network.prefixlen:
+        link, network = node.link_of(route.index), route.dst.network
+        if link is None or link.kind == "veth" or _is_ours(link.name, item):
             continue
-        if route.gw is not None and network.prefixlen < own.prefixlen:
-            continue
-        if overlapping(own, [network]):
+        if own.prefixlen <= network.prefixlen < network.max_prefixlen and overlapping(own, [network]):
             return f'the route to {network} by interface "{link.name}"'
     return ""
 

@@ -107,7 +107,7 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
             elif not end.is_up:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is down'
                 yield _PORT.found(item.network.name, text, f"ip link set {quote(end.name)} up")
-            elif end.operstate != OPERSTATE_UP and inside:
+            elif end.operstate != OPERSTATE_UP and inside and not item.down_inside:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
                 cure = "remove the container and make it again: its routes went when its interface went down"
                 yield _PORT.found(item.network.name, text, cure)

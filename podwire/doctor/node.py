@@ -44,7 +44,7 @@ class Interface:
     """What the interface plugin of a network makes: `kind` "bridge" or "ptp", the name of its bridge, or "".
 
     With `routed` the host is the pods' gateway. `sets` are host-local's, in the stores of `data_dir`. `port_flags` are
-    those of the bridge's ports, as `ip link` names them.
+    those of the bridge's ports, as `ip link` names them. With `down_inside` the pods' interfaces are down on purpose.
     """
 
     network: Network
@@ -55,6 +55,7 @@ class Interface:
     data_dir: str = ""
     port_flags: tuple[str, ...] = ()
     vlans: bool = False
+    down_inside: bool = False
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
@@ -249,4 +250,5 @@ def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | No
         host_local.data_dir(conf) if is_local else "",
         tuple(flag for key, flag in _PORT_FLAGS.items() if fields.boolean(key)),
         fields.has("vlan") or fields.has("vlanTrunk"),
+        fields.boolean("disableContainerInterface"),
     )

@@ -247,11 +247,41 @@ def test_the_hosts_own_way_to_a_pod_subnet(clinic):
     assert bad(clinic.findings()) == []
 
 
-def test_a_route_to_more_than_the_subnet_is_no_fault(clinic):
-    """A gateway to a network that contains the pods' is how the rest of it is reached."""
+@pytest.mark.parametrize(
+    "way",
+    [
+        OUT.format(mtu=1500) + "; ip route add 10.0.0.0/8 via 192.0.2.2",
+        "ip link add wg0 type bridge; ip link set wg0 up; ip route add 10.0.0.0/8 dev wg0",
+        "ip link add flannel.1 type bridge; ip link set flannel.1 up; ip address add 10.26.0.0/32 dev flannel.1",
+    ],
+)
+def test_the_way_to_the_rest_of_the_pods_is_no_fault(clinic, way):
+    """A route to a network that contains the pods', or an overlay's single address, is how other nodes are reached."""
     clinic.sample("60-podman.conflist")
-    clinic.host.run("sh", "-ec", OUT.format(mtu=1500) + "; ip route add 10.0.0.0/8 via 192.0.2.2")
+    clinic.host.run("sh", "-ec", way)
     assert bad(clinic.findings()) == []
+
+
+def test_a_route_to_the_pods_by_another_interface(clinic):
+    """A route to the pods' subnet itself, by an interface that is not their bridge, is told."""
+    clinic.sample("60-podman.conflist")
+    clinic.host.run("sh", "-ec", "ip link add lan type bridge; ip link set lan up; ip route add 10.26.0.0/16 dev lan")
+    assert 'the route to 10.26.0.0/16 by interface "lan"' in clinic.found("subnet-taken")["text"]
+
+
+def test_interfaces_that_are_down_on_purpose(clinic, sandbox):
+    """Pods whose interface the configuration leaves down are healthy."""
+    body = {"type": "bridge", "bridge": "br0", "disableContainerInterface": True}
+    path = clinic.configure("10-l2.conflist", {"cniVersion": "1.0.0", "name": "l2", "plugins": [body]})
+    clinic.attach(NetworkList.load(path), sandbox)
+    assert bad(clinic.findings()) == []
+
+
+def test_a_pods_interface_that_is_down(clinic, network, sandbox):
+    """The interface of a living pod that is down is told, and that its routes went with it."""
+    clinic.attach(network, sandbox)
+    sandbox.ip("link", "set", "eth0", "down")
+    assert "routes" in clinic.found("pod-interface-down")["cure"]
 
 
 def test_the_same_address_twice(clinic, network, new_sandbox):
