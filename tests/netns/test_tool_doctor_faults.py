@@ -354,4 +354,5 @@ def test_ranges_that_are_full(clinic, new_sandbox):
         clinic.attach(network, new_sandbox())
         if number == 11:
             assert clinic.found("range-nearly-full")["severity"] == "warning"
+    assert [one["name"] for one in bad(clinic.findings())] == ["range-full"]
     assert clinic.found("range-full")["cure"] == 'give a larger "subnet" in /etc/cni/net.d/10-small.conflist'
