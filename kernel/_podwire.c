@@ -1,6 +1,8 @@
 /* _podwire: what a CNI plugin needs of the kernel that Python 3.11 does not offer.
  *
  *   setns(fd, nstype)   enters a namespace (Python 3.12 has os.setns)
+ *   unshare(flags)      moves the process into new namespaces (Python 3.12 has os.unshare)
+ *   mount(...)          mount(2) without data
  *   fs_type(path)       statfs(2)'s f_type: tells a namespace file from a left-over plain file
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
@@ -13,6 +15,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -27,6 +30,39 @@ podwire_setns(PyObject *self, PyObject *args)
         return NULL;
     if (setns(fd, nstype) < 0)
         return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+podwire_unshare(PyObject *self, PyObject *args)
+{
+    int flags;
+
+    if (!PyArg_ParseTuple(args, "i", &flags))
+        return NULL;
+    if (unshare(flags) < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+podwire_mount(PyObject *self, PyObject *args)
+{
+    PyObject *source, *target;
+    const char *type;
+    unsigned long flags;
+    int rc;
+
+    if (!PyArg_ParseTuple(args, "O&O&sk", PyUnicode_FSConverter, &source, PyUnicode_FSConverter, &target, &type,
+                          &flags))
+        return NULL;
+    rc = mount(PyBytes_AS_STRING(source), PyBytes_AS_STRING(target), type, flags, NULL);
+    if (rc < 0)
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, PyBytes_AS_STRING(target));
+    Py_DECREF(source);
+    Py_DECREF(target);
+    if (rc < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -168,6 +204,8 @@ PyDoc_STRVAR(spawn_bound_doc,
 
 static PyMethodDef methods[] = {
     {"setns", podwire_setns, METH_VARARGS, "setns(fd, nstype): enter the namespace behind fd."},
+    {"unshare", podwire_unshare, METH_VARARGS, "unshare(flags): move into new namespaces."},
+    {"mount", podwire_mount, METH_VARARGS, "mount(source, target, type, flags): mount(2) without data."},
     {"fs_type", podwire_fs_type, METH_VARARGS, "fs_type(path) -> int: statfs(2)'s f_type of path."},
     {"spawn_bound", podwire_spawn_bound, METH_VARARGS, spawn_bound_doc},
     {NULL, NULL, 0, NULL},

@@ -1,0 +1,75 @@
+"""The packet filter of one network namespace, carried over into another one.
+
+One rule: it is as good as the tools on the node can make it, and what they could not do is told, never raised: who
+copies a host to try something in it must know where the copy differs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from cni import child
+from cni.child import Command
+
+_DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin")
+_TOOLS = ("iptables", "ip6tables")
+# What iptables-nft keeps in nftables: the programs of iptables print it.
+_OF_IPTABLES = ("filter", "nat", "mangle", "raw", "security")
+_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of a namespace: what to feed which program; and what could not be read, in words."""
+
+    inputs: tuple[tuple[tuple[str, ...], bytes], ...]
+    missing: tuple[str, ...] = ()
+
+
+def read() -> Rules:
+    """Reads the rules of the namespace in which we are."""
+    inputs: list[tuple[tuple[str, ...], bytes]] = []
+    missing = []
+    for tool in _TOOLS:
+        saved = _run((f"{tool}-save",), b"")
+        if saved is None:
+            missing.append(f"the rules of {tool} could not be read")
+        elif b"*" in saved:
+            inputs.append(((f"{tool}-restore", "--noflush"), saved))
+    listed = _run(("nft", "list", "tables"), b"")
+    if listed is None:
+        missing.append("the tables of nftables could not be read")
+    for line in (listed or b"").decode("utf-8", "replace").splitlines():
+        _, family, name = (*line.split(), "", "", "")[:3]
+        if not (family in ("ip", "ip6") and name in _OF_IPTABLES):
+            table = _run(("nft", "list", "table", family, name), b"")
+            if table:
+                inputs.append((("nft", "-f", "-"), table))
+    return Rules(tuple(inputs), tuple(missing))
+
+
+def write(rules: Rules) -> tuple[str, ...]:
+    """Makes the rules in the namespace in which we are; returns what is missing there, in words."""
+    refused = [" ".join(words) for words, text in rules.inputs if _run(words, text) is None]
+    return (*rules.missing, *(f"not all rules could be copied: {words} failed" for words in refused))
+
+
+def _run(words: tuple[str, ...], text: bytes) -> bytes | None:
+    """Returns what a program prints; None when it is not there or fails."""
+    program = next((path for path in _paths(words[0]) if os.access(path, os.X_OK)), "")
+    if not program:
+        return None
+    env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR") if name in os.environ}
+    try:
+        (outcome,) = child.run(
+            Command((program, *words[1:]), {**env, "LC_ALL": "C"}, text, capture_stderr=True), limit_s=_LIMIT_S
+        )
+    except OSError:
+        return None
+    return outcome.stdout if outcome.status == 0 else None
+
+
+def _paths(name: str) -> list[str]:
+    directories = [item for item in os.environ.get("PATH", "").split(":") if item.startswith("/")]
+    return [f"{directory}/{name}" for directory in (*directories, *_DIRECTORIES)]
