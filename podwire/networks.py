@@ -140,7 +140,7 @@ def _plugins(fields: Fields, name: str, path: str) -> tuple[Mapping[str, object]
     if inline is not None and not (isinstance(inline, list) and all(isinstance(item, dict) for item in inline)):
         raise fields.error("plugins", "must be a list of objects")
     plugins: list[Mapping[str, object]] = list(inline or [])
-    if not fields.boolean("loadOnlyInlinedPlugins"):
+    if path and not fields.boolean("loadOnlyInlinedPlugins"):  # beside what is cached is nothing
         beside = os.path.join(os.path.dirname(path), name)
         if os.path.isdir(beside):
             for file in sorted(os.listdir(beside)):
