@@ -12,6 +12,8 @@ from podwire.commands.linting import COMMAND as LINT
 from podwire.commands.listing import COMMAND as LIST
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
+from podwire.commands.upkeep import GC, STATUS, VERSION
+from podwire.commands.verbs import ADD, CHECK, DEL
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (DOCTOR, SHOW, LINT, IPAM, REPAIR, INSTALL, UNINSTALL, LIST, COMPLETION, MANUAL)
+COMMANDS: tuple[Command, ...] = (SHOW, DOCTOR, LINT, IPAM, REPAIR, INSTALL, UNINSTALL, LIST, COMPLETION, MANUAL, *(SHOW)

@@ -19,6 +19,7 @@ from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
 from tests.support.publishing import Publishing, connect, hasty
 from tests.support.shaping import BOTH, Shaping
+from tests.support.tool import PORTMAP, Tool
 from tests.support.tuned import Tuning
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
@@ -153,3 +154,11 @@ def firewall(bin_dir: Path, bridged: Namespace, tools: Path) -> Firewall:
     """A network with firewall and iptables, of each variant, for dual-stack pods on bridge `cni0`."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables"}
     return Firewall(bridged, config, tools=tools).of(*DUAL)
+
+
+@pytest.fixture
+def tool(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tool:
+    """The tool on a host with a network of bridge and portmap."""
+    made = Tool(host, tmp_path)
+    made.configure(made.bridge(ipMasq=True), PORTMAP)
+    return made

@@ -1,0 +1,58 @@
+"""--explain: what our own plugins tell of their steps and changes, read from the log they write for us.
+
+One rule: the log is ours alone, one for each call, and goes with it; nobody else's is written to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from cni import files, gojson
+from cni.errors import CniError, Code
+from podwire import running, telling
+from podwire.explain import explained
+from podwire.output import Output
+from podwire.running import Call, Done
+
+_DIRECTORIES = ("/run", "/tmp")  # the second for who is not root
+_MOST_BYTES = 1 << 22
+
+
+def explaining(call: Call) -> Done:
+    """Runs a plugin's file with a log of ours, and hands over what was written to it."""
+    directory = next((one for one in _DIRECTORIES if os.access(one, os.W_OK)), _DIRECTORIES[-1])
+    path = f"{directory}/podwire-{os.getpid()}.log"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot make {path}: {error.strerror}", "--explain needs this file") from error
+    try:
+        done = running.execute(replace(call, env={**call.env, "PODWIRE_LOG": path, "PODWIRE_LOG_LEVEL": "debug"}))
+        return replace(done, account=_lines(files.read(path, _MOST_BYTES)))
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def tell(out: Output, done: Done) -> None:
+    """Prints a call and the account that its plugin gave of it."""
+    telling.step(out, done)
+    if out.as_json:
+        return
+    for line in done.account:
+        for text in explained(line):
+            out.line(f"    {text}")
+    if not done.account:
+        out.line(f"    {done.kind} gave no account of it: it is not podwire's, or an older one")
+
+
+def _lines(text: bytes) -> tuple[Mapping[str, object], ...]:
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            value = gojson.loads(line)
+            found += [value] if isinstance(value, dict) else []
+    return tuple(found)

@@ -1,0 +1,243 @@
+"""`podwire gc`, `status` and `version`: what is asked of a whole network, and of the files of its plugins.
+
+With --json `gc` prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, its steps as
+`podwire add` has them; `status` {"networks": [{"network", "path", "ready", "asked", "steps"}, {"path", "problem"}]},
+where `asked` is "STATUS", or "VERSION" for a list before CNI 1.1.0; `version` a list of {"plugin", "file", "versions",
+"program", "podwire"}, with "error" for one that cannot be used.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+
+from cni import cache, child, delegate, versions
+from cni.cache import Entry
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from podwire import attachments, networks, verbs
+from podwire.command import Command, Context, Status, bin_dirs, conf_dir
+from podwire.commands.verbs import add_dry_run, add_explain, add_options, require_root, runtime
+from podwire.networks import Network
+from podwire.output import Cell, Text
+from podwire.running import Call, Pod, environment, execute
+from podwire.verbs import Runtime
+
+_PROBE_S = 10.0
+
+
+def _gc(context: Context, options: Namespace) -> Status:
+    require_root("gc")
+    network = networks.find(conf_dir(context, options), options.network)
+    results = os.path.join(options.cache_dir, "results")
+    _refuse_unknown(results, network.name)
+    known = list(attachments.known(options.cache_dir, network.name))
+    gone, kept = [one for one in known if not one.lives], [one for one in known if one.lives]
+    own = runtime(context, options, dry_run=options.dry_run)
+    if not context.out.as_json:
+        context.out.line(f"network {network.name}: {len(kept)} attachments live, {len(gone)} are gone")
+    if network.disable_gc:
+        gone = []
+        if not context.out.as_json:
+            context.out.line("nothing was done: the network has disableGC")
+    deleted = []
+    for one in gone:
+        if not context.out.as_json:
+            context.out.line(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
+        pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
+        if verbs.delete(own, one.network or network, pod, one.result):
+            deleted.append(one.attachment)
+    if not network.disable_gc:
+        verbs.collect(own, network, [one.attachment for one in kept])
+        _tell_uncollected(context, network)
+    if context.out.as_json:
+        steps = [step.to_json() for step in own.done]
+        lists = {"kept": _named([one.attachment for one in kept]), "deleted": _named(deleted)}
+        context.out.json({"network": network.name, **lists, "steps": steps})
+    return Status.WRONG if own.failed else Status.FINE
+
+
+def _tell_uncollected(context: Context, network: Network) -> None:
+    if not versions.at_least(network.version, versions.SINCE["GC"]) and not context.out.as_json:
+        context.out.line(f"the plugins were not asked to collect: GC came with 1.1.0, this is {network.version}")
+
+
+def _refuse_unknown(results: str, network: str) -> None:
+    """Raises CniError(5) when the cache cannot tell which attachments live: GC would take the rest for garbage."""
+    try:
+        names = os.listdir(results)
+    except OSError as error:
+        hint = "without it every attachment would count as garbage; give the runtime's with --cache-dir"
+        raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
+    known: list[Entry] = list(cache.entries(results))
+    unread = verbs.unreadable(names, network, known)
+    if unread:
+        hint = "is its container gone? then delete the file; else its attachment would count as garbage"
+        raise CniError(Code.IO_FAILURE, f"cannot read {os.path.join(results, unread[0])}", hint)
+
+
+def _named(found: list[Attachment]) -> list[dict[str, str]]:
+    return [{"containerID": one.container_id, "ifname": one.ifname} for one in found]
+
+
+def _status(context: Context, options: Namespace) -> Status:
+    directory = conf_dir(context, options)
+    files = networks.read_directory(directory)
+    if options.network:
+        files = (networks.NetworkFile("", networks.find(directory, options.network)),)
+    own = runtime(context, options)
+    told: list[dict[str, object]] = []
+    for file in files:
+        if file.network:
+            told.append(_ask(context, own, file.network))
+        elif file.problem:
+            told.append({"path": file.path, "problem": file.problem.msg})
+            if not context.out.as_json:
+                context.out.line(Cell(f"{file.path}: {file.problem.msg}", "bad"))
+                context.out.line(f"  {file.problem.details}" if file.problem.details else "")
+    if context.out.as_json:
+        context.out.json({"networks": told})
+    elif not files:
+        context.out.line(Cell(f"there is no network in {directory}", "bad"))
+    fine = bool(files) and all(one.get("ready") for one in told)
+    return Status.FINE if fine else Status.WRONG
+
+
+def _ask(context: Context, own: Runtime, network: Network) -> dict[str, object]:
+    """Asks one network's plugins; those of a list before 1.1.0, which has no STATUS, for their versions at least."""
+    own.done.clear()
+    can_be_asked = versions.at_least(network.version, versions.SINCE["STATUS"])
+    if not context.out.as_json:
+        context.out.line(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
+    if can_be_asked:
+        verbs.status(own, network)
+    else:
+        for plugin in network.plugins:
+            own.run("VERSION", Pod(), plugin, {"cniVersion": network.version})
+    unspoken = [
+        step.kind for step in own.done if not (can_be_asked or step.error) and not _speaks(step.result, network)
+    ]
+    if not context.out.as_json:
+        for kind in unspoken:
+            context.out.line(Cell(f"{kind} does not know cniVersion {network.version}", "bad"))
+        if not (can_be_asked or own.failed or unspoken):
+            context.out.line(f"  its plugins are there; cniVersion {network.version} has no STATUS to ask for more")
+    return {
+        "network": network.name,
+        "path": network.path,
+        "ready": not own.failed and not unspoken,
+        "asked": "STATUS" if can_be_asked else "VERSION",
+        "steps": [step.to_json() for step in own.done],
+    }
+
+
+def _speaks(answer: object, network: Network) -> bool:
+    return network.version in _supported(answer)
+
+
+def _supported(answer: object) -> list[str]:
+    listed = answer.get("supportedVersions") if isinstance(answer, Mapping) else None
+    return [item for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
+
+
+def _version(context: Context, options: Namespace) -> Status:
+    path = bin_dirs(context, options)
+    names = options.plugin or _used(conf_dir(context, options))
+    if not names:
+        hint = "name plugins: podwire version bridge host-local"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"there is no network in {conf_dir(context, options)}", hint)
+    found = [_examined(context, name, path) for name in names]
+    if context.out.as_json:
+        context.out.json(found)
+    else:
+        rows = [_row(one) for one in found]
+        context.out.table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), rows)
+    return Status.WRONG if any("error" in one for one in found) else Status.FINE
+
+
+def _row(one: Mapping[str, object]) -> tuple[Text, ...]:
+    listed = one["versions"]
+    end: Text = Cell(str(one["error"]), "bad") if "error" in one else str(one["program"])
+    return (str(one["plugin"]), str(one["file"]), " ".join(listed) if isinstance(listed, list) else "", end)
+
+
+def _used(directory: str) -> list[str]:
+    """Returns the plugins that the networks of a directory name, IPAM plugins among them."""
+    found: set[str] = set()
+    for file in networks.read_directory(directory):
+        for plugin in file.network.plugins if file.network else ():
+            for part in (plugin, plugin.get("ipam")):
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                found |= {kind} if isinstance(kind, str) and kind else set()
+    return sorted(found)
+
+
+def _examined(context: Context, name: str, path: tuple[str, ...]) -> dict[str, object]:
+    """Returns what is known of one plugin's file; its program is what it says of itself when it is asked nothing."""
+    body: dict[str, object] = {"plugin": name, "file": "", "versions": [], "program": "", "podwire": False}
+    try:
+        body["file"] = program = delegate.find(name, path)
+        env = environment("VERSION", Pod(), context.env, path)
+        step = execute(Call(name, "VERSION", {"cniVersion": versions.CURRENT}, env, path))
+        body["versions"] = _supported(step.result)
+        silent = {key: value for key, value in env.items() if not key.startswith("CNI_")}
+        (outcome,) = child.run(child.Command((program,), silent, capture_stderr=True), limit_s=_PROBE_S)
+        lines = outcome.stderr.decode("utf-8", "replace").splitlines()
+        body["program"] = lines[0] if lines else "it does not say"
+        body["podwire"] = "+podwire." in str(body["program"])
+        if step.error:
+            raise step.error
+    except OSError as error:
+        body["error"] = f"cannot be run: {error.strerror}"
+    except CniError as error:
+        body["error"] = error.msg
+    return body
+
+
+def _gc_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("network", metavar="NETWORK", help="name of a network of net.d")
+    add_dry_run(parser)
+    add_explain(parser)
+    add_options(parser)
+
+
+def _status_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="name of a network (all of net.d)")
+    add_explain(parser)
+    add_options(parser)
+
+
+def _version_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("plugin", metavar="PLUGIN", nargs="*", help="name of a plugin (those that net.d names)")
+    add_options(parser)
+
+
+GC = Command(
+    "gc",
+    "remove what attachments have left that are gone",
+    "Runs DEL for each attachment of NETWORK in the cache whose namespace is gone, then GC of every plugin with\n"
+    "those that live, which removes leases, interfaces and rules of all others. The cache must be that of every\n"
+    "runtime on this node (--cache-dir): what it does not know is garbage. cnitool keeps none; this keeps the living.",
+    _gc,
+    _gc_arguments,
+    (("podwire gc podwire --dry-run", "what is left of pods that are gone"),),
+)
+STATUS = Command(
+    "status",
+    "ask whether networks are ready for pods",
+    "Runs STATUS of each plugin of NETWORK, or of every network in net.d, and tells what is missing on the node.\n"
+    "A list before cniVersion 1.1.0 cannot be asked: there the plugins' files are tried, no more.",
+    _status,
+    _status_arguments,
+    (("podwire status", "why is the node NotReady (cni plugin not initialized)?"),),
+)
+VERSION = Command(
+    "version",
+    "the plugins' files: where they are, whose, and what they speak",
+    "Prints for each plugin that net.d names, or that is named here, the file that a runtime would run, the CNI\n"
+    "versions it speaks, and what it says it is.",
+    _version,
+    _version_arguments,
+    (("podwire version", "which plugins are podwire's, which the reference's?"),),
+)

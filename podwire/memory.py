@@ -1,0 +1,75 @@
+"""Writing libcni's result cache, so that podwire, cnitool and the runtimes know of each other's attachments.
+
+One rule: an entry is there as a whole or not at all: it is written beside and renamed. What it holds is libcni's
+(cachedInfo in libcni/api.go, kind cniCacheV1), keys in its order, as is its mode.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from contextlib import suppress
+
+from cni import directories, gojson
+from podwire.networks import Network
+from podwire.running import Pod
+
+
+def path_of(cache_dir: str, network: str, pod: Pod) -> str:
+    """Returns the path of an attachment's entry."""
+    container_id, ifname = pod.attachment
+    return os.path.join(cache_dir, "results", f"{network}-{container_id}-{ifname}")
+
+
+def entry(network: Network, pod: Pod, result: object) -> dict[str, object]:
+    """Returns what is remembered of an attachment; what is empty is left out, as Go does."""
+    pairs = [pair.split("=", 1) for pair in pod.cni_args.split(";") if pair]
+    filled = {"netns": pod.netns, "cniArgs": pairs, "capabilityArgs": dict(pod.capability_args), "result": result}
+    return {
+        "kind": "cniCacheV1",
+        "containerId": pod.attachment.container_id,
+        "config": base64.b64encode(_whole(network)).decode(),
+        "ifName": pod.attachment.ifname,
+        "networkName": network.name,
+        **{key: _sorted(value) for key, value in filled.items() if value},
+    }
+
+
+def remember(cache_dir: str, network: Network, pod: Pod, result: object) -> None:
+    """Writes the entry of an attachment, in place of one that is there; raises OSError."""
+    path = path_of(cache_dir, network.name, pod)
+    directories.make(os.path.dirname(path), 0o700)
+    draft = os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            directories.write(descriptor, gojson.dumps(entry(network, pod, result)).encode("utf-8", "replace"))
+        finally:
+            os.close(descriptor)
+        os.rename(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def forget(cache_dir: str, network: str, pod: Pod) -> None:
+    """Removes the entry of an attachment; none is success. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(path_of(cache_dir, network, pod))
+
+
+def _sorted(value: object) -> object:
+    """Returns a value with the keys of its objects sorted, as Go writes a map."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def _whole(network: Network) -> bytes:
+    """Returns the list with all its plugins, those of files beside it, too: it stands for itself from now on."""
+    items: dict[str, object] = {"cniVersion": network.version, "name": network.name}
+    items |= {"disableCheck": True} if network.disable_check else {}
+    items |= {"disableGC": True} if network.disable_gc else {}
+    items |= {"loadOnlyInlinedPlugins": True, "plugins": [dict(plugin) for plugin in network.plugins]}
+    return gojson.dumps(items).encode("utf-8", "replace")

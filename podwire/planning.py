@@ -1,0 +1,69 @@
+"""What DEL and GC would do: our own plugins run in this process, and note each change instead of making it.
+
+One rule: another's plugin is never run, since it would do what it is asked; nobody can tell what that is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni import delegate, record, skel
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import CniError
+from cni.skel import Plugin
+from podwire.running import Call, Done, Serve, timed
+
+
+class Inside(NamedTuple):
+    """A verb of one of our plugins, ready to be served in this process."""
+
+    plugin: Plugin
+    args: CmdArgs
+    conf: NetConf
+
+    def serve(self) -> object:
+        """Serves it; returns ADD's result as JSON, else None."""
+        result = skel.call(self.plugin, self.args, self.conf)
+        return result and result.to_json(self.conf.cni_version)
+
+
+def own(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
+    """Returns the plugin that the file named `kind` is, if it is this very file; raises CniError(7) for no file.
+
+    Run from the sources this process is Python's, so there every plugin that we have counts.
+    """
+    program = delegate.find(kind, path)
+    itself = "/proc/self/exe"
+    is_python = os.path.basename(os.readlink(itself)).startswith("python")
+    return plugins.get(kind) if is_python or os.path.samestat(os.stat(program), os.stat(itself)) else None
+
+
+def inside(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> Inside:
+    """Reads a call as skel reads a process's environment and input; raises CniError."""
+    args = replace(cni_args.from_env(call.env), stdin=call.stdin, delegates=plugins)
+    return Inside(plugin, args, cni_conf.parse(call.stdin))
+
+
+def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Done:
+    """Serves a call inside this process and notes the changes, which are made unless they are only `planned`."""
+    with record.recorded(planned=planned) as noted:
+        return timed(call, lambda: inside(call, plugin, plugins).serve(), lambda: tuple(noted.changes))
+
+
+def planning(plugins: Mapping[str, Plugin]) -> Serve:
+    """Returns what serves a call by noting what it would change; of another's plugin nothing is known."""
+
+    def serve(call: Call) -> Done:
+        try:
+            plugin = own(call.kind, call.path, plugins)
+        except CniError as error:
+            return Done(call.kind, call.command, 0.0, error=error)
+        return noting(call, plugin, plugins, planned=True) if plugin else Done(call.kind, call.command, 0.0)
+
+    return serve

@@ -1,0 +1,149 @@
+"""Running one verb of one plugin as libcni does: the file found on the bin path, its environment, its input.
+
+One rule: whatever becomes of a plugin is a value, `Done`; only a signal is raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cni import child, delegate, gojson, skel
+from cni.child import Outcome
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+
+_NO_ATTACHMENT = Attachment("", "")
+_SHOWN = 200  # of what a plugin printed instead of a result
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One attachment as a verb names it: where, and what the runtime says besides; of "" for GC, STATUS, VERSION.
+
+    `cni_args` is CNI_ARGS ("K=V;K=V"), `capability_args` what each capability is given.
+    """
+
+    attachment: Attachment = _NO_ATTACHMENT
+    netns: str = ""
+    cni_args: str = ""
+    capability_args: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One verb of the plugin `kind`: `request` is its input, `env` its whole environment, `path` where plugins are."""
+
+    kind: str
+    command: str
+    request: Mapping[str, object]
+    env: Mapping[str, str] = field(repr=False)
+    path: tuple[str, ...]
+
+    @property
+    def stdin(self) -> bytes:
+        """The request as it is written to the plugin."""
+        return gojson.dumps(self.request).encode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a call: its time, ADD's result as JSON, or the error; what was told on stderr.
+
+    `changes` are those that it made, or would make, None where nobody can know; `account` is its log (cni.log).
+    """
+
+    kind: str
+    command: str
+    ms: float
+    result: object = None
+    error: CniError | None = None
+    stderr: str = ""
+    changes: tuple[str, ...] | None = None
+    account: tuple[Mapping[str, object], ...] = ()
+    attachment: Attachment = _NO_ATTACHMENT
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the step as --json prints it."""
+        error = {key: value for key, value in self.error.to_json("").items() if value} if self.error else None
+        filled: dict[str, object] = {
+            "containerID": self.attachment.container_id,
+            "ifname": self.attachment.ifname,
+            "error": error,
+            "stderr": self.stderr,
+            "account": list(self.account),
+        }
+        body: dict[str, object] = {"plugin": self.kind, "command": self.command, "ms": round(self.ms, 3)}
+        body |= {key: value for key, value in filled.items() if value}
+        return body if self.changes is None else {**body, "changes": list(self.changes)}
+
+
+# Serves a call in one way or another: by running the file, or by telling what that would do.
+Serve = Callable[[Call], Done]
+
+
+def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str, ...]) -> dict[str, str]:
+    """Returns a plugin's environment: the caller's, with all CNI_* parameters ours (libcni)."""
+    own = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": pod.attachment.container_id,
+        "CNI_NETNS": pod.netns,
+        "CNI_ARGS": pod.cni_args,
+        "CNI_IFNAME": pod.attachment.ifname,
+        "CNI_PATH": ":".join(path),
+    }
+    return {**env, **own}
+
+
+def execute(call: Call) -> Done:
+    """Runs the file to its end."""
+    start_ns = time.perf_counter_ns()
+    result, error, stderr = None, None, ""
+    try:
+        program = delegate.find(call.kind, call.path)
+        (outcome,) = child.run(child.Command((program,), call.env, call.stdin, capture_stderr=True))
+        stderr = outcome.stderr.decode("utf-8", "replace")
+        result = answer(outcome, call)
+    except OSError as failure:
+        error = CniError(Code.INTERNAL, f"cannot run {call.kind}: {failure.strerror}", "is the file whole?")
+    except CniError as failure:
+        error = failure
+    return Done(call.kind, call.command, (time.perf_counter_ns() - start_ns) / 1e6, result, error, stderr)
+
+
+def answer(outcome: Outcome, call: Call) -> object:
+    """Returns what a plugin answered, None where nothing is to be; raises its error, as libcni reads it."""
+    if outcome.status == 0 and call.command not in ("ADD", "VERSION"):
+        return None
+    try:
+        body = gojson.loads(outcome.stdout)
+    except ValueError:
+        body = None
+    if outcome.status == 0:
+        if not isinstance(body, dict):
+            raise CniError(Code.DECODING_FAILURE, f"{call.kind} printed no result", _shown(outcome))
+        # As libcni: a result without a version is of the version that was asked for.
+        return body if body.get("cniVersion") else {**body, "cniVersion": call.request.get("cniVersion")}
+    code, msg = (body.get("code"), body.get("msg")) if isinstance(body, dict) else (None, None)
+    if isinstance(body, dict) and isinstance(code, int) and isinstance(msg, str) and msg:
+        details = body.get("details")
+        raise CniError(code, msg, details if isinstance(details, str) else "")
+    raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.how}", _shown(outcome))
+
+
+def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Done:
+    """Serves a call inside this process: `served` returns the result or raises, `changes` tells what it noted."""
+    start_ns = time.perf_counter_ns()
+    result, error = None, None
+    try:
+        result = served()
+    except Exception as failure:
+        error = skel.as_cni_error(failure)
+    ms = (time.perf_counter_ns() - start_ns) / 1e6
+    return Done(call.kind, call.command, ms, result, error, changes=changes())
+
+
+def _shown(outcome: Outcome) -> str:
+    text = outcome.stdout[:_SHOWN].decode("utf-8", "replace").strip()
+    return f"it printed: {text}" if text else "it printed nothing; its own words are above"

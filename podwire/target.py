@@ -1,0 +1,117 @@
+"""What a person names on the command line: a namespace, a container, an attachment of the cache.
+
+One rule: what is meant is what cnitool means by it, so that both know the other's attachments; a namespace that a
+runtime has attached is found by itself, whatever path it was given by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from cni import gojson
+from cni.args import is_interface_name
+from cni.conf import VALID_NAME
+from cni.errors import CniError, Code
+from kernel.configure import Sandbox
+from kernel.netns import Netns
+from podwire import attachments
+from podwire.attachments import Known
+
+_NAMED = "/run/netns"
+
+
+def namespace_path(text: str) -> str:
+    """Returns the absolute path of a namespace given by path, by name in /run/netns ("web") or by PID ("4711")."""
+    if "/" in text:
+        return os.path.abspath(text)
+    named = f"{_NAMED}/{text}"
+    if text.isascii() and text.isdigit() and not os.path.exists(named):
+        return f"/proc/{text}/ns/net"
+    return named
+
+
+def require_namespace(path: str) -> None:
+    """Raises CniError(8) for what is no network namespace, naming those that there are."""
+    try:
+        Netns(path).__exit__(None, None, None)
+    except CniError as error:
+        try:
+            names = ", ".join(sorted(os.listdir(_NAMED))) or "none"
+        except OSError:
+            names = "none"
+        hint = f"give a path, a process's PID, or a name in {_NAMED}: {names}"
+        raise CniError(Code.INVALID_NETNS, f"{path} is no network namespace", hint) from error
+
+
+def container_id(netns: str) -> str:
+    """Returns the container ID that cnitool makes of a namespace's path."""
+    return f"cnitool-{hashlib.sha512(os.fsencode(netns)).digest()[:10].hex()}"
+
+
+def require_free(netns: str, ifname: str) -> None:
+    """Raises CniError(4) when the namespace has an interface of that name.
+
+    A failed ADD is followed by DEL, which would take away what somebody else has attached.
+    """
+    with Netns(netns) as namespace, Sandbox(namespace, ifname) as sandbox:
+        if ifname != "lo" and sandbox.find():
+            msg = f'{netns} has an interface "{ifname}" already'
+            raise CniError(Code.INVALID_ENVIRONMENT, msg, "detach it first, or choose another name with --ifname")
+
+
+def find(cache_dir: str, network: str, ifname: str, *, netns: str = "", name: str = "") -> Known | None:
+    """Returns the attachment of the cache with the container ID `name`, or cnitool's for `netns`, or in `netns`.
+
+    None when there is none, or (of those in `netns`) more than one.
+    """
+    own = [one for one in attachments.known(cache_dir, network) if one.attachment.ifname == ifname]
+    wanted = name or (container_id(netns) if netns else "")
+    for one in own:
+        if one.attachment.container_id == wanted:
+            return one
+    inside = [one for one in own if netns and not name and is_same(one.netns, netns)]
+    return inside[0] if len(inside) == 1 else None
+
+
+def is_same(one: str, other: str) -> bool:
+    """Tells whether two paths lead to one namespace."""
+    try:
+        return os.path.samestat(os.stat(one), os.stat(other))
+    except (OSError, ValueError):
+        return False
+
+
+def require_names(container: str, ifname: str) -> None:
+    """Refuses a container ID or an interface name that no plugin takes, as libcni does; raises CniError(4)."""
+    if not VALID_NAME.fullmatch(container):
+        raise CniError(Code.INVALID_ENVIRONMENT, f"no container ID: {container}", "letters, digits, . _ - are allowed")
+    if not is_interface_name(ifname):
+        raise CniError(Code.INVALID_ENVIRONMENT, f"no name of an interface: {ifname}", "15 characters, no / : or blank")
+
+
+def capability_args(text: str) -> dict[str, object]:
+    """Reads --capability-args or CAP_ARGS; raises CniError(6)."""
+    try:
+        found = gojson.loads(text.encode("utf-8", "replace")) if text else {}
+    except ValueError as error:
+        raise _bad_capabilities(str(error)) from None
+    if not isinstance(found, dict):
+        raise _bad_capabilities("it is not a JSON object")
+    return found
+
+
+def cni_args(pairs: list[str]) -> str:
+    """Joins --args to CNI_ARGS; raises CniError(4) for what is no K=V."""
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value) or "=" in value or ";" in pair:
+            raise CniError(
+                Code.INVALID_ENVIRONMENT, f"no pair of CNI_ARGS: {pair}", "write --args KEY=VALUE, once each"
+            )
+    return ";".join(pairs)
+
+
+def _bad_capabilities(problem: str) -> CniError:
+    hint = """for example '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'"""
+    return CniError(Code.DECODING_FAILURE, f"the capability arguments cannot be used: {problem}", hint)

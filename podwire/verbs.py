@@ -1,0 +1,156 @@
+"""The verbs of a whole network: its plugins one after the other, as libcni runs them (libcni/api.go).
+
+One rule: what libcni's callers do is done here, in its order: ADD forwards, each plugin with the result of the one
+before, CHECK with the cached one, DEL backwards; the first failure of ADD and DEL ends it. Unlike cnitool a failed ADD
+is followed by DEL, as every runtime does, so that nothing is left; CHECK, GC and STATUS ask all that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from cni import signals, versions
+from cni.cache import Entry
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from cni.result import from_json
+from podwire import memory
+from podwire.networks import Network
+from podwire.running import Call, Done, Pod, Serve, environment
+
+
+@dataclass
+class Runtime:
+    """Who runs the plugins: where they are, what they inherit, how they are served, and who is told of each.
+
+    With `writes` off the cache stays as it is. `done` is what has been run so far.
+    """
+
+    path: tuple[str, ...]
+    env: Mapping[str, str]
+    cache_dir: str
+    serve: Serve
+    tell: Callable[[Done], None]
+    writes: bool = True
+    done: list[Done] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Tells whether any plugin has failed so far."""
+        return any(step.error for step in self.done)
+
+    def run(self, command: str, pod: Pod, plugin: Mapping[str, object], request: Mapping[str, object]) -> Done:
+        """Runs a verb of one plugin and tells of it."""
+        env = environment(command, pod, self.env, self.path)
+        call = Call(str(plugin.get("type")), command, request, env, self.path)
+        step = replace(self.serve(call), attachment=pod.attachment)
+        self.done.append(step)
+        self.tell(step)
+        return step
+
+
+def add(runtime: Runtime, network: Network, pod: Pod) -> object:
+    """Attaches a pod, remembers it, and returns the last result; after a failure detaches it, and returns None.
+
+    Raises CniError(5) when it cannot be remembered, and Terminated, with the pod detached in both cases.
+    """
+    result: object = None
+    try:
+        for plugin in network.plugins:
+            request = network.request(plugin, capability_args=pod.capability_args, prev_result=result)
+            step = runtime.run("ADD", pod, plugin, request)
+            if step.error:
+                _take_back(runtime, network, pod)
+                return None
+            result = step.result
+        if runtime.writes:
+            _remember(runtime, network, pod, result)
+    except BaseException:
+        _take_back(runtime, network, pod)
+        raise
+    return result
+
+
+def check(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
+    """Checks an attachment against the `result` of its ADD; raises CniError(1) for a version that has no CHECK."""
+    if not versions.at_least(network.version, versions.SINCE["CHECK"]):
+        raise CniError(
+            Code.INCOMPATIBLE_VERSION,
+            f'network "{network.name}" cannot be checked: it is of cniVersion {network.version}',
+            'CHECK came with 0.4.0; set "cniVersion" to "0.4.0" or later and attach the pod again',
+        )
+    if network.disable_check:
+        return
+    for plugin in network.plugins:
+        request = network.request(
+            plugin, capability_args=pod.capability_args, prev_result=converted(result, network.version)
+        )
+        runtime.run("CHECK", pod, plugin, request)
+
+
+def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) -> bool:
+    """Detaches a pod and forgets it; tells whether all plugins succeeded. The first failure ends it."""
+    prev_result = None
+    if result is not None and versions.at_least(network.version, "0.4.0"):
+        try:
+            prev_result = converted(result, network.version)
+        except CniError:
+            prev_result = None  # as libcni: DEL goes on without what cannot be read
+    for plugin in reversed(network.plugins):
+        request = network.request(plugin, capability_args=pod.capability_args, prev_result=prev_result)
+        if runtime.run("DEL", pod, plugin, request).error:
+            return False
+    if runtime.writes:
+        try:
+            memory.forget(runtime.cache_dir, network.name, pod)
+        except OSError as error:
+            path = memory.path_of(runtime.cache_dir, network.name, pod)
+            raise CniError(Code.IO_FAILURE, f"cannot remove {path}: {error.strerror}") from error
+    return True
+
+
+def collect(runtime: Runtime, network: Network, valid: Iterable[Attachment]) -> None:
+    """Runs GC of every plugin, which keeps the `valid` attachments; what was deleted before is `delete`'s."""
+    if versions.at_least(network.version, versions.SINCE["GC"]):
+        for plugin in network.plugins:
+            runtime.run("GC", Pod(), plugin, network.request(plugin, valid=valid))
+
+
+def status(runtime: Runtime, network: Network) -> None:
+    """Asks every plugin whether it is ready; a list before 1.1.0 cannot be asked and counts as ready (libcni)."""
+    if versions.at_least(network.version, versions.SINCE["STATUS"]):
+        for plugin in network.plugins:
+            runtime.run("STATUS", Pod(), plugin, network.request(plugin))
+
+
+def converted(result: object, version: str) -> object:
+    """Returns a result in the shape of `version`, untouched when it is of that version; raises CniError(7)."""
+    own = result.get("cniVersion") if isinstance(result, dict) else None
+    if not isinstance(own, str) or own == version:
+        return result
+    return from_json(result, own).to_json(version)
+
+
+def unreadable(names: Iterable[str], network: str, known: Iterable[Entry]) -> list[str]:
+    """Returns the files of the cache that may be the network's and are none of `known`, all that can be read."""
+    read = {entry.path.rpartition("/")[2] for entry in known}
+    return sorted(name for name in names if name.startswith(f"{network}-") and name not in read)
+
+
+def _remember(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
+    try:
+        memory.remember(runtime.cache_dir, network, pod, result)
+    except OSError as error:
+        path = memory.path_of(runtime.cache_dir, network.name, pod)
+        hint = "without it nobody could detach the pod as it was attached, so it has been detached"
+        raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error
+
+
+def _take_back(runtime: Runtime, network: Network, pod: Pod) -> None:
+    """Runs DEL of every plugin, whatever becomes of the others, as a runtime does after a failed ADD."""
+    if not runtime.writes:
+        return  # what was tried in a copy goes with the copy
+    with signals.ignored():
+        for plugin in reversed(network.plugins):
+            runtime.run("DEL", pod, plugin, network.request(plugin, capability_args=pod.capability_args))
