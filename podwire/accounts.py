@@ -18,6 +18,7 @@ from podwire.output import Output
 from podwire.running import Call, Done
 
 _DIRECTORIES = ("/run", "/tmp")  # the second for who is not root
+_TOLD = ("network", "containerID", "ifname", "netns")  # in the command's first line
 _MOST_BYTES = 1 << 22
 
 
@@ -43,7 +44,7 @@ def tell(out: Output, done: Done) -> None:
     if out.as_json:
         return
     for line in done.account:
-        for text in explained(line):
+        for text in explained({key: value for key, value in line.items() if key not in _TOLD}):
             out.line(f"    {text}")
     if not done.account:
         out.line(f"    {done.kind} gave no account of it: it is not podwire's, or an older one")

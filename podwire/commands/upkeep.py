@@ -36,7 +36,7 @@ def _gc(context: Context, options: Namespace) -> Status:
     gone, kept = [one for one in known if not one.lives], [one for one in known if one.lives]
     own = runtime(context, options, dry_run=options.dry_run)
     if not context.out.as_json:
-        context.out.line(f"network {network.name}: {len(kept)} attachments live, {len(gone)} are gone")
+        context.out.line(f"network {network.name}: of its attachments live {len(kept)}, are gone {len(gone)}")
     if network.disable_gc:
         gone = []
         if not context.out.as_json:

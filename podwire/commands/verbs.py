@@ -250,10 +250,12 @@ def _add_attachment(parser: ArgumentParser) -> None:
     add_options(parser)
 
 
-_TARGET = """
-NETNS is a path, a name in /run/netns, or the PID of a process in the container. The attachment is that of the cache
-(/var/lib/cni/results) which is in this namespace, with the configuration it was made with; else the container ID is
-made of the path as cnitool does it."""
+_NETNS = """
+NETNS is a path, a name in /run/netns, or the PID of a process in the container."""
+_NEW = " The container ID is made of the path as\ncnitool does it, unless one is given."
+_KNOWN = """
+What is meant is the attachment in the cache (/var/lib/cni/results) that is in this namespace, by whichever runtime,
+with the configuration it was made with; without one the container ID is made of the path as cnitool does it."""
 
 ADD = Command(
     "add",
@@ -261,7 +263,7 @@ ADD = Command(
     "Runs ADD of each plugin of NETWORK in order and prints the time of each, then what the pod got.\n"
     "The result goes to libcni's cache, so cnitool and runtimes know of it. After a failure DEL is run for\n"
     "every plugin, so that nothing is left. --dry-run tries it in a throw-away copy of the host and tells\n"
-    "every change." + _TARGET,
+    "every change." + _NETNS + _NEW,
     _add,
     _add_arguments,
     (
@@ -273,7 +275,7 @@ CHECK = Command(
     "check",
     "ask the plugins whether an attachment is still as it was made",
     "Runs CHECK of each plugin with the result of ADD from the cache. What fails names what is missing: a rule\n"
-    "that was flushed (podwire repair), an interface that is gone (remove the pod)." + _TARGET,
+    "that was flushed (podwire repair), an interface that is gone (remove the pod)." + _NETNS + _KNOWN,
     _check,
     _arguments,
     (("podwire check podwire 4711", "is the pod of process 4711 still connected as it should be?"),),
@@ -282,7 +284,7 @@ DEL = Command(
     "del",
     "detach a namespace from a network",
     "Runs DEL of each plugin, backwards, and removes the attachment from the cache. The first error ends it:\n"
-    "repeat it when the reason is gone. What is gone already is no error." + _TARGET,
+    "repeat it when the reason is gone. What is gone already is no error." + _NETNS + _KNOWN,
     _del,
     _del_arguments,
     (
