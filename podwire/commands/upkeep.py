@@ -218,7 +218,8 @@ GC = Command(
     "remove what attachments have left that are gone",
     "Runs DEL for each attachment of NETWORK in the cache whose namespace is gone, then GC of every plugin with\n"
     "those that live, which removes leases, interfaces and rules of all others. The cache must be that of every\n"
-    "runtime on this node (--cache-dir): what it does not know is garbage. cnitool keeps none; this keeps the living.",
+    "runtime on this node (--cache-dir): what it does not know is garbage. cnitool keeps none, this the living.\n\n"
+    '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
     _gc,
     _gc_arguments,
     (("podwire gc podwire --dry-run", "what is left of pods that are gone"),),
@@ -227,7 +228,9 @@ STATUS = Command(
     "status",
     "ask whether networks are ready for pods",
     "Runs STATUS of each plugin of NETWORK, or of every network in net.d, and tells what is missing on the node.\n"
-    "A list before cniVersion 1.1.0 cannot be asked: there the plugins' files are tried, no more.",
+    "A list before cniVersion 1.1.0 cannot be asked: there the plugins' files are tried, no more.\n\n"
+    '--json: {"networks": [{"network", "path", "ready", "asked", "steps"} or {"path", "problem"}]}; asked: "STATUS",\n'
+    'or "VERSION" for a list that cannot be asked.',
     _status,
     _status_arguments,
     (("podwire status", "why is the node NotReady (cni plugin not initialized)?"),),
@@ -236,7 +239,8 @@ VERSION = Command(
     "version",
     "the plugins' files: where they are, whose, and what they speak",
     "Prints for each plugin that net.d names, or that is named here, the file that a runtime would run, the CNI\n"
-    "versions it speaks, and what it says it is.",
+    "versions it speaks, and what it says it is.\n\n"
+    '--json: [{"plugin", "file", "versions", "program", "podwire", "error"}], podwire telling whether it is ours.',
     _version,
     _version_arguments,
     (("podwire version", "which plugins are podwire's, which the reference's?"),),

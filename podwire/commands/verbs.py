@@ -252,6 +252,10 @@ def _add_attachment(parser: ArgumentParser) -> None:
 
 _NETNS = """
 NETNS is a path, a name in /run/netns, or the PID of a process in the container."""
+_JSON = """
+
+--json: {"network", "containerID", "ifname", "netns", "steps": [{"plugin", "command", "ms", "error", "changes",
+"account", "stderr"}], "result"}; of a step what there is."""
 _NEW = " The container ID is made of the path as\ncnitool does it, unless one is given."
 _KNOWN = """
 What is meant is the attachment in the cache (/var/lib/cni/results) that is in this namespace, by whichever runtime,
@@ -263,7 +267,7 @@ ADD = Command(
     "Runs ADD of each plugin of NETWORK in order and prints the time of each, then what the pod got.\n"
     "The result goes to libcni's cache, so cnitool and runtimes know of it. After a failure DEL is run for\n"
     "every plugin, so that nothing is left. --dry-run tries it in a throw-away copy of the host and tells\n"
-    "every change." + _NETNS + _NEW,
+    "every change." + _NETNS + _NEW + _JSON,
     _add,
     _add_arguments,
     (
@@ -275,7 +279,7 @@ CHECK = Command(
     "check",
     "ask the plugins whether an attachment is still as it was made",
     "Runs CHECK of each plugin with the result of ADD from the cache. What fails names what is missing: a rule\n"
-    "that was flushed (podwire repair), an interface that is gone (remove the pod)." + _NETNS + _KNOWN,
+    "that was flushed (podwire repair), an interface that is gone (remove the pod)." + _NETNS + _KNOWN + _JSON,
     _check,
     _arguments,
     (("podwire check podwire 4711", "is the pod of process 4711 still connected as it should be?"),),
@@ -284,7 +288,7 @@ DEL = Command(
     "del",
     "detach a namespace from a network",
     "Runs DEL of each plugin, backwards, and removes the attachment from the cache. The first error ends it:\n"
-    "repeat it when the reason is gone. What is gone already is no error." + _NETNS + _KNOWN,
+    "repeat it when the reason is gone. What is gone already is no error." + _NETNS + _KNOWN + _JSON,
     _del,
     _del_arguments,
     (
