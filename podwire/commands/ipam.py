@@ -1,10 +1,6 @@
 """`podwire ipam list|verify|free`: host-local's addresses, by whom they are in use, and releasing those of the dead.
 
 One rule: an address is released under its store's lock, and without --force never one whose owner may live.
-
-With --json `list` prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since",
-"beforeBoot"}], `verify` {"findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}, `free`
-{"freed": [{"address", "network", "containerID", "ifname"}], "kept": [the same with "reason"]}.
 """
 
 from __future__ import annotations
@@ -40,18 +36,32 @@ STATE   living        its container lives, or the address is configured in some 
         remark        of an administrator, who keeps the address to himself
         empty         left by a killed ADD; it is free
         foreign       the file names nobody, so that the address is given to nobody
-        last_reserved not reserved by this: behind it the next free address is searched"""
+        last_reserved not reserved by this: behind it the next free address is searched
+
+--json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
 _VERIFY = """\
 Compares the reservations with the runtime's cache and the kernel, both ways: addresses of containers that are gone,
 addresses in use that are not reserved (another pod may get them) or that are reserved for another, addresses that two
 pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree
-with the files. Each with its cure. Exit status 1 if anything was found. Nothing is changed."""
+with the files. Each with its cure. Exit status 1 if anything was found. Nothing is changed.
+
+--json prints {"findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}."""
 _FREE = """\
 Releases addresses whose owner is gone, under the lock that ADD takes, after a second look. It refuses, unless forced:
 an address whose container lives or that is configured on an interface, one that was reserved less than a minute ago and
 that the runtime's cache does not know yet (an ADD may be under way), and administrators' remarks.
 
-A pod that lives and loses its reservation keeps its address until another pod gets the same one."""
+A pod that lives and loses its reservation keeps its address until another pod gets the same one.
+
+--json prints {"freed": [{"address", "network", "containerID", "ifname"}], "kept": [the same with "reason"]}."""
+_EXAMPLES = {
+    "list": (("podwire ipam list podnet", "the addresses of a network, by whom and since when"),),
+    "verify": (("podwire ipam verify", "what is wrong with the reservations of all networks"),),
+    "free": (
+        ("podwire ipam free --gone podnet", "release what dead containers have left"),
+        ("podwire ipam free 10.22.0.7", "release one address, if its owner is gone"),
+    ),
+}
 
 
 def _list(context: Context, options: Namespace) -> Status:
@@ -188,7 +198,8 @@ def _add(
     about: str,
     run: Callable[[Context, Namespace], Status],
 ) -> ArgumentParser:
-    own = make(name, help=summary, description=about, formatter_class=RawDescriptionHelpFormatter)
+    epilog = "\n".join(["examples:", *(f"  {line}\n      {purpose}" for line, purpose in _EXAMPLES[name])])
+    own = make(name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter)
     if name == "free":
         own.add_argument("words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and of which network")
     else:
@@ -210,10 +221,5 @@ COMMAND = Command(
     _DESCRIPTION,
     _run,
     _arguments,
-    (
-        ("podwire ipam list podnet", "the addresses of a network, by whom and since when"),
-        ("podwire ipam verify", "what is wrong with the reservations of all networks"),
-        ("podwire ipam free --gone podnet", "release what dead containers have left"),
-        ("podwire ipam free 10.22.0.7", "release one address, if its owner is gone"),
-    ),
+    tuple(example for examples in _EXAMPLES.values() for example in examples),
 )

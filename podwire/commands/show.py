@@ -1,6 +1,6 @@
 """`podwire show`: who is who on this node, and what is left of pods that are gone.
 
-One rule: it reads only. The document of --json is described in podwire/node/model.py.
+One rule: it reads only.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from podwire import map_svg
 from podwire.command import Command, Context, Status, add_cache_dir, add_conf_dir, add_json, conf_dir
 from podwire.node.books import Places
 from podwire.node.look import look
-from podwire.node.model import Leak, NetworkSeen, Node, Pod, State, rate
+from podwire.node.model import DOCUMENT, Leak, NetworkSeen, Node, Pod, State, rate
 from podwire.output import Cell, Output, Text
 
 _SHORT = 12  # of a container's ID: what crictl and podman print
 
-_DESCRIPTION = """\
+_DESCRIPTION = (
+    """\
 Shows this node's pod networks: which are configured, who is attached to them by which interfaces with which
 addresses, host ports and limits. It joins what stands in three places: the runtime's cache (libcni's, with the result
 of every ADD), host-local's stores of addresses, and the kernel (interfaces here and inside the pods, limits, the
@@ -35,7 +36,12 @@ HOST PORTS  8080->80/tcp is port 8080 of the host, which leads to port 80 of the
             has no rule for it, "?" that it could not be read.
 
 LEAKED lists what is left of attachments that are gone, each with the command that takes it away. Whatever may belong to
-somebody who lives is not listed there. Nothing is changed."""
+somebody who lives is not listed there. Nothing is changed.
+
+--json prints
+"""
+    + DOCUMENT
+)
 
 
 def add_places(parser: ArgumentParser) -> None:

@@ -1,19 +1,6 @@
 """The node as a value, and as a document.
 
 One rule: pure. What could not be seen is None or named in `unseen`: nothing is told that is not known.
-
-The document of `podwire show --json`:
-
-    {"networks": [{"name", "file", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
-                   "attachments", "problem"}],
-     "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked", "hostInterface", "bridge",
-                      "addresses", "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
-                      "limits": {"receives", "sends"}}],
-     "bridges": [{"name", "addresses", "ports"}], "hostInterfaces": [{"name", "addresses"}],
-     "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "unseen": ["..."]}
-
-`state` is one of State; limits are in bits/s, null for none; `confirmed` tells whether the packet filter has the host
-port's rule, null where it could not be read.
 """
 
 from __future__ import annotations
@@ -24,6 +11,16 @@ from enum import StrEnum
 from cni.conf import Attachment
 
 NOBODY = Attachment("", "")
+DOCUMENT = """\
+{"networks": [{"name", "file", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
+               "attachments", "problem"}],
+ "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked", "hostInterface", "bridge",
+                  "addresses", "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
+                  "limits": {"receives", "sends"}}],
+ "bridges": [{"name", "addresses", "ports"}], "hostInterfaces": [{"name", "addresses"}],
+ "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "unseen": ["..."]}
+Limits are in bits/s, null for none; "confirmed" tells whether the packet filter has the host port's rule, null where it
+could not be read."""
 
 
 class State(StrEnum):
