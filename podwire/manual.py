@@ -45,7 +45,7 @@ def _page(line: CommandLine, status: str) -> Iterator[str]:
     yield ".SH OPTIONS"
     yield from _options(line.options)
     yield ".SH COMMANDS"
-    for command in line.every():
+    for command in line.below:
         yield from _command(command)
     yield from (".SH EXIT STATUS", *_lines(status))
     for title, entries in (("FILES", _FILES), ("ENVIRONMENT", _VARIABLES)):
@@ -61,6 +61,8 @@ def _command(command: CommandLine) -> Iterator[str]:
     yield from _options([*command.positionals, *command.options])
     if command.parser.epilog:
         yield from (".PP", ".nf", *_lines(command.parser.epilog), ".fi")
+    for below in command.below:
+        yield from _command(below)
 
 
 def _options(actions: list[Action]) -> Iterator[str]:

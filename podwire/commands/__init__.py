@@ -16,4 +16,21 @@ from podwire.commands.upkeep import GC, STATUS, VERSION
 from podwire.commands.verbs import ADD, CHECK, DEL
 
 # In the order of the help.
-COMMANDS: tuple[Command, ...] = (SHOW, DOCTOR, LINT, IPAM, REPAIR, INSTALL, UNINSTALL, LIST, COMPLETION, MANUAL, *(SHOW)
+COMMANDS: tuple[Command, ...] = (
+    DOCTOR,
+    SHOW,
+    LINT,
+    IPAM,
+    REPAIR,
+    ADD,
+    CHECK,
+    DEL,
+    GC,
+    STATUS,
+    VERSION,
+    INSTALL,
+    UNINSTALL,
+    LIST,
+    COMPLETION,
+    MANUAL,
+)

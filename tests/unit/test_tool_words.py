@@ -65,7 +65,8 @@ def test_every_command_is_on_the_manual_page():
 
 def test_text_is_no_request_to_roff():
     """A help text that begins with a dot, or has a backslash, is printed as it stands."""
-    parser = ArgumentParser(prog="tool", description=".so /etc/passwd\n'\\n")
+    parser = ArgumentParser(prog="tool")
+    parser.add_subparsers().add_parser("odd", description=".so /etc/passwd\n'\\n")
     page = manual.page(command_line(parser), "")
     assert "\n\\&.so /etc/passwd\n\\&'\\en\n" in page
 
