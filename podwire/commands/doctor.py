@@ -126,6 +126,6 @@ COMMAND = Command(
     (
         ("podwire doctor", "why have pods no network?"),
         ("podwire doctor podwire --all", "one network, with all that is in order"),
-        ("podwire doctor --json | jq '.checks[] | select(.severity == \"problem\")'", "for a program"),
+        ("podwire doctor --json", "for a program"),
     ),
 )
