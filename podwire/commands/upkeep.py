@@ -16,13 +16,14 @@ from cni import cache, child, delegate, versions
 from cni.cache import Entry
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from podwire import attachments, networks, verbs
+from podwire import attachments, networks
 from podwire.command import Command, Context, Status, bin_dirs, conf_dir
 from podwire.commands.verbs import add_dry_run, add_explain, add_options, require_root, runtime
 from podwire.networks import Network
 from podwire.output import Cell, Text
-from podwire.running import Call, Pod, environment, execute
-from podwire.verbs import Runtime
+from podwire.verbs import lists
+from podwire.verbs.lists import Runtime
+from podwire.verbs.running import Call, Pod, environment, execute
 
 _PROBE_S = 10.0
 
@@ -46,15 +47,15 @@ def _gc(context: Context, options: Namespace) -> Status:
         if not context.out.as_json:
             context.out.line(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
         pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
-        if verbs.delete(own, one.network or network, pod, one.result):
+        if lists.delete(own, one.network or network, pod, one.result):
             deleted.append(one.attachment)
     if not network.disable_gc:
-        verbs.collect(own, network, [one.attachment for one in kept])
+        lists.collect(own, network, [one.attachment for one in kept])
         _tell_uncollected(context, network)
     if context.out.as_json:
         steps = [step.to_json() for step in own.done]
-        lists = {"kept": _named([one.attachment for one in kept]), "deleted": _named(deleted)}
-        context.out.json({"network": network.name, **lists, "steps": steps})
+        told = {"kept": _named([one.attachment for one in kept]), "deleted": _named(deleted)}
+        context.out.json({"network": network.name, **told, "steps": steps})
     return Status.WRONG if own.failed else Status.FINE
 
 
@@ -71,7 +72,7 @@ def _refuse_unknown(results: str, network: str) -> None:
         hint = "without it every attachment would count as garbage; give the runtime's with --cache-dir"
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
     known: list[Entry] = list(cache.entries(results))
-    unread = verbs.unreadable(names, network, known)
+    unread = lists.unreadable(names, network, known)
     if unread:
         hint = "is its container gone? then delete the file; else its attachment would count as garbage"
         raise CniError(Code.IO_FAILURE, f"cannot read {os.path.join(results, unread[0])}", hint)
@@ -111,7 +112,7 @@ def _ask(context: Context, own: Runtime, network: Network) -> dict[str, object]:
     if not context.out.as_json:
         context.out.line(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
     if can_be_asked:
-        verbs.status(own, network)
+        lists.status(own, network)
     else:
         for plugin in network.plugins:
             own.run("VERSION", Pod(), plugin, {"cniVersion": network.version})

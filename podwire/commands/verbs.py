@@ -18,7 +18,7 @@ from functools import partial
 from cni import signals
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from podwire import accounts, networks, rehearsal, target, telling, verbs
+from podwire import networks
 from podwire.attachments import Known
 from podwire.command import (
     Command,
@@ -32,9 +32,10 @@ from podwire.command import (
     conf_dir,
 )
 from podwire.networks import Network
-from podwire.planning import planning
-from podwire.running import Pod, execute
-from podwire.verbs import Runtime
+from podwire.verbs import accounts, lists, rehearsal, target, telling
+from podwire.verbs.lists import Runtime
+from podwire.verbs.planning import planning
+from podwire.verbs.running import Pod, execute
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -107,7 +108,7 @@ def _add(context: Context, options: Namespace) -> Status:
         return _rehearse(context, options, network, pod)
     own = runtime(context, options)
     _head(context, network, pod)
-    result = verbs.add(own, network, pod)
+    result = lists.add(own, network, pod)
     _end(context, own, network, pod, result)
     if own.failed and not context.out.as_json:
         undone = [step for step in own.done if step.command == "DEL" and step.error]
@@ -124,7 +125,7 @@ def _rehearse(context: Context, options: Namespace, network: Network, pod: Pod) 
     own.serve = rehearsal.rehearsing(context.plugins, stage)
     own.tell = lambda done: telling.planned(context.out, rehearsal.renamed(done, stage, pod.netns))
     _head(context, network, pod)
-    result = rehearsal.replaced(verbs.add(own, network, pod), stage, pod.netns)
+    result = rehearsal.replaced(lists.add(own, network, pod), stage, pod.netns)
     own.done = [rehearsal.renamed(done, stage, pod.netns) for done in own.done]
     _end(context, own, network, pod, result, missing=list(stage.missing))
     if not context.out.as_json:
@@ -148,7 +149,7 @@ def _check(context: Context, options: Namespace) -> Status:
     target.require_namespace(pod.netns)
     own = runtime(context, options)
     _head(context, network, pod)
-    verbs.check(own, network, pod, known.result)
+    lists.check(own, network, pod, known.result)
     if network.disable_check and not context.out.as_json:
         context.out.line(f'nothing was checked: network "{network.name}" has disableCheck')
     _end(context, own, network, pod)
@@ -165,7 +166,7 @@ def _del(context: Context, options: Namespace) -> Status:
     pod = _pod(context, options, known)
     own = runtime(context, options, dry_run=options.dry_run)
     _head(context, network, pod)
-    verbs.delete(own, network, pod, known.result if known else None)
+    lists.delete(own, network, pod, known.result if known else None)
     _end(context, own, network, pod)
     if known and options.dry_run and not (own.failed or context.out.as_json):
         context.out.line(f"  would remove {known.path}")

@@ -1,4 +1,4 @@
-"""The log of verbs (cni.log), and the text that is made of its lines (podwire.explain)."""
+"""The log of verbs (cni.log), and the text that is made of its lines (podwire.verbs.explain)."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from cni import gojson, log, record, skel
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
-from podwire.explain import explained
+from podwire.verbs.explain import explained
 
 MARK = "s3cr3t-mark"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

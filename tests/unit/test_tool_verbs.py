@@ -14,10 +14,11 @@ import pytest
 from cni.child import Outcome
 from cni.conf import Attachment
 from cni.errors import CniError
-from podwire import memory, networks, running, target, verbs
+from podwire import networks
 from podwire.networks import Network
-from podwire.running import Call, Done, Pod
-from podwire.verbs import Runtime
+from podwire.verbs import lists, memory, running, target
+from podwire.verbs.lists import Runtime
+from podwire.verbs.running import Call, Done, Pod
 from tests.support.errors import failure_of
 
 POD = Pod(Attachment("c1", "eth0"), "/run/netns/web", "A=1;B=2", {"portMappings": [1], "other": 2})
@@ -55,7 +56,7 @@ def network(version: str = "1.1.0", **keys: Any) -> Network:
 def test_add_goes_forwards_with_the_result_of_the_one_before(tmp_path):
     """Each plugin gets the result before it, its own capabilities, and the caller's environment with our parameters."""
     serve = Scripted()
-    assert verbs.add(runtime(tmp_path, serve), network(), POD) == {"cniVersion": "1.1.0", "by": "two"}
+    assert lists.add(runtime(tmp_path, serve), network(), POD) == {"cniVersion": "1.1.0", "by": "two"}
     one, two = serve.calls
     assert one.request == {"type": "one", "name": "net", "cniVersion": "1.1.0"}
     assert two.request["prevResult"] == {"cniVersion": "1.1.0", "by": "one"}
@@ -74,7 +75,7 @@ def test_add_goes_forwards_with_the_result_of_the_one_before(tmp_path):
 def test_a_failed_add_is_followed_by_del_of_all(tmp_path):
     """After a failure nothing further is added, all are deleted though one fails, and nothing is remembered."""
     serve = Scripted(one_ADD="no", two_DEL="no, too")
-    assert verbs.add(runtime(tmp_path, serve), network(), POD) is None
+    assert lists.add(runtime(tmp_path, serve), network(), POD) is None
     assert serve.order() == [("one", "ADD"), ("two", "DEL"), ("one", "DEL")]
     assert list(tmp_path.iterdir()) == []
 
@@ -83,9 +84,9 @@ def test_del_goes_backwards_and_stops_at_a_failure(tmp_path):
     """DEL begins with the last plugin, and what failed is still remembered."""
     serve = Scripted()
     memory.remember(str(tmp_path), network(), POD, RESULT)
-    assert not verbs.delete(runtime(tmp_path, Scripted(two_DEL="no")), network(), POD, RESULT)
+    assert not lists.delete(runtime(tmp_path, Scripted(two_DEL="no")), network(), POD, RESULT)
     assert os.path.exists(memory.path_of(str(tmp_path), "net", POD))
-    assert verbs.delete(runtime(tmp_path, serve), network(), POD, RESULT)
+    assert lists.delete(runtime(tmp_path, serve), network(), POD, RESULT)
     assert serve.order() == [("two", "DEL"), ("one", "DEL")]
     assert all(call.request["prevResult"] == RESULT for call in serve.calls)
     assert not os.path.exists(memory.path_of(str(tmp_path), "net", POD))
@@ -95,7 +96,7 @@ def test_del_goes_backwards_and_stops_at_a_failure(tmp_path):
 def test_del_has_the_cached_result_from_0_4_0_on(tmp_path, version, has):
     """The cached result is given to DEL in the shape of the list's version, and not before 0.4.0."""
     serve = Scripted()
-    verbs.delete(runtime(tmp_path, serve), network(version), POD, RESULT)
+    lists.delete(runtime(tmp_path, serve), network(version), POD, RESULT)
     for call in serve.calls:
         found = call.request.get("prevResult")
         assert (isinstance(found, dict) and found["cniVersion"] == version) == has
@@ -104,24 +105,24 @@ def test_del_has_the_cached_result_from_0_4_0_on(tmp_path, version, has):
 def test_del_goes_on_without_a_result_that_cannot_be_read(tmp_path):
     """A cached result that is none does not keep anything from being deleted."""
     serve = Scripted()
-    assert verbs.delete(runtime(tmp_path, serve), network(), POD, {"cniVersion": "9.9.9"})
+    assert lists.delete(runtime(tmp_path, serve), network(), POD, {"cniVersion": "9.9.9"})
     assert not any("prevResult" in call.request for call in serve.calls)
 
 
 def test_what_is_only_planned_is_not_forgotten(tmp_path):
     """Without writes the cache stays as it is."""
     memory.remember(str(tmp_path), network(), POD, RESULT)
-    verbs.delete(runtime(tmp_path, Scripted(), writes=False), network(), POD, RESULT)
-    verbs.add(runtime(tmp_path, Scripted(), writes=False), network(), Pod(Attachment("c2", "eth0")))
+    lists.delete(runtime(tmp_path, Scripted(), writes=False), network(), POD, RESULT)
+    lists.add(runtime(tmp_path, Scripted(), writes=False), network(), Pod(Attachment("c2", "eth0")))
     assert [file.name for file in (tmp_path / "results").iterdir()] == ["net-c1-eth0"]
 
 
 def test_check_status_and_gc_ask_all(tmp_path):
     """A failure does not keep the next plugin from being asked, since nothing depends on it."""
     for command, run in {
-        "CHECK": lambda own: verbs.check(own, network(), POD, RESULT),
-        "STATUS": lambda own: verbs.status(own, network()),
-        "GC": lambda own: verbs.collect(own, network(), [POD.attachment]),
+        "CHECK": lambda own: lists.check(own, network(), POD, RESULT),
+        "STATUS": lambda own: lists.status(own, network()),
+        "GC": lambda own: lists.collect(own, network(), [POD.attachment]),
     }.items():
         own = runtime(tmp_path, serve := Scripted(**{f"one_{command}": "no"}))
         run(own)
@@ -134,12 +135,12 @@ def test_check_status_and_gc_ask_all(tmp_path):
 def test_versions_decide_what_is_asked(tmp_path):
     """CHECK is refused before 0.4.0; STATUS and GC before 1.1.0, and CHECK with disableCheck, ask nobody."""
     own = runtime(tmp_path, serve := Scripted())
-    refused = failure_of(lambda: verbs.check(own, network("0.3.1"), POD, RESULT), CniError)
+    refused = failure_of(lambda: lists.check(own, network("0.3.1"), POD, RESULT), CniError)
     assert refused
     assert refused.code == 1
-    verbs.status(own, network("1.0.0"))
-    verbs.collect(own, network("1.0.0"), [])
-    verbs.check(own, network(disable_check=True), POD, RESULT)
+    lists.status(own, network("1.0.0"))
+    lists.collect(own, network("1.0.0"), [])
+    lists.check(own, network(disable_check=True), POD, RESULT)
     assert serve.calls == []
 
 
@@ -232,7 +233,7 @@ def test_capability_arguments_are_an_object(text):
 
 def test_results_are_converted_to_the_lists_version():
     """A cached result of another version is given in that of the list, one of the same untouched."""
-    assert verbs.converted(RESULT, "1.1.0") is RESULT
-    old = verbs.converted(RESULT, "0.4.0")
+    assert lists.converted(RESULT, "1.1.0") is RESULT
+    old = lists.converted(RESULT, "0.4.0")
     assert isinstance(old, Mapping)
     assert old["ips"] == [{"version": "4", "address": "10.1.2.3/24"}]

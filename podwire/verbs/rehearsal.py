@@ -15,10 +15,10 @@ from cni.errors import CniError
 from cni.skel import Plugin
 from kernel import hostcopy, mounts
 from kernel.netfilter import copying
-from podwire import running
 from podwire.networks import Network
-from podwire.planning import noting, own
-from podwire.running import Call, Done, Serve
+from podwire.verbs import running
+from podwire.verbs.planning import noting, own
+from podwire.verbs.running import Call, Done, Serve
 
 _STATE = "/var/lib/cni"  # host-local's leases and libcni's cache
 _RUN, _RUN_FILE_BYTES = "/run", 1 << 20  # a journal may be there, and need not be copied

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from cni import files, gojson
 from cni.errors import CniError, Code
-from podwire import running, telling
-from podwire.explain import explained
 from podwire.output import Output
-from podwire.running import Call, Done
+from podwire.verbs import running, telling
+from podwire.verbs.explain import explained
+from podwire.verbs.running import Call, Done
 
 _DIRECTORIES = ("/run", "/tmp")  # the second for who is not root
 _TOLD = ("network", "containerID", "ifname", "netns")  # in the command's first line

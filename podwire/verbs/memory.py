@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from cni import directories, gojson
 from podwire.networks import Network
-from podwire.running import Pod
+from podwire.verbs.running import Pod
 
 
 def path_of(cache_dir: str, network: str, pod: Pod) -> str:

@@ -11,7 +11,7 @@ from cni.errors import CniError
 from cni.result import Result, from_json
 from podwire.networks import Network
 from podwire.output import Cell, Output
-from podwire.running import Done
+from podwire.verbs.running import Done
 
 _NAME_WIDTH = 12
 

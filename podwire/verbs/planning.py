@@ -17,7 +17,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.running import Call, Done, Serve, timed
+from podwire.verbs.running import Call, Done, Serve, timed
 
 
 class Inside(NamedTuple):

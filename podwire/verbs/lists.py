@@ -15,9 +15,9 @@ from cni.cache import Entry
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
-from podwire import memory
 from podwire.networks import Network
-from podwire.running import Call, Done, Pod, Serve, environment
+from podwire.verbs import memory
+from podwire.verbs.running import Call, Done, Pod, Serve, environment
 
 
 @dataclass
