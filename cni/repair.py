@@ -10,6 +10,9 @@ from collections.abc import Callable
 from cni.errors import CniError
 from cni.record import made
 
+# The hint of a CHECK that misses what `podwire repair` makes again.
+CURE = "flushed perhaps: `podwire repair` makes it again; if it was asked for only since, create the container again"
+
 
 def mend(what: str, check: Callable[[], object], make: Callable[[], object]) -> bool:
     """Runs `check`, and `make` when that finds something missing; returns whether it did, or would if only planned.

@@ -13,6 +13,7 @@ from ipaddress import IPv4Network, IPv6Network
 
 from cni.conf import Attachment
 from cni.errors import CniError, Code
+from cni.repair import CURE
 from kernel.errors import KernelError
 from kernel.masquerade.wanted import Masquerade
 from kernel.netfilter import nft, nft_rule
@@ -197,6 +198,4 @@ def _comment(wanted: Masquerade) -> str:
 
 
 def _missing(what: str) -> CniError:
-    return CniError(
-        Code.INTERNAL, what, "removed by somebody, or asked for only since; remove the container and create it again"
-    )
+    return CniError(Code.INTERNAL, what, CURE)

@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from cni.errors import CniError, Code
+from cni.repair import CURE
 from kernel.netfilter import iptables
 from kernel.netfilter.owned import IPTABLES, Owned
 
@@ -96,7 +97,7 @@ def missing(doing: str, what: str, version: int) -> CniError:
     return CniError(
         Code.INTERNAL,
         f"{doing}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
-        "removed by a firewall's reload perhaps, or asked for only since; remove the container and create it again",
+        CURE,
     )
 
 

@@ -15,6 +15,7 @@ from functools import partial
 
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
+from cni.repair import CURE
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
@@ -190,5 +191,5 @@ def _network(rule: Rule) -> bytes:
 
 
 def _missing(what: str, host_ifname: str) -> CniError:
-    details = f'frames from "{host_ifname}" are not checked for their source; remove the container and create it again'
+    details = f'frames from "{host_ifname}" are not checked for their source; {CURE}'
     return CniError(Code.INTERNAL, what, details)

@@ -15,6 +15,7 @@ from functools import partial
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, collected
+from cni.repair import CURE
 from cni.undo import Undo
 from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
 from kernel.netfilter import nft
@@ -104,7 +105,7 @@ def check(wanted: Protected) -> None:
             if reply.error:
                 errors.append(_failure(reply, doing, bus))
             elif reply.value is not True:
-                errors.append(CniError(Code.INTERNAL, doing, "it was taken out, as a reload does: repeat ADD"))
+                errors.append(CniError(Code.INTERNAL, doing, CURE))
     if error := collected(errors):
         raise error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
+from cni.repair import CURE
 from kernel.netfilter.iptables import TOOLS
 from plugins.firewall.iptables_plan import own_addresses
 from plugins.firewall.iptables_rules import (
@@ -21,8 +22,6 @@ from plugins.firewall.iptables_rules import (
     policy_rules,
 )
 from plugins.firewall.wanted import OPEN, Protected
-
-_HINT = "removed by a firewall's reload perhaps, or asked for only since; repeat ADD, or restart the pod"
 
 
 def rules(wanted: Protected, version: int, listing: Sequence[str]) -> None:
@@ -63,4 +62,4 @@ def _told(rule: str) -> str:
 
 
 def _wrong(msg: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, _HINT)
+    return CniError(Code.INTERNAL, msg, CURE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
+from cni.repair import CURE
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import Chain
 from plugins.portmap import nftables_look as nft_look
@@ -101,5 +102,4 @@ def _check_masquerading(
 
 def _missing(chain: Chain, what: str) -> CniError:
     """Returns the error in the reference's words."""
-    cure = "removed by somebody, or asked for only since; remove the container and create it again"
-    return CniError(Code.INTERNAL, f'missing hostport rules in "{chain.name}" chain', f"{what}: {cure}")
+    return CniError(Code.INTERNAL, f'missing hostport rules in "{chain.name}" chain', f"{what}: {CURE}")

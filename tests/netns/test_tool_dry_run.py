@@ -26,7 +26,8 @@ def node(tool: Tool, new_sandbox: Callable[[], Namespace]) -> Tool:
     tool.host.ip("link", "set", "uplink0", "up")
     outside.ip("link", "set", "beyond0", "up")
     tool.host.ip("route", "add", "default", "via", "192.0.2.1")
-    tool.configure(tool.bridge(ipMasq=True, mtu="auto"), PORTMAP, {"type": "firewall"}, {"type": "tuning", "mtu": 1400})
+    tuning = {"type": "tuning", "mtu": 1400, "dataDir": str(tool.directory / "backups")}
+    tool.configure(tool.bridge(ipMasq=True, mtu="auto"), PORTMAP, {"type": "firewall"}, tuning)
     return tool
 
 
