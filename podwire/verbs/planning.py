@@ -5,6 +5,7 @@ One rule: another's plugin is never run, since it would do what it is asked; nob
 
 from __future__ import annotations
 
+import filecmp
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,8 @@ from cni.conf import NetConf
 from cni.errors import CniError
 from cni.skel import Plugin
 from podwire.verbs.running import Call, Done, Serve, timed
+
+_ITSELF = "/proc/self/exe"
 
 
 class Inside(NamedTuple):
@@ -34,20 +37,33 @@ class Inside(NamedTuple):
 
 
 def own(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
-    """Returns the plugin that the file named `kind` is, if it is this very file; raises CniError(7) for no file.
+    """Returns the plugin that the file named `kind` is, if it is this very program; raises CniError(7) for no file.
 
     Run from the sources this process is Python's, so there every plugin that we have counts.
     """
     program = delegate.find(kind, path)
-    itself = "/proc/self/exe"
-    is_python = os.path.basename(os.readlink(itself)).startswith("python")
-    return plugins.get(kind) if is_python or os.path.samestat(os.stat(program), os.stat(itself)) else None
+    return plugins.get(kind) if _is_ours(program) else None
+
+
+def _is_ours(program: str) -> bool:
+    """Tells whether a file is this one, or a copy of it: what was installed from elsewhere."""
+    itself = os.readlink(_ITSELF)
+    if os.path.basename(itself).startswith("python"):
+        return True
+    try:
+        return os.path.samestat(os.stat(program), os.stat(_ITSELF)) or filecmp.cmp(program, _ITSELF, shallow=False)
+    except OSError:
+        return False
 
 
 def inside(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> Inside:
     """Reads a call as skel reads a process's environment and input; raises CniError."""
     args = replace(cni_args.from_env(call.env), stdin=call.stdin, delegates=plugins)
-    return Inside(plugin, args, cni_conf.parse(call.stdin))
+    conf = cni_conf.parse(call.stdin)
+    delegated = conf.ipam_type
+    return Inside(
+        plugin, replace(args, inside=bool(delegated) and own(delegated, call.path, plugins) is not None), conf
+    )
 
 
 def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,15 @@ def test_gc_tells_all_and_changes_nothing(node: Tool, new_sandbox: Callable[[], 
     assert "10.22.0.3" not in changes
     node.ok("gc", "net")
     assert not (node.leases / "10.22.0.2").exists()
+
+
+def test_a_copy_of_the_file_is_no_stranger(node: Tool, sandbox: Namespace, tmp_path: Path):
+    """What plugins would do is told also where they are copies of the tool, as it is after an installation."""
+    for name in ("bridge", "host-local", "portmap", "firewall", "tuning"):
+        shutil.copy2(binaries.directory() / name, tmp_path)
+    copies = Tool(node.host, node.directory, tmp_path)
+    node.ok("add", "net", sandbox.name, *PORTS)
+    assert "release 10.22.0.2" in "\n".join(told(copies, "del", "net", sandbox.name))
 
 
 def test_of_others_nothing_is_known(node: Tool, reference: Path, sandbox: Namespace):
