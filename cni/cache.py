@@ -1,6 +1,8 @@
 """libcni's result cache: which attachments of a network a runtime knows, and whether their containers still live.
 
 One rule: it is read only, and what is unknown counts as alive.
+
+The libcni of containerd 1.6 and podman 4 (before 1.2) keeps no "netns": there the result tells the namespace.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def entry(path: str) -> Entry | None:
     if not isinstance(value, dict) or not value.get("networkName"):
         return None
     attachment = Attachment(str(value.get("containerId")), str(value.get("ifName")))
-    return Entry(path, str(value.get("networkName")), attachment, str(value.get("netns") or ""), value)
+    netns = str(value.get("netns") or "") or _sandbox(value.get("result"), attachment.ifname)
+    return Entry(path, str(value.get("networkName")), attachment, netns, value)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,19 @@ def _addresses(result: object) -> list[Address]:
         return [ip.address.ip for ip in from_json(result, version if isinstance(version, str) else "").ips]
     except CniError:
         return []
+
+
+def _sandbox(result: object, ifname: str) -> str:
+    """Returns the path of the namespace that a cached result tells of the interface, "" if it tells none.
+
+    Plugins for virtual machines have other things there than paths.
+    """
+    interfaces = result.get("interfaces") if isinstance(result, dict) else None
+    for item in interfaces if isinstance(interfaces, list) else []:
+        found = item.get("sandbox") if isinstance(item, dict) and item.get("name") == ifname else None
+        if isinstance(found, str) and found.startswith("/"):
+            return found
+    return ""
 
 
 def _may_live(netns: str) -> bool:

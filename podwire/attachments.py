@@ -49,10 +49,11 @@ class Known:
 
     @property
     def pod(self) -> str:
-        """The pod's "namespace/name" as Kubernetes' runtimes tell it, else ""."""
+        """The pod's "namespace/name" as Kubernetes' runtimes tell it, podman's container's name, else ""."""
         pairs = dict(pair.partition("=")[::2] for pair in self.cni_args.split(";"))
         name = pairs.get("K8S_POD_NAME", "")
-        return f"{pairs.get('K8S_POD_NAMESPACE', '')}/{name}" if name else ""
+        namespace = pairs.get("K8S_POD_NAMESPACE", "")
+        return f"{namespace}/{name}" if namespace and name else name
 
 
 def known(cache_dir: str, network: str = "") -> Iterator[Known]:

@@ -50,6 +50,24 @@ def test_who_has_no_namespace_is_gone(tmp_path, write):
     assert [gone(tmp_path, name) for name in "abcd"] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "sandbox", "expected"),
+    [
+        ("eth0", "/no/such", True),
+        ("eth0", HERE, False),
+        ("eth0", "vm-4711", False),
+        ("eth0", 5, False),
+        ("eth1", "/no/such", False),
+    ],
+)
+def test_the_result_tells_the_namespace_that_an_old_libcni_does_not(tmp_path, name, sandbox, expected):
+    """Where the cache has no "netns", the path beside the interface in the result counts, and nothing else does."""
+    interfaces = ["?", {"name": "veth1"}, {"name": name, "sandbox": sandbox}]
+    entry = {"networkName": "net", "containerId": "a", "ifName": "eth0", "result": {"interfaces": interfaces}}
+    (tmp_path / "net-a-eth0").write_text(json.dumps(entry))
+    assert gone(tmp_path, "a") is expected
+
+
 def test_names_with_dashes_are_told_apart(tmp_path, write):
     """An entry of the network "net-x" does not speak for the network "net"."""
     write("net-x", "a", "/no/such")
