@@ -48,6 +48,11 @@ class Known:
             return Result()
 
     @property
+    def is_loopback(self) -> bool:
+        """Whether it is lo alone: containerd and CRI-O attach each pod to a network of their own for it."""
+        return self.network is not None and all(plugin["type"] == "loopback" for plugin in self.network.plugins)
+
+    @property
     def pod(self) -> str:
         """The pod's "namespace/name" as Kubernetes' runtimes tell it, podman's container's name, else ""."""
         pairs = dict(pair.partition("=")[::2] for pair in self.cni_args.split(";"))

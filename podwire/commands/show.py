@@ -82,7 +82,7 @@ def _run(context: Context, options: Namespace) -> Status:
         if context.out.as_json:
             context.out.json(node.to_json())
         else:
-            _print(node, context.out)
+            _print(node, context.out, everything=bool(options.network))
     wrong = node.leaks or any(pod.state is State.NO_INTERFACE for pod in node.pods)
     return Status.WRONG if wrong else Status.FINE
 
@@ -99,15 +99,25 @@ def _draw(node: Node, path: str, out: Output) -> None:
         raise CniError(Code.IO_FAILURE, f"cannot write the map into {path}: {error.strerror}") from error
 
 
-def _print(node: Node, out: Output) -> None:
-    _networks(node.networks, out)
-    _pods(node.pods, out)
+def _print(node: Node, out: Output, *, everything: bool) -> None:
+    own = {} if everything else _of_lo(node)
+    _networks(tuple(item for item in node.networks if item.name not in own), out)
+    _pods(tuple(pod for pod in node.pods if pod.network not in own or pod.state is not State.OK), out)
+    for name, number in own.items():
+        out.line()
+        out.line(Cell(f"lo of {number} pod{'' if number == 1 else 's'}: podwire show {name}", "dim"))
     _leaks(node.leaks, out)
     if node.unseen:
         out.line()
         out.line(Cell("NOT SEEN", "warning"))
         for text in node.unseen:
             out.line(" ", text)
+
+
+def _of_lo(node: Node) -> dict[str, int]:
+    """Returns the networks that runtimes have for lo alone, and of how many pods."""
+    own = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
+    return {name: sum(pod.network == name and pod.state is State.OK for pod in node.pods) for name in own}
 
 
 def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:

@@ -126,8 +126,9 @@ class Node:
 
     @cached_property
     def known(self) -> tuple[Known, ...]:
-        """The attachments of the cache, of the networks that are looked at."""
-        return tuple(attachments.known(self.cache_dir, self.network))
+        """The attachments of the cache, of the networks that are looked at; lo of each pod only if it is asked for."""
+        found = attachments.known(self.cache_dir, self.network)
+        return tuple(one for one in found if self.network or not one.is_loopback)
 
     @cached_property
     def living(self) -> tuple[Known, ...]:

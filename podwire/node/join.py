@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypedDict
 
+from cni.address import Address
 from cni.args import CmdArgs
 from cni.cache import ResultCache
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.fields import Fields
+from cni.result import Result
 from kernel.configure import own_ips
 from kernel.link import Link
 from plugins.bandwidth.owner import Owner
@@ -85,8 +87,8 @@ class Join:
 
     def _known(self, item: Known) -> Pod:
         result = item.typed_result
-        inside = self.kernel.insides.get(item.netns)
         ifname = item.attachment.ifname
+        inside = self.kernel.insides.get(item.netns) or self._holder(item, result)
         told = [own.name for own in result.interfaces if not own.sandbox]
         outside = self.kernel.host_end(inside, ifname, told) if inside else None
         try:
@@ -98,7 +100,7 @@ class Join:
             item.attachment,
             _state(item, inside, outside),
             item.pod,
-            item.netns,
+            item.netns or (inside.path if inside else ""),
             addresses=addresses,
             host_ports=tuple(self._host_ports(item)),
             leaked=not item.lives,
@@ -112,7 +114,7 @@ class Join:
             is_legacy = not attachment.ifname and (network, attachment.container_id) in containers
             if (network, attachment) in known or is_legacy:
                 continue
-            inside, ifname = self._place(found)
+            inside, ifname = self._place(item.address for item in found)
             outside = self.kernel.host_end(inside, ifname) if inside else None
             yield Pod(
                 network,
@@ -124,9 +126,14 @@ class Join:
                 **self._outside(network, attachment, outside),
             )
 
-    def _place(self, found: Iterable[Reservation]) -> tuple[Inside | None, str]:
+    def _holder(self, item: Known, result: Result) -> Inside | None:
+        """Returns where the addresses are of one whose namespace the cache does not have (results before 0.3.0)."""
+        inside, ifname = self._place(ip.address.ip for ip in result.ips) if not item.netns else (None, "")
+        return inside if ifname == item.attachment.ifname else None
+
+    def _place(self, addresses: Iterable[Address]) -> tuple[Inside | None, str]:
         """Returns where one of the addresses is configured; others may have the same address, but not by our links."""
-        places = [place for item in found for place in self.kernel.configured.get(item.address, ())]
+        places = [place for address in addresses for place in self.kernel.configured.get(address, ())]
         return next((place for place in places if self.kernel.host_end(*place)), (None, ""))
 
     def _may_live(self, item: Reservation) -> bool:

@@ -79,13 +79,14 @@ class _Finder:
             name: network for network in self._networks_of_bridges() for name in self._networks_of_bridges()[network]
         }
         known = {pod.host_interface for pod in self.join.pods}
+        blind = {pod.network for pod in self.join.pods if pod.state is State.NOT_SEEN}  # one of them may be its
         for port in kernel.links:
             master = kernel.by_index.get(port.master)
             if port.kind != "veth" or master is None or master.name not in own or port.name in known:
                 continue
             network = own[master.name]
             inside = kernel.behind(port)
-            if not self._keeps_books(network) or (inside is not None and inside.links is None):
+            if network in blind or not self._keeps_books(network) or (inside is not None and inside.links is None):
                 continue
             if port.lower_nsid is not None and inside is None:
                 continue  # it leads where we cannot look

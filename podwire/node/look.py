@@ -82,7 +82,7 @@ def _networks(join: Join) -> Iterable[NetworkSeen]:
                 bridges(made),
                 tuple(_ranges(join.books, name)),
                 counts.get(name, 0),
-                "no file in net.d",
+                "" if made and set(types) == {"loopback"} else "no file in net.d",
             )
 
 

@@ -232,8 +232,10 @@ def _twice(join: Join, living: Iterable[Pod], network: str) -> Iterator[Finding]
     found: dict[tuple[str, str], list[Pod]] = {}
     for pod in living:
         for text in pod.addresses:
-            place = bridges.get(pod.network) or f"network {pod.network}"
-            found.setdefault((place, str(ip_interface(text).ip)), []).append(pod)
+            own = ip_interface(text).ip
+            if not own.is_loopback:  # every pod has those: the runtimes' own network "cni-loopback"
+                place = bridges.get(pod.network) or f"network {pod.network}"
+                found.setdefault((place, str(own)), []).append(pod)
     for (_, address), pods in found.items():
         if len(pods) > 1 and network in ("", *(pod.network for pod in pods)):
             owners = " and ".join(_name(pod.attachment) for pod in pods)
