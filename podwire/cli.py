@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from cni import skel
-from cni.errors import CniError
+from cni.errors import CniError, one_line
 from cni.signals import Terminated
 from cni.skel import Plugin
 from podwire import __version__
@@ -31,7 +31,10 @@ its work (rights, files)."""
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:
     """Runs one command and returns the exit status (`Status`); usage errors and --help end in SystemExit."""
     top = parser()
-    options = top.parse_args(arguments)
+    options, unknown = top.parse_known_args(arguments)
+    if unknown:
+        own: argparse.ArgumentParser = getattr(options, "parser", top)
+        own.error(one_line(f"unrecognized: {' '.join(unknown)}; see {own.prog} --help"))
     command: Command | None = getattr(options, "command", None)
     if command is None:
         top.print_help(sys.stderr)
@@ -64,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         )
         command.arguments(own)
         _add_color(own, argparse.SUPPRESS)  # what is said before the command holds
-        own.set_defaults(command=command)
+        own.set_defaults(command=command, parser=own)
     return top
 
 

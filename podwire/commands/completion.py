@@ -71,8 +71,13 @@ def _namespaces() -> list[str]:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", choices=(*_SCRIPTS, "words"), help="the shell; `words` is what its script asks")
-    parser.add_argument("word", nargs=REMAINDER, help="the words of the command line so far, behind --")
+    parser.add_argument(
+        "what",
+        metavar="SHELL",
+        choices=(*_SCRIPTS, "words"),
+        help="bash, zsh or fish; `words` is what their scripts ask",
+    )
+    parser.add_argument("word", metavar="WORD", nargs=REMAINDER, help="the words of the command line so far, behind --")
 
 
 def _manual(context: Context, options: Namespace) -> Status:

@@ -97,7 +97,7 @@ def _print(found: Found, out: Output, *, everything: bool) -> None:
         fine = [finding for check, finding in found if check.group == group and finding.severity == Severity.OK]
         if everything:
             for finding in fine:
-                out.line(Cell("ok", "good"), f"{group}:", _subject(finding), finding.text)
+                out.line(Cell("ok", "good"), f"{group}:", *_subject(finding), finding.text)
         elif fine:
             out.line(Cell("ok", "good"), f"{group}: {len(fine)} in order")
     counts = [sum(finding.severity == severity for _, finding in found) for severity in Severity]
@@ -108,13 +108,13 @@ def _print(found: Found, out: Output, *, everything: bool) -> None:
 
 def _print_one(check: Check, finding: Finding, out: Output) -> None:
     name = Cell(finding.severity.value, _STYLES[finding.severity])
-    out.line(name, f"{check.group}:", _subject(finding), finding.text)
+    out.line(name, f"{check.group}:", *_subject(finding), finding.text)
     if finding.cure:
         out.line("  cure:", Cell(finding.cure, "bold"))
 
 
-def _subject(finding: Finding) -> str:
-    return f"{finding.subject}:" if finding.subject else ""
+def _subject(finding: Finding) -> list[str]:
+    return [f"{finding.subject}:"] if finding.subject else []
 
 
 COMMAND = Command(

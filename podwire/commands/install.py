@@ -62,6 +62,10 @@ def _install(context: Context, options: Namespace) -> Status:
             _configure(directory, path, content)
     finally:
         _tell(context, directory)
+    own = os.path.join(directory.path, "podwire")
+    found = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
+    if not (directory.dry_run or any(os.access(one, os.X_OK) for one in found)):
+        context.out.line(f"the tool is not on PATH yet: ln -s {own} /usr/local/bin/")
     return Status.FINE
 
 

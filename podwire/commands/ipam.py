@@ -19,7 +19,7 @@ from podwire.node.look import joined
 from podwire.node.reservations import Finding, Line, Use
 from podwire.output import Cell, Text
 
-_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.LAST: "dim", Use.EMPTY: "dim"}
+_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.EMPTY: "dim"}
 _LEAST = 12  # characters of an ID that is not given whole: what `podwire show` prints
 
 _DESCRIPTION = """\
@@ -36,7 +36,7 @@ STATE   living        its container lives, or the address is configured in some 
         remark        of an administrator, who keeps the address to himself
         empty         left by a killed ADD; it is free
         foreign       the file names nobody, so that the address is given to nobody
-        last_reserved not reserved by this: behind it the next free address is searched
+        last_reserved with --json only, no reservation: behind this address the next free one is searched
 
 --json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
 _VERIFY = """\
@@ -65,15 +65,25 @@ _EXAMPLES = {
 
 
 def _list(context: Context, options: Namespace) -> Status:
-    found = list(reservations.lines(joined(places(context, options), rules=False), options.network))
+    join = joined(places(context, options), rules=False)
+    _require_known(join, options.network)
+    found = list(reservations.lines(join, options.network))
     if context.out.as_json:
         context.out.json([line.to_json() for line in found])
-    elif found:
+    elif found := [line for line in found if line.use is not Use.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.table(headers, [_row(line) for line in found])
     else:
         context.out.line("no addresses are reserved")
     return Status.FINE
+
+
+def _require_known(join: Join, network: str) -> None:
+    """Raises CniError(7) for a network of which neither net.d nor the cache nor a store knows."""
+    names = (*join.books.networks, *(pod.network for pod in join.pods), *(pool.network for pool in join.books.pools))
+    if network and network not in names:
+        msg = f'nobody knows a network "{network}"'
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, "podwire show lists those that there are")
 
 
 def _row(line: Line) -> list[Text]:
@@ -90,6 +100,7 @@ def _row(line: Line) -> list[Text]:
 
 def _verify(context: Context, options: Namespace) -> Status:
     join = joined(places(context, options), rules=False)
+    _require_known(join, options.network)
     found = list(reservations.findings(join, options.network))
     if found:  # pods come and go: what is still so at a second look
         join = joined(places(context, options), rules=False)
@@ -206,7 +217,7 @@ def _add(
         own.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
     add_places(own)
     add_json(own)
-    own.set_defaults(subcommand=run)
+    own.set_defaults(subcommand=run, parser=own)
     return own
 
 

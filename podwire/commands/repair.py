@@ -5,8 +5,8 @@ One rule: pods are not restarted, and what is in place is not touched.
 With --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"type",
 "changes": [...], "error": {"code", "msg", "details"}}]}], "counts": {state: number}}. The states: "fine" (nothing was
 missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
-cache does not have what ADD was asked), "retracted" (it went away meanwhile, and what was made, too). A plugin that is
-not in this file has "foreign": true.
+cache does not have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what
+was made, too). A plugin that is not in this file has "foreign": true.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from podwire.repairing import FAILED, FINE, GONE, MISSING, REPAIRED, RETRACTED, 
 
 _SETTLING_S = 2.0
 _SAID = {
-    FINE: Cell("nothing was missing", "dim"),
+    FINE: Cell("nothing to repair", "dim"),
     REPAIRED: Cell("repaired", "good"),
     MISSING: Cell("would be repaired", "warning"),
     FAILED: Cell("FAILED", "bad"),
     GONE: Cell("gone: nothing is made for it; the runtime's DEL or GC is due", "dim"),
-    UNKNOWN: Cell("unknown: the cache does not have its configuration and result", "warning"),
+    UNKNOWN: Cell("NOT REPAIRED: the cache lacks its configuration, result or namespace; make the pod again", "bad"),
     RETRACTED: Cell("went away meanwhile; what was made for it, too", "dim"),
 }
 
@@ -71,7 +71,7 @@ def _run(context: Context, options: Namespace) -> Status:
         outcomes[outcome.known.path] = outcome
         _tell(context.out, outcome, options)
     _sum_up(context.out, [*outcomes.values()], options)
-    bad = (FAILED, MISSING)
+    bad = (FAILED, MISSING, UNKNOWN)
     return Status.WRONG if any(outcome.state in bad for outcome in outcomes.values()) else Status.FINE
 
 
@@ -88,7 +88,7 @@ def _known(options: Namespace) -> list[attachments.Known]:
 
 
 def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
-    if out.as_json or (options.quiet and outcome.state != FAILED):
+    if out.as_json or (options.quiet and outcome.state not in (FAILED, UNKNOWN)):
         return
     known = outcome.known
     container, ifname = known.attachment
@@ -119,7 +119,7 @@ def _sum_up(out: Output, outcomes: list[Outcome], options: Namespace) -> None:
         out.line(f"no attachments{where} in {options.cache_dir}/results")
         return
     told = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    out.line(f"{len(outcomes)} attachments: {told}")
+    out.line(f"{len(outcomes)} attachment{'' if len(outcomes) == 1 else 's'}: {told}")
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:

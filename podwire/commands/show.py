@@ -13,10 +13,10 @@ from podwire import map_svg
 from podwire.command import Command, Context, Status, add_cache_dir, add_conf_dir, add_json, conf_dir
 from podwire.node.books import Places
 from podwire.node.look import look
-from podwire.node.model import DOCUMENT, Leak, NetworkSeen, Node, Pod, State, rate
+from podwire.node.model import DOCUMENT, Leak, NetworkSeen, Node, Pod, State, rate, short
 from podwire.output import Cell, Output, Text
 
-_SHORT = 12  # of a container's ID: what crictl and podman print
+_LARGE = 2**32
 
 _DESCRIPTION = (
     """\
@@ -83,7 +83,7 @@ def _run(context: Context, options: Namespace) -> Status:
             context.out.json(node.to_json())
         else:
             _print(node, context.out, everything=bool(options.network))
-    wrong = node.leaks or any(pod.state is State.NO_INTERFACE for pod in node.pods)
+    wrong = node.leaks or any(pod.state is State.NO_INTERFACE or _lacks_rules(pod) for pod in node.pods)
     return Status.WRONG if wrong else Status.FINE
 
 
@@ -154,7 +154,10 @@ def _networks(networks: tuple[NetworkSeen, ...], out: Output) -> None:
 
 def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
     full = in_use >= size
-    return [addresses, Cell(f"{in_use} of {size}", "bad" if full else "")]
+    return [
+        addresses,
+        Cell(f"{in_use} of {size if size < _LARGE else f'2^{size.bit_length()}'}", "bad" if full else ""),
+    ]
 
 
 def _pods(pods: tuple[Pod, ...], out: Output) -> None:
@@ -165,6 +168,13 @@ def _pods(pods: tuple[Pod, ...], out: Output) -> None:
     out.line()
     headers = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES", "HOST PORTS", "LIMITS", "STATE")
     out.table(headers, [_row(pod) for pod in pods])
+    if any(map(_lacks_rules, pods)):
+        out.line(Cell("! the packet filter has no rule for this host port: podwire repair", "bad"))
+
+
+def _lacks_rules(pod: Pod) -> bool:
+    """Tells whether the packet filter has no rule for a host port of a pod that lives."""
+    return not pod.leaked and any(port.confirmed is False for port in pod.host_ports)
 
 
 def _row(pod: Pod) -> list[Text]:
@@ -174,7 +184,7 @@ def _row(pod: Pod) -> list[Text]:
     style = "bad" if pod.leaked else "good" if pod.state is State.OK else "warning"
     return [
         pod.network,
-        _short(pod.attachment.container_id) or "-",
+        short(pod.attachment.container_id) or "-",
         pod.pod or "-",
         pod.attachment.ifname or "-",
         pod.host_interface or "-",
@@ -191,10 +201,6 @@ def limits(pod: Pod) -> str:
     return ", ".join(f"{word} {rate(bits)}" for word, bits in found if bits)
 
 
-def _short(container_id: str) -> str:
-    return container_id[:_SHORT]
-
-
 COMMAND = Command(
     "show",
     "who is who on this node: networks, attachments, what is left of those that are gone",
@@ -202,7 +208,7 @@ COMMAND = Command(
     _run,
     _arguments,
     (
-        ("podwire show", "everything; exit status 1 if anything is leaked or an interface is missing"),
+        ("podwire show", "everything; exit status 1 if anything is leaked or missing"),
         ("podwire show podnet --json | jq -r '.attachments[] | select(.leaked) | .containerID'", "the dead ones"),
         ("podwire show --svg /tmp/node.svg", "the same as a picture for a browser"),
     ),

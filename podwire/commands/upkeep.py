@@ -49,6 +49,8 @@ def _gc(context: Context, options: Namespace) -> Status:
         pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
         if lists.delete(own, one.network or network, pod, one.result):
             deleted.append(one.attachment)
+            if options.dry_run and not context.out.as_json:
+                context.out.line(f"{one.path} would be removed")
     if not network.disable_gc:
         lists.collect(own, network, [one.attachment for one in kept])
         _tell_uncollected(context, network)

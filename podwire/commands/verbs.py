@@ -113,7 +113,9 @@ def _add(context: Context, options: Namespace) -> Status:
     if own.failed and not context.out.as_json:
         undone = [step for step in own.done if step.command == "DEL" and step.error]
         left = (
-            "some of it is left: see the errors of DEL" if undone else "nothing is left: DEL was run for every plugin"
+            "some of it may be left: see the errors of DEL"
+            if undone
+            else "nothing is left: DEL was run for every plugin"
         )
         context.out.line(f"{pod.netns} was not attached; {left}")
     return Status.WRONG if own.failed else Status.FINE
@@ -168,8 +170,10 @@ def _del(context: Context, options: Namespace) -> Status:
     _head(context, network, pod)
     lists.delete(own, network, pod, known.result if known else None)
     _end(context, own, network, pod)
+    if not (known or context.out.as_json):
+        context.out.line(f"the cache knew of no such attachment ({options.cache_dir}/results): podwire show lists them")
     if known and options.dry_run and not (own.failed or context.out.as_json):
-        context.out.line(f"  would remove {known.path}")
+        context.out.line(f"{known.path} would be removed")
     return Status.WRONG if own.failed else Status.FINE
 
 

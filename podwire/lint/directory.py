@@ -47,7 +47,11 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
     try:
         listed = sorted(os.listdir(path))
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}", "say which with --conf-dir") from error
+        raise CniError(
+            Code.IO_FAILURE,
+            f"cannot read {path}: {error.strerror}",
+            "name another with --conf-dir, or files and directories",
+        ) from error
     pages: list[Page] = []
     others: list[Page] = []
     items: list[tuple[Item, ...]] = []

@@ -5,12 +5,14 @@ One rule: pure. What could not be seen is None or named in `unseen`: nothing is 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cni.conf import Attachment
 
 NOBODY = Attachment("", "")
+_HASH = re.compile(r"[0-9a-f]{32,}")
 DOCUMENT = """\
 {"networks": [{"name", "file", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
                "attachments", "problem"}],
@@ -209,3 +211,8 @@ def rate(bits: int) -> str:
         if bits >= size:
             return f"{bits / size:.3f}".rstrip("0").rstrip(".") + f" {unit}"
     return f"{bits} bit/s"
+
+
+def short(container_id: str) -> str:
+    """Returns a container's ID as crictl and podman print it; one that is no hash, but a name, is whole."""
+    return container_id[:12] if _HASH.fullmatch(container_id) else container_id

@@ -16,7 +16,7 @@ from cni.conf import Attachment
 from ipam.host_local import listing
 from podwire.node.books import Pool, Reservation
 from podwire.node.join import Join
-from podwire.node.model import NOBODY, Pod, State
+from podwire.node.model import NOBODY, Pod, State, short
 
 _FULL_PERCENT = 90
 _NS = 1_000_000_000
@@ -244,4 +244,4 @@ def _twice(join: Join, living: Iterable[Pod], network: str) -> Iterator[Finding]
 
 
 def _name(attachment: Attachment) -> str:
-    return f"container {attachment.container_id[:12]}{f' {attachment.ifname}' if attachment.ifname else ''}"
+    return f"container {short(attachment.container_id)}{f' {attachment.ifname}' if attachment.ifname else ''}"

@@ -180,7 +180,7 @@ def test_dry_run(node, new_sandbox):
     pod = new_sandbox()
     node.asking("8080:80").add(pod)
     outcome = node.tool("--dry-run")
-    assert (outcome.status, b"nothing was missing" in outcome.stdout) == (0, True), outcome
+    assert (outcome.status, b"nothing to repair" in outcome.stdout) == (0, True), outcome
     node.flush()
     empty = node.rules()
     outcome = node.tool("--dry-run")

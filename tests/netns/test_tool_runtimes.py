@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.support import libcni
+from podwire.node.model import short
+from tests.support import binaries, libcni
 from tests.support.attaching import address, host_end
 from tests.support.doctoring import Clinic, bad
 from tests.support.node import Node
@@ -49,7 +50,7 @@ def test_without_namespaces_all_is_told_alike(node, sandbox):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_result_without_interfaces_marks_nobody(node, sandbox, told):
-    """A result before CNI 0.3.0 tells of no namespace: by its address the pod is found, and never is its veth leaked."""
+    """A result before CNI 0.3.0 tells of no namespace: its address finds the pod, whose veth is no leak."""
     result = node.attach(sandbox)
     old = {"cniVersion": "0.2.0", **({"ip4": {"ip": f"{address(result)}/24"}} if told else {})}
     rewrite(node.entry(sandbox), result=old)
@@ -83,3 +84,64 @@ def test_lo_of_each_pod_is_no_finding(host, tmp_path, sandbox):
     found = clinic.findings()
     assert [one["name"] for one in found if one["severity"] != "ok"] == before
     assert bad(found) == []
+
+
+def test_what_cannot_be_repaired_is_no_success(node, sandbox):
+    """An attachment of which the cache lacks what ADD was asked is told as not repaired, and the exit status is 1."""
+    node.attach(sandbox)
+    rewrite(node.entry(sandbox), result=None)
+    done = node.tool("repair", "--settle", "0", places=False)
+    assert done.status == 1, done
+    assert "NOT REPAIRED" in done.stdout
+    assert done.stdout.endswith("1 attachment: 1 unknown\n")
+
+
+def test_a_host_port_without_its_rule_is_told(node, sandbox):
+    """A flush is seen in show: the host port is marked, the cure stands below, and the exit status is 1."""
+    node.attach(sandbox, "8080:80")
+    assert (node.tool("show").status, "podwire repair" in node.tool("show").stdout) == (0, False)
+    node.host.run("nft", "flush", "ruleset")
+    done = node.tool("show")
+    assert (done.status, "8080->80/tcp!" in done.stdout) == (1, True), done
+    assert "podwire repair" in done.stdout
+
+
+def test_names_are_whole_and_large_ranges_short(host, tmp_path, sandbox):
+    """A container's name that is no hash is not cut off, and a range of 2^64 addresses is told so."""
+    assert short("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"
+    assert short("default-three") == "default-three"
+    clinic = Clinic(host, tmp_path)
+    clinic.attach(clinic.sample("20-dual-stack.conflist"), sandbox)
+    assert " of 2^64\n" in clinic.podwire("show").stdout
+
+
+def test_a_network_that_nobody_knows_is_told(node, sandbox):
+    """A name misspelt is no network without findings: `podwire ipam` and `show` say that there is none."""
+    node.attach(sandbox)
+    for words in (("ipam", "list"), ("ipam", "verify"), ("show",)):
+        done = node.tool(*words, "podnte")
+        assert (done.status, 'nobody knows a network "podnte"' in done.stderr) == (3, True), done
+        assert node.tool(*words, "podnet").status == 0
+
+
+def test_an_address_stands_once_in_the_list(node, sandbox):
+    """Where the search for the next address begins is no line of the table, and is in the document."""
+    own = address(node.attach(sandbox))
+    assert node.tool("ipam", "list").stdout.count(f"{own} ") == 1
+    assert [line["state"] for line in node.tool("ipam", "list", "--json").json] == ["living", "last_reserved"]
+
+
+def test_an_unknown_option_is_told_with_its_command(node):
+    """The usage that is printed is that of the command which does not know the option."""
+    for words in (("show",), ("ipam", "list")):
+        done = node.tool(*words, "--bin-dir", places=False)
+        assert done.status == 2, done
+        assert done.stderr.startswith(f"usage: podwire {' '.join(words)} ")
+        assert f"unrecognized: --bin-dir; see podwire {' '.join(words)} --help" in done.stderr
+
+
+def test_a_del_of_nobody_says_so(node, sandbox):
+    """DEL of what the cache does not have succeeds, as it must, and says that nothing was known."""
+    places = ("--conf-dir", str(node.directory / "net.d"), "--bin-dir", str(binaries.directory()))
+    done = node.tool("del", "podnet", sandbox.path, *places, places=False)
+    assert (done.status, "the cache knew of no such attachment" in done.stdout) == (0, True), done

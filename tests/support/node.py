@@ -133,10 +133,14 @@ class Node:
             if not any(self.entry(pod) == path for pod in valid):
                 path.unlink()
 
-    def tool(self, *words: str, before: Sequence[str] = ()) -> Done:
-        """Runs a command of the tool on this node; `before` are the words of a program that starts it."""
-        options = ["--conf-dir", str(self.directory / "net.d"), "--cache-dir", str(self.directory)]
-        options += ["--data-dir", str(self.store.parent)]
+    def tool(self, *words: str, before: Sequence[str] = (), places: bool = True) -> Done:
+        """Runs a command of the tool on this node; `before` are the words of a program that starts it.
+
+        With `places` it is told of net.d and the stores, too, which not every command knows.
+        """
+        options = ["--cache-dir", str(self.directory)]
+        if places:
+            options += ["--conf-dir", str(self.directory / "net.d"), "--data-dir", str(self.store.parent)]
         program = str(binaries.directory() / "podwire")
         with self.host.entered():
             done = subprocess.run(

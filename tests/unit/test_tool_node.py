@@ -77,7 +77,6 @@ def test_an_index_alone_proves_nothing():
     ("keys", "expected"),
     [
         ({}, Use.GONE),
-        ({"reservations": [reserved("10.22.0.9", b"x\r\neth0", old=False)]}, Use.NEW),
         ({"reservations": [reserved("10.22.0.9", b"not a name")]}, Use.REMARK),
         ({"reservations": [reserved("10.22.0.9", b"")]}, Use.FOREIGN),
         ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, Use.LIVING),
@@ -86,10 +85,17 @@ def test_an_index_alone_proves_nothing():
     ],
 )
 def test_what_a_reservation_is(keys, expected):
-    """A reservation is gone only if neither the cache nor a namespace nor its age says otherwise."""
+    """A reservation is gone only if neither the cache nor a namespace says otherwise."""
     own = join(**{"reservations": [reserved("10.22.0.9", b"x\r\neth0")], **keys})
     ((item,),) = (pool.reservations for pool in own.books.pools)
     assert use(own, item) is expected
+
+
+def test_a_young_reservation_is_new():
+    """One that was made within a minute may be of an ADD that is under way."""
+    own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0", old=False)])
+    ((item,),) = (pool.reservations for pool in own.books.pools)
+    assert use(own, item) is Use.NEW
     assert bool(refusal(own, item)) is (expected is not Use.GONE)
 
 
