@@ -163,7 +163,7 @@ def test_commands_of_the_tool_exist(document):
     names = {command.name for command in COMMANDS}
     bad = []
     for line in commands(document):
-        words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+        words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)[1:]
         alternatives = words[0].split("|")
         known = set(alternatives) <= names or words[0].startswith("-")
         if not known or (len(words) > 1 and not understood([alternatives[0], *words[1:]])):

@@ -89,6 +89,7 @@ def test_what_a_reservation_is(keys, expected):
     own = join(**{"reservations": [reserved("10.22.0.9", b"x\r\neth0")], **keys})
     ((item,),) = (pool.reservations for pool in own.books.pools)
     assert use(own, item) is expected
+    assert bool(refusal(own, item)) is (expected is not Use.GONE)
 
 
 def test_a_young_reservation_is_new():
@@ -96,7 +97,7 @@ def test_a_young_reservation_is_new():
     own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0", old=False)])
     ((item,),) = (pool.reservations for pool in own.books.pools)
     assert use(own, item) is Use.NEW
-    assert bool(refusal(own, item)) is (expected is not Use.GONE)
+    assert refusal(own, item)
 
 
 def test_whose_address_is_configured_is_not_leaked():
