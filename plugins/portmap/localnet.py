@@ -62,8 +62,8 @@ def check(wanted: HostPorts) -> None:
     if interface and not _is_guarded(interface):
         name = _setting(interface)
         print(
-            f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: the next ADD sees to it "
-            f"(on a kernel without nftables, once net/{name} is 0)",
+            f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: podwire repair or the next "
+            f"ADD sees to it (on a kernel without nftables, once net/{name} is 0)",
             file=sys.stderr,
         )
 
@@ -73,7 +73,7 @@ def demand(wanted: HostPorts) -> None:
     interface = _checked(wanted)
     if interface and not _is_guarded(interface):
         msg = f"packets that arrive by {interface} for 127.0.0.0/8 are not dropped"
-        raise CniError(Code.INTERNAL, msg, "the next ADD sees to it")
+        raise CniError(Code.INTERNAL, msg, "podwire repair or the next ADD sees to it")
 
 
 def _checked(wanted: HostPorts) -> str:

@@ -6,9 +6,11 @@ without it. What it tells of rules is mended by `podwire repair`, the rest by wh
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -55,6 +57,13 @@ _NOT_ALL = Fault(
     "of it is not ours",
     "`podwire doctor NETWORK` looks at one network; `podwire check NETWORK NETNS` at one attachment",
 )
+_REMARK = Fault(
+    "remark",
+    Severity.NOTE,
+    "CHECK passes, and a plugin has something to say all the same: mostly that nothing guards the host's 127.0.0.1, as "
+    "with pods whose host ports the reference made",
+    "what it says; `podwire repair NETWORK` makes the guard",
+)
 
 
 @dataclass
@@ -64,6 +73,7 @@ class _Tally:
     checked: int = 0
     left: dict[str, int] = field(default_factory=dict)
     told: dict[tuple[str, str], int] = field(default_factory=dict)
+    remarks: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def leave(self, why: str) -> None:
         """Counts one that was not checked."""
@@ -89,12 +99,18 @@ def _look(node: Node) -> Iterator[Finding]:
         if number > _MOST_TOLD:
             more = f"{number - _MOST_TOLD} more of its attachments: the same"
             yield Finding(Severity.PROBLEM, name, network, more, f"podwire show {network}")
+    for network, line in tally.remarks:
+        yield _REMARK.found(network, line.removeprefix("podwire: "), _remedy(node, network, line))
     if tally.left:
         text = f"{tally.checked} of {len(node.living)} attachments were checked"
         reasons = "; ".join(f"{number}: {why}" for why, number in tally.left.items())
         yield _NOT_ALL.found("attachments", f"{text}; not {reasons}", "podwire check NETWORK NETNS")
     elif tally.checked:
         yield fine_one("check", "attachments", f"all {tally.checked} were checked")
+
+
+def _remedy(node: Node, network: str, line: str) -> str:
+    return node.command("repair", network) if "podwire repair" in line else ""
 
 
 def _unchecked(one: Known) -> str:
@@ -123,8 +139,11 @@ def _check(node: Node, one: Known, tally: _Tally) -> Iterator[Finding]:
             continue
         if kind == "bridge" and node.link(_bridge(plugin)) is None:
             continue  # told by the links' group
+        said = io.StringIO()
         try:
-            _run(node, one, plugin)
+            with redirect_stderr(said):
+                _run(node, one, plugin)
+            tally.remarks |= dict.fromkeys((one.network_name, line) for line in said.getvalue().splitlines())
         except Exception as error:
             finding = _told(node, one, plugin, skel.as_cni_error(error))
             if finding.name == _LOST_RULES.name:
@@ -155,7 +174,8 @@ def _is_of_rules(node: Node, one: Known, plugin: Mapping[str, object]) -> bool:
     if not Fields(plugin).boolean("ipMasq"):
         return False
     try:
-        _run(node, one, {**plugin, "ipMasq": False})
+        with redirect_stderr(io.StringIO()):
+            _run(node, one, {**plugin, "ipMasq": False})
     except Exception:
         return False
     return True
@@ -205,5 +225,11 @@ def _bridge(plugin: Mapping[str, object]) -> str:
 
 
 CHECKS = (
-    Check(_GROUP, "check", "the cache has no attachment that lives", _look, (_LOST_RULES, _SHADOWED, _WRONG, _NOT_ALL)),
+    Check(
+        _GROUP,
+        "check",
+        "the cache has no attachment that lives",
+        _look,
+        (_LOST_RULES, _SHADOWED, _WRONG, _REMARK, _NOT_ALL),
+    ),
 )

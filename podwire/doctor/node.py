@@ -126,9 +126,10 @@ class Node:
 
     @cached_property
     def known(self) -> tuple[Known, ...]:
-        """The attachments of the cache, of the networks that are looked at; lo of each pod only if it is asked for."""
+        """The attachments of the cache, of the networks that are looked at; not lo of each pod, if it is no file's."""
         found = attachments.known(self.cache_dir, self.network)
-        return tuple(one for one in found if self.network or not one.is_loopback)
+        names = {self.network, *(file.network.name for file in self.files if file.network)}
+        return tuple(one for one in found if one.network_name in names or not one.is_loopback)
 
     @cached_property
     def living(self) -> tuple[Known, ...]:

@@ -74,6 +74,9 @@ def test_pods_of_the_reference_have_nothing(clinic, new_sandbox, reference):
     found = clinic.everything()
     assert bad(found) == [], found
     assert any("all 2 were checked" in one["text"] for one in found), found
+    (remark,) = [one for one in found if one["name"] == "remark"]  # told once, and not on stderr
+    assert (remark["severity"], remark["cure"]) == ("note", f"podwire repair {network.name}")
+    assert clinic.doctor().stderr == ""
 
 
 def test_problems_come_first_with_their_cure_below(clinic, sandbox):
