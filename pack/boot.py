@@ -21,7 +21,7 @@ import _modules  # type: ignore[import-not-found]  # freeze.py writes it
 LATE_IMPORTS = {
     "argparse": ("shutil", "textwrap"),
     "datetime": ("_strptime",),
-    "time": ("_strptime",),
+    "gettext": ("locale",),
     "traceback": ("linecache",),
     "warnings": ("linecache", "traceback"),
 }

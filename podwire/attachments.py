@@ -6,7 +6,6 @@ may have changed since.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import os
 from collections.abc import Iterator, Mapping
@@ -92,7 +91,7 @@ def _network(entry: Entry) -> Network | None:
     """Returns the configuration that ADD had, which Go writes in base64; its `path` is "" for a list."""
     text = entry.content.get("config")
     try:
-        return networks.parse(base64.b64decode(text, validate=True), "") if isinstance(text, str) else None
+        return networks.parse(binascii.a2b_base64(text, strict_mode=True), "") if isinstance(text, str) else None
     except (binascii.Error, ValueError, CniError):
         return None
 

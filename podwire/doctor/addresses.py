@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterator
 from functools import partial
-from shlex import quote
 
 from cni.cache import ResultCache
 from ipam.host_local import allocator
@@ -18,6 +17,7 @@ from ipam.host_local.boots import file_system
 from ipam.host_local.store import Store
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, read_text
+from podwire.shell import quote
 
 _GROUP = "addresses"
 _NEARLY_PERCENT = 90

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import combinations
-from shlex import quote
 
 from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, overlapping, types_of
+from podwire.shell import quote
 
 _GROUP = "configuration"
 

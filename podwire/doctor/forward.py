@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from shlex import quote
 
 from cni import child
 from cni.child import Command
@@ -18,6 +17,7 @@ from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_chains import FORWARD
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Interface, Node
+from podwire.shell import quote
 
 _GROUP = "packet filter"
 _FAMILIES = {nft.IPV4: (4,), nft.IPV6: (6,), nft.INET: (4, 6)}

@@ -8,11 +8,11 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterator
-from shlex import quote
 
 from kernel.link import OPERSTATE_UP, OPERSTATES, Link
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, read_text
+from podwire.shell import quote
 
 _GROUP = "links"
 _ADDRESS_IS_SET = "3"  # NET_ADDR_SET (linux/netdevice.h)

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import IPv4Network, ip_network
-from shlex import quote
 
 from cni import args as cni_args
 from cni import conf as cni_conf
@@ -34,6 +33,7 @@ from kernel.rtnl import Socket
 from podwire import attachments, networks
 from podwire.attachments import Known
 from podwire.networks import Network, NetworkFile
+from podwire.shell import quote
 
 _MOST_BYTES = 1 << 20
 _PORT_FLAGS = {"hairpinMode": "hairpin", "portIsolation": "isolated"}

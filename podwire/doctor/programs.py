@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from shlex import quote
 
 from cni import child, delegate, gojson, skel, versions
 from cni.child import Command
@@ -20,6 +19,7 @@ from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Node, types_of
 from podwire.networks import Network
+from podwire.shell import quote
 
 _GROUP = "plugins"
 _LIMIT_S = 5.0

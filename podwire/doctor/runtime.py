@@ -9,10 +9,10 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from shlex import quote
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Node, read_text
+from podwire.shell import quote
 
 _GROUP = "runtime"
 _SKEW_S = 60.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from shlex import quote
 
 from cni.conf import Attachment
 from cni.versions import at_least
@@ -21,6 +20,7 @@ from podwire.node import rules
 from podwire.node.books import bridges
 from podwire.node.join import Join
 from podwire.node.model import NOBODY, Leak, Pod, State
+from podwire.shell import quote
 
 _NAMES = {HOST_PORT: "host port", MASQUERADE: "masquerade rule", FIREWALL: "firewall rule"}
 

@@ -5,9 +5,9 @@ One rule: it reads only. An address is called gone only where `Join.is_gone` say
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from ipaddress import ip_interface
 
@@ -92,7 +92,7 @@ class Finding:
 
 def written(since_ns: int) -> str:
     """Returns a moment as RFC 3339 has it, in UTC; "" for none."""
-    return datetime.fromtimestamp(since_ns // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since_ns else ""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_ns // _NS)) if since_ns else ""
 
 
 def lines(join: Join, network: str = "") -> Iterator[Line]:

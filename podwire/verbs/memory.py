@@ -6,7 +6,7 @@ One rule: an entry is there as a whole or not at all: it is written beside and r
 
 from __future__ import annotations
 
-import base64
+import binascii
 import os
 from contextlib import suppress
 
@@ -28,7 +28,7 @@ def entry(network: Network, pod: Pod, result: object) -> dict[str, object]:
     return {
         "kind": "cniCacheV1",
         "containerId": pod.attachment.container_id,
-        "config": base64.b64encode(_whole(network)).decode(),
+        "config": binascii.b2a_base64(_whole(network), newline=False).decode(),
         "ifName": pod.attachment.ifname,
         "networkName": network.name,
         **{key: _sorted(value) for key, value in filled.items() if value},
