@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from cni import record, skel
 from podwire.main import PLUGINS
 from tests.support.chained import Chain
 from tests.support.namespaces import Namespace
-from tests.support.processes import output
 
 PLANNED, MADE = "planned", "made"
 
@@ -49,27 +48,40 @@ def told(
         "CNI_IFNAME": "eth0",
         **(env or {}),
     }
-    words = [f"{name}={value}" for name, value in names.items()]
-    config = json.dumps(chain.config(plugin, prev_result, **keys))
+    config = json.dumps(chain.config(plugin, prev_result, **keys)).encode()
     with chain.host.entered():
-        text = output("env", *words, sys.executable, "-m", __name__, how, plugin, stdin=config)
+        text = _in_a_child(lambda: _told(how, plugin, names, config))
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def _main(how: str, name: str) -> None:
+def _in_a_child(work: Callable[[], str]) -> str:
+    """Runs it in a child of this process, which has all modules already; its traceback is on stderr if it fails."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            Path(f"/proc/self/fd/{writable}").write_text(work())
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writable)
+    with open(readable) as stream:
+        text = stream.read()
+    assert os.waitpid(pid, 0)[1] == 0, "the verb failed: see stderr"
+    return text
+
+
+def _told(how: str, name: str, env: Mapping[str, str], config: bytes) -> str:
+    os.environ.update(env)  # a child's own: programs of iptables are found by it
     with tempfile.TemporaryDirectory() as directory:
         for other in PLUGINS:  # each is this program's own file, by which a delegate is known as ours
             Path(directory, other).symlink_to(os.readlink("/proc/self/exe"))
-        args = cni_args.from_env({**os.environ, "CNI_PATH": f"{os.environ['CNI_PATH']}:{directory}"})
-        stdin = sys.stdin.buffer.read()
+        args = cni_args.from_env({**os.environ, "CNI_PATH": f"{env['CNI_PATH']}:{directory}"})
         with record.recorded(planned=how == PLANNED) as noted:
-            own = replace(args, stdin=stdin, delegates=PLUGINS)
-            conf = cni_conf.parse(stdin)
-            result = skel.call(PLUGINS[name], own, conf)
+            conf = cni_conf.parse(config)
+            result = skel.call(PLUGINS[name], replace(args, stdin=config, delegates=PLUGINS), conf)
     shown = result.to_json(conf.cni_version) if result else None
-    print(json.dumps({"changes": noted.changes, "steps": [item.what for item in noted.steps], "result": shown}))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    return json.dumps({"changes": noted.changes, "steps": [item.what for item in noted.steps], "result": shown})
