@@ -24,6 +24,7 @@ _KINDS = {
     "sctp": (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
 }
 _PATIENCE_S = 2.0  # a neighbour may have to be asked for twice
+SILENCE_S = 0.4  # between two calls that are answered, in milliseconds
 _BUFFER = 100
 
 
@@ -66,16 +67,25 @@ def opened(namespace: Namespace, protocol: str, ip: str, port: int = 0) -> Itera
         yield own
 
 
-def call(services: list[Service], namespace: Namespace, protocol: str, ip: str, port: int) -> Reached | None:
+def call(
+    services: list[Service],
+    namespace: Namespace,
+    protocol: str,
+    ip: str,
+    port: int,
+    *,
+    patience_s: float = _PATIENCE_S,
+) -> Reached | None:
     """Calls `ip` `port` from `namespace`; returns whom it reached, None when there is no answer, or a foreign one."""
     with opened(namespace, protocol, "::" if ":" in ip else "0.0.0.0") as caller:
+        caller.settimeout(patience_s)
         if protocol == "udp":
-            return ask(services, caller, ip, port)
+            return ask(services, caller, ip, port, patience_s=patience_s)
         try:
             caller.connect((ip, port))
         except OSError:
             return None
-        found = _waiting(services, protocol)
+        found = _waiting(services, protocol, patience_s)
         if not found:
             return None
         connection, source = found.socket.accept()
@@ -84,10 +94,12 @@ def call(services: list[Service], namespace: Namespace, protocol: str, ip: str, 
             return Reached(found.name, source[0]) if caller.recv(_BUFFER) == found.name.encode() else None
 
 
-def ask(services: list[Service], caller: socket.socket, ip: str, port: int) -> Reached | None:
+def ask(
+    services: list[Service], caller: socket.socket, ip: str, port: int, *, patience_s: float = _PATIENCE_S
+) -> Reached | None:
     """Sends a datagram from a socket that stays open; returns as `call` does."""
     caller.sendto(b"?", (ip, port))
-    found = _waiting(services, "udp")
+    found = _waiting(services, "udp", patience_s)
     if not found:
         return None
     _, source = found.socket.recvfrom(_BUFFER)
@@ -109,8 +121,13 @@ def all_of(stack: ExitStack, namespaces: dict[str, Namespace], protocols: tuple[
     ]
 
 
-def _waiting(services: list[Service], protocol: str) -> Service | None:
+def is_silent(services: list[Service], namespace: Namespace, protocol: str, ip: str, port: int) -> bool:
+    """Tells whether a call that nobody should get reaches nobody; it waits for SILENCE_S."""
+    return call(services, namespace, protocol, ip, port, patience_s=SILENCE_S) is None
+
+
+def _waiting(services: list[Service], protocol: str, patience_s: float) -> Service | None:
     """Returns the service that somebody calls."""
     candidates = {item.socket: item for item in services if item.protocol == protocol}
-    ready, _, _ = select.select(list(candidates), [], [], _PATIENCE_S)
+    ready, _, _ = select.select(list(candidates), [], [], patience_s)
     return candidates[ready[0]] if ready else None
