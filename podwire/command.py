@@ -6,11 +6,13 @@ to it, so that a test can be the operator.
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire.output import Output
 
@@ -93,3 +95,11 @@ def add_cache_dir(parser: ArgumentParser) -> None:
 def add_json(parser: ArgumentParser) -> None:
     """Adds --json: one JSON document on stdout instead of text (`context.out.as_json`)."""
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def require_root(command: str) -> None:
+    """Raises CniError(4) for who is not root."""
+    if os.geteuid() != 0:
+        raise CniError(
+            Code.INVALID_ENVIRONMENT, f"podwire {command} needs root", f"run it with sudo: sudo podwire {command}"
+        )

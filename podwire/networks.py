@@ -123,13 +123,26 @@ def find(directory: str, name: str) -> Network:
     Raises CniError(7) when there is none, naming those that there are and the files that cannot be used.
     """
     found = read_directory(directory)
-    ordered = sorted(found, key=lambda file: not file.path.endswith(".conflist"))
-    for file in ordered:
-        if file.network and file.network.name == name:
-            return file.network
-    known = ", ".join(file.network.name for file in ordered if file.network) or "none"
-    broken = "".join(f"; {file.path}: {file.problem.msg}" for file in ordered if file.problem)
-    raise CniError(
+    network = by_name(found).get(name)
+    if network is None:
+        raise unknown(name, directory, found)
+    return network
+
+
+def by_name(found: Iterable[NetworkFile]) -> dict[str, Network]:
+    """Returns the network that libcni finds by each name, those of *.conflist first."""
+    networks: dict[str, Network] = {}
+    for file in sorted(found, key=lambda file: not file.path.endswith(".conflist")):
+        if file.network:
+            networks.setdefault(file.network.name, file.network)
+    return networks
+
+
+def unknown(name: str, directory: str, found: Iterable[NetworkFile]) -> CniError:
+    """Returns what every command says of a network that there is not: which there are, which files cannot be used."""
+    known = ", ".join(by_name(found)) or "none"
+    broken = "".join(f"; {file.path}: {file.problem.msg}" for file in found if file.problem)
+    return CniError(
         Code.INVALID_NETWORK_CONFIG, f'there is no network "{name}" in {directory}', f"networks there: {known}{broken}"
     )
 

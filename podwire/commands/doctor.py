@@ -63,6 +63,7 @@ def _run(context: Context, options: Namespace) -> Status:
         options.network,
         _given(options),
     )
+    node.require_network()
     found = list(examined(node))
     if context.out.as_json:
         context.out.json({"checks": [_json(check, finding) for check, finding in found]})

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, add_json
+from podwire.command import Command, Context, Status, add_json, require_root
 from podwire.commands.show import add_places, places
 from podwire.node import freeing, reservations
 from podwire.node.books import Places, Reservation
@@ -19,7 +19,7 @@ from podwire.node.look import joined
 from podwire.node.reservations import Finding, Line, Use
 from podwire.output import Cell, Text
 
-_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.EMPTY: "dim"}
+_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.LAST: "dim", Use.EMPTY: "dim"}
 _LEAST = 12  # characters of an ID that is not given whole: what `podwire show` prints
 
 _DESCRIPTION = """\
@@ -36,7 +36,7 @@ STATE   living        its container lives, or the address is configured in some 
         remark        of an administrator, who keeps the address to himself
         empty         left by a killed ADD; it is free
         foreign       the file names nobody, so that the address is given to nobody
-        last_reserved with --json only, no reservation: behind this address the next free one is searched
+        last_reserved not reserved by this: behind it the next free address is searched
 
 --json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
 _VERIFY = """\
@@ -65,25 +65,15 @@ _EXAMPLES = {
 
 
 def _list(context: Context, options: Namespace) -> Status:
-    join = joined(places(context, options), rules=False)
-    _require_known(join, options.network)
-    found = list(reservations.lines(join, options.network))
+    found = list(reservations.lines(joined(places(context, options), options.network, rules=False), options.network))
     if context.out.as_json:
         context.out.json([line.to_json() for line in found])
-    elif found := [line for line in found if line.use is not Use.LAST]:
+    elif found:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.table(headers, [_row(line) for line in found])
     else:
         context.out.line("no addresses are reserved")
     return Status.FINE
-
-
-def _require_known(join: Join, network: str) -> None:
-    """Raises CniError(7) for a network of which neither net.d nor the cache nor a store knows."""
-    names = (*join.books.networks, *(pod.network for pod in join.pods), *(pool.network for pool in join.books.pools))
-    if network and network not in names:
-        msg = f'nobody knows a network "{network}"'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, "podwire show lists those that there are")
 
 
 def _row(line: Line) -> list[Text]:
@@ -99,8 +89,7 @@ def _row(line: Line) -> list[Text]:
 
 
 def _verify(context: Context, options: Namespace) -> Status:
-    join = joined(places(context, options), rules=False)
-    _require_known(join, options.network)
+    join = joined(places(context, options), options.network, rules=False)
     found = list(reservations.findings(join, options.network))
     if found:  # pods come and go: what is still so at a second look
         join = joined(places(context, options), rules=False)
@@ -128,8 +117,10 @@ def _print(context: Context, join: Join, found: list[Finding], unseen: list[str]
 
 def _free(context: Context, options: Namespace) -> Status:
     where = places(context, options)
-    join = joined(where, rules=False)
-    chosen = _chosen(join, options)
+    require_root("ipam free")
+    network = _network(options)
+    join = joined(where, network, rules=False)
+    chosen = _chosen(join, options, network)
     results = list(freeing.free(join, chosen, where.cache_dir, force=options.force))
     if context.out.as_json:
         freed = [item.to_json() for item in results if not item.reason]
@@ -156,23 +147,27 @@ def _tell(context: Context, results: Iterable[Outcome], where: Places) -> None:
         context.out.line(f"nothing to free in {where.data_dir} and the directories of the networks")
 
 
-def _chosen(join: Join, options: Namespace) -> list[Reservation]:
-    """Returns the reservations that are meant; raises CniError where none is, unless all of the gone ones are."""
+def _network(options: Namespace) -> str:
+    """Returns the network that is meant, "" for any; raises CniError(4) where it is not clear what is to be freed."""
     by_address = not (options.gone or options.container)
-    words = options.words
-    if bool(by_address) != bool(words[: 1 if by_address else 0]) or len(words) > 1 + by_address:
-        raise _usage()
-    network = (words[1:] if by_address else words)[:1]
-    every = [item for pool in join.books.pools if network in ([], [pool.network]) for item in pool.reservations]
+    if by_address <= len(options.words) <= 1 + by_address:
+        return "".join(options.words[by_address:])
+    hint = "podwire ipam free ADDRESS [NETWORK], --container ID [NETWORK], or --gone [NETWORK]"
+    raise CniError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
+
+
+def _chosen(join: Join, options: Namespace, network: str) -> list[Reservation]:
+    """Returns the reservations that are meant; raises CniError where none is, unless all of the gone ones are."""
+    every = [item for pool in join.books.pools if network in ("", pool.network) for item in pool.reservations]
     if options.gone:
         return [item for item in every if reservations.use(join, item) is Use.GONE]
     if options.container:
         found = _of_container(every, options.container)
     else:
-        found = [item for item in every if item.file.name == words[0]]
+        found = [item for item in every if item.file.name == options.words[0]]
     if found:
         return found
-    what = f"address {words[0]}" if by_address else f"container {options.container}"
+    what = f"container {options.container}" if options.container else f"address {options.words[0]}"
     raise CniError(Code.UNKNOWN_CONTAINER, f"no reservation of {what}", "podwire ipam list shows those that there are")
 
 
@@ -185,11 +180,6 @@ def _of_container(every: list[Reservation], wanted: str) -> list[Reservation]:
     if len({item.attachment.container_id for item in found}) > 1:
         raise CniError(Code.UNKNOWN_CONTAINER, f"several containers begin with {wanted}", "give the whole ID")
     return found
-
-
-def _usage() -> CniError:
-    hint = "podwire ipam free ADDRESS [NETWORK], --container ID [NETWORK], or --gone [NETWORK]"
-    return CniError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -217,7 +207,7 @@ def _add(
         own.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
     add_places(own)
     add_json(own)
-    own.set_defaults(subcommand=run, parser=own)
+    own.set_defaults(subcommand=run)
     return own
 
 

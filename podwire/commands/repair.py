@@ -18,8 +18,19 @@ from collections.abc import Iterable
 
 from cni import signals
 from cni.errors import CniError, Code
-from podwire import attachments
-from podwire.command import Command, Context, Status, add_bin_dir, add_cache_dir, add_json, bin_dirs
+from podwire import attachments, networks
+from podwire.command import (
+    Command,
+    Context,
+    Status,
+    add_bin_dir,
+    add_cache_dir,
+    add_conf_dir,
+    add_json,
+    bin_dirs,
+    conf_dir,
+    require_root,
+)
 from podwire.output import Cell, Output
 from podwire.repairing import FAILED, FINE, GONE, MISSING, REPAIRED, RETRACTED, UNKNOWN, Outcome, Part, Repairer
 
@@ -49,8 +60,9 @@ is the time that the command takes. What the plugins of others have made (flanne
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="one network's attachments (all)")
-    add_cache_dir(parser)
+    add_conf_dir(parser)
     add_bin_dir(parser)
+    add_cache_dir(parser)
     parser.add_argument("--dry-run", action="store_true", help="tell what is missing, exit with 1 if something is")
     parser.add_argument("--quiet", action="store_true", help="tell of failures only")
     parser.add_argument(
@@ -61,7 +73,10 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(context: Context, options: Namespace) -> Status:
     signals.hold()
+    require_root("repair")
     known = _known(options)
+    if options.network and not known:
+        networks.find(conf_dir(context, options), options.network)
     repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
     outcomes: dict[str, Outcome] = {}
     for outcome in repairer.repair(known):
@@ -83,7 +98,7 @@ def _known(options: Namespace) -> list[attachments.Known]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}", "this needs root") from error
+        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}") from error
     return [*attachments.known(options.cache_dir, options.network)]
 
 

@@ -70,12 +70,6 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(context: Context, options: Namespace) -> Status:
     node = look(places(context, options), options.network)
-    if options.network and not (node.networks or node.pods):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            f'nobody knows a network "{options.network}"',
-            "podwire show lists those that there are",
-        )
     if options.svg:
         _draw(node, options.svg, context.out)
     if options.svg != "-":

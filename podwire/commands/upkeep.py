@@ -17,8 +17,8 @@ from cni.cache import Entry
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks
-from podwire.command import Command, Context, Status, bin_dirs, conf_dir
-from podwire.commands.verbs import add_dry_run, add_explain, add_options, require_root, runtime
+from podwire.command import Command, Context, Status, bin_dirs, conf_dir, require_root
+from podwire.commands.verbs import add_dry_run, add_explain, add_options, runtime
 from podwire.networks import Network
 from podwire.output import Cell, Text
 from podwire.verbs import lists

@@ -11,7 +11,6 @@ said something. `result` is ADD's, left out without one; `missing` says with `ad
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from functools import partial
 
@@ -30,6 +29,7 @@ from podwire.command import (
     add_json,
     bin_dirs,
     conf_dir,
+    require_root,
 )
 from podwire.networks import Network
 from podwire.verbs import accounts, lists, rehearsal, target, telling
@@ -55,14 +55,6 @@ def runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> R
         serve, tell = accounts.explaining, partial(accounts.tell, context.out)
     path = bin_dirs(context, options)
     return Runtime(path, context.env, options.cache_dir, serve, tell, writes=not dry_run)
-
-
-def require_root(command: str) -> None:
-    """Raises CniError(4) for who is not root."""
-    if os.geteuid() != 0:
-        raise CniError(
-            Code.INVALID_ENVIRONMENT, f"podwire {command} needs root", f"run it with sudo: sudo podwire {command}"
-        )
 
 
 def _pod(context: Context, options: Namespace, known: Known | None) -> Pod:

@@ -23,9 +23,6 @@ _NONE = Fault(
     "net.d is not there, or has no file that a runtime can use: pods wait for a network, nodes are not ready",
     "put a configuration there (`podwire lint` reads it)",
 )
-_ABSENT = Fault(
-    "no-such-network", Severity.PROBLEM, "no file of net.d has the network that was asked for", "correct the name"
-)
 _UNUSABLE = Fault(
     "file-unusable",
     Severity.WARNING,
@@ -92,9 +89,6 @@ def _files(node: Node) -> Iterator[Finding]:
         why = "it is not there" if not os.path.isdir(node.conf_dir) else "it has no configuration that can be used"
         cure = f"put a file like 10-podwire.conflist into {node.conf_dir}, then: podwire lint {node.conf_dir}"
         yield _NONE.found(node.conf_dir, why, cure)
-    elif node.network and not node.networks:
-        names = ", ".join(sorted({file.network.name for file in usable if file.network}))
-        yield _ABSENT.found(node.network, f"{node.conf_dir} has no such network", f"name one of: {names}")
     elif usable[0].network:
         wins = f"Kubernetes' runtimes take it, the first of {len(node.files)}: network {usable[0].network.name}"
         yield fine_one("files", usable[0].path, wins)
@@ -190,7 +184,7 @@ def _leftovers(node: Node) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(_GROUP, "files", "net.d has a network", _files, (_NONE, _ABSENT, _UNUSABLE)),
+    Check(_GROUP, "files", "net.d has a network", _files, (_NONE, _UNUSABLE)),
     Check(_GROUP, "names", "each network is in one file", _names, (_TWICE,)),
     Check(_GROUP, "forgotten", "the networks of living pods are configured", _forgotten, (_FORGOTTEN,)),
     Check(_GROUP, "subnets", "no two networks give the same addresses", _subnets, (_TOGETHER,)),

@@ -95,8 +95,7 @@ class Node:
 
     def command(self, name: str, network: str) -> str:
         """Returns a command line of this tool for a network, to be told as a cure."""
-        known = ("--bin-dir", "--cache-dir") if name == "repair" else ("--conf-dir", "--bin-dir", "--cache-dir")
-        options = [f" {option} {quote(self._given[option])}" for option in known if self._given.get(option)]
+        options = [f" {option} {quote(value)}" for option, value in self._given.items() if value]
         return f"podwire {name} {network}{''.join(options)}"
 
     @cached_property
@@ -107,11 +106,14 @@ class Node:
     @cached_property
     def networks(self) -> tuple[Network, ...]:
         """The networks that are looked at, one for each name: the one that libcni finds."""
-        found: dict[str, Network] = {}
-        for file in sorted(self.files, key=lambda file: not file.path.endswith(".conflist")):
-            if file.network and self.network in ("", file.network.name):
-                found.setdefault(file.network.name, file.network)
-        return tuple(sorted(found.values(), key=lambda network: network.path))
+        found = [own for name, own in networks.by_name(self.files).items() if self.network in ("", name)]
+        return tuple(sorted(found, key=lambda network: network.path))
+
+    def require_network(self) -> None:
+        """Raises CniError(7) for a name that is neither in net.d nor in the cache; an empty net.d is a finding."""
+        is_configured = any(file.network for file in self.files)
+        if self.network and is_configured and not (self.networks or self.known):
+            raise networks.unknown(self.network, self.conf_dir, self.files)
 
     @cached_property
     def interfaces(self) -> tuple[Interface, ...]:

@@ -114,6 +114,12 @@ class Books:
     whole: bool = True
     backups: tuple[tuple[str, str, Attachment], ...] = ()
 
+    def knows(self, network: str) -> bool:
+        """Tells whether anything is written down of a network."""
+        named = (item.network_name for item in self.known)
+        stored = (pool.network for pool in self.pools if pool.reservations)
+        return network in self.networks or network in {*named, *stored}
+
 
 def read(places: Places) -> Books:
     """Reads everything; nothing that is missing or broken is an error."""
@@ -126,10 +132,7 @@ def read(places: Places) -> Books:
     known = tuple(attachments.known(places.cache_dir))
     unread_cache = _unread_cache(os.path.join(places.cache_dir, "results"), len(known))
     unread += unread_cache
-    configured: dict[str, Network] = {}
-    for file in sorted(files, key=lambda file: not file.path.endswith(".conflist")):  # as libcni looks for a name
-        if file.network:
-            configured.setdefault(file.network.name, file.network)
+    configured = networks.by_name(files)
     all_networks = [*configured.values(), *_made(known)]
     pools = _pools(all_networks, places.data_dir, unread)
     backups = tuple(_backups(all_networks, unread))

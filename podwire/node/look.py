@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from cni.address import Interface
 from kernel.link import IFF_LOOPBACK, Link
+from podwire import networks
 from podwire.networks import NetworkFile
 from podwire.node import books as books_module
 from podwire.node import links
@@ -24,17 +25,19 @@ from podwire.node.rules import Rules
 _NO_ADDRESS = ("veth", "ifb")
 
 
-def joined(places: Places, *, rules: bool = True) -> Join:
-    """Looks once; the packet filter only if `rules` are asked for."""
+def joined(places: Places, network: str = "", *, rules: bool = True) -> Join:
+    """Looks once; the packet filter only if `rules` are asked for. Raises CniError(7) if nobody knows `network`."""
     books = books_module.read(places)
+    if network and not books.knows(network):
+        raise networks.unknown(network, places.conf_dir, books.files)
     kernel = links.look(item.netns for item in books.known if item.netns)
     found = rules_module.look() if rules else Rules()
     return Join(books, kernel, found, os.path.join(places.cache_dir, "results"))
 
 
 def look(places: Places, network: str = "") -> Node:
-    """Returns the node, or what belongs to one network of it."""
-    join = joined(places)
+    """Returns the node, or what belongs to one network of it; raises CniError(7) for one that nobody knows."""
+    join = joined(places, network)
     found = leaks(join)
     if found:
         join = joined(places)

@@ -223,10 +223,3 @@ def test_without_root_it_tells_what_it_could_not_see(nft_node, sandbox):
     pod = only(done.json, "attachments")
     assert (pod["hostInterface"], pod["state"]) == (host_end(result), "ok")
     assert pod["hostPorts"][0]["confirmed"] is None
-
-
-def test_an_unknown_network_is_told(nft_node):
-    """A network that nobody knows is an error that says so, with exit status 3."""
-    done = nft_node.tool("show", "nonesuch")
-    assert (done.status, done.stdout) == (3, "")
-    assert "nonesuch" in done.stderr

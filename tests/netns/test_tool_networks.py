@@ -1,0 +1,66 @@
+"""A network that there is not: every command that takes a NETWORK says the same of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from podwire import cli
+from podwire.words import command_line
+from tests.support import binaries
+from tests.support.namespaces import Namespace
+from tests.support.tool import Tool
+
+LINES = [
+    command.words.split()[1:] + ["nonesuch" if word.metavar == "NETWORK" else "nopod" for word in command.positionals]
+    for command in command_line(cli.parser()).every()
+    if "NETWORK" in [word.metavar for word in command.positionals]
+]
+LINES += [["ipam", "free", "--gone", "nonesuch"], ["ipam", "free", "10.22.0.2", "nonesuch"]]
+
+
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_an_unknown_network(words, host: Namespace, tmp_path):
+    """The command fails with status 3, and names the networks that there are and the files that cannot be used."""
+    tool = Tool(host, tmp_path)
+    tool.configure({"type": "loopback"}, name="podnet")
+    tool.cache.mkdir(parents=True)
+    directory = tmp_path / "net.d"
+    (directory / "broken.conf").write_text("{")
+    program = binaries.directory() / "podwire"
+    with host.entered():
+        done = subprocess.run(
+            [program, *words, "--conf-dir", str(directory), "--cache-dir", str(tool.cache.parent)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (3, "")
+    first, hint = done.stderr.splitlines()
+    assert first == f'podwire: there is no network "nonesuch" in {directory}'
+    assert hint.startswith(f"  networks there: podnet; {directory}/broken.conf: ")
+
+
+@pytest.mark.parametrize(
+    "words", ["repair", "add net pod", "check net pod", "del net pod", "gc net", "ipam free --gone"]
+)
+def test_root_is_needed(words, tmp_path):
+    """Who is not root is told so by each command that changes something, before it looks at anything."""
+    program = binaries.directory() / "podwire"
+    done = subprocess.run(
+        [program, *words.split(), "--cache-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        user=65534,
+        group=65534,
+        env={"PATH": os.environ["PATH"]},
+    )
+    command = words.partition(" net")[0].partition(" --")[0]
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines() == [
+        f"podwire: podwire {command} needs root",
+        f"  run it with sudo: sudo podwire {command}",
+    ]
