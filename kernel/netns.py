@@ -17,6 +17,7 @@ from cni import record
 from cni.errors import CniError, Code
 from kernel.errors import reason
 
+NAMED = "/run/netns"  # where ip-netns(8) has the namespaces that have a name
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NEEDS = "entering another network namespace needs root with CAP_SYS_ADMIN"
 _NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (linux/magic.h)

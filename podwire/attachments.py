@@ -60,9 +60,14 @@ class Known:
         return f"{namespace}/{name}" if namespace and name else name
 
 
+def results_dir(cache_dir: str) -> str:
+    """Returns the directory of the cache in which libcni has a file for each attachment."""
+    return os.path.join(cache_dir, "results")
+
+
 def known(cache_dir: str, network: str = "") -> Iterator[Known]:
     """Yields the attachments of `network`, or ("") of all, in the order of their files' names."""
-    for entry in cache.entries(os.path.join(cache_dir, "results"), network):
+    for entry in cache.entries(results_dir(cache_dir), network):
         yield _known(entry)
 
 

@@ -19,6 +19,7 @@ from podwire.output import Output
 # Where the runtimes look, and the variables that cnitool knows.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
 BIN_DIR, BIN_DIR_VARIABLE = "/opt/cni/bin", "CNI_PATH"
+CACHE_DIR = "/var/lib/cni"
 
 
 class Status(IntEnum):
@@ -83,12 +84,12 @@ def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
 
 
 def add_cache_dir(parser: ArgumentParser) -> None:
-    """Adds --cache-dir, read as `options.cache_dir`: the directory that has libcni's `results` (RESULTS_DIR)."""
+    """Adds --cache-dir, read as `options.cache_dir`: the directory that has libcni's `results`."""
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
-        default="/var/lib/cni",
-        help="libcni's cache, whose `results` names every attachment (/var/lib/cni)",
+        default=CACHE_DIR,
+        help=f"libcni's cache, whose `results` names every attachment ({CACHE_DIR})",
     )
 
 

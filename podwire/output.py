@@ -77,6 +77,11 @@ def complain(error: CniError, out: Output) -> None:
         print(one_line(f"  {error.details}"), file=sys.stderr)
 
 
+def counted(number: int, what: str) -> str:
+    """Returns a number of things in words: "1 file", "2 files"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _escaped(text: Text) -> Cell:
     cell = Cell(text) if isinstance(text, str) else text
     return Cell(one_line(cell.text), cell.style)

@@ -10,11 +10,11 @@ import os
 from argparse import REMAINDER, ArgumentParser, Namespace
 
 from cni.errors import CniError
+from kernel.netns import NAMED
 from podwire import manual, networks
 from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
 from podwire.words import candidates, command_line
 
-_NAMESPACES = "/run/netns"
 _BASH = """\
 _podwire() {
     mapfile -t COMPREPLY < <(podwire completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
@@ -65,7 +65,7 @@ def _networks(context: Context) -> list[str]:
 
 def _namespaces() -> list[str]:
     try:
-        return sorted(os.listdir(_NAMESPACES))
+        return sorted(os.listdir(NAMED))
     except OSError:
         return []
 

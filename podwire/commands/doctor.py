@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from podwire.command import (
+    CACHE_DIR,
     Command,
     Context,
     Status,
@@ -25,10 +26,9 @@ from podwire.command import (
 from podwire.doctor.checks import examined
 from podwire.doctor.finding import Check, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.output import Cell, Output
+from podwire.output import Cell, Output, counted
 
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
-_CACHE_DIR = "/var/lib/cni"  # add_cache_dir's
 _BAD = (Severity.PROBLEM, Severity.WARNING)
 _DESCRIPTION = """\
 Looks at everything that pods' network on this node depends on: net.d and the plugins it names, the kernel's settings,
@@ -74,7 +74,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 def _given(options: Namespace) -> dict[str, str]:
     """Returns the options that name other directories than the environment or the usual ones."""
-    cache_dir = options.cache_dir if options.cache_dir != _CACHE_DIR else ""
+    cache_dir = options.cache_dir if options.cache_dir != CACHE_DIR else ""
     return {"--conf-dir": options.conf_dir, "--bin-dir": options.bin_dir, "--cache-dir": cache_dir}
 
 
@@ -103,7 +103,7 @@ def _print(found: Found, out: Output, *, everything: bool) -> None:
             out.line(Cell("ok", "good"), f"{group}: {len(fine)} in order")
     counts = [sum(finding.severity == severity for _, finding in found) for severity in Severity]
     words = (("problem", counts[0]), ("warning", counts[1]), ("note", counts[2]))
-    told = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in words)
+    told = ", ".join(counted(number, word) for word, number in words)
     out.line(Cell(told, "bad" if counts[0] else "warning" if counts[1] else "good"))
 
 

@@ -19,7 +19,7 @@ from podwire.node.look import joined
 from podwire.node.reservations import Finding, Line, Use
 from podwire.output import Cell, Text
 
-_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.LAST: "dim", Use.EMPTY: "dim"}
+_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.EMPTY: "dim"}
 _LEAST = 12  # characters of an ID that is not given whole: what `podwire show` prints
 
 _DESCRIPTION = """\
@@ -36,7 +36,7 @@ STATE   living        its container lives, or the address is configured in some 
         remark        of an administrator, who keeps the address to himself
         empty         left by a killed ADD; it is free
         foreign       the file names nobody, so that the address is given to nobody
-        last_reserved not reserved by this: behind it the next free address is searched
+        last_reserved with --json only, no reservation: behind this address the next free one is searched
 
 --json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
 _VERIFY = """\
@@ -68,7 +68,7 @@ def _list(context: Context, options: Namespace) -> Status:
     found = list(reservations.lines(joined(places(context, options), options.network, rules=False), options.network))
     if context.out.as_json:
         context.out.json([line.to_json() for line in found])
-    elif found:
+    elif found := [line for line in found if line.use is not Use.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.table(headers, [_row(line) for line in found])
     else:
@@ -207,7 +207,7 @@ def _add(
         own.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
     add_places(own)
     add_json(own)
-    own.set_defaults(subcommand=run)
+    own.set_defaults(subcommand=run, parser=own)
     return own
 
 

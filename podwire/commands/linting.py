@@ -15,7 +15,7 @@ from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir,
 from podwire.lint import directory
 from podwire.lint.directory import Linted
 from podwire.lint.page import Page, Severity
-from podwire.output import Cell
+from podwire.output import Cell, counted
 
 _STYLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "dim"}
 _BAD = (Severity.ERROR, Severity.WARNING)
@@ -51,8 +51,8 @@ def _print(context: Context, linted: list[Linted], counts: Counter[Severity]) ->
         if one.is_directory:
             _print_winner(context, one)
     number = sum(len(one.pages) for one in linted)
-    said = ", ".join(_counted(counts[severity], severity) for severity in Severity if counts[severity])
-    context.out.line(f"{_counted(number, 'file')}: {said or 'nothing to say'}")
+    said = ", ".join(counted(counts[severity], severity) for severity in Severity if counts[severity])
+    context.out.line(f"{counted(number, 'file')}: {said or 'nothing to say'}")
 
 
 def _print_winner(context: Context, one: Linted) -> None:
@@ -95,10 +95,6 @@ def _file(page: Page, linted: Linted) -> dict[str, object]:
 def _printable(text: str) -> str:
     """Returns a text without lone surrogates, which the names of files may have and JSON may not."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -31,7 +31,7 @@ from podwire.command import (
     conf_dir,
     require_root,
 )
-from podwire.output import Cell, Output
+from podwire.output import Cell, Output, counted
 from podwire.repairing import FAILED, FINE, GONE, MISSING, REPAIRED, RETRACTED, UNKNOWN, Outcome, Part, Repairer
 
 _SETTLING_S = 2.0
@@ -92,7 +92,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 def _known(options: Namespace) -> list[attachments.Known]:
     """Returns the attachments of the cache; raises CniError(5) for one that may not be read."""
-    directory = os.path.join(options.cache_dir, "results")
+    directory = attachments.results_dir(options.cache_dir)
     try:
         os.listdir(directory)
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def _sum_up(out: Output, outcomes: list[Outcome], options: Namespace) -> None:
         out.line(f"no attachments{where} in {options.cache_dir}/results")
         return
     told = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    out.line(f"{len(outcomes)} attachment{'' if len(outcomes) == 1 else 's'}: {told}")
+    out.line(f"{counted(len(outcomes), 'attachment')}: {told}")
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:

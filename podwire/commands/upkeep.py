@@ -31,7 +31,7 @@ _PROBE_S = 10.0
 def _gc(context: Context, options: Namespace) -> Status:
     require_root("gc")
     network = networks.find(conf_dir(context, options), options.network)
-    results = os.path.join(options.cache_dir, "results")
+    results = attachments.results_dir(options.cache_dir)
     _refuse_unknown(results, network.name)
     known = list(attachments.known(options.cache_dir, network.name))
     gone, kept = [one for one in known if not one.lives], [one for one in known if one.lives]

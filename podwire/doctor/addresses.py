@@ -16,7 +16,7 @@ from ipam.host_local.allocator import Usage
 from ipam.host_local.boots import file_system
 from ipam.host_local.store import Store
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.node import Interface, Node, read_text
+from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.shell import quote
 
 _GROUP = "addresses"
@@ -120,7 +120,7 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         return _UNUSABLE.found(
-            name, f"{directory} is on a read-only file system", f"mount -o remount,rw {quote(_mount(directory))}"
+            name, f"{directory} is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
         )
     if about.f_files and not about.f_favail:
         return _UNUSABLE.found(name, f"the file system of {directory} can have no more files", f"df -i {directory}")
@@ -173,13 +173,6 @@ def _nearest(directory: str) -> str:
     while not os.path.lexists(directory) and directory not in ("", "/", "."):
         directory = os.path.dirname(directory)
     return directory or "."
-
-
-def _mount(directory: str) -> str:
-    """Returns the mount point that a directory is on."""
-    while not os.path.ismount(directory) and directory not in ("/", "."):
-        directory = os.path.dirname(directory)
-    return directory
 
 
 CHECKS = (

@@ -13,6 +13,7 @@ from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, overlapping, types_of
+from podwire.output import counted
 from podwire.shell import quote
 
 _GROUP = "configuration"
@@ -113,7 +114,7 @@ def _forgotten(node: Node) -> Iterator[Finding]:
             counts[one.network_name] = counts.get(one.network_name, 0) + 1
     for name, number in counts.items():
         yield _FORGOTTEN.found(
-            name, f"{number} attachment(s) live, and {node.conf_dir} has no such network", _FORGOTTEN.cure
+            name, f"{counted(number, 'living attachment')}, and {node.conf_dir} has no such network", _FORGOTTEN.cure
         )
 
 

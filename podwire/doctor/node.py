@@ -5,6 +5,7 @@ One rule: nothing here changes anything, and what cannot be read raises its erro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -219,6 +220,13 @@ def read_text(path: str) -> str:
         return files.read(path, _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
+
+
+def mount_point(directory: str) -> str:
+    """Returns the mount point that a directory is on."""
+    while not os.path.ismount(directory) and directory not in ("/", "."):
+        directory = os.path.dirname(directory)
+    return directory
 
 
 def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:

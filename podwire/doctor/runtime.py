@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.node import Node, read_text
+from podwire.doctor.node import Node, mount_point, read_text
+from podwire.output import counted
 from podwire.shell import quote
 
 _GROUP = "runtime"
@@ -110,10 +111,10 @@ def _cache(node: Node) -> Iterator[Finding]:
         if not one.lives:
             dead[one.network_name] = dead.get(one.network_name, 0) + 1
     for name, number in dead.items():
-        text = f"{number} attachment(s) in {node.cache_dir}/results have lost their namespace"
+        text = f"{counted(number, 'attachment')} in {node.cache_dir}/results without a namespace any more"
         yield _GONE.found(name, text, node.command("gc", name))
     if node.known and not dead:
-        yield fine_one("cache", f"{node.cache_dir}/results", f"{len(node.known)} attachment(s), all alive")
+        yield fine_one("cache", f"{node.cache_dir}/results", f"{counted(len(node.known), 'attachment')}, all alive")
 
 
 def _disk(node: Node) -> Iterator[Finding]:
@@ -123,7 +124,7 @@ def _disk(node: Node) -> Iterator[Finding]:
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         yield _DISK.found(
-            directory, "it is on a read-only file system", f"mount -o remount,rw {quote(_mount(directory))}"
+            directory, "it is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
         )
     elif about.f_blocks and not about.f_bavail:
         yield _DISK.found(directory, "its file system is full", f"make room: df {directory}")
@@ -136,12 +137,6 @@ def _clock(node: Node) -> Iterator[Finding]:
     if newest > time.time() + _SKEW_S:
         text = f"the newest attachment is from {newest - time.time():.0f} s in the future"
         yield _CLOCK.found("clock", text, _CLOCK.cure)
-
-
-def _mount(directory: str) -> str:
-    while not os.path.ismount(directory) and directory not in ("/", "."):
-        directory = os.path.dirname(directory)
-    return directory
 
 
 CHECKS = (

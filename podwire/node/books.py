@@ -130,7 +130,7 @@ def read(places: Places) -> Books:
         files = ()
         unread.append(error.msg)
     known = tuple(attachments.known(places.cache_dir))
-    unread_cache = _unread_cache(os.path.join(places.cache_dir, "results"), len(known))
+    unread_cache = _unread_cache(attachments.results_dir(places.cache_dir), len(known))
     unread += unread_cache
     configured = networks.by_name(files)
     all_networks = [*configured.values(), *_made(known)]

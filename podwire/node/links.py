@@ -17,10 +17,9 @@ from cni.errors import CniError
 from kernel import address, htb, link
 from kernel.configure import Sandbox
 from kernel.link import Link
-from kernel.netns import Netns
+from kernel.netns import NAMED, Netns
 from kernel.rtnl import Socket
 
-_NAMED = "/run/netns"
 _AT_ONCE = 64  # descriptors, of which a process may have 1024
 
 
@@ -140,11 +139,11 @@ def _namespaces(paths: Iterable[str], unseen: list[str]) -> tuple[dict[int, str]
         if (inode := _inode(path)) and inode != own:
             aliases[path] = found.setdefault(inode, path)
     try:
-        named = sorted(os.listdir(_NAMED))
+        named = sorted(os.listdir(NAMED))
     except OSError:
         named = []
     hidden = 0
-    for path in (f"{_NAMED}/{name}" for name in named):
+    for path in (f"{NAMED}/{name}" for name in named):
         if (inode := _inode(path)) and inode != own:
             found.setdefault(inode, path)
     for pid in (name for name in os.listdir("/proc") if name.isdecimal()):

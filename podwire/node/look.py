@@ -5,13 +5,12 @@ One rule: pods come and go meanwhile, so what is wrong is looked at twice, and t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 
 from cni.address import Interface
 from kernel.link import IFF_LOOPBACK, Link
-from podwire import networks
+from podwire import attachments, networks
 from podwire.networks import NetworkFile
 from podwire.node import books as books_module
 from podwire.node import links
@@ -32,7 +31,7 @@ def joined(places: Places, network: str = "", *, rules: bool = True) -> Join:
         raise networks.unknown(network, places.conf_dir, books.files)
     kernel = links.look(item.netns for item in books.known if item.netns)
     found = rules_module.look() if rules else Rules()
-    return Join(books, kernel, found, os.path.join(places.cache_dir, "results"))
+    return Join(books, kernel, found, attachments.results_dir(places.cache_dir))
 
 
 def look(places: Places, network: str = "") -> Node:

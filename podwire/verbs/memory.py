@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 
 from cni import directories, gojson
+from podwire.attachments import results_dir
 from podwire.networks import Network
 from podwire.verbs.running import Pod
 
@@ -18,7 +19,7 @@ from podwire.verbs.running import Pod
 def path_of(cache_dir: str, network: str, pod: Pod) -> str:
     """Returns the path of an attachment's entry."""
     container_id, ifname = pod.attachment
-    return os.path.join(cache_dir, "results", f"{network}-{container_id}-{ifname}")
+    return os.path.join(results_dir(cache_dir), f"{network}-{container_id}-{ifname}")
 
 
 def entry(network: Network, pod: Pod, result: object) -> dict[str, object]:

@@ -14,18 +14,16 @@ from cni.args import is_interface_name
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
 from kernel.configure import Sandbox
-from kernel.netns import Netns
+from kernel.netns import NAMED, Netns
 from podwire import attachments
 from podwire.attachments import Known
-
-_NAMED = "/run/netns"
 
 
 def namespace_path(text: str) -> str:
     """Returns the absolute path of a namespace given by path, by name in /run/netns ("web") or by PID ("4711")."""
     if "/" in text:
         return os.path.abspath(text)
-    named = f"{_NAMED}/{text}"
+    named = f"{NAMED}/{text}"
     if text.isascii() and text.isdigit() and not os.path.exists(named):
         return f"/proc/{text}/ns/net"
     return named
@@ -37,10 +35,10 @@ def require_namespace(path: str) -> None:
         Netns(path).__exit__(None, None, None)
     except CniError as error:
         try:
-            names = ", ".join(sorted(os.listdir(_NAMED))) or "none"
+            names = ", ".join(sorted(os.listdir(NAMED))) or "none"
         except OSError:
             names = "none"
-        hint = f"give a path, a process's PID, or a name in {_NAMED}: {names}"
+        hint = f"give a path, a process's PID, or a name in {NAMED}: {names}"
         raise CniError(Code.INVALID_NETNS, f"{path} is no network namespace", hint) from error
 
 
