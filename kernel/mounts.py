@@ -69,19 +69,23 @@ def cover(directory: str, *, most_bytes: int = 0) -> None:
 def _copy(source: str, target: str, device: int, most_bytes: int) -> None:
     namespaces = os.stat("/proc/self/ns/net").st_dev
     for entry in os.scandir(source):
-        found = os.stat(entry.path, follow_symlinks=False)  # not the entry's own, which does not see a mount
-        copy = os.path.join(target, entry.name)
-        if stat.S_ISLNK(found.st_mode):
-            os.symlink(os.readlink(entry.path), copy)
-        elif stat.S_ISDIR(found.st_mode) and found.st_dev == device:
-            os.mkdir(copy, stat.S_IMODE(found.st_mode))
-            _copy(entry.path, copy, device, most_bytes)
-        elif stat.S_ISREG(found.st_mode) and found.st_dev == device and found.st_size <= (most_bytes or found.st_size):
-            with open(entry.path, "rb") as old, open(copy, "xb") as new:
-                new.write(old.read())
-            os.chmod(copy, stat.S_IMODE(found.st_mode))
-        elif found.st_dev == namespaces:
-            _bind(entry.path, copy)
+        with suppress(FileNotFoundError):  # gone since: others go on working
+            _copy_one(entry, os.path.join(target, entry.name), device, namespaces, most_bytes)
+
+
+def _copy_one(entry: os.DirEntry[str], copy: str, device: int, namespaces: int, most_bytes: int) -> None:
+    found = os.stat(entry.path, follow_symlinks=False)  # not the entry's own, which does not see a mount
+    if stat.S_ISLNK(found.st_mode):
+        os.symlink(os.readlink(entry.path), copy)
+    elif stat.S_ISDIR(found.st_mode) and found.st_dev == device:
+        os.mkdir(copy, stat.S_IMODE(found.st_mode))
+        _copy(entry.path, copy, device, most_bytes)
+    elif stat.S_ISREG(found.st_mode) and found.st_dev == device and found.st_size <= (most_bytes or found.st_size):
+        with open(entry.path, "rb") as old, open(copy, "xb") as new:
+            new.write(old.read())
+        os.chmod(copy, stat.S_IMODE(found.st_mode))
+    elif found.st_dev == namespaces:
+        _bind(entry.path, copy)
 
 
 def _show(source: str, target: str) -> None:
