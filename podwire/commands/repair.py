@@ -2,7 +2,7 @@
 
 One rule: pods are not restarted, and what is in place is not touched.
 
-With --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"type",
+With --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"plugin",
 "changes": [...], "error": {"code", "msg", "details"}}]}], "counts": {state: number}}. The states: "fine" (nothing was
 missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
 cache does not have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what
@@ -152,7 +152,7 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
 
 def _parts_as_json(parts: Iterable[Part]) -> Iterable[dict[str, object]]:
     for part in parts:
-        told: dict[str, object] = {"type": part.plugin, "changes": [*part.changes]}
+        told: dict[str, object] = {"plugin": part.plugin, "changes": [*part.changes]}
         if part.foreign:
             told["foreign"] = True
         if part.error:

@@ -14,7 +14,7 @@ from cni.conf import Attachment
 NOBODY = Attachment("", "")
 _HASH = re.compile(r"[0-9a-f]{32,}")
 DOCUMENT = """\
-{"networks": [{"name", "file", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
+{"networks": [{"name", "path", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
                "attachments", "problem"}],
  "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked", "hostInterface", "bridge",
                   "addresses", "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
@@ -139,7 +139,7 @@ class NetworkSeen:
         """Returns its part of the document."""
         return {
             "name": self.name,
-            "file": self.file,
+            "path": self.file,
             "plugins": list(self.plugins),
             "bridges": list(self.bridges),
             "ranges": [item.to_json() for item in self.ranges],
