@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 
 from cni import files, gojson, signals
 from cni.errors import CniError, Code
-from podwire import networks, standard
+from podwire import default_network, networks
 from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_conf_dir, conf_dir
 from podwire.installing import Directory, Manifest, sentence, write_whole
 
@@ -25,7 +25,7 @@ to upgrade. The new file is run there once before any name leads to it.
 What had a name before (the reference's plugins) is kept in .podwire-replaced in the same directory, for `podwire
 uninstall`. An installation that is interrupted leaves every name working; the next one completes it.
 
---conf also writes a network into {CONF_DIR}: of FILE, or without one {standard.FILE}, a masqueraded bridge with
+--conf also writes a network into {CONF_DIR}: of FILE, or without one {default_network.FILE}, a masqueraded bridge with
 host ports and limits, whose addresses --subnet says. Runtimes use the first file in lexicographic order; one that is
 there is not overwritten."""
 
@@ -52,7 +52,9 @@ def _install(context: Context, options: Namespace) -> Status:
     signals.hold()
     directory = _directory(context, options)
     content = _content(options)
-    path = os.path.abspath(os.path.join(conf_dir(context, options), os.path.basename(options.conf or standard.FILE)))
+    path = os.path.abspath(
+        os.path.join(conf_dir(context, options), os.path.basename(options.conf or default_network.FILE))
+    )
     if content is not None:
         networks.parse(content, path)
         _refuse_overwriting(path, content, force=options.force)
@@ -95,7 +97,7 @@ def _content(options: Namespace) -> bytes | None:
             raise CniError(Code.INVALID_NETWORK_CONFIG, "--subnet is for --conf", "add --conf, or leave it out")
         return None
     if not options.conf:
-        return standard.text(options.subnet)
+        return default_network.text(options.subnet)
     if options.subnet:
         raise CniError(Code.INVALID_NETWORK_CONFIG, "--subnet is for --conf without a file", "set it in the file")
     if not options.conf.endswith(networks.SUFFIXES):

@@ -28,7 +28,7 @@ from cni.keys import (
 from podwire.lint.item import Item
 from podwire.lint.known import RUNTIMES_OWN, UNREAD, nearest
 from podwire.lint.page import Page, Severity, Spot
-from podwire.positions import Node, walk
+from podwire.lint.positions import Node, walk
 
 _WORDS = {
     STRING: "a string",

@@ -13,9 +13,10 @@ from enum import StrEnum
 
 from cni import files, gojson
 from cni.errors import CniError
-from podwire import networks, positions
+from podwire import networks
+from podwire.lint import positions
+from podwire.lint.positions import Document, MisreadError, Node
 from podwire.networks import Network
-from podwire.positions import Document, MisreadError, Node
 
 _QUOTED = re.compile(r'"([^"]+)"')
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podwire import standard
+from podwire import default_network
 from podwire.networks import parse
 from tests.support.binaries import ROOT
 
@@ -275,5 +275,5 @@ def test_conf(podwire, tmp_path):
 
 def test_the_standard_network():
     """What install writes is the first sample, and the README's."""
-    sample = json.loads(Path(ROOT, "conf", standard.FILE).read_text())
-    assert json.loads(standard.text(["10.22.0.0/16"])) == sample
+    sample = json.loads(Path(ROOT, "conf", default_network.FILE).read_text())
+    assert json.loads(default_network.text(["10.22.0.0/16"])) == sample
