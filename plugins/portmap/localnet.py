@@ -34,18 +34,21 @@ _PURPOSE = "only this host reaches its 127.0.0.0/8, although route_localnet is o
 _CURE = 'or set "snat" to false: the host port is not served at 127.0.0.1 then'
 
 
-def ensure(wanted: HostPorts) -> None:
+def ensure(wanted: HostPorts, *, unguarded: bool = False) -> None:
     """Makes 127.0.0.1:hostPort lead to the pod where it is to (snat, IPv4); raises CniError(999), KernelError.
 
     Where all is as it should be that costs some look-ups by netlink. Only where the kernel has no nftables processes
-    are run: when the setting is turned on, or was on (the reference makes no guard) while there is no table for it.
+    are run: when the setting is turned on, or was on (the reference makes no guard) while there is no table for it, or
+    when it is known that something is missing (`unguarded`).
     """
     interface = _interface(wanted)
     if not interface:
         return
     name = _setting(interface)
     try:
-        if not _guard_by_nftables(interface) and not (_is_on(name) and iptables.may_have([4], _TABLE, "PREROUTING")):
+        if not _guard_by_nftables(interface) and (
+            unguarded or not (_is_on(name) and iptables.may_have([4], _TABLE, "PREROUTING"))
+        ):
             _guard_by_iptables(interface)
         sysctl.require(name, "1", "turn it on")
     except CniError as error:
@@ -60,10 +63,9 @@ def check(wanted: HostPorts) -> None:
     """
     interface = _checked(wanted)
     if interface and not _is_guarded(interface):
-        name = _setting(interface)
         print(
-            f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: podwire repair or the next "
-            f"ADD sees to it (on a kernel without nftables, once net/{name} is 0)",
+            f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: podwire repair sees to it "
+            "(and the next ADD, where the kernel has nftables)",
             file=sys.stderr,
         )
 

@@ -99,7 +99,8 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     if ports.mappings:
         look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
         lost = mend("the host ports", look, make)
-        mend("127.0.0.1:hostPort", partial(localnet.demand, ports), partial(localnet.ensure, ports))
+        guard = partial(localnet.ensure, ports, unguarded=True)
+        mend("127.0.0.1:hostPort", partial(localnet.demand, ports), guard)
         if lost and not is_planned() and look():  # else the flows to the port are those of who was first
             conntrack.forget_strayed(ports)
 

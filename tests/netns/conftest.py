@@ -28,6 +28,7 @@ IPV6 = [{"subnet": "fd00:22::/64"}]
 # Both variants of iptables, as parameters of `tools`.
 NFT = pytest.param("nft", marks=pytest.mark.needs("iptables_nft_nat"))
 LEGACY = pytest.param("legacy", marks=pytest.mark.needs("iptables_legacy_nat"))
+NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))  # as a backend of all plugins
 
 
 @pytest.fixture

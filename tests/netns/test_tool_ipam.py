@@ -11,15 +11,17 @@ from ipam.host_local.store import Store
 from podwire.node import freeing
 from podwire.node.books import Places
 from podwire.node.look import joined
+from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
 from tests.support.node import Node
 from tests.support.running import finish, start_plugin
 
 
-@pytest.fixture
-def node(bin_dir, host, tmp_path):
+@pytest.fixture(params=[NFTABLES])
+def node(request, bin_dir, host, tmp_path):
     """A node with the whole chain, its range of twenty addresses."""
-    return Node(host, tmp_path / "node", range_keys={"rangeStart": "10.213.0.2", "rangeEnd": "10.213.0.21"})
+    twenty = {"rangeStart": "10.213.0.2", "rangeEnd": "10.213.0.21"}
+    return Node(host, tmp_path / "node", backend=request.param, range_keys=twenty)
 
 
 def reserve(node, name, content, *, old=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.conftest import LEGACY, NFT
+from tests.netns.conftest import LEGACY, NFT, NFTABLES
 from tests.support import xtables
 from tests.support.attaching import address
 from tests.support.chained import differences
@@ -17,7 +17,7 @@ from tests.support.repairing import Node, network
 from tests.support.sockets import SILENCE_S, Reached, ask, call, is_silent, opened, service
 
 BACKENDS = [
-    pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet")),
+    NFTABLES,
     pytest.param("iptables nft", marks=NFT.marks),
     pytest.param("iptables legacy", marks=LEGACY.marks),
 ]
@@ -68,6 +68,7 @@ def connected(stack, caller, server, ip, port):
     return client, accepted, source[0]
 
 
+@pytest.mark.needs("nft_inet")
 def test_connections(node, outside, new_sandbox):
     """After a flush new connections fail, after a repair they work, and established ones go on all the while."""
     pod, other = new_sandbox(), new_sandbox()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from podwire.node.model import short
+from tests.netns.conftest import NFTABLES
 from tests.support import binaries, libcni
 from tests.support.attaching import address, host_end
 from tests.support.doctoring import Clinic, bad
@@ -13,10 +14,10 @@ from tests.support.node import Node
 LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}
 
 
-@pytest.fixture
-def node(bin_dir, host, tmp_path):
+@pytest.fixture(params=[NFTABLES])
+def node(request, bin_dir, host, tmp_path):
     """A node with the whole chain by nftables."""
-    return Node(host, tmp_path / "node")
+    return Node(host, tmp_path / "node", backend=request.param)
 
 
 def rewrite(path, **changes):

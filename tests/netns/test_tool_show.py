@@ -7,22 +7,23 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address, host_end
 from tests.support.node import Node
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(params=["nftables", "iptables"])
+@pytest.fixture(params=[NFTABLES, "iptables"])
 def node(request, bin_dir, host, tmp_path):
     """A node with the whole chain, by each backend."""
     return Node(host, tmp_path / "node", backend=request.param)
 
 
-@pytest.fixture
-def nft_node(bin_dir, host, tmp_path):
+@pytest.fixture(params=[NFTABLES])
+def nft_node(request, bin_dir, host, tmp_path):
     """A node with the whole chain by nftables."""
-    return Node(host, tmp_path / "node")
+    return Node(host, tmp_path / "node", backend=request.param)
 
 
 def only(document, key):
@@ -87,7 +88,7 @@ def test_the_text_is_for_a_person(nft_node, sandbox):
 def test_a_rule_that_is_missing_is_told(node, sandbox):
     """A host port whose rules somebody has flushed is not confirmed."""
     node.attach(sandbox, "8080:80")
-    node.host.run("nft", "flush", "ruleset")
+    node.host.run("sh", "-c", "nft flush ruleset; iptables -t nat -F; iptables -t nat -X")
     (port,) = only(node.seen(), "attachments")["hostPorts"]
     assert port["confirmed"] is False
 
