@@ -44,6 +44,7 @@ _ID_BYTES, _MESSAGE_BYTES = 512, 8 << 10
 _CHANGES_BYTES, _STEPS_BYTES, _IPS_BYTES = 28 << 10, 6 << 10, 4 << 10
 _STDERR, _JOURNALD = "stderr", "journald"
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_KERNEL_S = ("/proc/", "/sys/")
 _ARGS_SHOWN = (
     "IgnoreUnknown",
     "IP",
@@ -226,7 +227,8 @@ def _append(path: str, data: bytes) -> None:
         raise ValueError("it must be an absolute path, stderr or journald")
     fd = os.open(path, _OPEN, 0o600)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        # What is written to a file of the kernel's (/proc/sys, /sys) is a command to it.
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or os.readlink(f"/proc/self/fd/{fd}").startswith(_KERNEL_S):
             raise ValueError("it is no file")
         written = os.write(fd, data)
         if written < len(data):

@@ -173,7 +173,10 @@ def test_the_file_is_its_owners_only(file):
     assert (stat.S_IMODE(file.stat().st_mode), len(lines(file))) == (0o644, 2)
 
 
-@pytest.mark.parametrize("kind", ["absent directory", "directory", "link", "fifo", "fifo with a reader", "device"])
+KINDS = ("absent directory", "directory", "link", "fifo", "fifo with a reader", "device", "the kernel's")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_is_told_once(kind, file, tmp_path, capsys):
     """What cannot be appended to is told in one line on stderr, at once, and the verb succeeds."""
     reader = -1
@@ -185,6 +188,8 @@ def test_what_is_no_file_is_told_once(kind, file, tmp_path, capsys):
         file.symlink_to(tmp_path / "elsewhere")
     elif kind == "device":
         file = "/dev/zero"
+    elif kind == "the kernel's":
+        file = "/proc/self/comm"
     else:
         os.mkfifo(file)
         reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if kind == "fifo with a reader" else -1
