@@ -41,7 +41,9 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
         return Status.USAGE
     out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
     try:
-        return command.run(Context(plugins, env, out, top), options)
+        status = command.run(Context(plugins, env, out, top), options)
+        stdout.flush()  # what has not been printed has not been told: a full disk, a reader that is gone
+        return status
     except BrokenPipeError:
         return Status.FAILED
     except (Exception, Terminated) as error:

@@ -58,8 +58,9 @@ class Output:
             print(_GAP.join(padded).rstrip(), file=self.stream)
 
     def json(self, value: object) -> None:
-        """Prints the document."""
-        print(gojson.dumps(value, indent=2), file=self.stream)
+        """Prints the document; what a terminal would obey or not show is escaped as JSON has it."""
+        lines = gojson.dumps(value, indent=2).split("\n")
+        print("\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines), file=self.stream)
 
     def _shown(self, text: Text) -> str:
         cell = _escaped(text)
@@ -80,6 +81,16 @@ def complain(error: CniError, out: Output) -> None:
 def counted(number: int, what: str) -> str:
     """Returns a number of things in words: "1 file", "2 files"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _in_json(char: str) -> str:
+    """Returns a character of a JSON text, inside whose strings alone there are some that cannot be printed."""
+    code = ord(char)
+    if char.isprintable():
+        return char
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\u{0xD7C0 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
 
 
 def _escaped(text: Text) -> Cell:
