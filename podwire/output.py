@@ -60,7 +60,9 @@ class Output:
     def json(self, value: object) -> None:
         """Prints the document; what a terminal would obey or not show is escaped as JSON has it."""
         lines = gojson.dumps(value, indent=2).split("\n")
-        print("\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines), file=self.stream)
+        print(
+            "\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines), file=self.stream
+        )
 
     def _shown(self, text: Text) -> str:
         cell = _escaped(text)

@@ -171,9 +171,9 @@ def _is_of_rules(node: Node, one: Known, plugin: Mapping[str, object]) -> bool:
     """Tells whether rules are what is wrong: of an interface plugin, if nothing else is but masquerading."""
     if plugin["type"] in ("portmap", "firewall"):
         return True
-    if not Fields(plugin).boolean("ipMasq"):
-        return False
     try:
+        if not Fields(plugin).boolean("ipMasq"):
+            return False
         with redirect_stderr(io.StringIO()):
             _run(node, one, {**plugin, "ipMasq": False})
     except Exception:

@@ -80,6 +80,10 @@ _LINK_PREFIXES = {"calico": "cali", "cilium-cni": "lxc_health"}
 
 
 def _files(node: Node) -> Iterator[Finding]:
+    if os.path.lexists(node.conf_dir) and not os.path.isdir(os.path.realpath(node.conf_dir)):
+        directory = quote(node.conf_dir)
+        yield _NONE.found(node.conf_dir, "it is no directory", f"mv {directory} {directory}.old; mkdir {directory}")
+        return
     usable = [file for file in node.files if file.network]
     for file in node.files:
         if file.problem:

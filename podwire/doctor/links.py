@@ -9,7 +9,7 @@ import fnmatch
 import os
 from collections.abc import Iterator
 
-from kernel.link import OPERSTATE_UP, OPERSTATES, Link
+from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, read_text
 from podwire.shell import quote
@@ -63,7 +63,7 @@ _DOUBLE = Fault(
     "address-twice",
     Severity.PROBLEM,
     "two living attachments have one address, or the host has a pod's",
-    "remove one of the pods; of the host: `ip address del`",
+    "remove one of the pods; of the host, if it does not need it: `ip address del`",
 )
 _MANAGED = Fault(
     "managed-by-others",
@@ -188,6 +188,8 @@ def _twice(node: Node) -> Iterator[Finding]:
             link = node.link_of(index)
             if link:
                 cure = f"ip address del {present} dev {quote(link.name)}"
+                if not link.flags & IFF_LOOPBACK:  # the host may be reached by it, or be the pods' gateway
+                    cure = f"remove the pod of {pod}; only if the host does not need the address: {cure}"
                 yield _DOUBLE.found(str(address), f'{pod} has it, and the host on "{link.name}"', cure)
             if address in seen and seen[address] != pod:
                 yield _DOUBLE.found(str(address), f"{seen[address]} and {pod} have it", f"remove the pod of {pod}")

@@ -97,7 +97,7 @@ class Node:
     def command(self, name: str, network: str) -> str:
         """Returns a command line of this tool for a network, to be told as a cure."""
         options = [f" {option} {quote(value)}" for option, value in self._given.items() if value]
-        return f"podwire {name} {network}{''.join(options)}"
+        return f"podwire {name} {quote(network)}{''.join(options)}"
 
     @cached_property
     def files(self) -> tuple[NetworkFile, ...]:

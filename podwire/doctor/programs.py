@@ -158,7 +158,8 @@ def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
     of host-local says is the addresses' group's to tell, without trying to write.
     """
     kind = str(plugin["type"])
-    has_status = versions.parse(network.version) >= versions.parse(versions.SINCE["STATUS"])
+    is_known = network.version in versions.SUPPORTED  # else it need not even be a version, and others refuse it
+    has_status = is_known and versions.at_least(network.version, versions.SINCE["STATUS"])
     ipam = Fields(plugin).section("ipam").string("type")
     if kind not in node.plugins or (ipam and ipam not in node.plugins):
         if has_status:

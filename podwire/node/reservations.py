@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_interface
+from shlex import quote
 
 from cni.address import Address
 from cni.conf import Attachment
@@ -169,7 +170,8 @@ def _foreign(join: Join, pool: Pool) -> Iterator[Finding]:
             yield Finding("foreign", pool.network, own, what, cure)
         elif str(item.address) != own:
             what = f"{directory}/{own} is not how host-local writes {item.address}: it may give that address again"
-            yield Finding("foreign", pool.network, own, what, f"mv {directory}/{own} {directory}/{item.address}")
+            cure = f"mv -n {quote(f'{directory}/{own}')} {quote(f'{directory}/{item.address}')}"
+            yield Finding("foreign", pool.network, own, what, cure)
 
 
 def _full(join: Join, pool: Pool) -> Iterator[Finding]:
@@ -193,7 +195,7 @@ def _index(pool: Pool) -> Iterator[Finding]:
     if wrong:
         index = f"{pool.data_dir.rstrip('/')}.podwire/{pool.network}"
         what = f"the index {index} does not know {', '.join(wrong)}: somebody has edited the files"
-        yield Finding("index", pool.network, wrong[0], what, f"rm {index} (it is written anew)")
+        yield Finding("index", pool.network, wrong[0], what, f"rm {quote(index)} (it is written anew)")
 
 
 def _unreserved(join: Join, pods: Iterable[Pod]) -> Iterator[Finding]:

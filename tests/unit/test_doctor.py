@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Callable
-from ipaddress import ip_network
+from ipaddress import ip_interface, ip_network
 from pathlib import Path
 
 import pytest
 
-from podwire.doctor import addresses, kernel, links, runtime
+from kernel.address import Assigned
+from kernel.link import IFF_LOOPBACK, Link
+from podwire.doctor import addresses, attached, kernel, links, runtime
 from podwire.doctor.checks import CHECKS, UNSEEN, examined
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.node import Node, overlapping
@@ -288,3 +291,55 @@ def test_a_bridge_whose_address_follows_from_its_ports(monkeypatch, tmp_path):
 def test_subnets_that_overlap(one, other, together):
     """Two subnets overlap when an address lies in both."""
     assert bool(overlapping(ip_network(one), [ip_network(other)])) == together
+
+
+def remembered(tmp_path, address: str = "10.9.0.2/24", name: str = "net") -> None:
+    """Puts a living attachment into the cache."""
+    results = tmp_path / "cni" / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    body = {"networkName": name, "containerId": "c2", "ifName": "eth0", "netns": "/proc/self/ns/net"}
+    result = {"cniVersion": "1.0.0", "ips": [{"address": address}]}
+    (results / "one").write_text(json.dumps({**body, "result": result}))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "told"), [("lo", IFF_LOOPBACK, True), ("cni0", 0, False), ("eth9", 0, False)]
+)
+def test_the_host_keeps_the_addresses_that_it_needs(node, tmp_path, name, flags, told):
+    """An address that a pod and the host have is taken off `lo`; off another interface only who knows better does it."""
+    remembered(tmp_path)
+    node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
+    node.addresses = {1: (Assigned(ip_interface("10.9.0.2/24"), 0),)}
+    (found,) = look(node, "twice")
+    assert found.cure.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; only if")
+
+
+@pytest.mark.parametrize("version", ["", "1", "$(id)", "1.0.0.0", "9.9.9"])
+def test_a_version_that_is_none_stops_nothing(node, version):
+    """The plugins of a network of whatever version are asked for their STATUS, and those of the next one, too."""
+    text = LIST % '"subnet": "10.9.0.0/24"'
+    Path(node.conf_dir, "05.conflist").write_text(text.replace("1.0.0", version).replace('"net"', '"odd"'))
+    told = {one.subject for check in CHECKS if check.name == "status" for one in check.look(node)}
+    assert told == {"odd: bridge", "net: bridge"}
+
+
+def test_a_flag_that_is_none_stops_nothing(node, tmp_path):
+    """An attachment whose cached configuration has keys of wrong types is judged as any other."""
+    remembered(tmp_path)
+    plugin = {"type": "bridge", "ipMasq": {}}
+    (one,) = node.known
+    assert attached._is_of_rules(node, one, plugin) is False
+
+
+def test_a_net_d_that_is_no_directory(node, tmp_path):
+    """A file in the place of net.d is a problem, with what puts a directory there."""
+    node.conf_dir = f"{tmp_path}/a file"
+    Path(node.conf_dir).touch()
+    (found,) = look(node, "files")
+    assert (found.severity, found.text) == (Severity.PROBLEM, "it is no directory")
+    assert found.cure == f"mv '{node.conf_dir}' '{node.conf_dir}'.old; mkdir '{node.conf_dir}'"
+
+
+def test_names_of_the_cache_are_no_commands(node, tmp_path):
+    """A network's name that only the cache has, which may be anything, is quoted in a command that is told."""
+    assert node.command("gc", "$(id); x") == "podwire gc '$(id); x'"
