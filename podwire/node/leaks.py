@@ -6,6 +6,7 @@ network. What does not say whose it is, is nobody's leak.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from podwire.node.join import Join
 from podwire.node.model import NOBODY, Leak, Pod, State
 from podwire.shell import quote
 
+_POD_END = re.compile(r"veth[0-9a-f]{8}")  # ours and the reference's; those of others have other names
 _NAMES = {HOST_PORT: "host port", MASQUERADE: "masquerade rule", FIREWALL: "firewall rule"}
 
 
@@ -73,24 +75,23 @@ class _Finder:
                 yield Leak("cache", what, cure_of(self.join, pod.network, pod.attachment), pod.network, pod.attachment)
 
     def veths(self) -> Iterator[Leak]:
-        """Yields the veths on our bridges that are no attachment's; of those nothing is told whose end is not seen."""
-        kernel = self.join.kernel
-        own = {
-            name: network for network in self._networks_of_bridges() for name in self._networks_of_bridges()[network]
-        }
+        """Yields the veths on our bridges that are no attachment's, if they are named as plugins name a pod's.
+
+        Of those nothing is told whose end is not seen, or is the host's own: a VLAN's gateway, a way to another bridge.
+        """
+        kernel, own = self.join.kernel, self._networks_by_bridge
         known = {pod.host_interface for pod in self.join.pods}
-        blind = {pod.network for pod in self.join.pods if pod.state is State.NOT_SEEN}  # one of them may be its
         for port in kernel.links:
             master = kernel.by_index.get(port.master)
-            if port.kind != "veth" or master is None or master.name not in own or port.name in known:
+            networks = own.get(master.name, ()) if master else ()
+            if port.kind != "veth" or master is None or port.name in known or not _POD_END.fullmatch(port.name):
                 continue
-            network = own[master.name]
             inside = kernel.behind(port)
-            if network in blind or not self._keeps_books(network) or (inside is not None and inside.links is None):
+            if not networks or not all(map(self._knows_veths, networks)) or inside is None or inside.links is None:
                 continue
-            if port.lower_nsid is not None and inside is None:
-                continue  # it leads where we cannot look
-            yield Leak("veth", f"{port.name} on {master.name}, {_other_end(self.join, port)}", _delete(port), network)
+            other = next((own.name for own in inside.links.values() if own.index == port.lower), "?")
+            where = f"its other end is {other} in {inside.path}, which no attachment knows"
+            yield Leak("veth", f"{port.name} on {master.name}, {where}", _delete(port), networks[0])
 
     def rules(self) -> Iterator[Leak]:
         """Yields the rules of dead attachments, those of one owner and purpose together."""
@@ -166,11 +167,24 @@ class _Finder:
             pods = [pod for pod in same if network in ("", pod.network)] if container_id else []
         return all(pod.leaked for pod in pods) and (bool(pods) or self._keeps_books(network))
 
-    def _networks_of_bridges(self) -> Mapping[str, tuple[str, ...]]:
-        """Returns the bridges of each network."""
-        found = {name: bridges(network) for name, network in self.join.books.networks.items()}
-        for item in self.join.books.known:
-            found.setdefault(item.network_name, bridges(item.network))
+    def _knows_veths(self, network: str) -> bool:
+        """Tells whether a network has no attachment that may live and whose veth was not found: an ADD under way.
+
+        Nor one whose inside is not seen: any veth may be its.
+        """
+        own = [pod for pod in self.join.pods if pod.network == network]
+        lost = (pod for pod in own if pod.state is State.NO_CACHE and not pod.leaked)
+        seen = all(pod.state is not State.NOT_SEEN for pod in own)
+        return self._keeps_books(network) and seen and all(pod.host_interface for pod in lost)
+
+    @cached_property
+    def _networks_by_bridge(self) -> Mapping[str, list[str]]:
+        """The networks of each bridge."""
+        found: dict[str, list[str]] = {}
+        cached = {item.network_name: item.network for item in self.join.books.known}
+        for network, own in {**cached, **self.join.books.networks}.items():
+            for name in bridges(own):
+                found.setdefault(name, []).append(network)
         return found
 
     def _rule_cure(self, backend: str, network: str, attachment: Attachment) -> str:
@@ -178,15 +192,6 @@ class _Finder:
             return cure_of(self.join, network, attachment)
         program = "nft list ruleset" if backend == NFTABLES else "iptables-save"
         return f"delete it by hand, as it does not name its network: {program}"
-
-
-def _other_end(join: Join, port: Link) -> str:
-    inside = join.kernel.behind(port)
-    if inside is None:
-        other = join.kernel.by_index.get(port.lower)
-        return f"its other end is {other.name} of the host" if other else "without another end"
-    other = next((own for own in (inside.links or {}).values() if own.index == port.lower), None)
-    return f"its other end is {other.name if other else '?'} in {inside.path}, which no attachment knows"
 
 
 def _delete(own: Link) -> str:

@@ -306,7 +306,7 @@ def remembered(tmp_path, address: str = "10.9.0.2/24", name: str = "net") -> Non
     ("name", "flags", "told"), [("lo", IFF_LOOPBACK, True), ("cni0", 0, False), ("eth9", 0, False)]
 )
 def test_the_host_keeps_the_addresses_that_it_needs(node, tmp_path, name, flags, told):
-    """An address that a pod and the host have is taken off `lo`; off another interface only who knows better does it."""
+    """An address that a pod and the host have is taken off `lo`; off another interface the host may need it."""
     remembered(tmp_path)
     node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
     node.addresses = {1: (Assigned(ip_interface("10.9.0.2/24"), 0),)}

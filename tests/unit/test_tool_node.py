@@ -1,6 +1,7 @@
 """Who lives and what is leaked, decided on books, kernel and rules that are made up: no root is needed."""
 
 import time
+from dataclasses import replace
 from ipaddress import ip_address, ip_interface
 
 import pytest
@@ -143,15 +144,48 @@ def test_rules_that_name_the_container_only_are_its():
     assert [leak.what for leak in found if leak.kind == HOST_PORT] == ["host port 80/tcp (nftables: chain)"]
 
 
+STRANGER = link(9, "veth0a1b2c3d", master=2, lower=3, lower_nsid=1)
+THERE = Inside("/run/netns/x", 1, {"eth0": link(3, "eth0", lower=9)})
+
+
+def kernel_with(*more, there=THERE):
+    return Kernel((*HOST, *more), {}, {POD.path: POD, **({there.path: there} if there else {})})
+
+
 def test_veths_of_nobody_are_leaks_if_both_ends_are_seen():
     """A port of our bridge that no attachment has is marked, unless it leads where we cannot look."""
-    stranger = link(9, "veth9", master=2, lower=3, lower_nsid=1)
-    there = Inside("/run/netns/x", 1, {"eth0": link(3, "eth0", lower=9)})
-    both = {POD.path: POD, there.path: there}
-    assert kinds(join(kernel=Kernel((*HOST, stranger), {}, both))) == {"veth"}
-    assert kinds(join(kernel=Kernel((*HOST, stranger), {}, {POD.path: POD}))) == set()
-    hidden = {POD.path: POD, there.path: Inside(there.path, 1)}
-    assert kinds(join(kernel=Kernel((*HOST, stranger), {}, hidden))) == set()
+    assert kinds(join(kernel=kernel_with(STRANGER))) == {"veth"}
+    assert kinds(join(kernel=kernel_with(STRANGER, there=None))) == set()
+    assert kinds(join(kernel=kernel_with(STRANGER, there=Inside(THERE.path, 1)))) == set()
+
+
+@pytest.mark.parametrize(
+    "port",
+    [
+        link(9, "veth0a1b2c3d", master=2, lower=10),  # of a VLAN's gateway, or a way to another bridge
+        link(9, "veth0a1b2c3d", master=2, lower=3, lower_nsid=None),
+        link(9, "veth1a2b3c4", master=2, lower=3, lower_nsid=1),  # as Docker names them
+        link(9, "vethXy3k2P", master=2, lower=3, lower_nsid=1),  # as LXC does
+        link(9, "vb-machine", master=2, lower=3, lower_nsid=1),  # as systemd-nspawn does
+    ],
+)
+def test_veths_of_others_on_our_bridge_are_no_leaks(port):
+    """A veth between the bridge and the host itself, or named as others name theirs, is not told to be deleted."""
+    assert kinds(join(kernel=kernel_with(port, link(10, "cni0.100", lower=9)))) == set()
+
+
+def test_veths_may_be_of_any_network_of_their_bridge():
+    """On a bridge of two networks a veth is marked only where books are kept of both."""
+    own = join(kernel=kernel_with(STRANGER))
+    other = Network("other", "1.1.0", NET.plugins)
+    books = replace(own.books, networks={"other": other, "net": NET})
+    assert kinds(replace(own, books=books)) == set()
+
+
+def test_the_veth_of_an_add_under_way_is_no_leak():
+    """As long as there is a young reservation whose address is configured nowhere yet, a veth may be its owner's."""
+    young = reserved("10.22.0.9", b"x\r\neth0", old=False)
+    assert kinds(join(kernel=kernel_with(STRANGER), reservations=[young])) == set()
 
 
 def test_ifbs_are_known_by_their_text():
