@@ -110,8 +110,11 @@ class ResultCache:
         own = self._sandboxes_of(attachment)
         if own:
             return not any(map(_may_live, own))
-        unread = any(self._is_of(attachment, name) for name in self._files)
-        return bool(self.sandboxes) and not unread
+        return bool(self.sandboxes) and not self.may_have(attachment)
+
+    def may_have(self, attachment: Attachment) -> bool:
+        """Tells whether there is a file of the attachment's by its name, although it may not be readable."""
+        return any(self._is_of(attachment, name) for name in self._files)
 
     def has_lost(self, attachment: Attachment) -> bool:
         """Tells whether the cache knows the attachment, and its namespace is not there; "" as above."""

@@ -140,11 +140,14 @@ class Join:
         """Tells whether somebody may live who has the reserved address, and whom the cache does not know."""
         if item.is_young or self.is_configured(item):
             return True
-        if item.before_boot or not self.kernel.is_blind:
+        if item.before_boot:
             return False
         if item.network not in self._caches:
             self._caches[item.network] = ResultCache.read(item.network, self.cache_dir)
-        return not (self.books.whole and self._caches[item.network].is_gone(item.attachment))
+        cache = self._caches[item.network]
+        if not self.books.whole and cache.may_have(item.attachment):
+            return True  # a pod may have lost its address
+        return self.kernel.is_blind and not (self.books.whole and cache.is_gone(item.attachment))
 
     def _outside(self, network: str, attachment: Attachment, outside: Link | None) -> _Outside:
         """Returns what is told of the host's end."""

@@ -172,6 +172,23 @@ def test_a_living_container_that_the_cache_forgot_is_refused(node, sandbox):
     assert (node.store / own).exists()
 
 
+@pytest.mark.parametrize("text", ["", '{"cniVersion": "1.0.0"}'], ids=["cut off", "before CNI 0.8"])
+def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox, text):
+    """An address that is configured nowhere is kept as long as the cache has a file of its container's name."""
+    node.attach(sandbox)
+    path = reserve(node, "10.213.0.177", b"unread\r\neth0")
+    entry = node.directory / "results" / f"{node.name}-unread-eth0"
+    entry.write_text(text)
+    done = node.tool("ipam", "free", path.name)
+    assert done.status == 1, done
+    assert "not everything could be looked at" in done.stdout
+    assert node.tool("ipam", "free", "--gone").status == 0
+    assert "reservation" not in {leak["kind"] for leak in node.seen()["leaks"]}
+    entry.unlink()
+    assert node.tool("ipam", "free", "--gone").status == 0
+    assert not path.exists()
+
+
 def test_remarks_are_kept(node):
     """An administrator's remark is kept without --force."""
     path = reserve(node, "10.213.0.15", b"kept for the printer")
