@@ -65,6 +65,14 @@ class Join:
         return found
 
     @cached_property
+    def cached(self) -> Mapping[str, set[Attachment]]:
+        """The attachments of the runtime's cache, by network."""
+        found: dict[str, set[Attachment]] = {}
+        for item in self.books.known:
+            found.setdefault(item.network_name, set()).add(item.attachment)
+        return found
+
+    @cached_property
     def _by_container(self) -> Mapping[tuple[str, str], list[Pod]]:
         found: dict[tuple[str, str], list[Pod]] = {}
         for pod in self.pods:

@@ -46,7 +46,7 @@ def cure_of(join: Join, network: str, attachment: Attachment) -> str:
     GC asks the plugins of networks from CNI 1.1.0 on; of others it deletes the attachments that the cache has.
     """
     configured = join.books.networks.get(network)
-    cached = {item.attachment for item in join.books.known if item.network_name == network}
+    cached = join.cached.get(network, set())
     if configured and (attachment in cached or at_least(configured.version, "1.1.0")):
         return f"podwire gc {network}"
     if attachment.container_id and (configured or cached):
