@@ -5,6 +5,7 @@ One rule: the text is set in the same send that makes the ifb, so that one witho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha512
@@ -15,6 +16,7 @@ from kernel.link import Link
 PREFIX = "bwp"  # the reference's
 
 _DIGITS = 12
+NAME = re.compile(f"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 _MARK = "podwire"
 _WORD_MAX = 100  # of 255 bytes for the whole text (IFALIASZ, linux/if.h)
 

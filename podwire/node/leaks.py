@@ -112,9 +112,10 @@ class _Finder:
 
     def ifbs(self) -> Iterator[Leak]:
         for own in self.join.kernel.links:
-            if own.kind != "ifb" or not own.name.startswith(bandwidth.PREFIX):
-                continue
             named = bandwidth.named(own.alias)
+            is_reference_s = not own.alias and bandwidth.NAME.fullmatch(own.name)
+            if own.kind != "ifb" or not own.name.startswith(bandwidth.PREFIX) or not (named or is_reference_s):
+                continue
             network = named.network if named else ""
             if self._is_gone((own.alias or own.name).encode(), network, named.container_id if named else ""):
                 attachment = Attachment(named.container_id, named.ifname) if named else NOBODY

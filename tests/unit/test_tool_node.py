@@ -193,8 +193,15 @@ def test_ifbs_are_known_by_their_text():
     for container_id, expected in (("a", set()), ("x", {"ifb"})):
         ifb = link(11, "bwp123456789012", kind="ifb", alias=f"podwire net {container_id} eth0")
         assert kinds(join(kernel=Kernel((*HOST, ifb), {}, {POD.path: POD}))) == expected
-    foreign = link(11, "ifb0", kind="ifb")
-    assert kinds(join(kernel=Kernel((*HOST, foreign), {}, {POD.path: POD}))) == set()
+    # One of the reference's has no text; what is named or described otherwise is somebody else's.
+    for name, alias, expected in (
+        ("bwp0123456789ab", "", {"ifb"}),
+        ("ifb0", "", set()),
+        ("bwp0", "", set()),
+        ("bwp0123456789ab", "somebody's", set()),
+    ):
+        ifb = link(11, name, kind="ifb", alias=alias)
+        assert kinds(join(kernel=Kernel((*HOST, ifb), {}, {POD.path: POD}))) == expected
 
 
 def test_cures_can_be_pasted():
