@@ -5,25 +5,40 @@ One rule: two networks are told of at the later one, which names the earlier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from podwire.lint.item import Item
 from podwire.lint.ranges import Pool
 
+_MOST = 10  # more than ten networks on a bridge have the same to say again and again
+
 
 def check(items: Sequence[Item], pools: Sequence[Pool]) -> None:
-    """Finds settings of two networks that cannot both hold."""
-    for one, two in combinations(items, 2):
-        if one.network == two.network:
-            continue
-        if one.type == two.type == "bridge" and _bridge(one) == _bridge(two):
-            _check_shared(one, two, pools)
-        if one.type == two.type == "portmap" and one.get("backend") and two.get("backend"):
-            _check_backends(one, two)
+    """Finds settings of two networks that cannot both hold; of many, those that do not go with the first ones."""
+    ranges: dict[Item, list[Pool]] = {}
+    for pool in pools:
+        ranges.setdefault(pool.item, []).append(pool)
+    sharing: dict[str, list[Item]] = {}
+    for item in items:
+        if item.type == "bridge":
+            sharing.setdefault(repr(_bridge(item)), []).append(item)
+    for own in sharing.values():
+        for one, two in _pairs(own):
+            _check_shared(one, two, ranges)
+    for one, two in _pairs([item for item in items if item.type == "portmap" and item.get("backend")]):
+        _check_backends(one, two)
 
 
-def _check_shared(one: Item, two: Item, pools: Sequence[Pool]) -> None:
+def _pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+    """Yields the items of different networks by two: each with the first ones before it."""
+    for number, two in enumerate(items):
+        for one in items[: min(number, _MOST)]:
+            if one.network != two.network:
+                yield one, two
+
+
+def _check_shared(one: Item, two: Item, ranges: Mapping[Item, Sequence[Pool]]) -> None:
     where = f'network "{one.network}" in {one.spot.page.path}'
     mtus = one.get("mtu") or 0, two.get("mtu") or 0
     if mtus[0] != mtus[1]:
@@ -34,7 +49,7 @@ def _check_shared(one: Item, two: Item, pools: Sequence[Pool]) -> None:
         here, there = ("VLANs", "none") if tagged[1] else ("no VLAN", "some")
         text = f'bridge "{_bridge(two)}" has {here} here, and {there} for {where}'
         two.note("bridge", text, "pods without a VLAN do not reach those with one")
-    for first, second in ((a, b) for a in pools for b in pools if a.item is one and b.item is two):
+    for first, second in product(ranges.get(one, ()), ranges.get(two, ())):
         if first.range.subnet.version != second.range.subnet.version:
             continue
         gateways = first.range.gateway, second.range.gateway

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
-from itertools import combinations
 
 from cni.errors import CniError
 from ipam.host_local import conf as host_local
@@ -16,6 +15,7 @@ from ipam.host_local.ranges import Range, overlap
 from podwire.lint import settings
 from podwire.lint.item import Item
 
+_MOST = 10  # networks that one is told to overlap with
 _FEW = 4  # addresses that are hardly meant to be all
 
 
@@ -55,9 +55,7 @@ def check(item: Item) -> tuple[Pool, ...]:
 
 def check_all(pools: Sequence[Pool]) -> None:
     """Finds two networks that give the same addresses; within one host-local refuses it itself."""
-    for one, two in combinations(pools, 2):
-        if one.item.network == two.item.network:
-            continue  # they share a store, or one is hidden by the other
+    for one, two in _meeting(pools):
         if overlap(one.range, two.range):
             text = f"{two.range} overlaps {one.range} of {one.where}"
             hint = "both may give the same address to two pods: give each network a subnet of its own"
@@ -65,6 +63,25 @@ def check_all(pools: Sequence[Pool]) -> None:
         elif one.range.subnet.overlaps(two.range.subnet) and _link(one.item) != _link(two.item):
             text = f"{two.range.subnet} is on {_link(two.item)}, and on {_link(one.item)} for {one.where}"
             two.item.warn(two.path, text, "the node has one route to a subnet: give each bridge its own")
+
+
+def _meeting(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
+    """Yields the ranges by two whose subnets have addresses in common, each with the first ones before it.
+
+    Not those of one network: they share a store, or one is hidden by the other. Sorted by where they begin, a subnet has to be compared only with those that have not ended there.
+    """
+    subnets = [pool.range.subnet for pool in pools]
+    before: list[list[int]] = [[] for _ in pools]
+    open_: list[int] = []
+    for own in sorted(range(len(pools)), key=lambda n: (subnets[n].version, int(subnets[n].network_address))):
+        start = subnets[own].version, int(subnets[own].network_address)
+        open_ = [n for n in open_ if (subnets[n].version, int(subnets[n].broadcast_address)) >= start]
+        for other in (n for n in open_ if pools[n].item.network != pools[own].item.network):
+            before[max(own, other)].append(min(own, other))
+        open_.append(own)
+    for two, found in enumerate(before):
+        for one in sorted(found)[:_MOST]:
+            yield pools[one], pools[two]
 
 
 def _check_one(pool: Pool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,32 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path):
     """Without a directory there is nothing to check, which is an error of the command."""
     with pytest.raises(CniError, match="cannot read"):
         directory.lint_directory(str(tmp_path / "gone"), PLUGINS, ())
+
+
+def test_very_many_networks_are_told_of_in_time(tmp_path):
+    """Of hundreds of networks on one bridge each is told of with the first ones that it does not go with."""
+    number = 400
+    files = {
+        f"n{index:03}.conflist": network(f"n{index:03}", bridge("10.1.0.0/16", mtu=1000 + index))
+        for index in range(number)
+    }
+    start = time.process_time()
+    linted = lint(tmp_path, **files)
+    assert time.process_time() - start < 20
+    last = [text for _, _, text in told(linted) if "n399" not in text and "mtu 1399 here" in text]
+    assert len(last) == 10
+    overlaps = [found for page in linted.pages for found in page.findings if "overlaps 10.1.0" in found.text]
+    assert len(overlaps) == sum(min(index, 10) for index in range(number))
+
+
+def test_overlaps_are_found_whatever_lies_between(tmp_path):
+    """A subnet inside another one is found, also with smaller ones and those of IPv6 in between by address."""
+    subnets = ("10.0.0.0/8", "10.1.0.0/24", "fd00::/64", "10.2.0.0/24", "10.1.0.0/25", "11.0.0.0/24")
+    files = {f"{n}.conflist": network(f"n{n}", bridge(own, f"br{n}")) for n, own in enumerate(subnets)}
+    found = {
+        (os.path.basename(page.path)[0], one.text.split(" of network ")[-1][:4])
+        for page in lint(tmp_path, **files).pages
+        for one in page.findings
+        if " overlaps " in one.text
+    }
+    assert found == {("1", '"n0"'), ("3", '"n0"'), ("4", '"n0"'), ("4", '"n1"')}
