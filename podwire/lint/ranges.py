@@ -68,7 +68,8 @@ def check_all(pools: Sequence[Pool]) -> None:
 def _meeting(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
     """Yields the ranges by two whose subnets have addresses in common, each with the first ones before it.
 
-    Not those of one network: they share a store, or one is hidden by the other. Sorted by where they begin, a subnet has to be compared only with those that have not ended there.
+    Not those of one network: they share a store, or one is hidden by the other. Sorted by where they begin, a subnet
+    has to be compared only with those that have not ended there.
     """
     subnets = [pool.range.subnet for pool in pools]
     before: list[list[int]] = [[] for _ in pools]

@@ -97,11 +97,14 @@ class Kernel:
 
     @property
     def is_blind(self) -> bool:
-        """Tells whether there are pods' namespaces into which we did not look."""
+        """Tells whether there may be pods' namespaces into which we did not look.
+
+        Where no veth leads anywhere this may not be the pods' host at all, but some other namespace.
+        """
         unentered = any(inside.links is None for inside in self.insides.values())
         numbers = {inside.number for inside in self.insides.values()}
-        veths = (own for own in self.links if own.kind == "veth" and own.lower_nsid is not None)
-        return unentered or any(own.lower_nsid not in numbers for own in veths)
+        leading = [own.lower_nsid for own in self.links if own.kind == "veth" and own.lower_nsid is not None]
+        return unentered or not leading or any(number not in numbers for number in leading)
 
 
 def look(paths: Iterable[str]) -> Kernel:

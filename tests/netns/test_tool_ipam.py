@@ -189,6 +189,19 @@ def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox,
     assert not path.exists()
 
 
+def test_who_is_not_on_the_host_frees_nobody(node, sandbox):
+    """In another namespace than the pods' host, and without the runtime's cache, nothing is free."""
+    path = node.store / address(node.attach(sandbox))
+    os.utime(path, (time.time() - 120,) * 2)
+    (node.entry(sandbox)).unlink()
+    # As in a container that has the stores: neither the pods' namespaces nor their processes are to be seen.
+    away = ("unshare", "-n", "-m", "-p", "-f", "--mount-proc", "sh", "-c", 'mount -t tmpfs none /run; exec "$@"', "sh")
+    assert node.tool("ipam", "free", "--gone", before=away).status == 0
+    assert node.tool("ipam", "free", path.name, before=away).status == 1
+    assert path.exists()
+    assert node.tool("show", "--json", before=away).json["leaks"] == []
+
+
 def test_remarks_are_kept(node):
     """An administrator's remark is kept without --force."""
     path = reserve(node, "10.213.0.15", b"kept for the printer")

@@ -119,6 +119,14 @@ def test_who_cannot_look_everywhere_does_not_call_it_gone():
     assert use(before, item) is Use.GONE
 
 
+def test_who_is_not_on_the_host_calls_nothing_gone():
+    """In a namespace that no veth leads out of, and without a cache, an unknown reservation is not called gone."""
+    own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0")], kernel=Kernel(HOST[:1]), cached=())
+    ((item,),) = (pool.reservations for pool in own.books.pools)
+    assert use(own, item) is Use.UNKNOWN
+    assert kinds(own) == set()
+
+
 def test_rules_of_nobody_are_leaks_where_books_are_kept():
     """A rule of an unknown owner is marked, unless the cache could not be read or nobody keeps one."""
     assert kinds(join(rules=[rule("x")])) == {FIREWALL}
