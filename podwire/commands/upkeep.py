@@ -20,8 +20,10 @@ from podwire import attachments, networks
 from podwire.command import Command, Context, Status, bin_dirs, conf_dir, require_root
 from podwire.commands.verbs import add_dry_run, add_explain, add_options, runtime
 from podwire.networks import Network
+from podwire.node.books import Places
 from podwire.output import Cell, Text
-from podwire.verbs import lists
+from podwire.verbs import alive, lists
+from podwire.verbs.alive import Living
 from podwire.verbs.lists import Runtime
 from podwire.verbs.running import Call, Pod, environment, execute
 
@@ -34,16 +36,20 @@ def _gc(context: Context, options: Namespace) -> Status:
     results = attachments.results_dir(options.cache_dir)
     _refuse_unknown(results, network.name)
     known = list(attachments.known(options.cache_dir, network.name))
-    gone, kept = [one for one in known if not one.lives], [one for one in known if one.lives]
+    if not (options.all or network.disable_gc):
+        alive.require_witness(known, results, network.name)
     own = runtime(context, options, dry_run=options.dry_run)
-    if not context.out.as_json:
-        context.out.line(f"network {network.name}: of its attachments live {len(kept)}, are gone {len(gone)}")
+    living = Living.looked_at(Places(conf_dir(context, options), options.cache_dir), network.name)
+    gone = [one for one in known if not one.lives]
+    _tell_kept(context, living, len(known) - len(gone), len(gone))
     if network.disable_gc:
         gone = []
         if not context.out.as_json:
             context.out.line("nothing was done: the network has disableGC")
     deleted = []
     for one in gone:
+        if not alive.still_gone(one):
+            continue
         if not context.out.as_json:
             context.out.line(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
         pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
@@ -52,13 +58,21 @@ def _gc(context: Context, options: Namespace) -> Status:
             if options.dry_run and not context.out.as_json:
                 context.out.line(f"{one.path} would be removed")
     if not network.disable_gc:
-        lists.collect(own, network, [one.attachment for one in kept])
+        lists.collect(own, network, living.valid)
         _tell_uncollected(context, network)
     if context.out.as_json:
         steps = [step.to_json() for step in own.done]
-        told = {"kept": _named([one.attachment for one in kept]), "deleted": _named(deleted)}
+        told = {"kept": _named(living.valid()), "deleted": _named(deleted)}
         context.out.json({"network": network.name, **told, "steps": steps})
     return Status.WRONG if own.failed else Status.FINE
+
+
+def _tell_kept(context: Context, living: Living, number: int, gone: int) -> None:
+    if context.out.as_json:
+        return
+    context.out.line(f"network {living.network}: of its attachments live {number}, are gone {gone}")
+    for container_id, ifname in living.unlisted():
+        context.out.line(f"kept, as it has an address and is not in the cache: container {container_id}, {ifname}")
 
 
 def _tell_uncollected(context: Context, network: Network) -> None:
@@ -200,6 +214,7 @@ def _examined(context: Context, name: str, path: tuple[str, ...]) -> dict[str, o
 
 def _gc_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", help="name of a network of net.d")
+    parser.add_argument("--all", action="store_true", help="also if the cache knows no attachment of NETWORK")
     add_dry_run(parser)
     add_explain(parser)
     add_options(parser)
@@ -221,7 +236,9 @@ GC = Command(
     "remove what attachments have left that are gone",
     "Runs DEL for each attachment of NETWORK in the cache whose namespace is gone, then GC of every plugin with\n"
     "those that live, which removes leases, interfaces and rules of all others. The cache must be that of every\n"
-    "runtime on this node (--cache-dir): what it does not know is garbage. cnitool keeps none, this the living.\n\n"
+    "runtime on this node (--cache-dir): what it does not know is garbage. Only who has an address of host-local\n"
+    "that is configured somewhere, or not a minute old (an ADD may be under way), is kept without the cache.\n"
+    "cnitool keeps none, this the living. Run it while no pod is being started.\n\n"
     '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
     _gc,
     _gc_arguments,

@@ -110,11 +110,11 @@ def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) 
     return True
 
 
-def collect(runtime: Runtime, network: Network, valid: Iterable[Attachment]) -> None:
-    """Runs GC of every plugin, which keeps the `valid` attachments; what was deleted before is `delete`'s."""
+def collect(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> None:
+    """Runs GC of every plugin, which keeps the `valid` attachments, asked for each anew, as pods come meanwhile."""
     if versions.at_least(network.version, versions.SINCE["GC"]):
         for plugin in network.plugins:
-            runtime.run("GC", Pod(), plugin, network.request(plugin, valid=valid))
+            runtime.run("GC", Pod(), plugin, network.request(plugin, valid=valid()))
 
 
 def status(runtime: Runtime, network: Network) -> None:

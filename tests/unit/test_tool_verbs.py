@@ -122,7 +122,7 @@ def test_check_status_and_gc_ask_all(tmp_path):
     for command, run in {
         "CHECK": lambda own: lists.check(own, network(), POD, RESULT),
         "STATUS": lambda own: lists.status(own, network()),
-        "GC": lambda own: lists.collect(own, network(), [POD.attachment]),
+        "GC": lambda own: lists.collect(own, network(), lambda: [POD.attachment]),
     }.items():
         own = runtime(tmp_path, serve := Scripted(**{f"one_{command}": "no"}))
         run(own)
