@@ -14,6 +14,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from cni import child, files, gojson
 from cni.errors import CniError, Code
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
+_DRAFTS = (".new", ".podwire-new")  # of what is kept, and of the manifest
 _CHUNK_BYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
 _CURES = {
@@ -58,13 +60,13 @@ class Directory:
         """Puts `program` under all names; raises CniError(5), CniError(11)."""
         own = self._hash(program)
         with _telling(f"install into {self.path}"):
+            self._refuse_strange()
             if self.dry_run:
                 self._plan(own)
                 return
             os.makedirs(self.path, mode=0o755, exist_ok=True)
-            with self._locked():
+            with self.locked():
                 self._sweep()
-                self._refuse_strange()
                 todo = [name for name in self.names if self._present(name) != own]
                 if not todo:
                     self.told.append(f"nothing to do: {self.path} has this podwire under all its names")
@@ -86,14 +88,14 @@ class Directory:
             if not os.path.isdir(self.path):
                 self.told.append(f"nothing to do: there is no {self.path}")
                 return
-            manifest = self.manifest()
-            ours = {*manifest.ours, self._hash(program)}
+            self._refuse_strange()
             if self.dry_run:
-                self._restore(ours)
+                self._restore({*self.manifest().ours, self._hash(program)})
                 return
-            with self._locked():
+            with self.locked():
                 self._sweep()
-                self._restore(ours)
+                manifest = self.manifest()
+                self._restore({*manifest.ours, self._hash(program)})
                 for path, sha256 in manifest.conf.items():
                     self._unconfigure(path, sha256)
                 self._forget()
@@ -134,7 +136,7 @@ class Directory:
                 continue
             if kept and self._hash(kept[-1]) == present:
                 continue  # of an installation that was interrupted
-            place = os.path.join(directory, f"{name}~{len(kept) + 1}" if kept else name)
+            place = os.path.join(directory, f"{name}~{_number(kept[-1]) + 1}" if kept else name)
             _link(os.path.join(self.path, name), place, f"{place}.new")
             self.told.append(f"kept what was {name}: {place}")
         _sync(directory)
@@ -189,12 +191,11 @@ class Directory:
             self.told.append(f"left {directory}: older files of others are in it")
 
     def _kept(self, name: str) -> list[str]:
-        """Returns what was kept under a name, the oldest first."""
+        """Returns what was kept under a name, the oldest first; some of them may have been put back."""
         directory = os.path.join(self.path, _KEPT)
-        places = [os.path.join(directory, name)]
-        while os.path.lexists(places[-1]):
-            places.append(os.path.join(directory, f"{name}~{len(places) + 1}"))
-        return places[:-1]
+        found = os.listdir(directory) if os.path.isdir(directory) else []
+        own = [one for one in found if re.fullmatch(rf"{re.escape(name)}(~[1-9][0-9]*)?", one)]
+        return sorted((os.path.join(directory, one) for one in own), key=_number)
 
     def _present(self, name: str) -> str:
         """Returns the hash of what has a name, "" where nothing has it; a symbolic link is what it points to."""
@@ -222,12 +223,16 @@ class Directory:
 
     def _sweep(self) -> None:
         """Removes what is half made, ours now or that of one that was killed."""
-        for name in os.listdir(self.path):
-            if name.startswith(_NEW):
-                os.unlink(os.path.join(self.path, name))
+        kept = os.path.join(self.path, _KEPT)
+        half = [os.path.join(self.path, name) for name in os.listdir(self.path) if name.startswith(_NEW)]
+        if os.path.isdir(kept):
+            half += [os.path.join(kept, name) for name in os.listdir(kept) if name.endswith(_DRAFTS)]
+        for path in half:
+            os.unlink(path)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Keeps other installations away; raises CniError(11) when one is at work."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             try:
@@ -288,6 +293,11 @@ def _copy(source: str, target: str) -> None:
         writer.flush()
         os.fchmod(descriptor, 0o755)  # whatever the umask
         os.fsync(descriptor)
+
+
+def _number(kept: str) -> int:
+    """Returns the number of what was kept under a name: 1, and 2 of "bridge~2"."""
+    return int(kept.rpartition("~")[2]) if "~" in os.path.basename(kept) else 1
 
 
 def _link(source: str, target: str, draft: str) -> None:

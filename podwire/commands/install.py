@@ -122,24 +122,41 @@ def _refuse_overwriting(path: str, content: bytes, *, force: bool) -> None:
 
 
 def _configure(directory: Directory, path: str, content: bytes) -> None:
-    sha256 = hashlib.sha256(content).hexdigest()
-    told = f"wrote {path}"
     try:
-        if not directory.dry_run:
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            if os.path.exists(path):
-                found = files.read(path, gojson.MAX_BYTES)
-                if found == content:
-                    directory.told.append(f"nothing to do: {path} is so already")
-                    return
-                write_whole(f"{path}.podwire-backup", found)  # no suffix that a runtime reads
-                told += f"; what was there is in {path}.podwire-backup"
-            manifest = directory.manifest()
-            directory.note(Manifest(manifest.ours, {**manifest.conf, path: sha256}))
-            write_whole(path, content)
+        if directory.dry_run:
+            directory.told.append(f"wrote {path}")
+            return
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        with directory.locked():
+            directory.told.append(_written(directory, path, content))
     except OSError as error:
         raise sentence(f"write {path}", error) from error
-    directory.told.append(told)
+
+
+def _written(directory: Directory, path: str, content: bytes) -> str:
+    """Writes the network, keeping a copy of what somebody else wrote under that name; returns what was done."""
+    manifest = directory.manifest()
+    told = f"wrote {path}"
+    if os.path.exists(path):
+        found = files.read(path, gojson.MAX_BYTES)
+        if found == content:
+            return f"nothing to do: {path} is so already"
+        if hashlib.sha256(found).hexdigest() != manifest.conf.get(path):
+            backup = _backup(path)
+            write_whole(backup, found)
+            told += f"; what was there is in {backup}"
+    directory.note(Manifest(manifest.ours, {**manifest.conf, path: hashlib.sha256(content).hexdigest()}))
+    write_whole(path, content)
+    return told
+
+
+def _backup(path: str) -> str:
+    """Returns a free name for a copy, with no suffix that a runtime reads."""
+    number, backup = 1, f"{path}.podwire-backup"
+    while os.path.lexists(backup):
+        number += 1
+        backup = f"{path}.podwire-backup~{number}"
+    return backup
 
 
 INSTALL = Command(

@@ -262,8 +262,11 @@ def test_conf(podwire, tmp_path):
     other = ("--conf", "--subnet", "10.24.0.0/16")
     assert "is there and is different" in run(podwire, *words, *other, status=3)
     run(podwire, *words, *other, "--force")
+    assert ("10.24.0.0" in path.read_text(), len(list(path.parent.iterdir()))) == (True, 1)
+    path.write_text("somebody else's")
+    run(podwire, *words, *other, "--force")
     backup = path.with_name(path.name + ".podwire-backup")
-    assert ("10.24.0.0" in path.read_text(), "10.23.0.0" in backup.read_text()) == (True, True)
+    assert ("10.24.0.0" in path.read_text(), backup.read_text()) == (True, "somebody else's")
     assert "nothing to do" in run(podwire, *words, *other)
     run(podwire, *words, "--conf", ROOT / "conf" / "99-loopback.conflist")
     (path.parent / "99-loopback.conflist").write_text("{}")
@@ -277,3 +280,90 @@ def test_the_standard_network():
     """What install writes is the first sample, and the README's."""
     sample = json.loads(Path(ROOT, "conf", default_network.FILE).read_text())
     assert json.loads(default_network.text(["10.22.0.0/16"])) == sample
+
+
+def test_force_keeps_every_version_of_somebody_elses(podwire, tmp_path):
+    """What an administrator wrote survives any number of --force, and what podwire wrote itself is not kept."""
+    words = (
+        "install",
+        "--bin-dir",
+        tmp_path / "bin",
+        "--conf-dir",
+        tmp_path / "net.d",
+        "--conf",
+        "--force",
+        "--subnet",
+    )
+    (tmp_path / "net.d").mkdir()
+    path = tmp_path / "net.d" / "10-podwire.conflist"
+    path.write_text("first")
+    run(podwire, *words, "10.22.0.0/16")
+    run(podwire, *words, "10.23.0.0/16")
+    path.write_text("second")
+    run(podwire, *words, "10.24.0.0/16")
+    kept = sorted(file.name for file in path.parent.iterdir() if file != path)
+    assert kept == [f"{path.name}.podwire-backup", f"{path.name}.podwire-backup~2"]
+    assert [(path.parent / name).read_text() for name in kept] == ["first", "second"]
+
+
+def test_what_was_kept_by_an_earlier_installation_is_not_mistaken(podwire, others):
+    """After plugins were kept twice and the first is back by hand, the next uninstall puts back the last one."""
+    first = (others / "portmap").read_bytes()
+    run(podwire, "install", "--bin-dir", others)
+    put(others / "portmap", b"#!/bin/sh\nexit 3\n")
+    run(podwire, "install", "--bin-dir", others)
+    put(others / "portmap", first)
+    run(podwire, "uninstall", "--bin-dir", others)
+    run(podwire, "install", "--bin-dir", others)
+    run(podwire, "uninstall", "--bin-dir", others)
+    assert (others / "portmap").read_bytes() == first
+
+
+def put(path, content):
+    """Puts a file in place as an administrator does."""
+    draft = path.with_name("draft")
+    draft.write_bytes(content)
+    draft.chmod(0o700)
+    draft.rename(path)
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+@pytest.mark.parametrize("option", [(), ("--dry-run",)])
+def test_a_fifo_is_not_waited_for(podwire, others, command, option):
+    """What is neither a file nor a link is named, and nothing is done."""
+    os.mkfifo(others / "tuning")
+    before = sorted(others.iterdir())
+    text = run(podwire, command, "--bin-dir", others, *option, status=3)
+    assert f"{others}/tuning is neither a file nor a link" in text
+    assert sorted(others.iterdir()) == before
+
+
+def test_a_copy_that_was_cut_off_is_no_file_of_others(podwire, others):
+    """Killed while it copies what it keeps, since links cannot be made, nothing of that is left in the end."""
+    before = listing(others)
+    inject = ("strace", "-f", "-o", "/dev/null", "-e", "inject=link,linkat:error=EPERM")
+    kill = (*inject, "-e", "inject=utimensat:signal=SIGKILL:when=1")
+    line = [*kill, str(podwire), "install", "--bin-dir", str(others)]
+    assert subprocess.run(line, env=ENV, capture_output=True, timeout=60, check=False).returncode in (-9, 137)
+    assert [file.suffix for file in (others / ".podwire-replaced").iterdir()] == [".new"]
+    run(podwire, "uninstall", "--bin-dir", others)
+    assert listing(others) == before
+
+
+def test_two_at_once_write_one_network(podwire, tmp_path):
+    """Of many installations at once each does all or says that another is at work; the network is whole and noted."""
+    words = ("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d", "--conf", "--subnet")
+    line = [str(podwire), *map(str, words), "10.22.0.0/16"]
+    for _ in range(3):
+        with ThreadPoolExecutor(LOOPS) as pool:
+            every = [
+                pool.submit(subprocess.run, line, env=ENV, capture_output=True, timeout=60, check=False)
+                for _ in range(2 * LOOPS)
+            ]
+        for one in every:
+            done = one.result()
+            assert done.returncode == 0 or b"another podwire is installing" in done.stderr, done
+        assert {one.result().returncode for one in every} >= {0}
+        assert [file.name for file in (tmp_path / "net.d").iterdir()] == ["10-podwire.conflist"]
+        run(podwire, "uninstall", "--bin-dir", tmp_path / "bin")
+        assert list((tmp_path / "net.d").iterdir()) == []
