@@ -19,7 +19,9 @@ _CLONE_NEWNS = 0x00020000  # linux/sched.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 0x20, 0x1000, 0x4000, 1 << 18
 _KEPT = {"nosuid": _NOSUID, "nodev": _NODEV, "noexec": _NOEXEC}
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and backslashes in mountinfo
-_LEFT = ("/proc", "/sys", "/dev")  # no files of the host's: /proc/sys/net is the network namespace's
+_PROC, _SETTINGS = "/proc", "/proc/sys"
+_OF_THE_NAMESPACE = "net"  # below _SETTINGS: of whoever looks, so that it cannot be shown by a mount
+_SWITCHES = ("/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 
 
 def enter() -> None:
@@ -34,10 +36,15 @@ def enter() -> None:
         raise CniError(Code.IO_FAILURE, f"{doing}: {reason(error.errno or 0)}", "this needs CAP_SYS_ADMIN") from error
     for _, _, _, _, path, options, *_ in lines:
         point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), path)
-        if not any(point == left or point.startswith(f"{left}/") for left in _LEFT):
+        if point != _PROC and not point.startswith(f"{_PROC}/"):
             flags = sum(flag for name, flag in _KEPT.items() if name in options.split(","))
             with suppress(OSError):  # one hidden by another, or gone since
                 mount("none", point, "", _REMOUNT | _BIND | _RDONLY | flags)
+    of_all = [f"{_SETTINGS}/{name}" for name in os.listdir(_SETTINGS) if name != _OF_THE_NAMESPACE]
+    for path in (*of_all, *_SWITCHES):
+        with suppress(OSError):  # not of this kernel
+            mount(path, path, "", _BIND)
+            mount("none", path, "", _REMOUNT | _BIND | _RDONLY)
 
 
 def cover(directory: str, *, most_bytes: int = 0) -> None:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from _podwire import spawn_bound
+
 from cni.errors import CniError
 from cni.skel import Plugin
 from kernel import hostcopy, mounts
@@ -52,7 +54,7 @@ def enter(network: Network, *directories: str) -> Stage:
 
 
 def rehearsing(plugins: Mapping[str, Plugin], stage: Stage) -> Serve:
-    """Returns what serves a call on the stage and notes our own plugins' changes; another's run like any program."""
+    """Returns what serves a call on the stage and notes our own plugins' changes; another's run, and end with us."""
 
     def serve(call: Call) -> Done:
         env = {name: value for name, value in call.env.items() if name != _BUS}
@@ -61,7 +63,7 @@ def rehearsing(plugins: Mapping[str, Plugin], stage: Stage) -> Serve:
             plugin = own(call.kind, call.path, plugins)
         except CniError as error:
             return Done(call.kind, call.command, 0.0, error=error)
-        return noting(there, plugin, plugins, planned=False) if plugin else running.execute(there)
+        return noting(there, plugin, plugins, planned=False) if plugin else running.execute(there, spawn_bound)
 
     return serve
 

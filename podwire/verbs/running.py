@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cni import child, delegate, gojson, skel
-from cni.child import Outcome
+from cni.child import Outcome, Spawn
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 
@@ -96,13 +96,13 @@ def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str,
     return {**env, **own}
 
 
-def execute(call: Call) -> Done:
-    """Runs the file to its end."""
+def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Done:
+    """Runs the file to its end; started by `spawn`, which says what becomes of it when we are killed."""
     start_ns = time.perf_counter_ns()
     result, error, stderr = None, None, ""
     try:
         program = delegate.find(call.kind, call.path)
-        (outcome,) = child.run(child.Command((program,), call.env, call.stdin, capture_stderr=True))
+        (outcome,) = child.run(child.Command((program,), call.env, call.stdin, capture_stderr=True), spawn=spawn)
         stderr = outcome.stderr.decode("utf-8", "replace")
         result = answer(outcome, call)
     except OSError as failure:

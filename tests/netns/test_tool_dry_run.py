@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +132,57 @@ def test_what_a_plugin_writes_stays_in_the_copy(node: Tool, sandbox: Namespace):
     )
     assert differences(before, machine(node, sandbox)) == []
     assert not Path("/run/vandal").exists()
+
+
+def test_settings_of_the_machine_are_out_of_reach(node: Tool, sandbox: Namespace):
+    """A plugin of others may set what is the copy's network's, and nothing that is the whole machine's."""
+    settings = "/proc/sys/vm/swappiness /proc/sys/kernel/hostname /proc/sysrq-trigger /sys/class /dev/shm"
+    body = f'for each in {settings} /proc/sys/net/ipv4/ip_forward; do [ ! -w "$each" ] || echo "can: $each" >&2; done'
+    theirs = others(node, "meddler", body)
+    (step,) = theirs.json("add", "net", sandbox.name, "--dry-run")["steps"]
+    assert step["stderr"] == "can: /proc/sys/net/ipv4/ip_forward\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_was_tried_ends_with_the_tool(node: Tool, sandbox: Namespace, number: int):
+    """However a dry run ends, no process of it is left, nor a namespace or a mount."""
+    before = machine(node, sandbox)
+    up = node.directory / "up"
+    os.mkfifo(up)
+    theirs = others(node, "slow", f"echo $$ > {up}; exec sleep 60")
+    tried = theirs.start("add", "net", sandbox.name, "--dry-run")
+    pid = int(up.read_text())
+    namespace = os.readlink(f"/proc/{pid}/ns/net")
+    tried.send_signal(number)
+    tried.communicate(timeout=10)
+    deadline = time.monotonic() + 5
+    while namespace in namespaces() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert namespace not in namespaces()
+    up.unlink()
+    (node.directory / "bin" / "slow").unlink()
+    (node.directory / "bin").rmdir()
+    (node.directory / "net.d" / "net.conflist").write_bytes(before["files"][f"{node.directory}/net.d/net.conflist"])
+    assert differences(before, machine(node, sandbox)) == []
+
+
+def namespaces() -> set[str]:
+    """Returns the network namespaces of all processes."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found.add(os.readlink(process / "ns" / "net"))
+    return found
+
+
+def others(node: Tool, name: str, body: str) -> Tool:
+    """Makes a network of one plugin that is a shell script; returns the tool that finds it."""
+    directory = node.directory / "bin"
+    directory.mkdir()
+    (directory / name).write_text(f'#!/bin/sh\n{body}\necho \'{{"cniVersion": "1.1.0"}}\'\n')
+    (directory / name).chmod(0o755)
+    node.configure({"type": name})
+    return Tool(node.host, node.directory, directory)
 
 
 def test_del_tells_all_and_changes_nothing(node: Tool, sandbox: Namespace):
