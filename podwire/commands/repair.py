@@ -3,7 +3,8 @@
 One rule: pods are not restarted, and what is in place is not touched.
 
 With --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"plugin",
-"changes": [...], "error": {"code", "msg", "details"}}]}], "counts": {state: number}}. The states: "fine" (nothing was
+"changes": [...], "error": {"code", "msg", "details"}}]}], "counts": {state: number}, "unread": [files of the cache that
+cannot be read, of whose attachments nothing is known]}. The states: "fine" (nothing was
 missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
 cache does not have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what
 was made, too). A plugin that is not in this file has "foreign": true.
@@ -75,7 +76,8 @@ def _run(context: Context, options: Namespace) -> Status:
     signals.hold()
     require_root("repair")
     known = _known(options)
-    if options.network and not known:
+    unread = _unread(options, known)
+    if options.network and not (known or unread):
         networks.find(conf_dir(context, options), options.network)
     repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
     outcomes: dict[str, Outcome] = {}
@@ -85,9 +87,10 @@ def _run(context: Context, options: Namespace) -> Status:
     for outcome in repairer.settle([*outcomes.values()], options.settle):
         outcomes[outcome.known.path] = outcome
         _tell(context.out, outcome, options)
-    _sum_up(context.out, [*outcomes.values()], options)
-    bad = (FAILED, MISSING, UNKNOWN)
-    return Status.WRONG if any(outcome.state in bad for outcome in outcomes.values()) else Status.FINE
+    unread = [path for path in unread if os.path.lexists(path) and attachments.read(path) is None]  # still so
+    _sum_up(context.out, [*outcomes.values()], unread, options)
+    bad = any(outcome.state in (FAILED, MISSING, UNKNOWN) for outcome in outcomes.values())
+    return Status.WRONG if bad or unread else Status.FINE
 
 
 def _known(options: Namespace) -> list[attachments.Known]:
@@ -100,6 +103,17 @@ def _known(options: Namespace) -> list[attachments.Known]:
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}") from error
     return [*attachments.known(options.cache_dir, options.network)]
+
+
+def _unread(options: Namespace, known: Iterable[attachments.Known]) -> list[str]:
+    """Returns the files of the cache that are none of `known`: of a runtime that was killed, or being written."""
+    directory = os.path.join(options.cache_dir, "results")
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    entries = {os.path.basename(one.path) for one in attachments.known(options.cache_dir)} if options.network else set()
+    entries |= {os.path.basename(one.path) for one in known}
+    prefix = options.network and f"{options.network}-"
+    own = (name for name in names if name.startswith(prefix) and not name.startswith("."))
+    return sorted(os.path.join(directory, name) for name in own if name not in entries)
 
 
 def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
@@ -119,11 +133,14 @@ def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
     out.stream.flush()  # somebody watches
 
 
-def _sum_up(out: Output, outcomes: list[Outcome], options: Namespace) -> None:
+def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Namespace) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     if out.as_json:
-        out.json({"attachments": [_as_json(outcome) for outcome in outcomes], "counts": dict(sorted(counts.items()))})
+        told_of = [_as_json(outcome) for outcome in outcomes]
+        out.json({"attachments": told_of, "counts": dict(sorted(counts.items())), "unread": unread})
         return
+    for path in unread:
+        out.line(Cell(f"cannot read {path}: nothing was done for its pod; create it again", "bad"))
     if options.quiet:
         return
     foreign = sorted({part.plugin for outcome in outcomes for part in outcome.parts if part.foreign})

@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from _podwire import spawn_bound
-
 from cni.errors import CniError
 from cni.skel import Plugin
 from kernel import hostcopy, mounts
@@ -63,7 +61,7 @@ def rehearsing(plugins: Mapping[str, Plugin], stage: Stage) -> Serve:
             plugin = own(call.kind, call.path, plugins)
         except CniError as error:
             return Done(call.kind, call.command, 0.0, error=error)
-        return noting(there, plugin, plugins, planned=False) if plugin else running.execute(there, spawn_bound)
+        return noting(there, plugin, plugins, planned=False) if plugin else running.execute(there, hostcopy.spawn)
 
     return serve
 

@@ -1,6 +1,7 @@
 """podwire repair: what a flush took is there again, with each backend, and connections go on."""
 
 import contextlib
+import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -217,3 +218,19 @@ def test_the_dead_stay_dead(node, new_sandbox):
     assert states == {living.name: "repaired", gone.name: "gone", file.name: "gone", "reused": "gone"}
     text = str(node.rules())
     assert [name in text for name in (living.name, gone.name, file.name, "reused")] == [True, False, False, False]
+
+
+def test_an_entry_that_is_no_entry(node, new_sandbox):
+    """A file of the cache that is cut off, empty or a FIFO is told, with exit status 1, and the others are repaired."""
+    pod, lost = new_sandbox(), new_sandbox()
+    for number, one in enumerate((pod, lost)):
+        node.asking(f"{8080 + number}:80").add(one)
+    file = node.file(lost.name)
+    for text in (file.read_text()[:50], "", None):
+        node.flush()
+        file.unlink()
+        os.mkfifo(file) if text is None else file.write_text(text)
+        outcome = node.tool("--json", "--settle", "0")
+        assert (outcome.status, outcome.json["unread"], outcome.json["counts"]) == (1, [str(file)], {"repaired": 1})
+        assert f"cannot read {file}" in node.tool("--settle", "0", "--quiet").stdout.decode()
+        assert node.tool("--settle", "0", "other").status == 0
