@@ -89,6 +89,11 @@ def _add(context: Context, options: Namespace) -> Status:
     network = networks.find(conf_dir(context, options), options.network)
     netns = target.namespace_path(options.netns)
     target.require_namespace(netns)
+    with target.alone(netns):
+        return _attach(context, options, network, netns)
+
+
+def _attach(context: Context, options: Namespace, network: Network, netns: str) -> Status:
     known = _known(context, options)
     if known:
         where = f"as container {known.attachment.container_id}, {known.attachment.ifname}"
@@ -160,7 +165,8 @@ def _del(context: Context, options: Namespace) -> Status:
     pod = _pod(context, options, known)
     own = runtime(context, options, dry_run=options.dry_run)
     _head(context, network, pod)
-    lists.delete(own, network, pod, known.result if known else None)
+    with target.alone("" if options.dry_run else pod.netns):
+        lists.delete(own, network, pod, known.result if known else None)
     _end(context, own, network, pod)
     if not (known or context.out.as_json):
         context.out.line(f"the cache knew of no such attachment ({options.cache_dir}/results): podwire show lists them")

@@ -6,8 +6,11 @@ runtime has attached is found by itself, whatever path it was given by.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cni import gojson
 from cni.args import is_interface_name
@@ -40,6 +43,31 @@ def require_namespace(path: str) -> None:
             names = "none"
         hint = f"give a path, a process's PID, or a name in {NAMED}: {names}"
         raise CniError(Code.INVALID_NETNS, f"{path} is no network namespace", hint) from error
+
+
+@contextmanager
+def alone(netns: str) -> Iterator[None]:
+    """Keeps other podwires from attaching and detaching a namespace meanwhile; raises CniError(11) when one does.
+
+    Of two ADDs at once one fails, and its DEL would take away what the other has made. A namespace that is not there
+    cannot be locked, and needs not be.
+    """
+    try:
+        descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if netns else -1
+    except OSError:
+        descriptor = -1
+    if descriptor < 0:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            msg = f"another podwire attaches or detaches {netns}"
+            raise CniError(Code.TRY_AGAIN_LATER, msg, "wait for its end") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def container_id(netns: str) -> str:

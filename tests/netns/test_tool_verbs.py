@@ -339,3 +339,17 @@ def test_version_tells_whose_the_files_are(tool: Tool, reference: Path):
     theirs = Tool(tool.host, tool.directory, reference)
     assert not any(one["podwire"] for one in theirs.json("version"))
     assert "failed to find plugin" in tool.wrong(1, "version", "absent")
+
+
+def test_two_at_once(tool: Tool, new_sandbox: Callable[[], Namespace]):
+    """Of several that attach one namespace at once one does, the others are told, and take nothing away."""
+    for number in range(4):
+        pod = new_sandbox()
+        running = [tool.start("add", "net", pod.name, *PORTS) for _ in range(3)]
+        ends = [(process.communicate(timeout=60), process.returncode) for process in running]
+        assert sorted(status for _, status in ends) == [0, 3, 3], (number, ends)
+        told = b"".join(stderr for (_, stderr), status in ends if status)
+        assert told.count(b"already") + told.count(b"another podwire") == len(ends) - 1, told.decode()
+        tool.ok("check", "net", pod.name)
+        tool.ok("del", "net", pod.name)
+    assert not list(tool.cache.iterdir())
