@@ -233,4 +233,3 @@ def test_an_entry_that_is_no_entry(node, new_sandbox):
         outcome = node.tool("--json", "--settle", "0")
         assert (outcome.status, outcome.json["unread"], outcome.json["counts"]) == (1, [str(file)], {"repaired": 1})
         assert f"cannot read {file}" in node.tool("--settle", "0", "--quiet").stdout.decode()
-        assert node.tool("--settle", "0", "other").status == 0

@@ -116,15 +116,6 @@ def test_names_are_whole_and_large_ranges_short(host, tmp_path, sandbox):
     assert " of 2^64\n" in clinic.podwire("show").stdout
 
 
-def test_a_network_that_nobody_knows_is_told(node, sandbox):
-    """A name misspelt is no network without findings: `podwire ipam` and `show` say that there is none."""
-    node.attach(sandbox)
-    for words in (("ipam", "list"), ("ipam", "verify"), ("show",)):
-        done = node.tool(*words, "podnte")
-        assert (done.status, 'nobody knows a network "podnte"' in done.stderr) == (3, True), done
-        assert node.tool(*words, "podnet").status == 0
-
-
 def test_an_address_stands_once_in_the_list(node, sandbox):
     """Where the search for the next address begins is no line of the table, and is in the document."""
     own = address(node.attach(sandbox))
