@@ -31,8 +31,8 @@ _CURES = {
     errno.EACCES: "this needs root",
     errno.EPERM: "this needs root; a file may also be immutable (lsattr)",
     errno.EROFS: "it is mounted read-only: choose another directory, which the runtime searches, or remount it",
-    errno.ENOSPC: "make room: the file takes 25 MB once; nothing has been changed",
-    errno.EDQUOT: "make room: the file takes 25 MB once; nothing has been changed",
+    errno.ENOSPC: "make room: the file takes 30 MB once; nothing has been changed",
+    errno.EDQUOT: "make room: the file takes 30 MB once; nothing has been changed",
     errno.ENOTDIR: "a part of the path is a file",
     errno.EEXIST: "it is a file; name a directory",
 }

@@ -16,7 +16,7 @@ from cni import conf as cni_conf
 from cni import gojson, skel
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError
+from cni.errors import CniError, Code
 from cni.record import recorded
 from cni.signals import waiting
 from cni.skel import Plugin
@@ -26,7 +26,7 @@ from podwire.attachments import Known
 
 # States of an attachment.
 FINE, REPAIRED, MISSING, FAILED = "fine", "repaired", "missing", "failed"
-GONE, UNKNOWN, RETRACTED = "gone", "unknown", "retracted"
+GONE, UNKNOWN, RETRACTED, UNTRIED = "gone", "unknown", "retracted", "untried"
 _POLL_S = 0.05  # two files to look at for each attachment; no event tells of both
 
 
@@ -65,13 +65,19 @@ class Repairer:
     _seen: dict[str, _Identity] = field(default_factory=dict)
 
     def repair(self, known: Iterable[Known]) -> Iterator[Outcome]:
-        """Repairs what is `known`, in the order in which it was added: of a host port the first one stays the first."""
+        """Repairs what is `known`, in the order in which it was added: of a host port the first one stays the first.
+
+        Where somebody holds the packet filter's lock for as long as one waits for it, the rest would wait in vain, too.
+        """
+        in_vain = False
         for path in [one.path for one in sorted(known, key=_age)]:
             with waiting():  # a signal is welcome here, between two attachments
                 identity = _identity(path)
             fresh = attachments.read(path)
             if fresh is not None:
-                yield self._one(fresh, identity)
+                outcome = Outcome(fresh, UNTRIED) if in_vain else self._one(fresh, identity)
+                in_vain |= any(part.error and part.error.code == Code.TRY_AGAIN_LATER for part in outcome.parts)
+                yield outcome
 
     def settle(self, outcomes: Iterable[Outcome], seconds: float) -> Iterator[Outcome]:
         """Watches what was repaired, for a while; yields what had to be taken away again, or was repaired anew.

@@ -1,9 +1,6 @@
 """`podwire doctor`: checks the node and says what to do.
 
 One rule: it looks, and changes nothing.
-
-With --json: {"checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is
-"problem", "warning", "note" or "ok", cure "" where there is none.
 """
 
 from __future__ import annotations
@@ -39,7 +36,10 @@ Problems come first. Below each stands, behind "cure:", what mends it: a command
 pods have no network now or the next ADD fails; a warning can become one; a note is for who still looks for a reason.
 What cannot be seen, because root is needed, is told as a note. All that it can tell, and what it means: docs/doctor.md.
 
-Exit status: 0 no problem and no warning, 1 otherwise."""
+Exit status: 0 no problem and no warning, 1 otherwise.
+
+--json: {"checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is "problem",
+"warning", "note" or "ok", cure "" where there is none."""
 
 Found = Sequence[tuple[Check, Finding]]
 

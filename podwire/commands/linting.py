@@ -1,8 +1,6 @@
 """`podwire lint`: what is wrong with the network configurations, before a pod is started.
 
-With --json: {"files": [FILE], "errors": N, "warnings": N, "notes": N}, FILE is {"path", "network", "wins", "findings":
-[{"severity", "line", "column", "key", "text", "hint"}]}; `network` is null where no runtime can use the file, `wins` is
-null for a file by itself, and where it is a part of another one's network.
+One rule: it reads, and says where; what it finds is podwire/lint's.
 """
 
 from __future__ import annotations
@@ -118,7 +116,11 @@ the file and what to write instead. Nothing is changed, and nothing is started.
 For a directory it also says which file wins: Kubernetes' runtimes (containerd, CRI-O) use the first file by name;
 podman, nerdctl and cnitool find a network by its name. Keys of plugins that are not in this file are not judged.
 
-Exit status: 0 without errors and warnings, 1 with some."""
+Exit status: 0 without errors and warnings, 1 with some.
+
+--json: {"files": [{"path", "network", "wins", "findings": [{"severity", "line", "column", "key", "text", "hint"}]}],
+"errors": N, "warnings": N, "notes": N}. "network" is null where no runtime can use the file, "wins" for a file by
+itself, and where it is a part of another one's network."""
 
 COMMAND = Command(
     "lint",

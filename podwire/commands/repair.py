@@ -1,13 +1,6 @@
 """`podwire repair`: makes again what a flush of the packet filter took from the pods that live.
 
 One rule: pods are not restarted, and what is in place is not touched.
-
-With --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"plugin",
-"changes": [...], "error": {"code", "msg", "details"}}]}], "counts": {state: number}, "unread": [files of the cache that
-cannot be read, of whose attachments nothing is known]}. The states: "fine" (nothing was
-missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
-cache does not have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what
-was made, too). A plugin that is not in this file has "foreign": true.
 """
 
 from __future__ import annotations
@@ -33,7 +26,19 @@ from podwire.command import (
     require_root,
 )
 from podwire.output import Cell, Output, counted
-from podwire.repairing import FAILED, FINE, GONE, MISSING, REPAIRED, RETRACTED, UNKNOWN, Outcome, Part, Repairer
+from podwire.repairing import (
+    FAILED,
+    FINE,
+    GONE,
+    MISSING,
+    REPAIRED,
+    RETRACTED,
+    UNKNOWN,
+    UNTRIED,
+    Outcome,
+    Part,
+    Repairer,
+)
 
 _SETTLING_S = 2.0
 _SAID = {
@@ -44,7 +49,9 @@ _SAID = {
     GONE: Cell("gone: nothing is made for it; the runtime's DEL or GC is due", "dim"),
     UNKNOWN: Cell("NOT REPAIRED: the cache lacks its configuration, result or namespace; make the pod again", "bad"),
     RETRACTED: Cell("went away meanwhile; what was made for it, too", "dim"),
+    UNTRIED: Cell("NOT REPAIRED: the lock would be waited for in vain again; try again later", "bad"),
 }
+_BAD = (FAILED, UNKNOWN, UNTRIED)
 
 _DESCRIPTION = """\
 Makes again what somebody has flushed: masquerading, MAC spoof checks, host ports, the firewall's rules and firewalld's
@@ -56,7 +63,14 @@ changed, so that it may be run at any time. Interfaces, addresses and limits are
 where CHECK misses them, create the container again.
 
 A pod that is being deleted at the same time stays deleted: what was repaired is watched for a moment (--settle), which
-is the time that the command takes. What the plugins of others have made (flannel, calico) is theirs to repair."""
+is the time that the command takes. What the plugins of others have made (flannel, calico) is theirs to repair.
+
+--json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"plugin",
+"changes": [...], "error": {"code", "msg", "details"}, "foreign"}]}], "counts": {state: number}, "unread": [files of
+the cache that cannot be read]}. "foreign" is true of a plugin that is not in this file. The states: "fine" (nothing was
+missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
+cache does not have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what
+was made, too), "untried" (the packet filter's lock was not to be had)."""
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -89,7 +103,7 @@ def _run(context: Context, options: Namespace) -> Status:
         _tell(context.out, outcome, options)
     unread = [path for path in unread if os.path.lexists(path) and attachments.read(path) is None]  # still so
     _sum_up(context.out, [*outcomes.values()], unread, options)
-    bad = any(outcome.state in (FAILED, MISSING, UNKNOWN) for outcome in outcomes.values())
+    bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
     return Status.WRONG if bad or unread else Status.FINE
 
 
@@ -117,7 +131,7 @@ def _unread(options: Namespace, known: Iterable[attachments.Known]) -> list[str]
 
 
 def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
-    if out.as_json or (options.quiet and outcome.state not in (FAILED, UNKNOWN)):
+    if out.as_json or (options.quiet and outcome.state not in _BAD):
         return
     known = outcome.known
     container, ifname = known.attachment
