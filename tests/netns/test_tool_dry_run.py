@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -147,11 +149,14 @@ def test_settings_of_the_machine_are_out_of_reach(node: Tool, sandbox: Namespace
 def test_what_was_tried_ends_with_the_tool(node: Tool, sandbox: Namespace, number: int):
     """However a dry run ends, no process of it is left, nor a namespace or a mount."""
     before = machine(node, sandbox)
-    up = node.directory / "up"
-    os.mkfifo(up)
-    theirs = others(node, "slow", f"echo $$ > {up}; exec sleep 60")
-    tried = theirs.start("add", "net", sandbox.name, "--dry-run")
-    pid = int(up.read_text())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shown:  # nothing under /run is the host's in there
+        up = f"{shown}/up"
+        os.mkfifo(up)
+        theirs = others(node, "slow", f"echo $$ > {up}; exec sleep 60")
+        tried = theirs.start("add", "net", sandbox.name, "--dry-run")
+        with open(os.open(up, os.O_RDWR), "rb", buffering=0) as reader:  # which does not wait for a writer
+            assert select.select([reader], [], [], 20)[0]
+            pid = int(reader.readline())
     namespace = os.readlink(f"/proc/{pid}/ns/net")
     tried.send_signal(number)
     tried.communicate(timeout=10)
@@ -159,7 +164,6 @@ def test_what_was_tried_ends_with_the_tool(node: Tool, sandbox: Namespace, numbe
     while namespace in namespaces() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert namespace not in namespaces()
-    up.unlink()
     (node.directory / "bin" / "slow").unlink()
     (node.directory / "bin").rmdir()
     (node.directory / "net.d" / "net.conflist").write_bytes(before["files"][f"{node.directory}/net.d/net.conflist"])
