@@ -68,7 +68,8 @@ def cases(report: Report, group: str) -> list[Case]:
 def markdown(report: Report) -> str:
     """Returns the tables, with where and how they were measured."""
     about = report["about"]
-    where = f"Medians of up to {about['rounds']} rounds, Linux {about['kernel']}, {about['cpus']} processors."
+    kernel = ".".join(str(about["kernel"]).split(".")[:2])
+    where = f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors."
     parts = [where, "", *_table("ms", 1, cases(report, "ms")), ""]
     parts += [*_table("MiB of memory, peak", 1024, cases(report, "memory_kib")), ""]
     parts += _table("MB of files", 1e6, cases(report, "size_bytes"))
