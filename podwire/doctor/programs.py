@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from cni import child, delegate, gojson, skel, versions
 from cni.child import Command
-from cni.errors import CniError
+from cni.errors import CniError, Code
 from cni.fields import Fields
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
@@ -140,6 +140,8 @@ def _versions(network: Network, found: _Programs) -> Iterator[Finding]:
 
 
 def _status(node: Node) -> Iterator[Finding]:
+    if node.networks and os.geteuid() != 0:
+        raise CniError(Code.INVALID_ENVIRONMENT, "whether plugins are ready for ADD they can tell root only")
     for network in node.networks:
         for plugin in network.plugins:
             try:

@@ -154,6 +154,7 @@ def test_without_root_it_says_what_it_cannot_see(clinic, sandbox):
     )
     assert not any("Traceback" in one["text"] for one in found)
     assert any("root" in one["cure"] or "root" in one["text"] for one in found if one["severity"] == "note"), found
+    assert [one for one in found if one["name"] == "not-ready"] == []
     assert any(one["name"] == "forwarding" and one["severity"] == "ok" for one in found), found
 
 
