@@ -11,17 +11,17 @@ names are changed by rename alone. Before that, what is replaced is kept, and wh
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cni import child, files, gojson
 from cni.errors import CniError, Code
+from podwire.exclusive import exclusive
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
 _DRAFTS = (".new", ".podwire-new")  # of what is kept, and of the manifest
@@ -230,19 +230,10 @@ class Directory:
         for path in half:
             os.unlink(path)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keeps other installations away; raises CniError(11) when one is at work."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                msg = f"another podwire is installing into {self.path}"
-                raise CniError(Code.TRY_AGAIN_LATER, msg, "wait for its end") from error
-            yield
-        finally:
-            os.close(descriptor)
+        return exclusive(descriptor, f"is installing into {self.path}")
 
 
 def write_whole(path: str, content: bytes) -> None:

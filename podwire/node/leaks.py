@@ -64,7 +64,7 @@ class _Finder:
             for item in pool.reservations:
                 if self.join.is_gone(item):
                     cure = f"podwire ipam free {item.file.name} {quote(item.network)}"
-                    if item.attachment in self._cached_gone.get(item.network, ()):
+                    if item.attachment in self.join.cached.get(item.network, ()):
                         cure = cure_of(self.join, item.network, item.attachment)  # which takes the rest away, too
                     yield Leak("reservation", f"address {item.file.name}", cure, item.network, item.attachment)
 
@@ -129,14 +129,6 @@ class _Finder:
             if all(pod.leaked for pod in pods) and (pods or self._keeps_books(network)):
                 what = f"tuning's backup in {data_dir}"
                 yield Leak("backup", what, cure_of(self.join, network, attachment), network, attachment)
-
-    @cached_property
-    def _cached_gone(self) -> Mapping[str, set[Attachment]]:
-        found: dict[str, set[Attachment]] = {}
-        for pod in self.join.pods:
-            if pod.state is State.GONE:
-                found.setdefault(pod.network, set()).add(pod.attachment)
-        return found
 
     @cached_property
     def _by_mark(self) -> Mapping[bytes, list[Pod]]:

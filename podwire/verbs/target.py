@@ -6,11 +6,9 @@ runtime has attached is found by itself, whatever path it was given by.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from cni import gojson
 from cni.args import is_interface_name
@@ -20,6 +18,7 @@ from kernel.configure import Sandbox
 from kernel.netns import NAMED, Netns
 from podwire import attachments
 from podwire.attachments import Known
+from podwire.exclusive import exclusive
 
 
 def namespace_path(text: str) -> str:
@@ -35,7 +34,8 @@ def namespace_path(text: str) -> str:
 def require_namespace(path: str) -> None:
     """Raises CniError(8) for what is no network namespace, naming those that there are."""
     try:
-        Netns(path).__exit__(None, None, None)
+        with Netns(path):
+            pass
     except CniError as error:
         try:
             names = ", ".join(sorted(os.listdir(NAMED))) or "none"
@@ -45,8 +45,7 @@ def require_namespace(path: str) -> None:
         raise CniError(Code.INVALID_NETNS, f"{path} is no network namespace", hint) from error
 
 
-@contextmanager
-def alone(netns: str) -> Iterator[None]:
+def alone(netns: str) -> AbstractContextManager[None]:
     """Keeps other podwires from attaching and detaching a namespace meanwhile; raises CniError(11) when one does.
 
     Of two ADDs at once one fails, and its DEL would take away what the other has made. A namespace that is not there
@@ -56,18 +55,7 @@ def alone(netns: str) -> Iterator[None]:
         descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if netns else -1
     except OSError:
         descriptor = -1
-    if descriptor < 0:
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            msg = f"another podwire attaches or detaches {netns}"
-            raise CniError(Code.TRY_AGAIN_LATER, msg, "wait for its end") from error
-        yield
-    finally:
-        os.close(descriptor)
+    return nullcontext() if descriptor < 0 else exclusive(descriptor, f"attaches or detaches {netns}")
 
 
 def container_id(netns: str) -> str:
