@@ -13,6 +13,7 @@ DOWNLOAD := -qq -o APT::Sandbox::User=root download firewalld
 
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3.11-dev libexpat1-dev zlib1g-dev python3-venv python3-dev
 TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
+CLIENT_PACKAGES := podman containerd runc crun busybox-static
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
@@ -21,7 +22,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel
+    needs-build needs-test needs-second-kernel clients needs-clients
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -96,6 +97,9 @@ second-kernel-%: needs-test needs-second-kernel binaries
 	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json --share $*/2 \
 	    --besides $(KERNELS) tests/netns
 
+clients: needs-clients binaries ## podman and containerd with the built files, on machines of their own
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/clients
+
 demo: binaries needs-test ## a short tour of what the plugins do (root)
 	$(PY) -m tests.demo
 
@@ -142,3 +146,6 @@ $(FIREWALLD)/usr/sbin/firewalld:
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
 needs-second-kernel:
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
+
+needs-clients: needs-test
+	@$(call need,$(CLIENT_PACKAGES))

@@ -1,0 +1,222 @@
+"""A private machine for a container runtime: network, mounts, processes, IPC and name of its own on this kernel.
+
+/etc, /opt and /var/lib are overlays over the real ones, /run and /var/lib/cni are empty, /opt/cni/bin has what the test
+puts there. An uplink leads to another machine, `peer`, which is the way out.
+
+One rule: leaving is the clean-up. Whatever a runtime makes or starts ends with the machine's first process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support import namespaces, netstate
+from tests.support.namespaces import Namespace
+from tests.support.processes import output
+
+ADDRESS, PEER_ADDRESS = "203.0.113.1", "203.0.113.2"
+BIN_DIR = Path("/opt/cni/bin")
+CONF_DIR = Path("/etc/cni/net.d")
+
+_TIMEOUT_S = 60
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
+# The first process: a child that dies is nobody's zombie, as SIGCHLD is ignored.
+_INIT = "trap '' CHLD; exec sleep infinity"
+_SETUP = f"""
+set -e
+hostname podwire-tests
+for directory in etc opt var/lib; do
+    mkdir -p "$SCRATCH/over/$directory/upper" "$SCRATCH/over/$directory/work"
+    over="lowerdir=/$directory,upperdir=$SCRATCH/over/$directory/upper,workdir=$SCRATCH/over/$directory/work"
+    mount -t overlay -o "$over" podwire "/$directory"
+done
+mkdir -p /var/lib/cni
+mount -t tmpfs podwire /var/lib/cni
+mount -t tmpfs podwire /run
+mkdir -p /run/netns /run/lock "$SCRATCH/cgroup"
+# /sys shows the network of who mounted it; the control groups below it stay the kernel's
+mount --rbind /sys/fs/cgroup "$SCRATCH/cgroup"
+mount -t sysfs podwire /sys
+mount --rbind "$SCRATCH/cgroup" /sys/fs/cgroup
+umount -l "$SCRATCH/cgroup"
+if mountpoint -q /sys/fs/cgroup/unified; then umount -l /sys/fs/cgroup/unified; fi  # crun refuses a mixture
+rm -rf /etc/cni /opt/cni /etc/resolv.conf
+mkdir -p {CONF_DIR} {BIN_DIR}
+echo 'nameserver 127.0.0.1' > /etc/resolv.conf  # refused at once
+echo '{ADDRESS} podwire-tests' >> /etc/hosts
+echo 0 > /proc/sys/net/ipv4/ip_forward  # a plugin has to turn it on
+ip link set lo up
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that is up; `scratch` is a directory seen inside and outside."""
+
+    pid: int
+    scratch: Path
+    network: Namespace
+    peer: Namespace
+    env: dict[str, str] = field(default_factory=dict)  # for what runs inside, besides PATH
+
+    @property
+    def cgroup(self) -> str:
+        """The control group for its containers, in every hierarchy; it goes with the machine."""
+        return self.network.name
+
+    def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
+        """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
+        done = subprocess.run(
+            self._inside(argv),
+            input=stdin or "",
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        told = done.stderr.strip() or done.stdout.strip() or done.returncode
+        assert not check or done.returncode == 0, f"{' '.join(argv)}: {told}"
+        return done.stdout
+
+    def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
+        """Tells whether a program inside exits with 0."""
+        quiet = subprocess.DEVNULL
+        done = subprocess.run(
+            self._inside(argv), env=self._env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=timeout_s, check=False
+        )
+        return done.returncode == 0
+
+    @contextlib.contextmanager
+    def running(self, *argv: str) -> Iterator[None]:
+        """Runs a daemon inside for the duration of the block, then kills it alone; it writes to `scratch`/NAME.log."""
+        with (self.scratch / f"{Path(argv[0]).name}.log").open("ab") as log:
+            line = self._inside(argv)
+            nsenter = subprocess.Popen(line, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        daemon = _child_of(nsenter.pid)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(daemon, signal.SIGKILL)
+            nsenter.wait()
+
+    def write(self, path: Path, text: str) -> None:
+        """Writes a file inside, with its directories."""
+        self.run("mkdir", "-p", str(path.parent))
+        self.run("tee", str(path), stdin=text)
+
+    def install(self, *directories: Path) -> None:
+        """Puts all programs of these directories into /opt/cni/bin, where the later ones win; all others go."""
+        script = (
+            f'rm -rf {BIN_DIR}; mkdir -p {BIN_DIR}; for one; do cp -a --remove-destination "$one/." {BIN_DIR}; done'
+        )
+        self.run("sh", "-ec", script, "sh", *map(str, directories))
+
+    def leftovers(self, *, links: Sequence[str] = ()) -> list[str]:
+        """Returns what pods that are gone have left: links but those named, addresses, caches, rules, namespaces."""
+        kept = {"lo", "up0", "ifb0", "ifb1", *links}
+        found = [f"link {name}" for name in netstate.links(self.network) if name not in kept]
+        files = self.run("find", "/var/lib/cni", "/run/netns", "-type", "f").splitlines()
+        found += [name for name in files if not Path(name).name.startswith(("lock", "last_reserved_ip"))]
+        rules = [*netstate.iptables_rules(self.network), *netstate.iptables_rules(self.network, "ip6tables")]
+        rules += netstate.nft_rules(self.network)
+        marks = ("CNI-DN-", "dnat to", 'comment "name:', "id: ", "DNAT --to")
+        found += [rule for rule in rules if any(mark in rule for mark in marks)]
+        return found + [f"qdisc {line}" for line in self.run("tc", "qdisc", "show").splitlines() if " tbf " in line]
+
+    def _inside(self, argv: Sequence[str]) -> list[str]:
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
+
+    @property
+    def _env(self) -> dict[str, str]:
+        return {"PATH": _PATH, "HOME": "/root", "LC_ALL": "C", **self.env}
+
+
+@contextlib.contextmanager
+def machine(scratch: Path, env: Mapping[str, str] | None = None) -> Iterator[Machine]:
+    """Yields a machine with an uplink to its peer; with the block it ends, and all that runs on it."""
+    with namespaces.temporary("peer") as peer, _first_process() as pid, _attached(pid) as network:
+        made = Machine(pid, scratch, network, peer, {"SCRATCH": str(scratch), **(env or {})})
+        made.run("sh", "-c", _SETUP)
+        _wire(network, peer)
+        try:
+            yield made
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            _sweep(made.cgroup)
+
+
+def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
+    """Tells whether something becomes true in time."""
+    end = time.monotonic() + within_s
+    while not wanted():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextlib.contextmanager
+def _first_process() -> Iterator[int]:
+    """Yields the process whose namespaces are the machine's."""
+    line = ["unshare", *_UNSHARED, "--propagation", "private", "sh", "-c", _INIT]
+    quiet = subprocess.DEVNULL  # it complains when the first process is killed
+    with subprocess.Popen(line, stdin=quiet, stderr=quiet, start_new_session=True) as unshare:
+        try:
+            pid = _child_of(unshare.pid)
+            assert eventually(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n"), "no first process"
+            yield pid
+        finally:
+            unshare.kill()
+
+
+def _child_of(pid: int) -> int:
+    """Waits for a process's one child and returns its id."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    assert eventually(lambda: bool(children.read_text())), f"process {pid} started nothing"
+    return int(children.read_text())
+
+
+@contextlib.contextmanager
+def _attached(pid: int) -> Iterator[Namespace]:
+    """Yields the network namespace of a process under a name, so that it can be looked at from outside."""
+    namespace = Namespace(f"pwt-machine-{os.getpid()}-{pid}")
+    output("ip", "netns", "attach", namespace.name, str(pid))
+    try:
+        yield namespace
+    finally:
+        namespace.delete()
+
+
+def _wire(network: Namespace, peer: Namespace) -> None:
+    network.ip("link", "add", "up0", "type", "veth", "peer", "name", "eth0", "netns", peer.name)
+    for namespace, link, own in ((network, "up0", ADDRESS), (peer, "eth0", PEER_ADDRESS)):
+        namespace.ip("link", "set", "lo", "up")
+        namespace.ip("address", "add", f"{own}/24", "dev", link)
+        namespace.ip("link", "set", link, "up")
+    network.ip(
+        "route", "add", "default", "via", PEER_ADDRESS
+    )  # the peer knows no way to pods: they must be masqueraded
+
+
+def _sweep(cgroup: str) -> None:
+    """Removes the control groups, once the processes in them have ended."""
+    roots = [*Path("/sys/fs/cgroup").glob(f"*/{cgroup}"), Path("/sys/fs/cgroup", cgroup)]
+
+    def gone() -> bool:
+        for root in roots:
+            for directory, _, _ in os.walk(root, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+        return not any(root.exists() for root in roots)
+
+    assert eventually(gone), f"control groups are left: {[str(root) for root in roots if root.exists()]}"
