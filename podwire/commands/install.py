@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 
 from cni import files, gojson, signals
 from cni.errors import CniError, Code
-from podwire import default_network, networks
+from podwire import default_network, networks, pod_cidrs
 from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_conf_dir, conf_dir
 from podwire.installing import Directory, Manifest, sentence, write_whole
 
@@ -26,8 +26,9 @@ What had a name before (the reference's plugins) is kept in .podwire-replaced in
 uninstall`. An installation that is interrupted leaves every name working; the next one completes it.
 
 --conf also writes a network into {CONF_DIR}: of FILE, or without one {default_network.FILE}, a masqueraded bridge with
-host ports and limits, whose addresses --subnet says. Runtimes use the first file in lexicographic order; one that is
-there is not overwritten."""
+host ports and limits. Its addresses are what --subnet says, or --node, a file with this node's object of Kubernetes;
+a FILE has them itself, or gets them where its host-local has no "ranges". Runtimes use the first file in lexicographic
+order. A file that podwire has written and nobody changed since is replaced, another one is not overwritten."""
 
 _UNINSTALL = """\
 Puts back what `podwire install` has replaced, and removes the names that it has made. A file that is not podwire's is
@@ -43,7 +44,11 @@ def _add_directory(parser: ArgumentParser) -> None:
 def _add_install(parser: ArgumentParser) -> None:
     _add_directory(parser)
     parser.add_argument("--conf", metavar="FILE", nargs="?", const="", help="write a network, too (see above)")
-    parser.add_argument("--subnet", metavar="CIDR", action="append", default=[], help="the pods' addresses, for --conf")
+    subnets = parser.add_mutually_exclusive_group()
+    subnets.add_argument(
+        "--subnet", metavar="CIDR", action="append", default=[], help="the pods' addresses, for --conf"
+    )
+    subnets.add_argument("--node", metavar="FILE", help="the same: the podCIDRs of this Node object (JSON)")
     parser.add_argument("--force", action="store_true", help="overwrite that file, keeping a copy FILE.podwire-backup")
     add_conf_dir(parser)
 
@@ -57,7 +62,8 @@ def _install(context: Context, options: Namespace) -> Status:
     )
     if content is not None:
         networks.parse(content, path)
-        _refuse_overwriting(path, content, force=options.force)
+        if not options.force:
+            _refuse_overwriting(directory, path, content)
     try:
         directory.install(_PROGRAM)
         if content is not None:
@@ -92,39 +98,54 @@ def _tell(context: Context, directory: Directory) -> None:
 
 def _content(options: Namespace) -> bytes | None:
     """Returns what is to be written into net.d, None when nothing is asked for; raises CniError."""
+    subnets = pod_cidrs.read(options.node) if options.node else options.subnet
     if options.conf is None:
-        if options.subnet:
-            raise CniError(Code.INVALID_NETWORK_CONFIG, "--subnet is for --conf", "add --conf, or leave it out")
+        if subnets:
+            option = "--node" if options.node else "--subnet"
+            raise CniError(Code.INVALID_NETWORK_CONFIG, f"{option} is for --conf", "add --conf, or leave it out")
         return None
     if not options.conf:
-        return default_network.text(options.subnet)
-    if options.subnet:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "--subnet is for --conf without a file", "set it in the file")
+        return default_network.text(default_network.STANDARD, subnets)
     if not options.conf.endswith(networks.SUFFIXES):
         hint = f"a runtime reads files that end in {', '.join(networks.SUFFIXES)}"
         raise CniError(Code.INVALID_NETWORK_CONFIG, f"--conf {options.conf} would not be read", hint)
     try:
-        return files.read(options.conf, gojson.MAX_BYTES)
+        content = files.read(options.conf, gojson.MAX_BYTES)
+        network = gojson.loads(content)
     except OSError as error:
         raise sentence(f"read {options.conf}", error) from error
+    except ValueError as error:
+        raise CniError(Code.DECODING_FAILURE, f"{options.conf}: {error}") from error
+    return default_network.text(network, subnets) if subnets and isinstance(network, dict) else content
 
 
-def _refuse_overwriting(path: str, content: bytes, *, force: bool) -> None:
-    """Refuses another file under this name before anything is done; with `force` it is kept beside."""
+def _refuse_overwriting(directory: Directory, path: str, content: bytes) -> None:
+    """Refuses a file under this name that somebody else wrote, or changed, before anything is done."""
+    found = _found(path)
+    if found is not None and found != content and not _is_ours(directory.manifest(), path, found):
+        hint = "compare the two; --force overwrites it, and keeps a copy"
+        raise CniError(Code.IO_FAILURE, f"{path} is there and is different", hint)
+
+
+def _found(path: str) -> bytes | None:
+    """Returns what is under this name, None where nothing is; raises CniError(5)."""
     try:
-        found = files.read(path, gojson.MAX_BYTES)
+        return files.read(path, gojson.MAX_BYTES)
     except FileNotFoundError:
-        return
+        return None
     except (OSError, ValueError) as error:
         raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error}") from error
-    if found != content and not force:
-        raise CniError(Code.IO_FAILURE, f"{path} is there and is different", "compare the two; --force overwrites it")
+
+
+def _is_ours(manifest: Manifest, path: str, content: bytes) -> bool:
+    return hashlib.sha256(content).hexdigest() == manifest.conf.get(path)
 
 
 def _configure(directory: Directory, path: str, content: bytes) -> None:
     try:
         if directory.dry_run:
-            directory.told.append(f"wrote {path}")
+            same = _found(path) == content
+            directory.told.append(_same(path) if same else f"wrote {path}")
             return
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with directory.locked():
@@ -135,19 +156,23 @@ def _configure(directory: Directory, path: str, content: bytes) -> None:
 
 def _written(directory: Directory, path: str, content: bytes) -> str:
     """Writes the network, keeping a copy of what somebody else wrote under that name; returns what was done."""
-    manifest = directory.manifest()
-    told = f"wrote {path}"
-    if os.path.exists(path):
-        found = files.read(path, gojson.MAX_BYTES)
-        if found == content:
-            return f"nothing to do: {path} is so already"
-        if hashlib.sha256(found).hexdigest() != manifest.conf.get(path):
+    manifest, found, told = directory.manifest(), _found(path), f"wrote {path}"
+    if found == content:
+        told = _same(path)
+    else:
+        if found is not None and not _is_ours(manifest, path, found):
             backup = _backup(path)
             write_whole(backup, found)
             told += f"; what was there is in {backup}"
-    directory.note(Manifest(manifest.ours, {**manifest.conf, path: hashlib.sha256(content).hexdigest()}))
-    write_whole(path, content)
+        write_whole(path, content)
+    # After the file: killed in between, the same installation finds the same content and notes it then.
+    if not _is_ours(manifest, path, content):
+        directory.note(Manifest(manifest.ours, {**manifest.conf, path: hashlib.sha256(content).hexdigest()}))
     return told
+
+
+def _same(path: str) -> str:
+    return f"nothing to do: {path} is so already"
 
 
 def _backup(path: str) -> str:
@@ -168,6 +193,7 @@ INSTALL = Command(
     (
         ("podwire install", f"into {BIN_DIR}"),
         ("podwire install --conf --subnet 10.22.0.0/16", f"with the standard network in {CONF_DIR}"),
+        ("podwire install --conf --node node.json", "the same with the podCIDRs of a node of Kubernetes"),
         ("podwire install --bin-dir /usr/lib/cni --dry-run", "only tell what would be replaced there"),
     ),
 )

@@ -1,0 +1,11 @@
+"""Fixtures of the tests of the executable."""
+
+import pytest
+
+
+@pytest.fixture
+def podwire(bin_dir):
+    """The executable; PyInstaller's is another kind of file."""
+    if b"pyi-" in (bin_dir / "podwire").read_bytes():
+        pytest.skip("the portable variant is not a static executable")
+    return bin_dir / "podwire"
