@@ -16,13 +16,14 @@ TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nft
 CLIENT_PACKAGES := podman containerd runc crun busybox-static
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
+DEPLOY_PACKAGES := curl openssl podman
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel clients needs-clients
+    needs-build needs-test needs-second-kernel clients needs-clients deploy-tests needs-deploy
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -70,6 +71,9 @@ test: needs-test needs-second-kernel binaries check ## every test (as root: agai
 test-portable: needs-test ## the specification suite on the portable variant (ten minutes: it starts slowly)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
+
+deploy-tests: needs-test needs-deploy binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/deploy
 
 portable-sample: needs-test
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
@@ -135,6 +139,9 @@ needs-build:
 
 needs-test: $(FIREWALLD)/usr/sbin/firewalld
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))
+
+needs-deploy:
+	@$(call need,$(DEPLOY_PACKAGES))
 
 # Unpacked only: installed, it would guard this machine from the next boot on. What it needs is harmless.
 $(FIREWALLD)/usr/sbin/firewalld:

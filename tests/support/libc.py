@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 
 NEW_MOUNTS, NEW_USERS, NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # CLONE_NEW*: linux/sched.h
 
-_PR_SET_DUMPABLE = 4  # linux/prctl.h
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38  # linux/prctl.h
 _MS_BIND, _MNT_DETACH = 4096, 2  # linux/mount.h, sys/mount.h
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -22,7 +23,14 @@ def unshare(flags: int) -> None:
 
 def make_dumpable() -> None:
     """Makes /proc/<pid> belong to this process's user again, after a change of user."""
-    _call("prctl", ctypes.c_int(_PR_SET_DUMPABLE), ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3)
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def limit_rights(capabilities: Iterable[int]) -> None:
+    """Takes capabilities from whatever this process executes from now on, and from that all ways to more rights."""
+    for number in capabilities:
+        _prctl(_PR_CAPBSET_DROP, number)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def bind(source: str, target: str) -> None:
@@ -33,6 +41,10 @@ def bind(source: str, target: str) -> None:
 def unmount(target: str) -> None:
     """Takes a mount away, in use or not."""
     _call("umount2", target.encode(), ctypes.c_int(_MNT_DETACH))
+
+
+def _prctl(option: int, value: int) -> None:
+    _call("prctl", ctypes.c_int(option), ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
 
 
 def _call(name: str, *arguments: object) -> None:

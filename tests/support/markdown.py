@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.binaries import ROOT
 
 DOCS = ROOT / "docs"
-_OURS = ("bench", "cni", "conf", "docs", "ipam", "kernel", "pack", "plugins", "podwire", "tests")
+_OURS = ("bench", "cni", "conf", "deploy", "docs", "ipam", "kernel", "pack", "plugins", "podwire", "tests")
 _BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`+[^`\n]+`+")
 

@@ -1,0 +1,90 @@
+"""A container of a pod, run as a runtime would: its files, mounts, user and capabilities, and nothing of the host's.
+
+One rule: what it may do is read from the manifest and nowhere else: a right that the manifest does not grant is not
+there.
+
+`python -m tests.support.container SPECIFICATION` is the container: it moves into namespaces of its own, which end with
+it, and becomes the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support import libc
+from tests.support.processes import output
+
+_CAPABILITIES = {"DAC_OVERRIDE": 1}  # linux/capability.h
+_LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
+
+
+def run(
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    image: Mapping[str, Path],
+    volumes: Mapping[str, Path],
+    *,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a container to its end; `volumes` are the pod's by name, `image` what is in its root file system by path.
+
+    The first of that is the program, where the manifest names none.
+    """
+    rights = {**pod["securityContext"], **container["securityContext"]}
+    assert rights["capabilities"]["drop"] == ["ALL"]
+    assert rights["readOnlyRootFilesystem"]
+    assert not rights["allowPrivilegeEscalation"]
+    said = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
+    mounts = [(path, source, True) for path, source in {**image, "/proc": "/proc", "/dev": "/dev"}.items()]
+    mounts += [
+        (one["mountPath"], volumes[one["name"]], one.get("readOnly", False)) for one in container["volumeMounts"]
+    ]
+    specification = {
+        "mounts": [(path, str(source), read_only) for path, source, read_only in mounts],
+        "user": rights["runAsUser"],
+        "group": rights["runAsGroup"],
+        "capabilities": rights["capabilities"].get("add", []),
+        "argv": [*container.get("command", [next(iter(image))]), *container["args"]],
+        "env": {"PATH": "/usr/bin:/bin", **(env or {}), **said},
+    }
+    line = [sys.executable, "-m", "tests.support.container", json.dumps(specification)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _become(specification: Mapping[str, Any]) -> None:
+    """Makes this process the container's."""
+    libc.unshare(libc.NEW_MOUNTS)
+    output("mount", "--make-rprivate", "/")
+    root = "/mnt"
+    output("mount", "-t", "tmpfs", "-o", "mode=755", "podwire", root)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        os.symlink(f"usr/{name}", f"{root}/{name}")
+    for path, source, read_only in specification["mounts"]:
+        target = Path(root + path)
+        (target if os.path.isdir(source) else target.parent).mkdir(parents=True, exist_ok=True)
+        if not os.path.isdir(source):
+            target.touch()
+        output("mount", "--bind", source, str(target))
+        if read_only:
+            output("mount", "-o", "remount,bind,ro", str(target))
+    output("mount", "-o", "remount,ro", root)
+    kept = {_CAPABILITIES[name] for name in specification["capabilities"]}
+    os.chroot(root)
+    os.chdir("/")
+    dropped = [number for number in range(int(_LAST_CAPABILITY.read_text()) + 1) if number not in kept]
+    os.setgroups([])
+    os.setgid(specification["group"])
+    libc.limit_rights(dropped)
+    os.setuid(specification["user"])
+    os.umask(0o022)
+    os.execve(specification["argv"][0], specification["argv"], specification["env"])
+
+
+if __name__ == "__main__":
+    _become(json.loads(sys.argv[1]))

@@ -1,0 +1,82 @@
+"""The manifests in deploy/, as kustomize makes them of its files.
+
+One rule: only what these files use of kustomize is done here, and what else stands in one fails; where kubectl is
+installed a test compares the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.binaries import ROOT
+
+DEPLOY = ROOT / "deploy"
+INSTALL, UNINSTALL = DEPLOY / "install", DEPLOY / "uninstall"
+_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding")  # what is in no namespace
+_KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches"}
+
+Object = dict[str, Any]
+
+
+def kustomization(directory: Path) -> Object:
+    """Returns a directory's kustomization; keys that `render` would overlook fail."""
+    body: Object = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    assert body.keys() <= _KNOWN, body.keys() - _KNOWN
+    return body
+
+
+def render(directory: Path) -> list[Object]:
+    """Returns the objects of a directory; a generated ConfigMap has no hash in its name."""
+    body = kustomization(directory)
+    objects = [one for name in body["resources"] for one in _resource(directory / name)]
+    objects += [_config_map(directory, one) for one in body.get("configMapGenerator", ())]
+    for one in objects:
+        if "namespace" in body and one["kind"] not in _CLUSTER:
+            one["metadata"]["namespace"] = body["namespace"]
+    names = {image["name"]: f"{image['newName']}:{image['newTag']}" for image in body.get("images", ())}
+    for container in (container for one in objects for container in containers(one)):
+        container["image"] = names.get(container["image"], container["image"])
+    for patch in body.get("patches", ()):
+        (target,) = (one for one in objects if (one["kind"], one["metadata"]["name"]) == (*patch["target"].values(),))
+        for change in yaml.safe_load(patch["patch"]):
+            _change(target, **change)
+    return objects
+
+
+def containers(one: Object) -> list[Object]:
+    """Returns all containers of an object: a DaemonSet's, of others none."""
+    pod = one["spec"]["template"]["spec"] if one["kind"] == "DaemonSet" else {}
+    return [*pod.get("initContainers", ()), *pod.get("containers", ())]
+
+
+def pod(directory: Path) -> Object:
+    """Returns the pod of a directory's only DaemonSet."""
+    (found,) = (one for one in render(directory) if one["kind"] == "DaemonSet")
+    spec: Object = found["spec"]["template"]["spec"]
+    return spec
+
+
+def _resource(path: Path) -> list[Object]:
+    return render(path.resolve()) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
+
+
+def _config_map(directory: Path, asked: Object) -> Object:
+    data = {name: (directory / name).read_text() for name in asked["files"]}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": asked["name"]}, "data": data}
+
+
+def _change(target: Object, op: str, path: str, value: object = None) -> None:
+    """Applies one operation of a JSON patch (RFC 6902) to what is there."""
+    *way, last = (int(step) if step.isdigit() else step for step in path.split("/")[1:])
+    place: Any = target
+    for step in way:
+        place = place[step]
+    assert op in ("replace", "remove"), op
+    if op == "replace":
+        assert place[last] is not None
+        place[last] = value
+    else:
+        del place[last]
