@@ -1,0 +1,92 @@
+"""The files in the pages on Kubernetes and the runtimes: each can be read, and does what the page says it does."""
+
+import json
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from podwire.lint import directory
+from podwire.main import PLUGINS
+from tests.support import manifests
+from tests.support.binaries import ROOT
+from tests.support.markdown import DOCS, Document
+from tests.unit.test_docs import accept
+
+PAGES = [Document(DOCS / f"{name}.md") for name in ("kubernetes", "kubenet", "runtimes")]
+RUNTIMES = PAGES[2]
+
+
+def table(*path):
+    """Returns the tables of the page's TOML at a path, those of all blocks that have it."""
+    found = []
+    for block in RUNTIMES.blocks("toml"):
+        value = tomllib.loads(block)
+        for key in path:
+            value = value.get(key, {})
+        if value:
+            found.append(value)
+    return found
+
+
+def test_every_block_is_of_its_language():
+    """Each block of TOML or YAML in the pages is one, and the pages have them."""
+    tomls = [tomllib.loads(block) for page in PAGES for block in page.blocks("toml")]
+    yamls = [yaml.safe_load(block) for page in PAGES for block in page.blocks("yaml")]
+    assert (len(tomls), len(yamls)) == (5, 1)
+    assert all([*tomls, *yamls])
+
+
+def test_the_runtimes_keys():
+    """Each runtime's table has the keys by which it finds plugins and networks, with podwire's directories."""
+    places = {"bin_dir": "/opt/cni/bin", "conf_dir": "/etc/cni/net.d", "max_conf_num": 1, "conf_template": ""}
+    assert table("plugins", "io.containerd.grpc.v1.cri", "cni") == [places]
+    assert table("plugins", "io.containerd.cri.v1.runtime", "cni") == [{**places, "use_internal_loopback": False}]
+    crio = {"network_dir": "/etc/cni/net.d/", "plugin_dirs": ["/opt/cni/bin/"], "cni_default_network": ""}
+    assert table("crio", "network") == [crio]
+    (podman,) = table("network")
+    assert (podman["network_backend"], podman["cni_plugin_dirs"][0]) == ("cni", "/opt/cni/bin")
+    (nerdctl,) = (tomllib.loads(block) for block in RUNTIMES.blocks("toml") if "cni_path" in block)
+    assert nerdctl == {"cni_path": "/opt/cni/bin", "cni_netconfpath": "/etc/cni/net.d"}
+
+
+@pytest.mark.parametrize("cidr", ["10.244.3.0/24", "fd00:10:244:3::/64"])
+def test_containerds_template(tmp_path, cidr):
+    """With a podCIDR in its place the template is the DaemonSet's network, and the linter has nothing to say."""
+    (template,) = PAGES[0].blocks("tmpl")
+    assert re.findall(r"\{\{.*?\}\}", template) == ["{{.PodCIDR}}"]
+    text = template.replace("{{.PodCIDR}}", cidr)
+    network = json.loads(text)
+    for plugin in network["plugins"]:
+        accept({"cniVersion": network["cniVersion"], "name": network["name"], **plugin})
+    path = tmp_path / "10-containerd-net.conflist"
+    path.write_text(text)
+    (page,) = directory.lint_file(str(path), PLUGINS, ()).pages
+    assert page.findings == []
+    installed = json.loads((manifests.INSTALL / "10-podwire.conflist").read_text())
+    installed["plugins"][0]["ipam"]["ranges"] = [[{"subnet": cidr}]]
+    installed["plugins"][0]["nonMasqueradeCIDRs"] = ["10.0.0.0/8"]
+    assert network == installed
+
+
+def test_k3s_paths(tmp_path):
+    """The kustomization for k3s changes the two directories of the node's, and nothing else."""
+    (text,) = RUNTIMES.blocks("yaml")
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / "kustomization.yaml").write_text(text)
+
+    def hosts(spec):
+        return {one["name"]: one.pop("hostPath")["path"] for one in spec["volumes"] if "hostPath" in one}
+
+    k3s, usual = manifests.pod(tmp_path), manifests.pod(manifests.INSTALL)
+    assert hosts(usual) == {"bin": "/opt/cni/bin", "net-d": "/etc/cni/net.d"}
+    start = "/var/lib/rancher/k3s"
+    assert hosts(k3s) == {"bin": f"{start}/data/cni", "net-d": f"{start}/agent/etc/cni/net.d"}
+    assert k3s == usual
+
+
+def test_kubenets_rows_are_tested():
+    """The page says which test has its table's rows, and that test is there."""
+    assert "tests/netns/test_kubenet.py" in PAGES[1].text
+    assert (ROOT / "tests" / "netns" / "test_kubenet.py").exists()
