@@ -16,7 +16,7 @@ TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nft
 CLIENT_PACKAGES := podman containerd runc crun busybox-static
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
-DEPLOY_PACKAGES := curl openssl podman
+DEPLOY_PACKAGES := curl openssl podman runc
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
