@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import manifests
+from tests.support import binaries, manifests
 from tests.support.api_server import NODE
 from tests.support.binaries import ROOT
 
@@ -30,7 +30,8 @@ CGROUP = f"podwire-{os.getpid()}"
 def podman(root, bin_dir, tmp_path_factory):
     """A function that runs podman with a storage of its own, in which the image is, and returns what came of it."""
     if not shutil.which("podman"):
-        pytest.skip("no podman")
+        problem = "no podman: use `make needs-deploy`"
+        pytest.fail(problem, pytrace=False) if binaries.in_ci() else pytest.skip(problem)
     if bin_dir != ROOT / "dist" / "bin":
         pytest.skip("the image is made of dist/bin")
     directory = tmp_path_factory.mktemp("podman")
