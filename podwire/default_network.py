@@ -42,7 +42,7 @@ def text(network: Mapping[str, object], subnets: Sequence[str]) -> bytes:
     given = network.get("plugins")
     plugins = [_with_ranges(plugin, ranges) for plugin in (given if isinstance(given, list) else [])]
     if plugins == given:
-        hint = f'leave "ranges" and "subnet" out of the "ipam" of type {_IPAM} which is to have them'
+        hint = f'it is to be a list, and an "ipam" of type {_IPAM} in it to have neither "ranges" nor "subnet"'
         raise CniError(Code.INVALID_NETWORK_CONFIG, "the file has no place for the node's subnets", hint)
     return (gojson.dumps({**network, "plugins": plugins}, indent=2) + "\n").encode()
 
