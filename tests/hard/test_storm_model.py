@@ -47,8 +47,8 @@ class Node(RuleBasedStateMachine):
         self.backend, self.reference = backend, reference
         self.stack = ExitStack()
         self.host = self.stack.enter_context(namespaces.temporary_host())
-        self.store = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        self.backups = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.store, self.backups = directory / "leases", directory / "tuning"  # each gets one of ours beside it
         self.pods = {own: namespaces.create() for own in itertools.product(SUBNETS, CONTAINERS)}
         self.attached = {}
         self.ports = {port: [] for port in PORTS}  # the addresses that each leads to, the first one has it
