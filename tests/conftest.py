@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options with which the Makefile says what to run, and learns what ran on which kernel."""
     parser.addoption("--kernel-report", metavar="FILE", type=Path, help="write what ran on this kernel, as JSON")
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
-    about = "of what passed on the kernels of these reports, run each third test only"
+    about = "of what passed on other kernels, of these reports, run each third test only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
 
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves what another kernel could not run and a third of the rest, if there is another, and of that this share."""
     if directory := config.getoption("--besides"):
-        passed = kernels.passed(directory)
+        passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
         again = set(elsewhere[:: kernels.AGAIN])
         items[:] = [item for item in items if item.nodeid not in passed or item in again]

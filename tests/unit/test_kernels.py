@@ -1,7 +1,9 @@
 """What is told of the tests that ran on several kernels, and what fails such a run."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +14,12 @@ from tests.support.kernels import FAILED, PASSED, Recorder, Session, by_kernel, 
 LACKS = "this kernel (1.0) has no vlan_filtering"
 FIRST = Session("1.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": LACKS, "t/test_b.py::three": PASSED})
 SECOND = Session("2.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": PASSED, "t/test_b.py::three": "no NAT"})
+
+
+class Item(NamedTuple):
+    """A test, as far as it is asked here."""
+
+    nodeid: str
 
 
 def phase(outcome, reason=""):
@@ -109,6 +117,17 @@ def test_shares_are_all_tests_once(of):
         pytest_collection_modifyitems(SimpleNamespace(getoption={"--share": f"{number}/{of}"}.get), items)
         found += items
     assert sorted(found) == list(range(10))
+
+
+def test_what_passed_elsewhere_runs_a_third_again(tmp_path):
+    """Of the tests that passed on another kernel each third runs again; what ran on this one already says nothing."""
+    other = {f"o{number}": PASSED for number in range(6)} | {"left out": LACKS, "failed": FAILED}
+    Session("another", other).save(tmp_path / "first.json")
+    Session(os.uname().release, {"new": PASSED, "newer": PASSED, "o1": PASSED}).save(tmp_path / "second.json")
+    options = {"--besides": tmp_path, "--share": "0/1"}
+    items = list(map(Item, (*other, "new", "newer")))
+    pytest_collection_modifyitems(SimpleNamespace(getoption=options.get), items)
+    assert [item.nodeid for item in items] == ["o0", "o3", "left out", "failed", "new", "newer"]
 
 
 def test_no_report_at_all_is_a_failure(tmp_path, capsys):
