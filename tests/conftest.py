@@ -28,8 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adds the marker for tests that need a part of the kernel, and the report of what ran."""
+    """Adds the markers that say on which kernels a test runs, and the report of what ran."""
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
+    config.addinivalue_line("markers", "crowd: a hundred verbs, which `make test` runs on one kernel only")
     if path := config.getoption("--kernel-report"):
         config.pluginmanager.register(kernels.Recorder(path))
 
@@ -39,7 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if directory := config.getoption("--besides"):
         passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
-        again = set(elsewhere[:: kernels.AGAIN])
+        few = [item for item in elsewhere if not item.get_closest_marker("crowd")]
+        again = set(few[:: kernels.AGAIN])
         items[:] = [item for item in items if item.nodeid not in passed or item in again]
     first, step = map(int, config.getoption("--share").split("/"))
     items[:] = items[first::step]

@@ -20,6 +20,7 @@ AT_ONCE = 50
 CYCLES = 100
 
 
+@pytest.mark.crowd
 def test_fifty_pods_at_once(dual_network, new_sandbox):
     """Fifty ADDs at once on a bridge that is not there yet succeed without a double, then fifty DELs leave nothing."""
     pods = [new_sandbox() for _ in range(AT_ONCE)]
@@ -81,6 +82,7 @@ def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, l
         assert (set(links(network.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
 
 
+@pytest.mark.crowd
 def test_cycles_leave_no_trace(network, sandbox, store):
     """After many ADDs and DELs, links, addresses, routes, lease files and temporary files are as after the first."""
     network.delete(sandbox, network.add(sandbox))

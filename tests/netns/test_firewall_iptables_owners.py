@@ -156,6 +156,7 @@ def test_odd_interfaces(firewall, ifname):
     assert firewall.passing() == firewall.records() == []
 
 
+@pytest.mark.crowd
 def test_pods_that_come_and_go_at_once(firewall):
     """Pods that come while others go keep their records, though the last one that goes takes the chain along."""
     pods = {f"c{n}": firewall.of(f"10.22.1.{n}/16", f"fd00:22::1:{n}/64") for n in range(8)}

@@ -153,6 +153,7 @@ def test_each_waits_for_the_other(leases, reference):
         finish(process).silence()
 
 
+@pytest.mark.crowd
 def test_two_hundred_at_once(leases):
     """200 parallel ADDs in a /24 get 200 addresses, and 200 parallel DELs leave none."""
     names = [f"c{number}" for number in range(200)]
@@ -197,6 +198,7 @@ def killed(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, bool]]
         yield f"k{number}", b'"ips"' in finish(process).stdout
 
 
+@pytest.mark.crowd
 def test_killed_at_any_moment(leases):
     """After kill -9 each file is whole or absent, and a DEL cleans what there is."""
     for name, _ in killed(leases, signal.SIGKILL, 100):
@@ -205,6 +207,7 @@ def test_killed_at_any_moment(leases):
         assert leases.reserved() == {}
 
 
+@pytest.mark.crowd
 def test_terminated_at_any_moment(leases):
     """After SIGTERM each file is whole or absent, a result told is true, and a DEL cleans what there is."""
     for name, told in killed(leases, signal.SIGTERM, 60):

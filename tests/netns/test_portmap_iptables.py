@@ -349,6 +349,7 @@ def test_what_others_made_stays(net):
     assert net.rules() == before
 
 
+@pytest.mark.crowd
 def test_many_at_once(net):
     """Sixteen first ADDs at once, CHECKs, and DELs beside other ADDs lose nothing and leave nothing twice."""
     first, second = (

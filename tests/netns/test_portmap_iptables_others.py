@@ -169,6 +169,7 @@ def test_gc_of_hundreds(net):
     net.check("alive", "8081:80", addresses=OTHER)
 
 
+@pytest.mark.crowd
 def test_one_port_for_many_at_once(net):
     """ADD, DEL and GC of containers with one port, all at once and again and again, never lose to each other."""
     for turn in range(3):

@@ -158,6 +158,7 @@ def test_without_root_it_says_what_it_cannot_see(clinic, sandbox):
     assert any(one["name"] == "forwarding" and one["severity"] == "ok" for one in found), found
 
 
+@pytest.mark.crowd
 def test_a_hundred_attachments_are_looked_at_in_time(clinic, new_sandbox):
     """A hundred attachments with host ports are checked within five seconds, or it is told how many were not.
 

@@ -122,6 +122,7 @@ def awaited(process, text):
     raise AssertionError(f"it did not say: {text}")
 
 
+@pytest.mark.crowd
 def test_deletions_meanwhile(node, new_sandbox):  # noqa: F811 - fixture
     """While a runtime deletes pods, a repair makes nothing that stays; while it adds one, nothing of it is lost."""
     for number in range(ROUNDS):
