@@ -18,12 +18,24 @@ FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 DEPLOY_PACKAGES := curl openssl podman runc
 
+# The parts of `make test`, those first that others wait for, then the longest. Six at a time on two processors: much of
+# the first kernel's tests is waiting, for a lock to be given up, for a packet not to come, for the kernel.
+AT_ONCE := $(shell expr 3 '*' $$(nproc))
+FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
+SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
+HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
+PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files portable-sample
+
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
+<<<<<<< HEAD
     needs-build needs-test needs-second-kernel clients needs-clients deploy-tests needs-deploy
+=======
+    needs-build needs-test needs-second-kernel parts $(PARTS)
+>>>>>>> 6a8a360 (make test: one pool of parts, six at a time on two processors)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -58,15 +70,14 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(VENV)/bin/lint-imports
 	$(PY) -m pytest tests/unit
 
-test: needs-test needs-second-kernel binaries check ## every test (as root: against the real kernel, and a second one)
+test: ## every test (as root: against the real kernel, and a second one)
+	@$(MAKE) --no-print-directory -j2 binaries needs-second-kernel
 	@rm -rf $(KERNELS) build/promises
-	@echo "Two parts at a time, each shown when it is done (minutes):"
-	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync \
-	    hard-sample-0 hard-sample-1 first-kernel-0 first-kernel-1 built-files
-	@echo "The rest runs at the same time; each part is shown when it is done (minutes)."
-	@second=$$(command -v linux.uml >/dev/null && echo second-kernel-0 second-kernel-1); \
-	$(MAKE) --no-print-directory -j3 --keep-going --output-sync $$second reproducible portable-sample; status=$$?; \
-	$(PY) -m tests.support.kernels $(KERNELS) && exit $$status
+	@echo "$(AT_ONCE) parts at a time, each shown when it is done (minutes):"
+	@$(MAKE) --no-print-directory -j$(AT_ONCE) --keep-going --output-sync parts; \
+	status=$$?; $(PY) -m tests.support.kernels $(KERNELS) && exit $$status
+
+parts: $(PARTS)
 
 test-portable: needs-test ## the specification suite on the portable variant (ten minutes: it starts slowly)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
@@ -77,29 +88,31 @@ deploy-tests: needs-test needs-deploy binaries
 
 portable-sample: needs-test
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
-	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/8 tests/spec
+	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/16 tests/spec
 
 test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
-first-kernel-%: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first-$*.json --share $*/2 tests/netns
+$(FIRST_KERNEL): first-kernel-%: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first-$*.json \
+	    --share $*/$(words $(FIRST_KERNEL)) tests/netns
+
+# After the first kernel: what passed there it need not run whole.
+$(SECOND_KERNEL): second-kernel-%: needs-test needs-second-kernel binaries $(FIRST_KERNEL)
+	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json \
+	    --share $*/$(words $(SECOND_KERNEL)) --besides $(KERNELS) tests/netns
 
 built-files: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
 
-hard-sample-%: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --share $*/2 tests/hard
+$(HARD_SAMPLE): hard-sample-%: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --share $*/$(words $(HARD_SAMPLE)) tests/hard
 
 nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm, all on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
 	@$(PY) -m tests.promises
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
-
-second-kernel-%: needs-test needs-second-kernel binaries
-	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json --share $*/2 \
-	    --besides $(KERNELS) tests/netns
 
 clients: needs-clients binaries ## podman and containerd with the built files, on machines of their own
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/clients
@@ -137,21 +150,22 @@ endef
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
 
-needs-test: $(FIREWALLD)/usr/sbin/firewalld
+# One after the other: apt has one lock.
+needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))
 
 needs-deploy:
 	@$(call need,$(DEPLOY_PACKAGES))
 
 # Unpacked only: installed, it would guard this machine from the next boot on. What it needs is harmless.
-$(FIREWALLD)/usr/sbin/firewalld:
+$(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@echo "unpacking firewalld"
 	@mkdir -p $(FIREWALLD)
 	@cd $(FIREWALLD) && { apt-get $(DOWNLOAD) || { apt-get -qq update && apt-get $(DOWNLOAD); } } && \
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
 
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
-needs-second-kernel:
+needs-second-kernel: | needs-test
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
 
 needs-clients: needs-test

@@ -54,8 +54,8 @@ def boot(
     """Boots, runs `command` in the project's directory and returns its exit status; it is a new boot each time.
 
     `shared` is an existing directory, /run/shared inside: the only one where what is written stays. stdout and stderr
-    of the command go to `stdout`, this process's unless given. `processor` tells boots at the same time apart: each
-    number has one of the machine's processors. Raises NoAnswerError.
+    of the command go to `stdout`, this process's unless given. `processor` tells boots at the same time apart: the
+    numbers from 0 are dealt to the machine's processors. Raises NoAnswerError.
     """
     lines = [f"export {name}={shlex.quote(value)}" for name, value in (env or {}).items()]
     lines += [f"cd {shlex.quote(str(ROOT))}", shlex.join(command)]
@@ -63,7 +63,8 @@ def boot(
     (shared / "status").unlink(missing_ok=True)
     with tempfile.TemporaryFile() as messages:
         output = os.dup((stdout or sys.stdout).fileno())  # not 1, which has the messages
-        _run(_line(shared.absolute(), output, processor or os.getpid()), messages, output, timeout_s)
+        number = os.getpid() if processor is None else processor
+        _run(_line(shared.absolute(), output, number), messages, output, timeout_s)
         status = (shared / "status").read_text() if (shared / "status").exists() else ""
         if not status.strip():
             messages.seek(0)
@@ -74,9 +75,11 @@ def boot(
 
 def _line(shared: Path, output: int, processor: int) -> list[str]:
     # Its kernel and its programs are processes that take turns: on one processor they hand over twice as fast.
+    # Dealt there and back: what is tested with each of two backends makes every other share heavier.
     processors = sorted(os.sched_getaffinity(0))
+    turn, place = divmod(processor, len(processors))
     return [
-        *("taskset", "--cpu-list", str(processors[processor % len(processors)])),
+        *("taskset", "--cpu-list", str(processors[~place if turn % 2 else place])),
         *(PROGRAM, f"mem={_MEMORY_BYTES >> 20}M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
         *("quiet", "loglevel=4", "con=null", "con0=null,fd:1", f"ssl0=null,fd:{output}"),
         *(f"init={_INIT}", f"PODWIRE_SHARED={shared}", f"uml_dir={shared}/", "umid=uml"),
@@ -126,7 +129,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was booted ends with this program
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     number, _, shares = ours.share.partition("/")
-    processor = int(number) + 1 if shares != "1" else None
+    processor = int(number) if shares != "1" else None
     options = [_TIMEOUT, f"--share={ours.share}", f"--color={'yes' if sys.stdout.isatty() else 'no'}"]
     with tempfile.TemporaryDirectory(prefix="podwire-kernel-", dir="/var/tmp") as directory:
         options += [f"--kernel-report={SHARED}/report", *theirs]
