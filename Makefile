@@ -24,18 +24,14 @@ AT_ONCE := $(shell expr 3 '*' $$(nproc))
 FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
 SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
 HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
-PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files portable-sample
+PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files clients portable-sample deploy-tests
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-<<<<<<< HEAD
-    needs-build needs-test needs-second-kernel clients needs-clients deploy-tests needs-deploy
-=======
-    needs-build needs-test needs-second-kernel parts $(PARTS)
->>>>>>> 6a8a360 (make test: one pool of parts, six at a time on two processors)
+    needs-build needs-test needs-second-kernel needs-clients needs-deploy parts $(PARTS)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -71,7 +67,7 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(PY) -m pytest tests/unit
 
 test: ## every test (as root: against the real kernel, and a second one)
-	@$(MAKE) --no-print-directory -j2 binaries needs-second-kernel
+	@$(MAKE) --no-print-directory -j2 binaries needs-second-kernel needs-clients needs-deploy
 	@rm -rf $(KERNELS) build/promises
 	@echo "$(AT_ONCE) parts at a time, each shown when it is done (minutes):"
 	@$(MAKE) --no-print-directory -j$(AT_ONCE) --keep-going --output-sync parts; \
