@@ -129,9 +129,9 @@ reproducible: venv ## build twice, in two directories, and compare
 clean: ## remove what was built (and not .venv)
 	rm -rf build dist
 
-# $(call need,PACKAGES): installs what is missing, if we may.
+# $(call need,PACKAGES): installs what is missing, if we may. One after the other: apt has one lock.
 define need
-missing=; for package in $(1); do \
+exec 9<Makefile; flock 9; missing=; for package in $(1); do \
     [ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing="$$missing $$package"; \
 done; \
 if [ -n "$$missing" ]; then \
@@ -146,7 +146,6 @@ endef
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
 
-# One after the other: apt has one lock.
 needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))
 
@@ -161,7 +160,7 @@ $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
 
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
-needs-second-kernel: | needs-test
+needs-second-kernel:
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
 
 needs-clients: needs-test
