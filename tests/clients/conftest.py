@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import Machine, machine
-from tests.support import binaries
+pytest.register_assert_rewrite("tests.clients.machine")
+
+from tests.clients.machine import Machine, machine  # noqa: E402 - after the registration that makes asserts explain
+from tests.support import binaries  # noqa: E402 - as above
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ One rule: leaving is the clean-up. Whatever a runtime makes or starts ends with 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support import namespaces, netstate
 from tests.support.namespaces import Namespace
@@ -28,8 +30,10 @@ CONF_DIR = Path("/etc/cni/net.d")
 _TIMEOUT_S = 60
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
-# The first process: a child that dies is nobody's zombie, as SIGCHLD is ignored.
-_INIT = "trap '' CHLD; exec sleep infinity"
+# The first process: whoever dies is nobody's zombie, as SIGCHLD is ignored (which dash's `trap` does not do).
+_INIT = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
+# What says which address is next, what finds addresses faster, and locks: no pod's.
+_BOOKKEEPING = ("lock", "last_reserved_ip")
 _SETUP = f"""
 set -e
 hostname podwire-tests
@@ -48,7 +52,7 @@ mount -t sysfs podwire /sys
 mount --rbind "$SCRATCH/cgroup" /sys/fs/cgroup
 umount -l "$SCRATCH/cgroup"
 if mountpoint -q /sys/fs/cgroup/unified; then umount -l /sys/fs/cgroup/unified; fi  # crun refuses a mixture
-rm -rf /etc/cni /opt/cni /etc/resolv.conf
+rm -rf /etc/cni /opt/cni /etc/containerd /etc/containers/*.conf /etc/resolv.conf
 mkdir -p {CONF_DIR} {BIN_DIR}
 echo 'nameserver 127.0.0.1' > /etc/resolv.conf  # refused at once
 echo '{ADDRESS} podwire-tests' >> /etc/hosts
@@ -74,18 +78,16 @@ class Machine:
 
     def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
-        done = subprocess.run(
-            self._inside(argv),
-            input=stdin or "",
-            env=self._env,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        done = self._done(argv, stdin, timeout_s)
         told = done.stderr.strip() or done.stdout.strip() or done.returncode
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {told}"
         return done.stdout
+
+    def refused(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
+        """Runs a program inside, which must fail, and returns what it says on stderr."""
+        done = self._done(argv, None, timeout_s)
+        assert done.returncode != 0, f"{' '.join(argv)} succeeds: {done.stdout.strip()}"
+        return done.stderr
 
     def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
         """Tells whether a program inside exits with 0."""
@@ -109,6 +111,10 @@ class Machine:
                 os.kill(daemon, signal.SIGKILL)
             nsenter.wait()
 
+    def namespace(self, path: str) -> Namespace:
+        """Returns the network namespace at a path inside ("/run/netns/x"), so that it can be looked at from outside."""
+        return _AtPath(f"/proc/{self.pid}/root{path}")
+
     def write(self, path: Path, text: str) -> None:
         """Writes a file inside, with its directories."""
         self.run("mkdir", "-p", str(path.parent))
@@ -125,13 +131,48 @@ class Machine:
         """Returns what pods that are gone have left: links but those named, addresses, caches, rules, namespaces."""
         kept = {"lo", "up0", "ifb0", "ifb1", *links}
         found = [f"link {name}" for name in netstate.links(self.network) if name not in kept]
-        files = self.run("find", "/var/lib/cni", "/run/netns", "-type", "f").splitlines()
-        found += [name for name in files if not Path(name).name.startswith(("lock", "last_reserved_ip"))]
+        found += self._files()
         rules = [*netstate.iptables_rules(self.network), *netstate.iptables_rules(self.network, "ip6tables")]
         rules += netstate.nft_rules(self.network)
         marks = ("CNI-DN-", "dnat to", 'comment "name:', "id: ", "DNAT --to")
         found += [rule for rule in rules if any(mark in rule for mark in marks)]
-        return found + [f"qdisc {line}" for line in self.run("tc", "qdisc", "show").splitlines() if " tbf " in line]
+        return found + [f"qdisc {line}" for line in self._qdiscs() if " tbf " in line]
+
+    def picture(self) -> dict[str, Any]:
+        """Returns the whole state as a value: network, rules, limits, CNI's files, processes and mounts."""
+        mounts = Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
+        return {
+            **netstate.state(self.network, netfilter=True),
+            "qdiscs": self._qdiscs(),
+            "files": self._files(),
+            "processes": sorted(self.run("ps", "-e", "-o", "comm=").split()),
+            # what was mounted below the real /run is still known here, hidden; it comes and goes with other tests
+            "mounts": sorted(place for place in (line.split()[4] for line in mounts) if "/run/netns/pwt-" not in place),
+        }
+
+    @contextlib.contextmanager
+    def unchanged(self, before: dict[str, Any] | None = None) -> Iterator[None]:
+        """Demands that the picture after the block is that before it, once what goes by itself has gone."""
+        before = before or self.picture()
+        yield
+        if not eventually(lambda: self.picture() == before):
+            assert _lines(self.picture()) == _lines(before)
+
+    def _files(self) -> list[str]:
+        """Returns CNI's files: addresses, the runtimes' cache, backups, namespaces; not what is no pod's."""
+        places = ("/var/lib/cni", "/run/cni", "/run/netns")
+        found = self.run("find", *places, "-type", "f", check=False).splitlines()
+        paths = [Path(name) for name in sorted(found)]
+        kept = [path for path in paths if not path.name.startswith(_BOOKKEEPING)]
+        return [str(path) for path in kept if path.parent != Path("/var/lib/cni/networks.podwire")]
+
+    def _qdiscs(self) -> list[str]:
+        found = self.network.run("tc", "qdisc", "show").splitlines()
+        return sorted(line for line in found if line.split()[1] != "noqueue")
+
+    def _done(self, argv: Sequence[str], stdin: str | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        line, pipes = self._inside(argv), {"input": stdin or "", "capture_output": True, "text": True}
+        return subprocess.run(line, env=self._env, timeout=timeout_s, check=False, **pipes)
 
     def _inside(self, argv: Sequence[str]) -> list[str]:
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
@@ -139,6 +180,14 @@ class Machine:
     @property
     def _env(self) -> dict[str, str]:
         return {"PATH": _PATH, "HOME": "/root", "LC_ALL": "C", **self.env}
+
+
+class _AtPath(Namespace):
+    """A namespace whose name is its path, as the ip tool takes it, too."""
+
+    @property
+    def path(self) -> str:
+        return self.name
 
 
 @contextlib.contextmanager
@@ -168,7 +217,7 @@ def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
 @contextlib.contextmanager
 def _first_process() -> Iterator[int]:
     """Yields the process whose namespaces are the machine's."""
-    line = ["unshare", *_UNSHARED, "--propagation", "private", "sh", "-c", _INIT]
+    line = ["unshare", *_UNSHARED, "--propagation", "private", *_INIT]
     quiet = subprocess.DEVNULL  # it complains when the first process is killed
     with subprocess.Popen(line, stdin=quiet, stderr=quiet, start_new_session=True) as unshare:
         try:
@@ -195,6 +244,11 @@ def _attached(pid: int) -> Iterator[Namespace]:
         yield namespace
     finally:
         namespace.delete()
+
+
+def _lines(picture: dict[str, Any]) -> list[str]:
+    """Returns a picture in lines, which are told apart one by one."""
+    return json.dumps(picture, indent=1, sort_keys=True).splitlines()
 
 
 def _wire(network: Namespace, peer: Namespace) -> None:
