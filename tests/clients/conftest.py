@@ -14,7 +14,9 @@ import pytest
 
 pytest.register_assert_rewrite("tests.clients.machine")
 
-from tests.clients.machine import Machine, machine  # noqa: E402 - after the registration that makes asserts explain
+from tests.clients import podman as podman_room  # noqa: E402 - after the registration that makes asserts explain
+from tests.clients.machine import Machine, machine  # noqa: E402 - as above
+from tests.clients.podman import Podman  # noqa: E402 - as above
 from tests.support import binaries  # noqa: E402 - as above
 
 
@@ -37,3 +39,25 @@ def empty_machine(root: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     scratch: Path = tmp_path_factory.mktemp("machine")
     with machine(scratch) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def podman(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir: Path) -> Podman:
+    """Podman with our files as `podwire install` puts them, and the network "podwire", which one container has used."""
+    needs_programs(*podman_room.PROGRAMS)
+    made = podman_room.installed(empty_machine)
+    trial = made.line("trial", "--rm", network="none", command=("true",))
+    if problem := made.machine.problem("podman", *trial):
+        pytest.skip(f"podman does not run a container here, network or none: {problem}")
+    made.machine.run(str(bin_dir / "podwire"), "install", "--conf", "--subnet=10.22.0.0/16")
+    made.start("first", "--publish=8080:80")
+    made.remove()
+    return made
+
+
+@pytest.fixture
+def all_gone(podman: Podman) -> Iterator[None]:
+    """Demands that after a test, all containers removed, the machine is in whole as it was before."""
+    with podman.machine.unchanged():
+        yield
+        podman.remove()

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,19 +84,20 @@ class Machine:
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {told}"
         return done.stdout
 
-    def refused(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program inside, which must fail, and returns what it says on stderr."""
+    def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
+        """Runs a program inside and returns what it said when it failed, "" when it did not."""
         done = self._done(argv, None, timeout_s)
-        assert done.returncode != 0, f"{' '.join(argv)} succeeds: {done.stdout.strip()}"
-        return done.stderr
+        return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
 
     def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
         """Tells whether a program inside exits with 0."""
-        quiet = subprocess.DEVNULL
-        done = subprocess.run(
-            self._inside(argv), env=self._env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=timeout_s, check=False
-        )
-        return done.returncode == 0
+        return not self.problem(*argv, timeout_s=timeout_s)
+
+    def at_once(self, *lines: Sequence[str], timeout_s: float = _TIMEOUT_S) -> None:
+        """Runs several programs at the same time; all must succeed."""
+        with ThreadPoolExecutor(len(lines)) as threads:
+            problems = list(threads.map(lambda line: self.problem(*line, timeout_s=timeout_s), lines))
+        assert not any(problems), problems
 
     @contextlib.contextmanager
     def running(self, *argv: str) -> Iterator[None]:
@@ -113,7 +115,7 @@ class Machine:
 
     def namespace(self, path: str) -> Namespace:
         """Returns the network namespace at a path inside ("/run/netns/x"), so that it can be looked at from outside."""
-        return _AtPath(f"/proc/{self.pid}/root{path}")
+        return Namespace(os.path.relpath(f"/proc/{self.pid}/root{path}", "/run/netns"))
 
     def write(self, path: Path, text: str) -> None:
         """Writes a file inside, with its directories."""
@@ -139,15 +141,15 @@ class Machine:
         return found + [f"qdisc {line}" for line in self._qdiscs() if " tbf " in line]
 
     def picture(self) -> dict[str, Any]:
-        """Returns the whole state as a value: network, rules, limits, CNI's files, processes and mounts."""
-        mounts = Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
+        """Returns the whole state as a value: network, rules, limits, CNI's files, processes, namespaces."""
+        places = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
         return {
             **netstate.state(self.network, netfilter=True),
             "qdiscs": self._qdiscs(),
             "files": self._files(),
             "processes": sorted(self.run("ps", "-e", "-o", "comm=").split()),
-            # what was mounted below the real /run is still known here, hidden; it comes and goes with other tests
-            "mounts": sorted(place for place in (line.split()[4] for line in mounts) if "/run/netns/pwt-" not in place),
+            # of the tests' namespaces, which come and go, those of before are still known here, hidden below /run
+            "mounts": sorted(place for place in places if place.startswith("/run/netns/") and "/pwt-" not in place),
         }
 
     @contextlib.contextmanager
@@ -180,14 +182,6 @@ class Machine:
     @property
     def _env(self) -> dict[str, str]:
         return {"PATH": _PATH, "HOME": "/root", "LC_ALL": "C", **self.env}
-
-
-class _AtPath(Namespace):
-    """A namespace whose name is its path, as the ip tool takes it, too."""
-
-    @property
-    def path(self) -> str:
-        return self.name
 
 
 @contextlib.contextmanager

@@ -1,0 +1,164 @@
+"""Containers of podman on the network that `podwire install --conf` writes: ports, neighbours, the way out, and back.
+
+One rule: after each story, its containers removed, the machine is in whole as before.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.images import PAGE, WEB_SERVER
+from tests.clients.machine import ADDRESS, PEER_ADDRESS, eventually
+from tests.clients.podman import serving
+from tests.support import netstate, sockets
+from tests.support.attaching import reaches
+from tests.support.sockets import Reached, call, is_silent
+
+pytestmark = pytest.mark.usefixtures("all_gone")
+
+GATEWAY = "10.22.0.1"
+LIMITS = """
+{"cniVersion": "1.0.0", "name": "limited", "plugins": [
+  {"type": "bridge", "bridge": "cni1", "isGateway": true, "ipMasq": true,
+   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.23.0.0/24"}]]}},
+  {"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 16000000, "egressBurst": 1600000}
+]}
+"""
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_a_published_port_is_reached_from_everywhere(podman, runtime):
+    """TCP and UDP ports lead to the container from the machine, 127.0.0.1, its peer, a neighbour and itself."""
+    host, peer = podman.machine.network, podman.machine.peer
+    runtime = f"--runtime={runtime}"
+    podman(runtime, *podman.line("web", "--publish=8080:80", "--publish=8080:80/udp"))
+    podman(runtime, *podman.line("two"))
+    web, two = podman.inspect("web"), podman.inspect("two")
+    callers = [
+        (peer, ADDRESS, PEER_ADDRESS),  # the last: whom the container sees
+        (host, ADDRESS, ADDRESS),
+        (host, "127.0.0.1", GATEWAY),
+        (two.namespace, ADDRESS, GATEWAY),
+        (web.namespace, ADDRESS, GATEWAY),
+    ]
+    with serving(web) as services:
+        for protocol in ("tcp", "udp"):
+            for caller, ip, source in callers:
+                reached = call(services, caller, protocol, ip, 8080)
+                assert reached == Reached("web", source), (protocol, caller.name, ip)
+    assert sorted(podman("port", "web").splitlines()) == ["80/tcp -> 0.0.0.0:8080", "80/udp -> 0.0.0.0:8080"]
+
+
+def test_containers_reach_each_other_and_the_world(podman):
+    """Containers see each other's addresses; the world, which knows no way to theirs, sees the machine's."""
+    host, peer = podman.machine.network, podman.machine.peer
+    one, two = podman.start("one"), podman.start("two")
+    with serving(one, two) as services, sockets.service(peer, "tcp", PEER_ADDRESS, name="world") as world:
+        for protocol in ("tcp", "udp"):
+            assert call(services, two.namespace, protocol, one.address(), 80) == Reached("one", two.address())
+            assert call(services, one.namespace, protocol, two.address(), 80) == Reached("two", one.address())
+            assert call(services, host, protocol, one.address(), 80) == Reached("one", GATEWAY)
+        for container in (one, two):
+            assert call([world], container.namespace, "tcp", PEER_ADDRESS, 80) == Reached("world", ADDRESS)
+            assert reaches(container.namespace, PEER_ADDRESS)
+    (inside,) = netstate.links(one.namespace)["eth0"]["addresses"]
+    assert (inside["local"], inside["prefixlen"]) == (one.address(), 16)
+    assert [one.networks["podwire"][key] for key in ("Gateway", "IPPrefixLen")] == [GATEWAY, 16]
+
+
+def test_the_programs_in_containers_have_the_network(podman):
+    """A web server in a container answers a browser in another, and ping works there, as programs use the network."""
+    web = podman.start("web", "--publish=8080:80", command=WEB_SERVER)
+    podman.start("two", "--cap-add=net_raw")
+    for address in (web.address(), f"{ADDRESS}:8080"):
+        assert podman("exec", "two", "timeout", "5", "wget", "-q", "-O", "-", f"http://{address}/") == PAGE
+    assert "1 packets received" in podman("exec", "two", "ping", "-c1", "-W5", web.address())
+    assert "inet 127.0.0.1/8" in podman("exec", "web", "ip", "address", "show", "lo")
+
+
+def test_limits_are_there_as_long_as_the_container(podman):
+    """The limits of a list are queues on the host's end and its twin, and are gone with the container."""
+    machine = podman.machine
+    machine.write(Path("/etc/cni/net.d/20-limited.conflist"), LIMITS)
+    podman.start("slow", network="limited")
+    lines = machine.run("tc", "qdisc", "show").splitlines()
+    limits = [line.split(" root ")[1].split()[2:6] for line in lines if " tbf " in line]
+    assert sorted(limits) == [["rate", "16Mbit", "burst", "200000b"], ["rate", "8Mbit", "burst", "100000b"]], lines
+    assert machine.leftovers(links=["cni0", "cni1"]) != []
+    podman.remove()
+    assert eventually(lambda: machine.leftovers(links=["cni0", "cni1"]) == [])
+    podman("network", "rm", "limited")
+
+
+def test_a_port_is_there_again_after_restart_and_reload_and_not_after_stop(podman):
+    """`podman restart` and `podman network reload` lead the port anew, `podman stop` takes everything away."""
+    machine = podman.machine
+    before = machine.picture()
+    podman.start("web", "--publish=8080:80")
+    for words in (("restart", "--time=0"), ("network", "reload"), ("network", "reload")):
+        podman(*words, "web")
+        with serving(podman.inspect("web")) as services:
+            for caller, ip in ((machine.peer, ADDRESS), (machine.network, "127.0.0.1")):
+                assert call(services, caller, "tcp", ip, 8080), (words, ip)
+        machine.run("iptables", "--table=nat", "--flush")  # which the next reload makes good
+        assert is_silent([], machine.peer, "tcp", ADDRESS, 8080)
+    podman("network", "reload", "web")
+    with machine.unchanged(before):
+        podman("stop", "--time=0", "web")
+    assert is_silent([], machine.peer, "tcp", ADDRESS, 8080)
+
+
+def test_six_at_once(podman):
+    """Six containers started at the same time have six addresses, and each its port; removed at the same time, too."""
+    names = [f"par{number}" for number in range(6)]
+    lines = [podman.line(name, f"--publish=810{number}:80") for number, name in enumerate(names)]
+    podman.machine.at_once(*(("podman", *line) for line in lines))
+    containers = [podman.inspect(name) for name in names]
+    assert len({container.address() for container in containers}) == 6
+    with serving(*containers) as services:
+        for number, name in enumerate(names):
+            assert call(services, podman.machine.peer, "tcp", ADDRESS, 8100 + number) == Reached(name, PEER_ADDRESS)
+    podman.machine.at_once(*(("podman", "rm", "--force", "--time=0", name) for name in names))
+
+
+def test_killed_and_its_name_taken_again(podman):
+    """A container whose processes were killed is removed by force, and another of the same name has its port."""
+    machine = podman.machine
+    before = machine.picture()
+    podman.start("web", "--publish=8080:80", "--publish=8081:80")
+    machine.run("kill", "-9", podman("inspect", "--format={{.State.Pid}}", "web"))
+    with machine.unchanged(before):
+        podman.remove("web")
+    with serving(podman.start("web", "--publish=8080:80")) as services:
+        assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
+        assert is_silent(services, machine.peer, "tcp", ADDRESS, 8081)
+
+
+@pytest.mark.parametrize("network", ["host", "none"])
+def test_without_a_network_of_ours(podman, network):
+    """Containers with the host's network, or none, change nothing and are given nothing."""
+    machine = podman.machine
+    before = machine.picture()
+    podman(*podman.line("alone", network=network))
+    living = machine.picture()
+    for what in ("links", "routes", "nft", "iptables", "qdiscs"):
+        assert living[what] == before[what]
+    links = set(podman("exec", "alone", "ls", "/sys/class/net").split())
+    assert links == (set(before["links"]) if network == "host" else {"lo"})
+
+
+def test_a_pod(podman):
+    """The containers of a podman pod share one network, the pod's ports and its address, until it is removed."""
+    before = podman.machine.picture()
+    infra = ("--infra-image=localhost/box:1", "--infra-command=sleep 1000")
+    podman("pod", "create", "--name=pod", "--network=podwire", "--publish=8080:80", *infra)
+    members = [podman(*podman.line(name, "--pod=pod", network="")) for name in ("one", "two")]
+    infra = podman("pod", "inspect", "--format={{.InfraContainerID}}", "pod")
+    pod = podman.inspect(infra)
+    seen = [podman("exec", member, "ip", "-o", "-4", "address", "show", "eth0") for member in members]
+    assert seen[0] == seen[1]
+    assert pod.address() in seen[0]
+    with serving(pod) as services:
+        assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached(infra, PEER_ADDRESS)
+    with podman.machine.unchanged(before):
+        podman("pod", "rm", "--force", "--time=0", "pod")
