@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.clients.machine")
-
-from tests.clients import podman as podman_room  # noqa: E402 - after the registration that makes asserts explain
-from tests.clients.machine import Machine, machine  # noqa: E402 - as above
-from tests.clients.podman import Podman  # noqa: E402 - as above
-from tests.support import binaries  # noqa: E402 - as above
+from tests.clients import podman as podman_room
+from tests.clients.machine import Machine, machine
+from tests.clients.podman import Podman
+from tests.support import binaries
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ One rule: leaving is the clean-up. Whatever a runtime makes or starts ends with 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
 ADDRESS, PEER_ADDRESS = "203.0.113.1", "203.0.113.2"
+ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
 BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
@@ -158,7 +160,9 @@ class Machine:
         before = before or self.picture()
         yield
         if not eventually(lambda: self.picture() == before):
-            assert _lines(self.picture()) == _lines(before)
+            lines = difflib.unified_diff(_lines(before), _lines(self.picture()), "before", "after", lineterm="")
+            difference = "\n".join(lines)
+            assert not difference, difference
 
     def _files(self) -> list[str]:
         """Returns CNI's files: addresses, the runtimes' cache, backups, namespaces; not what is no pod's."""
@@ -241,19 +245,20 @@ def _attached(pid: int) -> Iterator[Namespace]:
 
 
 def _lines(picture: dict[str, Any]) -> list[str]:
-    """Returns a picture in lines, which are told apart one by one."""
+    """Returns a picture in lines, whose difference can be read."""
     return json.dumps(picture, indent=1, sort_keys=True).splitlines()
 
 
 def _wire(network: Namespace, peer: Namespace) -> None:
     network.ip("link", "add", "up0", "type", "veth", "peer", "name", "eth0", "netns", peer.name)
-    for namespace, link, own in ((network, "up0", ADDRESS), (peer, "eth0", PEER_ADDRESS)):
+    ends = ((network, "up0", ADDRESS, ADDRESS6), (peer, "eth0", PEER_ADDRESS, PEER_ADDRESS6))
+    for namespace, link, own, own6 in ends:
         namespace.ip("link", "set", "lo", "up")
         namespace.ip("address", "add", f"{own}/24", "dev", link)
+        namespace.ip("address", "add", f"{own6}/64", "dev", link, "nodad")
         namespace.ip("link", "set", link, "up")
-    network.ip(
-        "route", "add", "default", "via", PEER_ADDRESS
-    )  # the peer knows no way to pods: they must be masqueraded
+    for gateway in (PEER_ADDRESS, PEER_ADDRESS6):  # the peer knows no way to pods: they must be masqueraded
+        network.ip("route", "add", "default", "via", gateway)
 
 
 def _sweep(cgroup: str) -> None:

@@ -84,7 +84,7 @@ class Podman:
         """Returns a container as it is now."""
         (found,) = json.loads(self("inspect", name))
         settings = found["NetworkSettings"]
-        return Container(name, self.machine.namespace(settings["SandboxKey"]), settings["Networks"])
+        return Container(name, self.machine.namespace(settings["SandboxKey"]), settings.get("Networks", {}))
 
     def remove(self, *names: str) -> None:
         """Removes containers, all unless named, at once."""
@@ -99,6 +99,9 @@ class Podman:
         finally:
             self.remove()
             self("network", "rm", name)
+            # portmap's guard of a bridge goes with the first ADD after the bridge
+            self.start("next", "--publish=8080:80")
+            self.remove()
 
 
 @contextmanager
