@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import namespaces, netstate
+from tests.support import binaries, namespaces, netstate
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
@@ -95,11 +95,10 @@ class Machine:
         """Tells whether a program inside exits with 0."""
         return not self.problem(*argv, timeout_s=timeout_s)
 
-    def at_once(self, *lines: Sequence[str], timeout_s: float = _TIMEOUT_S) -> None:
-        """Runs several programs at the same time; all must succeed."""
+    def at_once(self, *lines: Sequence[str], timeout_s: float = _TIMEOUT_S) -> list[str]:
+        """Runs several programs at the same time, which must all succeed, and returns the stdout of each."""
         with ThreadPoolExecutor(len(lines)) as threads:
-            problems = list(threads.map(lambda line: self.problem(*line, timeout_s=timeout_s), lines))
-        assert not any(problems), problems
+            return list(threads.map(lambda line: self.run(*line, timeout_s=timeout_s), lines))
 
     @contextlib.contextmanager
     def running(self, *argv: str) -> Iterator[None]:
@@ -143,13 +142,17 @@ class Machine:
         return found + [f"qdisc {line}" for line in self._qdiscs() if " tbf " in line]
 
     def picture(self) -> dict[str, Any]:
-        """Returns the whole state as a value: network, rules, limits, CNI's files, processes, namespaces."""
+        """Returns the whole state as a value: network, rules, limits, CNI's files, processes, namespaces.
+
+        Plugins may still be at it, as one that closes sockets after its end: they are waited for.
+        """
+        eventually(lambda: not {*self._processes()} & {*binaries.names()})
         places = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
         return {
             **netstate.state(self.network, netfilter=True),
             "qdiscs": self._qdiscs(),
             "files": self._files(),
-            "processes": sorted(self.run("ps", "-e", "-o", "comm=").split()),
+            "processes": self._processes(),
             # of the tests' namespaces, which come and go, those of before are still known here, hidden below /run
             "mounts": sorted(place for place in places if place.startswith("/run/netns/") and "/pwt-" not in place),
         }
@@ -175,6 +178,9 @@ class Machine:
     def _qdiscs(self) -> list[str]:
         found = self.network.run("tc", "qdisc", "show").splitlines()
         return sorted(line for line in found if line.split()[1] != "noqueue")
+
+    def _processes(self) -> list[str]:
+        return sorted(self.run("ps", "-e", "-o", "comm=").splitlines())
 
     def _done(self, argv: Sequence[str], stdin: str | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
         line, pipes = self._inside(argv), {"input": stdin or "", "capture_output": True, "text": True}

@@ -1,0 +1,116 @@
+"""Containers of containerd by `ctr run --cni`, with our plugins alone.
+
+One rule: after each story the machine is in whole as before; what ctr leaves, which sends no DEL for a container in the
+background, `podwire gc` collects.
+"""
+
+import json
+
+import pytest
+
+from tests.clients import containerd
+from tests.clients.machine import ADDRESS, BIN_DIR, CONF_DIR, PEER_ADDRESS
+from tests.support import netstate, sockets
+from tests.support.sockets import Reached, call
+
+TOOL = str(BIN_DIR / "podwire")
+GATEWAY = "10.69.0.1"
+IPAM = {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.69.0.0/24"}]]}
+PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]  # ctr has no option for them
+LIST = [
+    {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": IPAM},
+    {"type": "portmap", "runtimeConfig": {"portMappings": PORTS}},
+    {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000},
+]
+
+
+@pytest.fixture(scope="module")
+def ctr(empty_machine, needs_programs, bin_dir):
+    """`ctr` with our files and one network, which one container has used."""
+    needs_programs(*containerd.PROGRAMS)
+    with containerd.running(empty_machine) as made:
+        if problem := empty_machine.problem("ctr", *made.line("trial", "--rm")):
+            pytest.skip(f"ctr does not run a container here, without a network: {problem}")
+        empty_machine.run(str(bin_dir / "podwire"), "install")
+        network = {"cniVersion": "1.0.0", "name": "net", "plugins": LIST}
+        empty_machine.write(CONF_DIR / "10-net.conflist", json.dumps(network))
+        made(*made.line("first", "--rm", "--cni"))
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def all_gone(ctr):
+    """Demands that after a test the machine is in whole as it was before."""
+    with ctr.machine.unchanged():
+        yield
+
+
+def address(namespace):
+    """Returns the address of a container's eth0."""
+    (found,) = netstate.links(namespace)["eth0"]["addresses"]
+    assert found["prefixlen"] == 24
+    return found["local"]
+
+
+def test_a_container_in_the_background(ctr):
+    """Neighbours, the way out, the host port and the limit are there; `podwire gc` takes what ctr leaves of them."""
+    machine = ctr.machine
+    web, two = ctr.start("web"), ctr.start("two")
+    with sockets.service(web, "tcp", "0.0.0.0", name="web") as own:
+        assert call([own], two, "tcp", address(web), 80) == Reached("web", address(two))
+        assert call([own], machine.network, "tcp", address(web), 80) == Reached("web", GATEWAY)
+        for caller, ip, source in (
+            (machine.peer, ADDRESS, PEER_ADDRESS),
+            (machine.network, "127.0.0.1", GATEWAY),
+            (two, ADDRESS, GATEWAY),
+            (web, ADDRESS, GATEWAY),
+        ):
+            assert call([own], caller, "tcp", ip, 8080) == Reached("web", source), (caller.name, ip)
+    with sockets.service(machine.peer, "tcp", PEER_ADDRESS, name="world") as world:
+        assert call([world], two, "tcp", PEER_ADDRESS, 80) == Reached("world", ADDRESS)
+    assert "1 packets received" in ctr("tasks", "exec", "--exec-id=ping", "two", "ping", "-c1", "-W5", address(web))
+    assert "LOOPBACK,UP" in ctr("tasks", "exec", "--exec-id=lo", "two", "ip", "address", "show", "lo")
+    limits = [line for line in machine.run("tc", "qdisc", "show").splitlines() if "rate 8Mbit burst 100000b" in line]
+    assert len(limits) == 2, limits
+    ctr.remove("two")
+    ctr.remove("web")
+    deleted = json.loads(machine.run(TOOL, "gc", "net", "--json"))["deleted"]
+    assert {one["containerID"] for one in deleted} == {"default-two", "default-web"}
+
+
+def test_a_container_that_ends(ctr):
+    """`ctr run --rm --cni` has the network as long as its program runs, and then nothing: DEL comes without it."""
+    program = f"ip -o address; ping -c1 -W5 {PEER_ADDRESS}; echo; true"
+    said = ctr(*ctr.line("one", "--rm", "--cni", command=("sh", "-c", program)))
+    assert "1 packets received" in said
+    assert "inet 127.0.0.1/8" in said
+    assert "eth0    inet 10.69.0." in said
+
+
+def test_five_at_once(ctr):
+    """Five containers that run and end at the same time each have an address of their own."""
+    program = ("sh", "-c", "ip -4 -o address show eth0")
+    lines = [("ctr", *ctr.line(f"par{number}", "--rm", "--cni", command=program)) for number in range(5)]
+    seen = ctr.machine.at_once(*lines)
+    assert len({one.split()[3] for one in seen}) == 5, seen
+
+
+def test_the_tool_finds_what_lives(ctr):
+    """The tool knows the containers of ctr, whose namespaces have no names, finds nothing wrong, and repairs."""
+    machine = ctr.machine
+    ctr.start("web")
+
+    def tool(*words):
+        return json.loads(machine.run(TOOL, *words, "--json"))
+
+    assert [one for one in tool("doctor")["checks"] if one["severity"] not in ("ok", "note")] == []
+    (seen,) = tool("show")["attachments"]
+    assert (seen["containerID"], seen["state"], seen["hostPorts"][0]["confirmed"]) == ("default-web", "ok", True)
+    assert tool("show")["leaks"] == []
+    lint = json.loads(machine.run(TOOL, "lint", "--json", check=False))
+    assert [one["key"] for file in lint["files"] for one in file["findings"]] == ["plugins[1].runtimeConfig"]
+    machine.run("nft", "flush", "ruleset")
+    assert tool("repair")["counts"] == {"repaired": 1}
+    assert tool("repair", "--dry-run")["counts"] == {"fine": 1}
+    ctr.remove("web")
+    assert len(tool("gc", "net")["deleted"]) == 1
