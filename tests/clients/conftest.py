@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import podman as podman_room
 from tests.clients.machine import Machine, machine
-from tests.clients.podman import Podman
+from tests.clients.podman import PROGRAMS, Podman, installed
 from tests.support import binaries
 
 
@@ -42,8 +41,8 @@ def empty_machine(root: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def podman(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir: Path) -> Podman:
     """Podman with our files as `podwire install` puts them, and the network "podwire", which one container has used."""
-    needs_programs(*podman_room.PROGRAMS)
-    made = podman_room.installed(empty_machine)
+    needs_programs(*PROGRAMS)
+    made = installed(empty_machine)
     trial = made.line("trial", "--rm", network="none", command=("true",))
     if problem := made.machine.problem("podman", *trial):
         pytest.skip(f"podman does not run a container here, network or none: {problem}")

@@ -81,14 +81,21 @@ class Machine:
 
     def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
-        done = self._done(argv, stdin, timeout_s)
+        done = self.done(*argv, stdin=stdin, timeout_s=timeout_s)
         told = done.stderr.strip() or done.stdout.strip() or done.returncode
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {told}"
         return done.stdout
 
+    def done(
+        self, *argv: str, stdin: str | None = None, timeout_s: float = _TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program inside to its end, whatever that is."""
+        line, pipes = self._inside(argv), {"input": stdin or "", "capture_output": True, "text": True}
+        return subprocess.run(line, env=self._env, timeout=timeout_s, check=False, **pipes)
+
     def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns what it said when it failed, "" when it did not."""
-        done = self._done(argv, None, timeout_s)
+        done = self.done(*argv, timeout_s=timeout_s)
         return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
 
     def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
@@ -181,10 +188,6 @@ class Machine:
 
     def _processes(self) -> list[str]:
         return sorted(self.run("ps", "-e", "-o", "comm=").splitlines())
-
-    def _done(self, argv: Sequence[str], stdin: str | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        line, pipes = self._inside(argv), {"input": stdin or "", "capture_output": True, "text": True}
-        return subprocess.run(line, env=self._env, timeout=timeout_s, check=False, **pipes)
 
     def _inside(self, argv: Sequence[str]) -> list[str]:
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]

@@ -61,8 +61,13 @@ class Podman:
     machine: Machine
 
     def __call__(self, *words: str) -> str:
-        """Runs a command, which must succeed, and returns what it printed."""
-        return self.machine.run("podman", *words).strip()
+        """Runs a command, which must succeed without a complaint, and returns what it printed.
+
+        What a plugin says when a container ends is a complaint on stderr at most, the exit status is 0.
+        """
+        done = self.machine.done("podman", *words)
+        assert (done.returncode, done.stderr) == (0, ""), f"podman {' '.join(words)}: {done.stderr or done.returncode}"
+        return done.stdout.strip()
 
     def refused(self, *words: str) -> str:
         """Runs a command, which must fail, and returns what it says."""

@@ -139,6 +139,14 @@ def test_what_is_wrong_with_an_address_is_told_in_our_words(podman):
         assert "requested ip 10.68.0.1 is subnet's gateway" in gateway
 
 
+def test_a_port_that_is_taken(podman):
+    """Podman itself refuses a port that another container has; that one keeps it, and the other can be removed."""
+    with serving(podman.start("one", "--publish=8080:80")) as services:
+        assert "address already in use" in podman.refused(*podman.line("two", "--publish=8080:80"))
+        podman.remove("two")
+        assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("one", PEER_ADDRESS)
+
+
 def test_what_is_wrong_with_a_file_is_told_in_our_words(podman):
     """A bridge that is none, a VLAN that cannot be, a range with host bits: podman shows what the plugin says."""
     ipam = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.0/24"}]]}
