@@ -207,7 +207,8 @@ def machine(scratch: Path, env: Mapping[str, str] | None = None) -> Iterator[Mac
         try:
             yield made
         finally:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a test may have switched it off
+                os.kill(pid, signal.SIGKILL)
             _sweep(made.cgroup)
 
 
@@ -223,8 +224,8 @@ def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
 
 @contextlib.contextmanager
 def _first_process() -> Iterator[int]:
-    """Yields the process whose namespaces are the machine's."""
-    line = ["unshare", *_UNSHARED, "--propagation", "private", *_INIT]
+    """Yields the process whose namespaces are the machine's; it does not outlive the tests, however these end."""
+    line = ["setpriv", "--pdeathsig=KILL", "unshare", *_UNSHARED, "--propagation", "private", *_INIT]
     quiet = subprocess.DEVNULL  # it complains when the first process is killed
     with subprocess.Popen(line, stdin=quiet, stderr=quiet, start_new_session=True) as unshare:
         try:
