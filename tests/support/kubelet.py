@@ -1,0 +1,220 @@
+"""A node's pods as kubelet has them wired: what containerd (go-cni) and CRI-O (ocicni) have libcni call, word for word.
+
+One rule: nothing but what they do, in their order. Who calls is a process that is on the node: its network, /run and
+/var/lib/cni are the node's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support import libcni, private
+from tests.support.namespaces import Namespace
+from tests.support.running import Outcome, environment
+
+CACHE = Path("/var/lib/cni")
+PODS = 110  # kubelet's own limit for a node
+
+_LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}  # go-cni's, built in
+_NO_BURST = 2**32 - 1  # what containerd sends for a burst
+_TIMEOUT_S = 60
+
+Run = Callable[[str, Mapping[str, str], bytes], Outcome]  # program, environment, stdin
+Conf = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """One attempt to run a pod, as its runtime knows it; `order` is where CNI_ARGS begin, which go-cni leaves open."""
+
+    pod: str
+    id: str
+    netns: str
+    capabilities: Conf = field(default_factory=dict)
+    order: int = 0
+
+    @property
+    def args(self) -> str:
+        """CNI_ARGS."""
+        pairs = [f"{key}={value}" for key, value in self.pairs.items()]
+        first = self.order % len(pairs)
+        return ";".join(pairs[first:] + pairs[:first])
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """CNI_ARGS as pairs."""
+        return {
+            "IgnoreUnknown": "1",
+            "K8S_POD_NAMESPACE": "default",
+            "K8S_POD_NAME": self.pod,
+            "K8S_POD_INFRA_CONTAINER_ID": self.id,
+            "K8S_POD_UID": f"uid-{self.pod}",
+        }
+
+
+def capabilities(*host_ports: int, limited: bool = False) -> dict[str, object]:
+    """Returns what containerd 1.6 passes on for a pod: names as in its Go structures, all annotations, the resolver."""
+    known: dict[str, object] = {
+        "dns": {"Servers": ["10.96.0.10"], "Searches": ["default.svc.cluster.local"], "Options": ["ndots:5"]},
+        "io.kubernetes.cri.pod-annotations": {"kubernetes.io/config.source": "api"},
+    }
+    if host_ports:
+        known["portMappings"] = [
+            {"HostPort": port, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""} for port in host_ports
+        ]
+    if limited:
+        rates = {"IngressRate": 10_000_000, "IngressBurst": _NO_BURST, "EgressRate": 0, "EgressBurst": 0}
+        known["bandwidth"] = rates
+    return known
+
+
+def conflist(name: str, bridge: str, subnet: str, *, version: str = "1.0.0", **portmap_keys: object) -> dict[str, Any]:
+    """Returns a network as it stands in net.d, with every capability that a runtime offers."""
+    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    offered = {"dns": True, "io.kubernetes.cri.pod-annotations": True, "cgroupPath": True}
+    bridge_keys = {"isGateway": True, "ipMasq": True, "hairpinMode": True, "capabilities": offered, "ipam": ipam}
+    plugins: list[dict[str, object]] = [
+        {"type": "bridge", "bridge": bridge, **bridge_keys},
+        {"type": "portmap", "capabilities": {"portMappings": True}, **portmap_keys},
+        {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+    ]
+    return {"cniVersion": version, "name": name, "plugins": plugins}
+
+
+def play(scene: Callable[[Namespace], Any]) -> Any:
+    """Runs a scene in a child that is a node of its own, and returns what it returns, which must fit into JSON.
+
+    What the scene raises fails the test.
+    """
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(told)
+            host = private.enter("/var/lib/cni")
+            (CACHE / "results").mkdir(parents=True)
+            os.write(tell, json.dumps(scene(host)).encode())
+            os._exit(0)
+        except BaseException:
+            os.write(tell, traceback.format_exc().encode())
+        finally:
+            os._exit(1)
+    os.close(tell)
+    try:
+        with open(told, "rb") as pipe:
+            said = pipe.read().decode()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        status = os.waitpid(child, 0)[1]
+    assert status == 0, said
+    return json.loads(said)
+
+
+def _run(program: str, env: Mapping[str, str], stdin: bytes) -> Outcome:
+    done = subprocess.run([program], input=stdin, env=env, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A runtime on a node with one network and the plugins of `bin_dir`."""
+
+    bin_dir: Path
+    network: Conf
+    run: Run = _run
+
+    def set_up(self, sandbox: Sandbox) -> dict[str, Any]:
+        """Attaches a sandbox, loopback and network at the same time, and returns the network's result."""
+        with ThreadPoolExecutor(1) as beside:
+            loopback = beside.submit(self._add, _LOOPBACK, sandbox, "lo")
+            try:
+                return self._add(self.network, sandbox, "eth0")
+            finally:
+                loopback.result()
+
+    def tear_down(self, sandbox: Sandbox, netns: str | None = None) -> None:
+        """Detaches a sandbox from both, one after the other; `netns` is the path that is known now, "" for none."""
+        path = sandbox.netns if netns is None else netns
+        self._delete(_LOOPBACK, sandbox, "lo", path)
+        self._delete(self.network, sandbox, "eth0", path)
+
+    def check(self, sandbox: Sandbox) -> None:
+        """Checks the network of a sandbox with the cached result."""
+        for plugin in self.network["plugins"]:
+            request = _request(self.network, plugin, sandbox, self._cached(self.network, sandbox, "eth0"))
+            self._call("CHECK", plugin, request, sandbox, "eth0", sandbox.netns).silence()
+
+    def _add(self, network: Conf, sandbox: Sandbox, ifname: str) -> dict[str, Any]:
+        result: dict[str, Any] | None = None
+        for plugin in network["plugins"]:
+            request = _request(network, plugin, sandbox, result)
+            result = self._call("ADD", plugin, request, sandbox, ifname, sandbox.netns).result()
+        assert result is not None
+        libcni.remember(
+            CACHE,
+            network["name"],
+            sandbox.id,
+            netns=sandbox.netns,
+            ifname=ifname,
+            result=result,
+            config=network,
+            capability_args=sandbox.capabilities,
+            cni_args=sandbox.pairs,
+        )
+        return result
+
+    def _delete(self, network: Conf, sandbox: Sandbox, ifname: str, netns: str) -> None:
+        # prevResult is given to DEL from 0.4.0 on
+        cached = None if network["cniVersion"] == "0.3.1" else self._cached(network, sandbox, ifname)
+        for plugin in reversed(network["plugins"]):
+            request = _request(network, plugin, sandbox, cached)
+            self._call("DEL", plugin, request, sandbox, ifname, netns).silence()
+        _entry(network, sandbox, ifname).unlink(missing_ok=True)
+
+    def _cached(self, network: Conf, sandbox: Sandbox, ifname: str) -> Any:
+        path = _entry(network, sandbox, ifname)
+        return json.loads(path.read_text())["result"] if path.exists() else None
+
+    def _call(self, verb: str, plugin: Conf, request: Conf, sandbox: Sandbox, ifname: str, netns: str) -> Outcome:
+        """Asks a plugin for its versions, then runs a verb of it."""
+        program = str(self.bin_dir / plugin["type"])
+        asked = json.dumps({"cniVersion": request["cniVersion"]}).encode()
+        dummies = dict.fromkeys(("CNI_NETNS", "CNI_IFNAME", "CNI_PATH"), "dummy")
+        known = self.run(program, environment("VERSION", CNI_CONTAINERID="", **dummies), asked).json
+        assert request["cniVersion"] in known["supportedVersions"], known
+        variables = {
+            "CNI_CONTAINERID": sandbox.id,
+            "CNI_NETNS": netns,
+            "CNI_ARGS": sandbox.args,
+            "CNI_IFNAME": ifname,
+            "CNI_PATH": str(self.bin_dir),
+        }
+        return self.run(program, environment(verb, **variables), json.dumps(request).encode())
+
+
+def _request(network: Conf, plugin: Conf, sandbox: Sandbox, prev_result: object) -> dict[str, Any]:
+    """Returns a plugin's stdin as libcni makes it: of the capabilities it gets those it asks for."""
+    asked: Sequence[str] = [key for key, wanted in plugin.get("capabilities", {}).items() if wanted]
+    given = {key: sandbox.capabilities[key] for key in asked if key in sandbox.capabilities}
+    return {
+        **plugin,
+        "name": network["name"],
+        "cniVersion": network["cniVersion"],
+        **({"runtimeConfig": given} if given else {}),
+        **({"prevResult": prev_result} if prev_result is not None else {}),
+    }
+
+
+def _entry(network: Conf, sandbox: Sandbox, ifname: str) -> Path:
+    return CACHE / "results" / f"{network['name']}-{sandbox.id}-{ifname}"
