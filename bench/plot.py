@@ -11,6 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.kubelet import PODS
+
 # The cases that are plotted, and what they are called there; the table has all of them.
 PLOTTED = {
     "VERSION": "start-up (VERSION)",
@@ -60,7 +62,7 @@ class Case(NamedTuple):
 
 
 def cases(report: Report, group: str) -> list[Case]:
-    """Returns the cases of a group of the report: "ms", "memory_kib" or "size_bytes"."""
+    """Returns the cases of a group of the report: "ms", "pod_ms", "memory_kib" or "size_bytes"."""
     rows = report.get(group, [])
     return [Case(row["case"], row["podwire"]["median"], row["reference"]["median"]) for row in rows]
 
@@ -71,6 +73,7 @@ def markdown(report: Report) -> str:
     kernel = ".".join(str(about["kernel"]).split(".")[:2])
     where = f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors."
     parts = [where, "", *_table("ms", 1, cases(report, "ms")), ""]
+    parts += [*_table(f"ms per pod, a node of {PODS}", 1, cases(report, "pod_ms")), ""]
     parts += [*_table("MiB of memory, peak", 1024, cases(report, "memory_kib")), ""]
     parts += _table("MB of files", 1e6, cases(report, "size_bytes"))
     return "\n".join(parts) + "\n"

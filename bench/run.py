@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import cases, chains, limits, mappings, plot, ports
+from bench import cases, chains, limits, mappings, nodes, plot, ports
 from bench.figures import Row, as_json, growth_table, size_table, timing_table
 from bench.process import adopt_orphans
 from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Subject
 from tests.support import binaries, namespaces, private
+from tests.support.kubelet import PODS
 from tests.support.namespaces import Namespace
 
 _ROUNDS, _QUICK_ROUNDS = 100, 15
@@ -79,7 +80,7 @@ def _run(
     directories: tuple[Path, Path], rounds: int, measure: Callable[[cases.Subjects, int], dict[str, object]]
 ) -> dict[str, object]:
     """Measures in a network and on a disk of its own, which end with this process."""
-    private.enter()
+    private.enter("/var/lib/cni")
     adopt_orphans()
     # On a disk, as on a node: leases are files, and a memory file system would flatter those who write many.
     private.mount_disk(_DISK, _DISK_BYTES)
@@ -113,15 +114,18 @@ def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
             with cases.networks(subjects, kind) as network:
                 times += cases.bridge(subjects, rounds, title, network, pods, wanted)
         chained = _chained(subjects, rounds, pods)
+    whole = nodes.pods(subjects, fewer)
     sizes = cases.size(subjects)
     _show("A call as the runtime sees it, median and minimum in ms, minor page faults", timing_table(times))
     _show("Chained plugins, alone and in a chain; the reference has iptables only", timing_table(chained))
     _show("DEL until every process it left behind is gone, ms per DEL", timing_table(batches))
+    _show(f"A node of {PODS} pods as kubelet starts and ends them, ms per pod", timing_table(whole))
     _show("host-local alone", timing_table([row for _, *pair in crowds for row in pair]))
     _show("10,000 reservations against 10", growth_table(crowds))
     _show("Peak of resident memory, the largest process of a call", size_table("MiB", 1024, memory))
     _show("Files; one file under several names counts once", size_table("MB", 1e6, sizes))
-    groups: dict[str, list[Row]] = {"ms": [*times, *chained, *batches], "memory_kib": memory, "size_bytes": sizes}
+    groups: dict[str, list[Row]] = {"ms": [*times, *chained, *batches], "pod_ms": whole}
+    groups |= {"memory_kib": memory, "size_bytes": sizes}
     groups["ms"] += [row for _, *pair in crowds for row in pair]
     return {"about": about, **{name: [as_json(row) for row in rows] for name, rows in groups.items()}}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.process import Invocation, Run, run, settle
+from tests.support import kubelet
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 from tests.support.processes import output
@@ -111,6 +112,11 @@ class Subject:
     def tuned(self, result: Config) -> Config:
         """Returns tuning as podman lists it, without any key."""
         return {"cniVersion": _VERSION, "name": f"tuning-{self.number}", "type": "tuning", "prevResult": result}
+
+    def node(self) -> Config:
+        """Returns the whole chain as it stands in net.d of a node."""
+        name, subnet = f"node-{self.number}", f"10.{220 + self.number}.0.0/24"
+        return kubelet.conflist(name, f"bench{self.number}n", subnet, data_dir=self.store)
 
     @property
     def host_port(self) -> int:

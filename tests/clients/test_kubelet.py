@@ -85,7 +85,7 @@ def crowd(host, bin_dir):
     """Has as many pods as a node may have come and go; returns the seconds that it took and what is left."""
     node = Node(host, bin_dir)
     before = node.picture()
-    sandboxes = [node.sandbox(*[FIRST_PORT + n] * (n % 2), limited=n % 10 == 0) for n in range(PODS)]
+    sandboxes = [kubelet.usual(10 + number, namespaces.create().path, FIRST_PORT) for number in range(PODS)]
     started = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(node.runtime.set_up, sandboxes))

@@ -77,9 +77,24 @@ def capabilities(*host_ports: int, limited: bool = False) -> dict[str, object]:
     return known
 
 
-def conflist(name: str, bridge: str, subnet: str, *, version: str = "1.0.0", **portmap_keys: object) -> dict[str, Any]:
+def usual(number: int, netns: str, first_port: int) -> Sandbox:
+    """Returns one of a node's usual pods, of which each second has a host port and each tenth a limit."""
+    asked = capabilities(*[first_port + number] * (number % 2), limited=number % 10 == 0)
+    return Sandbox(f"pod-{number}", f"{number:064x}", netns, asked, number)
+
+
+def conflist(
+    name: str,
+    bridge: str,
+    subnet: str,
+    *,
+    version: str = "1.0.0",
+    data_dir: Path = CACHE / "networks",
+    **portmap_keys: object,
+) -> dict[str, Any]:
     """Returns a network as it stands in net.d, with every capability that a runtime offers."""
-    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    ranges = [[{"subnet": subnet}]]
+    ipam = {"type": "host-local", "dataDir": str(data_dir), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
     offered = {"dns": True, "io.kubernetes.cri.pod-annotations": True, "cgroupPath": True}
     bridge_keys = {"isGateway": True, "ipMasq": True, "hairpinMode": True, "capabilities": offered, "ipam": ipam}
     plugins: list[dict[str, object]] = [
