@@ -11,6 +11,7 @@ from itertools import combinations
 
 from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
+from podwire.attachments import Known
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, overlapping, types_of
 from podwire.output import counted
@@ -114,12 +115,18 @@ def _forgotten(node: Node) -> Iterator[Finding]:
     names = {file.network.name for file in node.files if file.network}
     counts: dict[str, int] = {}
     for one in node.living:
-        if one.network_name not in names:
+        if one.network_name not in names and not _is_podmans_default(one):
             counts[one.network_name] = counts.get(one.network_name, 0) + 1
     for name, number in counts.items():
         yield _FORGOTTEN.found(
             name, f"{counted(number, 'living attachment')}, and {node.conf_dir} has no such network", _FORGOTTEN.cure
         )
+
+
+def _is_podmans_default(one: Known) -> bool:
+    """Tells whether this is the network that podman has in no file until somebody changes it."""
+    bridge = one.network.plugins[0].get("bridge") if one.network else None
+    return (one.network_name, bridge) == ("podman", "cni-podman0")
 
 
 def _subnets(node: Node) -> Iterator[Finding]:

@@ -13,8 +13,7 @@ from tests.support.attaching import reaches
 from tests.support.sockets import Reached, call, is_silent
 
 TOOL = str(BIN_DIR / "podwire")
-# Of this machine, whose /var/lib/cni is in memory; and podman keeps its default network in no file.
-NOTES = {"store-in-memory", "network-not-configured"}
+NOTES = {"store-in-memory"}  # of this machine, whose /var/lib/cni is in memory
 
 
 @pytest.fixture
