@@ -16,6 +16,7 @@ TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nft
 CLIENT_PACKAGES := podman containerd runc crun busybox-static
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
+RELEASE_PACKAGES := podman crun git
 DEPLOY_PACKAGES := curl openssl podman runc
 
 # The parts of `make test`, those first that others wait for, then the longest. Six at a time on two processors: much of
@@ -31,7 +32,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-clients needs-deploy parts $(PARTS)
+    needs-build needs-test needs-second-kernel needs-clients needs-deploy needs-release release parts $(PARTS)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -126,6 +127,12 @@ image-tests: venv ## CPython's own tests, run inside a start-up image
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
+release: binaries ## pack what is built for publication: dist/release
+	@$(PY) -m pack.release
+
+release-tests: needs-test needs-second-kernel needs-release binaries
+	$(PY) -m pytest tests/release
+
 clean: ## remove what was built (and not .venv)
 	rm -rf build dist
 
@@ -158,6 +165,9 @@ $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@mkdir -p $(FIREWALLD)
 	@cd $(FIREWALLD) && { apt-get $(DOWNLOAD) || { apt-get -qq update && apt-get $(DOWNLOAD); } } && \
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
+
+needs-release:
+	@$(call need,$(RELEASE_PACKAGES))
 
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
 needs-second-kernel:

@@ -1,0 +1,47 @@
+"""Packs what is built: an archive, a Debian package and a bill of materials for each machine, one image for all, sums.
+
+One rule: SHA256SUMS is written last, so that a directory that has it is whole.
+
+    python -m pack.release [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from pack.build import ROOT
+from pack.release import deb, oci, product, sbom, tgz
+from pack.release.product import BUILT, TOOL, Product
+
+
+def main() -> int:
+    """Makes a release of every machine whose executables are there; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Packs the executables of dist/ for publication.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "release", help="emptied before (dist/release)")
+    out = parser.parse_args().out
+    version, epoch_s = product.version(), product.epoch_s()
+    built = {machine: path for machine, path in BUILT.items() if (path / TOOL).exists()}
+    products = [Product(version, epoch_s, machine, path) for machine, path in built.items()]
+    if not products:
+        raise SystemExit("nothing is built: use `make release`")
+    if version.endswith("+dirty"):
+        print("There are changes that are not committed: this is not for others.", file=sys.stderr)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    made = [maker.write(one, out) for one in products for maker in (tgz, deb, sbom)]
+    made.append(oci.write(products, out))
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
+    (out / "SHA256SUMS").write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
+    for path in made:
+        print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
+    lacking = [machine for machine in BUILT if machine not in built]
+    print(f"For {', '.join(built)}." + (f" Not built: {', '.join(lacking)}." if lacking else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

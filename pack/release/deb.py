@@ -1,0 +1,158 @@
+"""The Debian package: the plugins where runtimes look for them, the tool on the PATH, its page and completion.
+
+One rule: nobody else's file is lost, and no network is configured. dpkg owns all that is installed, so that it is
+verified, upgraded name by name and taken away as of any package; another package's file of a name is diverted.
+
+Runtimes look into /opt/cni/bin (containerd, CRI-O, podman; kubernetes-cni installs there) or, as Debian sets them up,
+into /usr/lib/cni. The files are in the first, as containers that run plugins mount it; the second has symbolic links.
+Conflicts with the owners of those directories would take away plugins that are not ours, and kubelet needs its package.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import subprocess
+import tempfile
+import textwrap
+from email.utils import formatdate
+from pathlib import Path
+
+from pack.build import ROOT
+from pack.release import sbom
+from pack.release.product import TOOL, Product, told_by_tool
+
+_BIN, _DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
+_DOC = f"usr/share/doc/{TOOL}"
+_SCRIPTS = ("preinst", "postrm")
+# Who publishes says who that is by Debian's own variables.
+_NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
+
+_CONTROL = """\
+Package: podwire
+Version: {version}
+Architecture: {machine}
+Maintainer: {maintainer}
+Installed-Size: {size_kib}
+Built-Using: {built_using}
+Recommends: iptables
+Enhances: containerd, cri-o, kubelet, podman
+Section: net
+Priority: optional
+Description: CNI network plugins in one executable, and a tool for who runs a node
+ The programs that kubelet, containerd, CRI-O and podman execute for each pod:
+{plugins}.
+ .
+ They take the place of the reference plugins with the same configuration, and
+ their files of the same names stay beside them as *.distrib.
+ .
+ No network is configured by installing this package: samples are in
+ /usr/share/doc/podwire/examples, and podwire(1) writes and checks one.
+"""
+
+_COPYRIGHT = """\
+podwire is licensed under the Apache License, Version 2.0; on Debian systems its text is in
+/usr/share/common-licenses/Apache-2.0.
+
+"""
+
+_CHANGELOG = """\
+podwire ({version}) unstable; urgency=medium
+
+  * What has changed is in CHANGELOG.md.gz.
+
+ -- {maintainer}  {date}
+"""
+
+_OVERRIDES = """\
+# Where runtimes look for plugins.
+podwire: dir-or-file-in-opt
+# A plugin starts within a few milliseconds, and in any file system.
+podwire: statically-linked-binary
+# Built with Debian's static libraries; Built-Using names them.
+podwire: embedded-library
+"""
+
+
+def write(product: Product, directory: Path) -> Path:
+    """Writes podwire_<version>_<machine>.deb and returns it."""
+    path = directory / f"{TOOL}_{product.version}_{product.machine}.deb"
+    with tempfile.TemporaryDirectory() as tree:
+        _fill(product, Path(tree))
+        # Threads would make the bytes depend on their number; the highest level takes four times as long for a tenth.
+        options = ["--root-owner-group", "-Zxz", "-z3", "--threads-max=1"]
+        env = {**os.environ, "SOURCE_DATE_EPOCH": str(product.epoch_s)}
+        subprocess.run(["dpkg-deb", *options, "--build", tree, path], env=env, stdout=subprocess.DEVNULL, check=True)
+    return path
+
+
+def _fill(product: Product, tree: Path) -> None:
+    _put(tree / _BIN / TOOL, product.program, mode=0o755)
+    (tree / _DEBIAN_BIN).mkdir(parents=True)
+    for name in product.plugins:
+        (tree / _BIN / name).hardlink_to(tree / _BIN / TOOL)
+        (tree / _DEBIAN_BIN / name).symlink_to(f"/{_BIN}/{name}")
+    (tree / "usr/bin").mkdir()
+    (tree / "usr/bin" / TOOL).symlink_to(f"/{_BIN}/{TOOL}")
+    for path, content in _texts(product).items():
+        _put(tree / path, content)
+    _control(product, tree)
+    for entry in (tree, *tree.rglob("*")):
+        if entry.is_dir() and not entry.is_symlink():
+            entry.chmod(0o755)  # whatever the umask
+        os.utime(entry, (product.epoch_s, product.epoch_s), follow_symlinks=False)
+
+
+def _texts(product: Product) -> dict[str, bytes]:
+    date = formatdate(product.epoch_s)
+    changelog = _CHANGELOG.format(version=product.version, maintainer=_maintainer(), date=date)
+    return {
+        "usr/share/man/man1/podwire.1.gz": _gz(told_by_tool("man")),
+        "usr/share/bash-completion/completions/podwire": told_by_tool("completion", "bash"),
+        "usr/share/zsh/vendor-completions/_podwire": told_by_tool("completion", "zsh"),
+        "usr/share/fish/vendor_completions.d/podwire.fish": told_by_tool("completion", "fish"),
+        "usr/share/lintian/overrides/podwire": _OVERRIDES.encode(),
+        f"{_DOC}/copyright": _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes(),
+        f"{_DOC}/changelog.gz": _gz(changelog.encode()),
+        f"{_DOC}/CHANGELOG.md.gz": _gz((ROOT / "CHANGELOG.md").read_bytes()),
+        f"{_DOC}/README.md": (ROOT / "README.md").read_bytes(),
+        **{f"{_DOC}/examples/{path.name}": path.read_bytes() for path in (ROOT / "conf").glob("*.conflist")},
+    }
+
+
+def _control(product: Product, tree: Path) -> None:
+    """Writes what is for dpkg: the package's description, its sums, and its scripts."""
+    files = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    sources = {component.source for component in sbom.components(product.machine) if component.source}
+    control = _CONTROL.format(
+        version=product.version,
+        machine=product.machine,
+        maintainer=_maintainer(),
+        size_kib=sum({path.stat().st_ino: path.stat().st_size for path in files}.values()) >> 10,
+        built_using=", ".join("{} (= {})".format(*source) for source in sorted(sources)),
+        plugins=textwrap.fill(", ".join(product.plugins), 78, initial_indent=" ", subsequent_indent=" "),
+    )
+    sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in files)
+    paths = [f"/{_BIN}/{name}" for name in (*product.plugins, TOOL)]
+    paths += [f"/{_DEBIAN_BIN}/{name}" for name in product.plugins]
+    _put(tree / "DEBIAN/control", control.encode())
+    _put(tree / "DEBIAN/md5sums", sums.encode())
+    for name in _SCRIPTS:
+        script = Path(__file__).with_name(name).read_text().replace("@PATHS@", " ".join(paths))
+        _put(tree / "DEBIAN" / name, script.encode(), mode=0o755)
+
+
+def _maintainer() -> str:
+    name, email = (os.environ.get(variable) or default for variable, default in (_NAME, _EMAIL))
+    return f"{name} <{email}>"
+
+
+def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def _gz(content: bytes) -> bytes:
+    return gzip.compress(content, 9, mtime=0)  # as Debian's policy has it

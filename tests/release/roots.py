@@ -1,0 +1,117 @@
+"""A root file system for dpkg: this machine's /usr, to be written to without consequences, and an empty database.
+
+One rule: there is nothing to clean up: it is in memory, in a mount namespace that ends with the process that holds it,
+and that process ends with the test's, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# /usr/lib/cni has the reference's plugins, which nobody owns: the database is empty.
+_MAKE = """\
+set -e
+mount -t tmpfs podwire "$1" && cd "$1"
+mkdir up work root && cd root
+mkdir -p usr etc dev proc tmp opt var/lib/dpkg/info var/lib/dpkg/updates var/lib/dpkg/triggers
+mount -t overlay -o "lowerdir=/usr,upperdir=$1/up,workdir=$1/work" podwire usr
+for name in bin lib lib64 sbin; do ln -s usr/$name $name; done
+mount --rbind /dev dev && mount --rbind /proc proc
+touch var/lib/dpkg/status var/lib/dpkg/available
+echo made
+exec cat
+"""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SEEN = ("opt", "usr/lib/cni")
+
+
+@dataclass(frozen=True)
+class Root:
+    """Such a file system; `pid` is who holds it."""
+
+    pid: int
+    top: Path
+
+    @property
+    def path(self) -> Path:
+        """Where it is to be seen from here."""
+        return Path(f"/proc/{self.pid}/root{self.top}/root")
+
+    def run(self, *words: object, env: dict[str, str] | None = None) -> str:
+        """Runs a program inside and returns its stdout; AssertionError with what it said when it fails."""
+        line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
+        variables = {"PATH": _PATH, "LC_ALL": "C", **(env or {})}
+        done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Writes a file inside."""
+        file = self.path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        file.chmod(mode)
+
+    def install(self, package: Path) -> str:
+        """Installs a package by dpkg; returns what that said."""
+        self.put("tmp/package.deb", package.read_bytes())
+        try:
+            return self.run("dpkg", "--install", "/tmp/package.deb")
+        finally:
+            (self.path / "tmp/package.deb").unlink()
+
+    def state(self) -> dict[str, str]:
+        """Returns what is where plugins are, mode and content of files, targets of links; and the diversions."""
+        sums: dict[int, str] = {}
+        return {
+            str(path.relative_to(self.path)): _described(path, sums)
+            for top in _SEEN
+            for path in (self.path / top).rglob("*")
+            if path.is_symlink() or not path.is_dir()
+        } | {"diversions": self.run("dpkg-divert", "--list")}
+
+    def written(self) -> set[str]:
+        """Returns the files of /usr that are not as they are on the machine, by whoever, changed or taken away."""
+        up = Path(f"/proc/{self.pid}/root{self.top}/up")
+        return {str(path.relative_to(up)) for path in up.rglob("*") if path.is_symlink() or not path.is_dir()}
+
+
+@contextlib.contextmanager
+def temporary(top: Path) -> Iterator[Root]:
+    """Makes one at the empty directory `top`, and takes it away."""
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": _PATH}) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"made\n"
+        yield Root(holder.pid, top)
+
+
+def build(directory: Path, name: str, version: str, files: dict[str, str]) -> Path:
+    """Builds a small package of programs; returns its file."""
+    tree = directory / f"{name}-{version}"
+    for path, content in files.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(content)
+        (tree / path).chmod(0o755)
+    (tree / "DEBIAN").mkdir()
+    control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: x <x@x.invalid>\nDescription: x\n"
+    (tree / "DEBIAN/control").write_text(control)
+    package = tree.with_suffix(".deb")
+    subprocess.run(["dpkg-deb", "--build", "-Znone", tree, package], stdout=subprocess.DEVNULL, check=True)
+    return package
+
+
+def _described(path: Path, sums: dict[int, str]) -> str:
+    """Returns what a file is; of one with many names the sum is made once."""
+    if path.is_symlink():
+        return f"-> {os.readlink(path)}"
+    found = path.stat()
+    if found.st_ino not in sums:
+        sums[found.st_ino] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{found.st_mode:o} {sums[found.st_ino]}"

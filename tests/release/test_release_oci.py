@@ -1,0 +1,96 @@
+"""The image: its layout, and what podman and the registries' tools make of it."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+
+import pytest
+
+from pack.release.product import BUILT
+from tests.release.conftest import EPOCH_S
+
+# The machine's own containers stay out of sight: storage, state, settings and control groups are private.
+PODMAN = """\
+set -e
+mount -t tmpfs podwire /run
+mount -t tmpfs podwire /dev/shm
+if mountpoint -q /sys/fs/cgroup/unified; then umount --lazy /sys/fs/cgroup/unified; fi # crun refuses hybrids
+podman() {
+    command podman --root "$1/storage" --runroot /run/containers --tmpdir /run/libpod --storage-driver vfs \\
+        --cgroup-manager cgroupfs --events-backend none --runtime crun "${@:2}"
+}
+loaded=$(podman "$1" load --quiet --input "$2")
+podman "$1" run --rm --network none --cgroups disabled --log-driver none --ulimit nofile=1024:1024 \\
+    --ulimit nproc=1024:1024 --volume "$1/bin:/host/opt/cni/bin" "${loaded#Loaded image: }" \\
+    install --bin-dir /host/opt/cni/bin
+podman "$1" image rm --all > /dev/null
+"""
+
+
+@pytest.fixture(scope="module")
+def layout(release):
+    """The layout's files."""
+    with tarfile.open(release.one("*-oci.tar")) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive.getmembers()}
+
+
+def blob(layout, descriptor):
+    """Returns what a descriptor leads to, its size and sum checked."""
+    algorithm, digest = descriptor["digest"].split(":")
+    content = layout[f"blobs/{algorithm}/{digest}"]
+    assert (len(content), hashlib.sha256(content).hexdigest()) == (descriptor["size"], digest)
+    return content
+
+
+def test_every_machine_has_its_image(layout):
+    """An index leads to an image for each machine that is built for: one layer, the executable as its entry."""
+    assert json.loads(layout["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    (outer,) = json.loads(layout["index.json"])["manifests"]
+    images = json.loads(blob(layout, outer))["manifests"]
+    used = {"oci-layout", "index.json", "blobs/sha256/" + outer["digest"][7:]}
+    found = []
+    for image in images:
+        manifest = json.loads(blob(layout, image))
+        config, (layer,) = json.loads(blob(layout, manifest["config"])), manifest["layers"]
+        used |= {"blobs/sha256/" + one["digest"][7:] for one in (image, manifest["config"], layer)}
+        machine = image["platform"]["architecture"]
+        assert (config["architecture"], config["os"]) == (machine, "linux")
+        assert config["config"]["Entrypoint"] == ["/podwire"]
+        with tarfile.open(fileobj=io.BytesIO(blob(layout, layer))) as archive:
+            members = {member.name: (member.mode, member.uid, member.mtime) for member in archive.getmembers()}
+            assert archive.extractfile("podwire").read() == (BUILT[machine] / "podwire").read_bytes()
+            whole = archive.fileobj
+            whole.seek(0)
+            assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(whole.read()).hexdigest()}"]
+        assert members == {
+            "podwire": (0o755, 0, EPOCH_S),
+            "LICENSE": (0o644, 0, EPOCH_S),
+            "THIRD-PARTY-NOTICES.md": (0o644, 0, EPOCH_S),
+        }
+        found.append(machine)
+    assert found == [machine for machine, path in BUILT.items() if (path / "podwire").exists()]
+    assert used == layout.keys()
+
+
+def test_podman_installs_with_it(release, tmp_path, program, plugins, root):
+    """Loaded and run by podman with the node's directory in it, the image installs all plugins there."""
+    (tmp_path / "bin").mkdir()
+    image = release.one("*-oci.tar")
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", PODMAN, "bash", tmp_path, image]
+    env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONTAINERS_CONF": "/dev/null"}
+    done = subprocess.run(
+        command,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = {path.name: path for path in (tmp_path / "bin").iterdir() if path.is_file()}
+    assert sorted(files) == sorted([*plugins, "podwire"])
+    assert {path.stat().st_ino for path in files.values()} == {files["podwire"].stat().st_ino}
+    assert files["podwire"].read_bytes() == program.read_bytes()

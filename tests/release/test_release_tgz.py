@@ -1,0 +1,142 @@
+"""The archive that is unpacked in /opt/cni/bin: in an empty root, on a second kernel, over what is there and runs."""
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import output
+from tests.support.running import feed, finish, start_plugin
+from tests.support.second_kernel import boot
+
+BIN = "opt/cni/bin"
+LAYER_2 = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "br0"}
+ADDRESSED = {
+    **LAYER_2,
+    "isGateway": True,
+    "ipam": {"type": "host-local", "dataDir": "/leases", "subnet": "10.9.0.0/24"},
+}
+# The network namespaces are where ip(8) puts them, and there is /proc, as on every node; nothing else.
+ENTER = """\
+mkdir -p "$1/proc" "$1/netns" && mount -t proc proc "$1/proc" && mount --rbind /run/netns "$1/netns" &&
+exec /usr/sbin/chroot "$1" /opt/cni/bin/bridge"""
+SECOND_KERNEL = """\
+set -e
+mkdir /run/bin && tar -xzf /run/shared/*.tgz -C /run/bin && cd /run/bin
+for name in $(./podwire list); do CNI_COMMAND=VERSION ./$name > /dev/null; stat -c '%i %a' $name; done | sort -u
+ip netns add pod
+export CNI_CONTAINERID=c CNI_NETNS=/run/netns/pod CNI_IFNAME=eth0 CNI_PATH=/run/bin
+CNI_COMMAND=ADD ./bridge < /run/shared/config > /dev/null
+ip netns exec pod ping -q -c 1 -W 5 10.9.0.1 > /dev/null
+CNI_COMMAND=DEL ./bridge < /run/shared/config
+ip -n pod -o link show | wc -l
+"""
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """Unpacks as the manual says."""
+    output("tar", "-xzf", str(archive), "-C", str(directory))
+
+
+@pytest.fixture
+def archive(release) -> Path:
+    """The archive for this machine."""
+    return release.one("*-linux-amd64.tgz")
+
+
+@pytest.fixture
+def empty_root(archive, tmp_path) -> Path:
+    """A root directory with nothing but the unpacked files."""
+    (tmp_path / "root" / BIN).mkdir(parents=True)
+    unpack(archive, tmp_path / "root" / BIN)
+    return tmp_path / "root"
+
+
+def test_what_is_in_it(release, archive, plugins):
+    """The executable is in it once, first, under the tool's name; all is root's, and there is no directory."""
+    for one in release.directory.glob("*.tgz"):
+        with tarfile.open(one) as opened:
+            members = opened.getmembers()
+        assert [member.name for member in members if member.isreg() and member.mode == 0o755] == ["./podwire"]
+        assert members[0].name == "./podwire"
+        assert {member.name: member.linkname for member in members if member.islnk()} == {
+            f"./{name}": "./podwire" for name in plugins
+        }
+        assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "root", "root")}
+        others = {member.name for member in members if member.isreg() and member.mode == 0o644}
+        assert others == {"./LICENSE", "./README.md", "./THIRD-PARTY-NOTICES.md"}
+        assert len(members) == len(plugins) + 1 + len(others)
+
+
+def test_every_name_works_in_an_empty_root(empty_root, plugins, program, root):
+    """Unpacked where no other file exists, all names are one file of mode 755, and each answers VERSION."""
+    files = [(empty_root / BIN / name).stat() for name in (*plugins, "podwire")]
+    assert {(found.st_ino, found.st_mode & 0o7777, found.st_uid) for found in files} == {(files[0].st_ino, 0o755, 0)}
+    assert (empty_root / BIN / "podwire").read_bytes() == program.read_bytes()
+    for name in plugins:
+        command = ["/usr/sbin/chroot", empty_root, f"/{BIN}/{name}"]
+        done = subprocess.run(command, env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True)
+        assert "1.1.0" in json.loads(done.stdout)["supportedVersions"], name
+
+
+def test_a_pod_is_attached_from_an_empty_root(empty_root, host, sandbox):
+    """From the unpacked files alone bridge gives a pod an interface with an address, and takes it away."""
+    (empty_root / "leases").mkdir()
+
+    def bridge(command: str) -> bytes:
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c", "CNI_IFNAME": "eth0", "CNI_PATH": f"/{BIN}"}
+        env["CNI_NETNS"] = f"/netns/{sandbox.name}"
+        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh", str(empty_root)]
+        variables = {"PATH": os.environ["PATH"], **env}
+        with host.entered():
+            done = subprocess.run(
+                line, env=variables, input=json.dumps(ADDRESSED).encode(), capture_output=True, check=False
+            )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    before = sandbox.ip("-o", "link", "show")
+    assert [ip["address"] for ip in json.loads(bridge("ADD"))["ips"]] == ["10.9.0.2/24"]
+    assert "2 received" in sandbox.run("ping", "-c", "2", "-i", "0.01", "-W", "5", "10.9.0.1")
+    bridge("DEL")
+    assert sandbox.ip("-o", "link", "show") == before
+    assert [path.name for path in (empty_root / "leases/net").iterdir() if path.name.startswith("10.")] == []
+
+
+def test_unpacked_over_plugins_that_run(archive, program, plugins, host, sandbox, tmp_path):
+    """A plugin that is at work while tar replaces it finishes; the directory's mode stays, and uninstall works."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    (directory / "bridge").write_text("the reference's")
+    older = tmp_path / "older"
+    older.write_bytes(program.read_bytes() + b"older")
+    older.chmod(0o755)
+    output(str(older), "install", "--bin-dir", str(directory))
+    directory.chmod(0o711)
+    inode = (directory / "bridge").stat().st_ino
+    running = start_plugin("bridge", "ADD", netns=sandbox, host=host, bin_dir=directory)
+    unpack(archive, directory)
+    feed(running, LAYER_2)
+    finish(running).result()
+    assert directory.stat().st_mode & 0o7777 == 0o711
+    assert {(directory / name).read_bytes() == program.read_bytes() for name in (*plugins, "podwire")} == {True}
+    assert inode not in {(directory / name).stat().st_ino for name in (*plugins, "podwire")}
+    output(str(directory / "podwire"), "uninstall", "--bin-dir", str(directory))
+    left = {path.name: path.read_bytes()[:20] for path in directory.iterdir() if path.name in (*plugins, "podwire")}
+    assert left == {"bridge": b"the reference's"}
+
+
+@pytest.mark.needs("user_mode_linux")
+def test_on_a_second_kernel(archive, tmp_path, root):
+    """On another kernel the unpacked files answer VERSION and give a pod an address that its gateway answers."""
+    shutil.copy(archive, tmp_path)
+    (tmp_path / "config").write_text(json.dumps({**ADDRESSED, "ipam": {**ADDRESSED["ipam"], "dataDir": "/run/leases"}}))
+    with (tmp_path / "output").open("wb+") as told:
+        status = boot(["sh", "-c", SECOND_KERNEL], tmp_path, stdout=told, timeout_s=100)
+        told.seek(0)
+        lines = told.read().decode().splitlines()
+    assert (status, len(lines), lines[0].split()[1:], lines[1:]) == (0, 2, ["755"], ["1"]), lines
