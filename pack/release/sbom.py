@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import re
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pack.build import LIBRARY_PACKAGES
-from pack.release.product import BUILT, LICENSE, SUMMARY, TOOL, Product
+from pack.build import LIBRARY_PACKAGES, ROOT
+from pack.release.product import LICENSE, SUMMARY, TOOL, Product
 
-_PYTHON = "{}.{}".format(*sys.version_info)
 # Name, the Debian package it is linked from, licence. THIRD-PARTY-NOTICES.md has the same; a test compares them.
 _LINKED = (
-    ("CPython", rf"libpython{re.escape(_PYTHON)}-dev", "Python-2.0.1"),
-    ("GNU C Library", r"libc6-dev", "LGPL-2.1-or-later"),
-    ("GCC runtime library", r"libgcc-\d+-dev", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-    ("Expat", r"libexpat1-dev", "MIT"),
-    ("zlib", r"zlib1g-dev", "Zlib"),
+    ("CPython", "libpython{python}-dev", "Python-2.0.1"),
+    ("GNU C Library", "libc6-dev", "LGPL-2.1-or-later"),
+    ("GCC runtime library", "libgcc-{gcc}-dev", "GPL-3.0-or-later WITH GCC-exception-3.1"),
+    ("Expat", "libexpat1-dev", "MIT"),
+    ("zlib", "zlib1g-dev", "Zlib"),
 )
 _FROZEN = {"pyroute2": "Apache-2.0 OR GPL-2.0-or-later", "jeepney": "MIT"}
-_SHOWN = "${Package} ${Version} ${source:Package} ${source:Version}\n"
+_SHOWN = "${Package} ${Architecture} ${Version} ${source:Package} ${source:Version}\n"
 
 
 @dataclass(frozen=True)
@@ -85,39 +84,40 @@ def document(product: Product) -> dict[str, Any]:
 def components(machine: str) -> list[Component]:
     """Returns what the executable for a machine is made of besides our own code."""
     packages = _packages(machine)
-    linked = [_linked(machine, packages, *row) for row in _LINKED]
+    python = "{}.{}".format(*sys.version_info)
+    gcc = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
+    linked = [
+        _linked(machine, packages, name, package.format(python=python, gcc=gcc), license_)
+        for name, package, license_ in _LINKED
+    ]
     return [*linked, *map(_frozen, LIBRARY_PACKAGES)]
 
 
-def _packages(machine: str) -> list[list[str]]:
-    """Returns name, version, source and its version of Debian packages: what is installed here.
+def _packages(machine: str) -> dict[tuple[str, str], list[str]]:
+    """Returns version, source and its version of Debian packages, by name and architecture.
 
-    For another machine than this one, they stand beside its executables, in a file `packages` of the same lines, which
-    `dpkg-deb --show --showformat` prints of the packages that were unpacked for the build.
+    They are those that are installed here and, for another machine, those that `make` has unpacked to build with.
     """
-    here = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
-    if machine == here:
-        command = ["dpkg-query", "--show", f"--showformat=${{db:Status-Status}} {_SHOWN}"]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        return [line.split()[1:] for line in lines if line.startswith("installed ")]
-    listed = BUILT[machine].parent / "packages"
-    if not listed.is_file():
-        raise SystemExit(f"{listed} is missing: `dpkg-deb --show --showformat='{_SHOWN}'` of what {machine} is made of")
-    return [line.split() for line in listed.read_text().splitlines()]
+    unpacked = sorted((ROOT / "build" / machine / "packages").glob("*.deb"))
+    rows = _shown_by("dpkg-query", "--show", f"--showformat={_SHOWN}")
+    rows += [row for path in unpacked for row in _shown_by("dpkg-deb", "--show", f"--showformat={_SHOWN}", path)]
+    return {(name, architecture): rest for name, architecture, *rest in rows}
 
 
-def _linked(machine: str, packages: list[list[str]], name: str, package: str, license_: str) -> Component:
-    # A cross compiler's packages have its machine behind the name.
-    pattern = re.compile(rf"{package}(-{machine}-cross)?")
-    found = [row for row in packages if pattern.fullmatch(row[0])]
-    if len(found) > 1 and name == "GCC runtime library":
-        major = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
-        found = [row for row in found if f"-{major}-" in row[0]]
-    if not found:
-        raise SystemExit(f"no package {package} for {machine}: {name} has no version")
-    binary, version, *source = found[0]
-    purl = f"pkg:deb/debian/{binary}@{quote(version, safe='')}?arch={machine}"
-    return Component(name, version, license_, purl, (source[0], source[1]))
+def _shown_by(*command: str | Path) -> list[list[str]]:
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.split() for line in lines]
+
+
+def _linked(
+    machine: str, packages: Mapping[tuple[str, str], list[str]], name: str, package: str, license_: str
+) -> Component:
+    for binary, architecture in ((package, machine), (f"{package}-{machine}-cross", "all")):
+        if row := packages.get((binary, architecture)):
+            version, *source = row
+            purl = f"pkg:deb/debian/{binary}@{quote(version, safe='')}?arch={architecture}"
+            return Component(name, version, license_, purl, (source[0], source[1]))
+    raise SystemExit(f"{name} for {machine} has no version: there is no package {package}")
 
 
 def _frozen(name: str) -> Component:
