@@ -19,6 +19,8 @@ from tests.release.conftest import pack
 from tests.support.binaries import ROOT
 from tests.support.markdown import Document
 
+pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
+
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.md"
 # What the libraries say of themselves in the executable, with the version that they bear upstream.
 SIGNATURES = {

@@ -12,6 +12,8 @@ import pytest
 from pack.release.product import BUILT
 from tests.release.conftest import EPOCH_S
 
+pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
+
 # The machine's own containers stay out of sight: storage, state, settings and control groups are private.
 PODMAN = """\
 set -e
