@@ -127,7 +127,8 @@ image-tests: venv ## CPython's own tests, run inside a start-up image
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
-release: binaries ## pack what is built for publication: dist/release
+# Another machine's executables are packed, too, if they have ever been made; then they are made anew where they are old.
+release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is built for publication: dist/release
 	@$(PY) -m pack.release
 
 release-tests: needs-test needs-second-kernel needs-release binaries
