@@ -32,7 +32,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-clients needs-deploy needs-release release parts $(PARTS)
+    needs-build needs-test needs-second-kernel needs-clients parts $(PARTS)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -126,6 +126,8 @@ image-tests: venv ## CPython's own tests, run inside a start-up image
 
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
+
+.PHONY: release release-tests needs-release
 
 # Another machine's executables are packed, too, if they have ever been made; then they are made anew where they are old.
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is built for publication: dist/release
