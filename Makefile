@@ -13,11 +13,9 @@ DOWNLOAD := -qq -o APT::Sandbox::User=root download firewalld
 
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3.11-dev libexpat1-dev zlib1g-dev python3-venv python3-dev
 TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
-CLIENT_PACKAGES := podman containerd runc crun busybox-static
+RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
-RELEASE_PACKAGES := podman crun git
-DEPLOY_PACKAGES := curl openssl podman runc
 
 # The parts of `make test`, those first that others wait for, then the longest. Six at a time on two processors: much of
 # the first kernel's tests is waiting, for a lock to be given up, for a packet not to come, for the kernel.
@@ -25,14 +23,14 @@ AT_ONCE := $(shell expr 3 '*' $$(nproc))
 FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
 SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
 HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
-PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files clients portable-sample deploy-tests
+PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files clients release-tests deploy-tests portable-sample
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-clients parts $(PARTS)
+    needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -68,7 +66,7 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(PY) -m pytest tests/unit
 
 test: ## every test (as root: against the real kernel, and a second one)
-	@$(MAKE) --no-print-directory -j2 binaries needs-second-kernel needs-clients needs-deploy
+	@$(MAKE) --no-print-directory -j2 binaries needs-second-kernel needs-runtimes
 	@rm -rf $(KERNELS) build/promises
 	@echo "$(AT_ONCE) parts at a time, each shown when it is done (minutes):"
 	@$(MAKE) --no-print-directory -j$(AT_ONCE) --keep-going --output-sync parts; \
@@ -80,7 +78,7 @@ test-portable: needs-test ## the specification suite on the portable variant (te
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
 
-deploy-tests: needs-test needs-deploy binaries
+deploy-tests: needs-runtimes binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/deploy
 
 portable-sample: needs-test
@@ -111,7 +109,7 @@ nightly: needs-test binaries ## every kill, every fault, a million inputs, minut
 	@$(PY) -m tests.promises
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
 
-clients: needs-clients binaries ## podman and containerd with the built files, on machines of their own
+clients: needs-runtimes binaries ## podman and containerd with the built files, on machines of their own
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/clients
 
 demo: binaries needs-test ## a short tour of what the plugins do (root)
@@ -127,13 +125,13 @@ image-tests: venv ## CPython's own tests, run inside a start-up image
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
-.PHONY: release release-tests needs-release
+.PHONY: release release-tests
 
 # Another machine's executables are packed, too, if they have ever been made; then they are made anew where they are old.
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is built for publication: dist/release
 	@$(PY) -m pack.release
 
-release-tests: needs-test needs-second-kernel needs-release binaries
+release-tests: needs-runtimes needs-second-kernel binaries
 	$(PY) -m pytest tests/release
 
 clean: ## remove what was built (and not .venv)
@@ -159,9 +157,6 @@ needs-build:
 needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))
 
-needs-deploy:
-	@$(call need,$(DEPLOY_PACKAGES))
-
 # Unpacked only: installed, it would guard this machine from the next boot on. What it needs is harmless.
 $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@echo "unpacking firewalld"
@@ -169,12 +164,9 @@ $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@cd $(FIREWALLD) && { apt-get $(DOWNLOAD) || { apt-get -qq update && apt-get $(DOWNLOAD); } } && \
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
 
-needs-release:
-	@$(call need,$(RELEASE_PACKAGES))
-
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
 needs-second-kernel:
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
 
-needs-clients: needs-test
-	@$(call need,$(CLIENT_PACKAGES))
+needs-runtimes: needs-test
+	@$(call need,$(RUNTIME_PACKAGES))

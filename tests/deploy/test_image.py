@@ -30,7 +30,7 @@ CGROUP = f"podwire-{os.getpid()}"
 def podman(root, bin_dir, tmp_path_factory):
     """A function that runs podman with a storage of its own, in which the image is, and returns what came of it."""
     if not shutil.which("podman"):
-        problem = "no podman: use `make needs-deploy`"
+        problem = "no podman: use `make needs-runtimes`"
         pytest.fail(problem, pytrace=False) if binaries.in_ci() else pytest.skip(problem)
     if bin_dir != ROOT / "dist" / "bin":
         pytest.skip("the image is made of dist/bin")
