@@ -60,7 +60,7 @@ TRIED = [(version, ours) for version, step in VERSIONS.items() for ours in SOME[
 
 
 def test_any_three_plugins_are_mixed_in_all_ways():
-    """The lists that are tried have each plugin, and any three of them, in every mixture of ours and the reference's."""
+    """Of the lists that are tried any three plugins are there in every mixture of ours and the reference's."""
     for three in itertools.combinations(PLUGINS, 3):
         assert len({frozenset(three) & ours for ours in mixtures()}) == 8
     assert all((version, frozenset(PLUGINS)) in TRIED for version in VERSIONS)

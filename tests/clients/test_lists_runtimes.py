@@ -1,0 +1,144 @@
+"""The lists that runtimes and network providers put on nodes, as they are: each serves a pod with our files in it.
+
+One rule: a file is not changed, and neither are the directories that it leaves to the plugins. Of plugins that are not
+ours there are stand-ins, which do what their projects' do as far as ours notice.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.machine import ADDRESS, BIN_DIR, PEER_ADDRESS, eventually
+from tests.support import netstate
+from tests.support.binaries import ROOT
+from tests.support.hostports import ports
+from tests.support.netlist import NetworkList
+from tests.support.running import Outcome
+from tests.support.shaping import BOTH
+from tests.support.tcp import PORT, seen_from, serving
+
+NETD = ROOT / "tests" / "data" / "netd"
+OTHERS = {"broken": "is for the linter", "cilium": "names no plugin of ours", "multus": "runs the list of flannel"}
+SAMPLES = [path for path in sorted(NETD.rglob("*.conf*")) if path.suffix and path.parent.name not in OTHERS]
+HOST_PORT = 8000
+IP, MAC = "10.89.0.77", "02:00:00:00:00:77"  # what a container of podman's asks for
+KUBE_PROXY = (
+    "-N KUBE-MARK-MASQ",
+    "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000",
+    "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE",
+)
+
+# flannel-io/cni-plugin: completes its `delegate` by the node's subnet, keeps that for DEL, and runs it.
+FLANNEL = """#!/usr/bin/python3
+import json, os, subprocess, sys
+config = json.load(sys.stdin)
+kept = "/var/lib/cni/flannel/" + os.environ["CNI_CONTAINERID"]
+command = os.environ["CNI_COMMAND"]
+if command == "CHECK":
+    sys.exit()
+if command == "ADD":
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}]], "routes": [{"dst": "10.244.0.0/16"}]}
+    delegate = {"type": "bridge", "ipMasq": False, "mtu": 1450, "isGateway": True, **config["delegate"], "ipam": ipam}
+    delegate.update(name=config["name"], cniVersion=config["cniVersion"])
+    os.makedirs(os.path.dirname(kept), exist_ok=True)
+    json.dump(delegate, open(kept, "w"))
+elif not os.path.exists(kept):
+    sys.exit()
+delegate = json.load(open(kept))
+done = subprocess.run(["/opt/cni/bin/" + delegate["type"]], input=json.dumps(delegate), text=True)
+if command == "DEL":
+    os.remove(kept)
+sys.exit(done.returncode)
+"""
+# projectcalico/calico: a routed pair, whose result tells the host's end only, and no interface of the address.
+CALICO = """#!/bin/sh
+set -e
+cat > /dev/null
+case $CNI_COMMAND in
+ADD)
+    ip link add calitest up type veth peer name "$CNI_IFNAME" netns "${CNI_NETNS##*/}"
+    ip -n "${CNI_NETNS##*/}" address add 10.65.0.2/32 dev "$CNI_IFNAME"
+    ip -n "${CNI_NETNS##*/}" link set "$CNI_IFNAME" up
+    ip -n "${CNI_NETNS##*/}" route add 169.254.1.1 dev "$CNI_IFNAME" scope link
+    ip -n "${CNI_NETNS##*/}" route add default via 169.254.1.1 dev "$CNI_IFNAME"
+    ip route add 10.65.0.2 dev calitest scope link
+    echo 1 > /proc/sys/net/ipv4/conf/calitest/proxy_arp
+    echo 1 > /proc/sys/net/ipv4/ip_forward
+    echo '{"cniVersion": "0.3.1", "interfaces": [{"name": "calitest"}],
+           "ips": [{"version": "4", "address": "10.65.0.2/32"}]}' ;;
+DEL) ip link del calitest ;;
+esac
+"""
+# containers/dnsname: tells a name server of the pod, and passes the result on.
+DNSNAME = """#!/usr/bin/python3
+import json, os, sys
+config = json.load(sys.stdin)
+if os.environ["CNI_COMMAND"] == "ADD":
+    json.dump(config["prevResult"], sys.stdout)
+"""
+STAND_INS = {"flannel": FLANNEL, "calico": CALICO, "dnsname": DNSNAME}
+
+
+@pytest.fixture(scope="module")
+def node(empty_machine, bin_dir):
+    """A machine with our plugins and the stand-ins, and what kube-proxy made."""
+    empty_machine.run(str(bin_dir / "podwire"), "install")
+    for name, text in STAND_INS.items():
+        empty_machine.write(BIN_DIR / name, text)
+        empty_machine.run("chmod", "755", str(BIN_DIR / name))
+    for rule in KUBE_PROXY:
+        empty_machine.run("iptables", "-t", "nat", *rule.split())
+    return empty_machine
+
+
+def load(path: Path) -> NetworkList:
+    """Reads a list, or a network of one plugin, as a runtime does; a pod of it asks for all that a runtime has."""
+    body = json.loads(path.read_text())
+    plugins = tuple(body.get("plugins", [body]))
+    asked: dict[str, Any] = {"portMappings": ports(f"{HOST_PORT}:{PORT}"), "bandwidth": BOTH, "aliases": {}}
+    if path.parent.name == "podman-network":
+        asked |= {"mac": MAC, "ips": [f"{IP}/24"]}
+    return NetworkList(body["name"], body["cniVersion"], plugins).asking(**asked)
+
+
+@pytest.fixture
+def pod(node):
+    """A pod's namespace; with it go the bridges that it was on."""
+    before = set(netstate.links(node.network))
+    node.run("ip", "netns", "add", "pod")
+    yield node.namespace("/run/netns/pod")
+    node.run("ip", "netns", "del", "pod")
+    for name in set(netstate.links(node.network)) - before:
+        node.run("ip", "link", "del", name, check=False)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_list_as_it_is_on_nodes(node, pod, path):
+    """A pod of each list has what it asks for, is called by its host port, passes CHECK, and leaves what was before."""
+    network = load(path)
+    ifname = "lo" if path.stem == "99-loopback" else "eth0"
+
+    def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
+        names = (f"CNI_COMMAND={command}", f"CNI_IFNAME={ifname}", "CNI_CONTAINERID=pod", "CNI_NETNS=/run/netns/pod")
+        program = (f"CNI_PATH={BIN_DIR}", str(BIN_DIR / plugin))
+        return Outcome(0, node.run("env", *names, *program, stdin=json.dumps(config)).encode(), "")
+
+    network.delete(run, network.add(run))  # leaves what stays by design: the bridge, shared chains
+    assert eventually(lambda: "bridge" not in node.picture()["processes"])  # who waits for the kernel to free memory
+    with node.unchanged():
+        result = network.add(run)
+        assert result["cniVersion"] == network.cni_version
+        if network.cni_version != "0.3.1":
+            network.check(run, result)
+        address = result["ips"][0]["address"].partition("/")[0]
+        if any(plugin["type"] == "portmap" for plugin in network.plugins):
+            with serving(pod, address):
+                assert seen_from(node.peer, ADDRESS, HOST_PORT) == PEER_ADDRESS
+        if "mac" in network.capability_args:
+            assert address == IP
+            assert MAC in pod.run("ip", "link", "show", "eth0")
+        network.delete(run, result)
