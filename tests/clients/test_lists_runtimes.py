@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.clients.attaching import run_on
 from tests.clients.machine import ADDRESS, BIN_DIR, PEER_ADDRESS, eventually
 from tests.support import netstate
 from tests.support.binaries import ROOT
 from tests.support.hostports import ports
 from tests.support.netlist import NetworkList
-from tests.support.running import Outcome
 from tests.support.shaping import BOTH
 from tests.support.tcp import PORT, seen_from, serving
 
@@ -121,12 +121,7 @@ def test_a_list_as_it_is_on_nodes(node, pod, path):
     """A pod of each list has what it asks for, is called by its host port, passes CHECK, and leaves what was before."""
     network = load(path)
     ifname = "lo" if path.stem == "99-loopback" else "eth0"
-
-    def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
-        names = (f"CNI_COMMAND={command}", f"CNI_IFNAME={ifname}", "CNI_CONTAINERID=pod", "CNI_NETNS=/run/netns/pod")
-        program = (f"CNI_PATH={BIN_DIR}", str(BIN_DIR / plugin))
-        return Outcome(0, node.run("env", *names, *program, stdin=json.dumps(config)).encode(), "")
-
+    run = run_on(node, "pod", "/run/netns/pod", ifname)
     network.delete(run, network.add(run))  # leaves what stays by design: the bridge, shared chains
     assert eventually(lambda: "bridge" not in node.picture()["processes"])  # who waits for the kernel to free memory
     with node.unchanged():

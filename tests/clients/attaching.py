@@ -1,0 +1,25 @@
+"""Running the plugins of a machine by hand, as libcni runs them.
+
+One rule: they are those of /opt/cni/bin, and find every other file where a runtime's plugins find it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.clients.machine import BIN_DIR, Machine
+from tests.support.netlist import Run
+from tests.support.running import Outcome
+
+
+def run_on(machine: Machine, container_id: str, netns: str, ifname: str = "eth0") -> Run:
+    """Returns what runs a plugin for one attachment; a failure fails the test. `netns` is a path inside, or empty."""
+    names = {"CONTAINERID": container_id, "NETNS": netns, "IFNAME": ifname, "PATH": str(BIN_DIR)}
+
+    def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
+        variables = [f"CNI_{name}={value}" for name, value in {**names, "COMMAND": command}.items()]
+        said = machine.run("env", *variables, str(BIN_DIR / plugin), stdin=json.dumps(config))
+        return Outcome(0, said.encode(), "")
+
+    return run
