@@ -1,0 +1,87 @@
+"""Pods of containerd's CRI that outlive the change of plugins under them, and a reboot under kubelet's eyes.
+
+One rule: containerd is told of nothing; it finds other files in /opt/cni/bin, or itself on a node that started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients import cri as client
+from tests.clients.cri import page, pb
+from tests.clients.images import PAGE
+from tests.clients.machine import ADDRESS, Machine, eventually, machine
+from tests.support.namespaces import Namespace
+
+BRIDGE = "cni-moving"
+NETWORK = client.network("moving", BRIDGE, "10.78.0.0/24")
+LIMITS = {"kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwidth": "16M"}
+
+
+def ports(host_port: int) -> tuple[tuple[int, int, int, str], ...]:
+    """Returns a host port as a pod asks for it."""
+    return ((host_port, 80, pb.TCP, ""),)
+
+
+def answers(caller: Namespace, ip: str, port: int = 80) -> bool:
+    """Tells whether a pod's web server, which starts a moment after the pod, answers at an address."""
+    return eventually(lambda: page(caller, ip, port) == PAGE)
+
+
+@pytest.mark.parametrize("way", ["install", "uninstall"])
+def test_pods_are_taken_over(needs_programs, bin_dir, reference, empty_machine, way):
+    """A pod made before the change keeps its host port, one made after it is its neighbour, and both end in whole."""
+    needs_programs(*client.PROGRAMS)
+    node, tool = empty_machine, str(bin_dir / "podwire")
+    with client.ready(node, reference) as cri:
+        if way == "uninstall":
+            node.run(tool, "install")
+        cri.configure(NETWORK)
+        old = cri.run("old", ports(8001), LIMITS)
+        assert answers(node.peer, ADDRESS, 8001)
+        node.run(tool, way)
+        new = cri.run("new", ports(8002), LIMITS)
+        assert answers(node.peer, ADDRESS, 8002)
+        assert page(node.peer, ADDRESS, 8001) == PAGE
+        assert page(new.namespace, old.ips[0]) == page(old.namespace, new.ips[0]) == PAGE
+        cri.remove(old)
+        assert page(node.peer, ADDRESS, 8001) == ""
+        assert page(node.peer, ADDRESS, 8002) == PAGE
+        cri.remove(new)
+        assert node.leftovers(links=[BRIDGE]) == []
+
+
+@pytest.mark.parametrize("maker", ["reference", "ours"])
+def test_pods_of_before_a_reboot_are_removed(needs_programs, bin_dir, reference, tmp_path, maker):
+    """What kubelet finds after a reboot it stops and removes: nothing is left; pods of the same names start again."""
+    needs_programs(*client.PROGRAMS)
+    with rebooted(tmp_path) as node, client.ready(node, bin_dir if maker == "ours" else reference) as cri:
+        cri.configure(NETWORK)
+        cri.run("one", ports(8001), LIMITS)
+        cri.run("two", ports(8002), LIMITS)
+        assert [name for name in node.leftovers(links=[BRIDGE]) if "/networks/moving/10.78.0." in name]
+    with rebooted(tmp_path) as node:
+        node.install(bin_dir)
+        with client.containerd(node) as cri:
+            assert sorted(cri.pods()) == ["one", "two"]
+            assert [name for name in node.leftovers() if "/networks/moving/10.78.0." in name]
+            cri.configure(NETWORK)
+            cri.remove_all()
+            assert node.leftovers() == []
+            cri.run("one", ports(8001), LIMITS)
+            assert answers(node.peer, ADDRESS, 8001)
+            cri.remove_all()
+            assert node.leftovers(links=[BRIDGE]) == []
+
+
+@contextlib.contextmanager
+def rebooted(disk: Path) -> Iterator[Machine]:
+    """Yields a machine with the /var/lib/cni, and all that containerd knows, of the one before on this disk."""
+    with machine(disk) as made:
+        (disk / "cni").mkdir(exist_ok=True)
+        made.run("mount", "--bind", str(disk / "cni"), "/var/lib/cni")
+        yield made
