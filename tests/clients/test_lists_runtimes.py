@@ -76,9 +76,10 @@ esac
 # containers/dnsname: tells a name server of the pod, and passes the result on.
 DNSNAME = """#!/usr/bin/python3
 import json, os, sys
-config = json.load(sys.stdin)
+if os.environ["CNI_COMMAND"] == "VERSION":
+    print('{"cniVersion": "0.4.0", "supportedVersions": ["0.4.0"]}')
 if os.environ["CNI_COMMAND"] == "ADD":
-    json.dump(config["prevResult"], sys.stdout)
+    json.dump(json.load(sys.stdin)["prevResult"], sys.stdout)
 """
 STAND_INS = {"flannel": FLANNEL, "calico": CALICO, "dnsname": DNSNAME}
 
