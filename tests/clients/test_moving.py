@@ -202,7 +202,7 @@ def test_an_upgrade_while_pods_are_started(host, bin_dir, store, tmp_path):
     """From one podwire to the next, out of an archive, and back: no ADD and no DEL of pods that come and go fails."""
     directory, archive = tmp_path / "bin", tmp_path / "podwire.tgz"
     builds = [unpacked := tmp_path / "podwire", older(bin_dir, tmp_path)]
-    output("tar", "-C", str(bin_dir), "-czf", str(archive), ".")
+    output("tar", "-C", str(bin_dir), "-czf", str(archive), "bridge", "portmap", "host-local", "podwire")
     output(str(builds[1]), "install", "--bin-dir", str(directory))
     loops = [Traffic(host, directory, store, number) for number in range(2)]
     with ThreadPoolExecutor(len(loops)) as pool:
