@@ -17,13 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pack import check, freeze, image, layout, libpython
+from pack import target as targets
 from pack.freeze import Module
 from pack.install import install, names_of
+from pack.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
-STDLIB = Path("/usr/lib/python3.11")
-INCLUDE = Path("/usr/include/python3.11")
-LIBRARIES = [Path("/usr/lib/x86_64-linux-gnu") / name for name in ("libpython3.11.a", "libexpat.a", "libz.a")]
 
 PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
 LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
@@ -40,7 +39,7 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 WRAPPED = ("pthread_self", "_PyStaticCode_InternStrings")  # by seed.c and intern.c
 LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
 # What is made anew when it was made by older code.
-MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__))
+MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
 REHEARSAL = "_rehearsal"  # the name in the image of pack/rehearsal.py
 # libc's lookups by name (users, hosts) load shared libraries at run time. No plugin looks anything up.
 LINKER_NOISE = ("statically linked applications requires at runtime", ": in function `")
@@ -55,7 +54,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "image")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "bin")
     options = parser.parse_args()
-    program = build(options.work, application())
+    program = build(targets.native(), options.work, application())
     step("check")
     names = names_of(program)
     install(program, options.work / "bin", names)
@@ -87,41 +86,41 @@ def boot_modules(entry: str, names: list[str], rehearsal: str = "") -> list[Modu
     ]
 
 
-def build(work: Path, modules: list[Module], *defines: str) -> Path:
+def build(target: Target, work: Path, modules: list[Module], *defines: str) -> Path:
     """Builds the executable out of these modules in the directory `work` and returns it.
 
     What does not depend on them is made only where missing or out of date. `defines` are options for the C compiler.
     """
-    if sys.version_info[:2] != (3, 11) or sys.flags.hash_randomization:
+    if target.version not in targets.PYTHONS or sys.version_info[:2] != target.version or sys.flags.hash_randomization:
         raise SystemExit("this needs Debian's Python 3.11 with PYTHONHASHSEED=0: use `make binaries`")
-    missing = [str(library) for library in LIBRARIES if not library.exists()]
+    missing = [str(library) for library in target.libraries if not library.exists()]
     if missing:
         raise SystemExit(f"missing {', '.join(missing)}: use `make needs-build`")
     work.mkdir(parents=True, exist_ok=True)
-    seed = build_seed(work, defines)
+    seed = build_seed(target, work, defines)
     libraries = [build_library_bundle(work, name) for name in LIBRARY_PACKAGES]
-    bundles = [build_stdlib_bundle(work), *libraries, work / "application.bundle"]
+    bundles = [build_stdlib_bundle(target, work), *libraries, work / "application.bundle"]
     step("bundle: application")
     freeze.write_bundle(bundles[-1], modules)
     dump, program, groups = work / "dump", work / "program", work / "groups"
     rehearsed = any(module.name == REHEARSAL for module in modules)
-    groups.write_bytes(learned_groups(seed, work / "learned", bundles) if rehearsed else b"")
+    groups.write_bytes(learned_groups(target, seed, work / "learned", bundles) if rehearsed else b"")
     step("seed: import and dump")
-    run_seed(seed, "dump", dump, groups, bundles)
+    run_seed(target, seed, "dump", dump, groups, bundles)
     image.write_image(seed, dump, program)
     return program
 
 
-def build_seed(work: Path, defines: Iterable[str]) -> Path:
+def build_seed(target: Target, work: Path, defines: Iterable[str]) -> Path:
     """Compiles and links the seed; exits with a message if any Python state would stay outside the dump."""
     seed, linker_map = work / "seed", work / "seed.map"
     sources = [ROOT / source for source in C_SOURCES]
-    if is_current(seed, *LIBRARIES, *sources, *(ROOT / header for header in C_HEADERS), *MAKERS):
+    if is_current(seed, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *MAKERS):
         return seed
     step("seed: compile and link")
-    archives = [renamed_library(work, library) for library in LIBRARIES]
-    objects = [compile_object(work, source, defines) for source in sources]
-    link([*objects, *archives], linker_map, seed)
+    archives = [renamed_library(target, work, library) for library in target.libraries]
+    objects = [compile_object(target, work, source, defines) for source in sources]
+    link(target, [*objects, *archives], linker_map, seed)
     stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
     if stray:
         seed.unlink()
@@ -129,36 +128,37 @@ def build_seed(work: Path, defines: Iterable[str]) -> Path:
     return seed
 
 
-def renamed_library(work: Path, library: Path) -> Path:
+def renamed_library(target: Target, work: Path, library: Path) -> Path:
     """Sets the state of one of Debian's static libraries apart."""
     renamed = work / library.name
     if not is_current(renamed, library, *MAKERS):
-        libpython.rename_sections(library, renamed)
+        libpython.rename_sections(target.tools, library, renamed)
     return renamed
 
 
-def compile_object(work: Path, source: Path, defines: Iterable[str]) -> Path:
+def compile_object(target: Target, work: Path, source: Path, defines: Iterable[str]) -> Path:
     """Compiles one C source and sets its state apart."""
     compiled = work / f"{source.stem}.o"
-    run("gcc", *C_FLAGS, *WARNINGS, *defines, f"-I{INCLUDE}", "-c", source, "-o", compiled)
-    libpython.rename_sections(compiled, compiled)
+    includes = [f"-I{directory}" for directory in target.includes]
+    run(f"{target.tools}gcc", *C_FLAGS, *WARNINGS, *defines, *includes, "-c", source, "-o", compiled)
+    libpython.rename_sections(target.tools, compiled, compiled)
     return compiled
 
 
-def link(objects: list[Path], linker_map: Path, out: Path) -> None:
+def link(target: Target, objects: list[Path], linker_map: Path, out: Path) -> None:
     """Links the seed, repeating only those of the linker's warnings that could mean something."""
-    warnings = run("gcc", *LINK_FLAGS, f"-Wl,-Map,{linker_map}", "-o", out, *objects, "-lm")
+    warnings = run(f"{target.tools}gcc", *LINK_FLAGS, f"-Wl,-Map,{linker_map}", "-o", out, *objects, "-lm")
     for line in warnings.splitlines():
         if not any(noise in line for noise in LINKER_NOISE):
             print(line, file=sys.stderr)
 
 
-def build_stdlib_bundle(work: Path) -> Path:
+def build_stdlib_bundle(target: Target, work: Path) -> Path:
     """Freezes Debian's standard library."""
     bundle = work / "stdlib.bundle"
-    if not is_current(bundle, STDLIB, *LIBRARIES, *MAKERS):
+    if not is_current(bundle, target.stdlib, *target.libraries, *MAKERS):
         step("bundle: standard library")
-        freeze.write_bundle(bundle, freeze.modules_under(STDLIB, without=NOT_FROZEN))
+        freeze.write_bundle(bundle, freeze.modules_under(target.stdlib, shown=target.shown_stdlib, without=NOT_FROZEN))
     return bundle
 
 
@@ -175,19 +175,19 @@ def build_library_bundle(work: Path, name: str) -> Path:
     return bundle
 
 
-def learned_groups(seed: Path, learned: Path, bundles: list[Path]) -> bytes:
+def learned_groups(target: Target, seed: Path, learned: Path, bundles: list[Path]) -> bytes:
     """Lets the seed import the modules and play the verbs; returns which of its blocks should lie together."""
     step("seed: import and learn the layout")
-    run_seed(seed, "learn", learned, Path(os.devnull), bundles)
+    run_seed(target, seed, "learn", learned, Path(os.devnull), bundles)
     return layout.groups(learned.read_bytes())
 
 
-def run_seed(seed: Path, what: str, out: Path, groups: Path, bundles: list[Path]) -> None:
+def run_seed(target: Target, seed: Path, what: str, out: Path, groups: Path, bundles: list[Path]) -> None:
     """Lets the seed import the modules and "dump" its memory or "learn" what is used of it.
 
     Its standard streams are pipes whoever builds: the image keeps what Python found out about them.
     """
-    command: list[str | Path] = [seed, what, out, groups, *bundles]
+    command: list[str | Path] = [*target.runner, seed, what, out, groups, *bundles]
     env = {"PATH": "/usr/bin:/bin", "TZ": "UTC"}
     done = subprocess.run(command, env=env, input=b"", capture_output=True, check=False)
     if done.returncode:

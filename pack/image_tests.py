@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from pack.build import ROOT, boot_modules, build
 from pack.freeze import Module
+from pack.target import native
 
 WORK = ROOT / "build" / "image-tests"
 # Tests of large values need more than a plugin does.
@@ -78,7 +79,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", default=TESTED.split())
     modules = parser.parse_args().modules
     entry = Module("_test_entry", (ROOT / "pack" / "test_entry.py").read_bytes(), "pack/test_entry.py", False)
-    program = build(WORK, [entry, *boot_modules("_test_entry", [])], HEAP)
+    program = build(native(), WORK, [entry, *boot_modules("_test_entry", [])], HEAP)
     outcomes = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for outcome in pool.map(lambda module: run_module(program, module), modules):

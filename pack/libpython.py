@@ -23,10 +23,10 @@ _MAP_LINE = re.compile(r"^ (\.t?(?:data|bss)\S*|COMMON)\s+0x[0-9a-f]+\s+0x([0-9a
 _CONSTANT = ".data.rel.ro"
 
 
-def rename_sections(objects: Path, out: Path) -> None:
-    """Writes a copy of an object file or archive with its writable sections renamed."""
+def rename_sections(tools: str, objects: Path, out: Path) -> None:
+    """Writes a copy of an object file or archive with its writable sections renamed, by the objcopy of this prefix."""
     options = [f"--rename-section={old}={new}" for old, new in RENAMES.items()]
-    subprocess.run(["objcopy", "-D", *options, str(objects), str(out)], check=True)
+    subprocess.run([f"{tools}objcopy", "-D", *options, str(objects), str(out)], check=True)
 
 
 def stray_sections(linker_map: str, files: list[str]) -> list[str]:

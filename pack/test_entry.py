@@ -39,7 +39,7 @@ def entry() -> int:
     """Runs one test module, writes its counts to the summary file and returns 0 if nothing failed."""
     module, summary, *patterns = sys.argv[1:]
     sys.argv[1:] = []
-    _open_disk(Path("/usr/lib/python3.11"))
+    _open_disk(Path("/usr/lib/python{}.{}".format(*sys.version_info)))
     sys.executable = "/usr/bin/python3"  # for the tests that start another interpreter
     sys.meta_path.append(_StandIns())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as tests expect of an ordinary interpreter

@@ -52,8 +52,9 @@ import sys
 from pathlib import Path
 from pack.build import boot_modules, build
 from pack.freeze import Module
+from pack.target import native
 work, probe = map(Path, sys.argv[1:])
-build(work, [Module("probe", probe.read_bytes(), "probe.py", False), *boot_modules("probe", [])])
+build(native(), work, [Module("probe", probe.read_bytes(), "probe.py", False), *boot_modules("probe", [])])
 """
 
 
