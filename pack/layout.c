@@ -12,19 +12,18 @@
 #define _GNU_SOURCE
 #include "layout.h"
 #include "pages.h"
+#include "stepping.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #define CLASSES (CLASS_MASK + 1)
 #define GRANULE 16ul /* blocks begin at multiples of it */
 #define GRANULES (HEAP_SIZE / GRANULE)
-#define TRAP_FLAG 0x100 /* of the processor: interrupt after the next instruction */
 #define OPEN_MAX 4      /* pages one instruction writes to, and more than that */
 
 /* A block written to more often than this in one step keeps its page open until LINGERING further faults of its kind:
@@ -122,7 +121,7 @@ int layout_learn(void)
     number_at = map(GRANULES * sizeof *number_at);
     steps_at = map(GRANULES);
     faults_at = map(GRANULES);
-    return number_at && steps_at && faults_at;
+    return number_at && steps_at && faults_at && step_prepare();
 }
 
 static void protect(size_t page, int protection)
@@ -162,7 +161,7 @@ static void on_write(int number, siginfo_t *info, void *context)
     }
     faults_at[block]++;
     open_pages[open_count++] = page;
-    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
+    step_begin(context);
 }
 
 /* SIGTRAP: the instruction has been executed. */
@@ -170,7 +169,7 @@ static void on_trap(int number, siginfo_t *info, void *context)
 {
     while (open_count)
         protect(open_pages[--open_count], PROT_READ);
-    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP_FLAG;
+    step_end(context);
 }
 
 int layout_watch(size_t pages)
