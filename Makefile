@@ -9,6 +9,7 @@ PY     := $(VENV)/bin/python
 PACKER ?= image
 KERNELS := build/kernels
 FIREWALLD := build/firewalld
+ARM64 := build/arm64
 DOWNLOAD := -qq -o APT::Sandbox::User=root download firewalld
 
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3.11-dev libexpat1-dev zlib1g-dev python3-venv python3-dev
@@ -25,12 +26,19 @@ SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,
 HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
 PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files clients release-tests deploy-tests portable-sample
 
+ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+ARM64_PACKAGES := libpython3.11-dev libpython3.11-stdlib libpython3.11-minimal libexpat1-dev zlib1g-dev
+# With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
+ARM64_APT := apt-get -qq -o APT::Sandbox::User=root -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
+    -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
+
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS)
+    needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS) \
+    arm64 needs-arm64
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -56,6 +64,11 @@ dist/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
 dist/pyinstaller/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
 	@echo "PyInstaller: packing (a minute)"
 	@$(PY) -m pack.portable
+
+arm64: dist/arm64/bin/podwire ## the executables for 64-bit ARM, cross-built: dist/arm64/bin
+
+dist/arm64/bin/podwire: $(SOURCES) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
+	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
 check: venv ## linters, types, import rules, unit tests: no root, no network
 	$(VENV)/bin/ruff check .
@@ -132,7 +145,8 @@ release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is
 	@$(PY) -m pack.release
 
 release-tests: needs-runtimes needs-second-kernel binaries
-	$(PY) -m pytest tests/release
+	$(PY) -m pytest tests/release \
+    reproducible-arm64: needs-arm64 --arm64
 
 clean: ## remove what was built (and not .venv)
 	rm -rf build dist
@@ -153,6 +167,17 @@ endef
 
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
+
+needs-arm64: | needs-build
+	@$(call need,$(ARM64_TOOLS))
+
+# Debian's packages for another architecture: their files, unpacked.
+$(ARM64)/sysroot/.made:
+	@echo "unpacking Debian's Python for arm64"
+	@rm -rf $(@D) $(ARM64)/packages && mkdir -p $(@D) $(ARM64)/packages
+	@$(ARM64_APT) update && cd $(ARM64)/packages && $(ARM64_APT) download $(ARM64_PACKAGES)
+	@for package in $(ARM64)/packages/*.deb; do dpkg-deb --extract $$package $(@D) || exit 1; done
+	@touch $@
 
 needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))

@@ -2,7 +2,7 @@
 
 One rule: the steps write to the work directory only; dist/bin changes by renames, once the result is checked.
 
-    PYTHONHASHSEED=0 python -m pack.build [--work DIR] [--out DIR]
+    PYTHONHASHSEED=0 python -m pack.build [--work DIR] [--out DIR] [--arm64 SYSROOT]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ C_SOURCES = (
     *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "intern", "seed", "launch", "contextvars")),
     "kernel/_podwire.c",
 )
-C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h")
+C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pack/stepping.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
 # The stack protector, as Debian builds Python with it.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
@@ -53,12 +53,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the executable with the start-up image.")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "image")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "bin")
+    parser.add_argument("--arm64", type=Path, metavar="SYSROOT", help="build for 64-bit ARM, with the libraries here")
     options = parser.parse_args()
-    program = build(targets.native(), options.work, application())
+    target = targets.arm64(options.arm64) if options.arm64 else targets.native()
+    program = build(target, options.work, application())
     step("check")
-    names = names_of(program)
+    names = names_of(program, target.runner)
     install(program, options.work / "bin", names)
-    check.check(options.work / "bin", names)
+    check.check(options.work / "bin", names, target.runner, alone=not target.runner)
     install(program, options.out, names)
     print(f"{options.out}: {' '.join(names)} (one file of {program.stat().st_size / 2**20:.1f} MiB)")
     return 0

@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 
-def check(directory: Path, names: list[str], *, alone: bool = True) -> None:
-    """Runs every name in the directory; exits with the first wrong answer.
+def check(directory: Path, names: list[str], runner: tuple[str, ...] = (), *, alone: bool = True) -> None:
+    """Runs every name in the directory, with what `runner` says before it; exits with the first wrong answer.
 
     As root, one is also run where there is no other file at all, if the executable is meant to stand `alone`.
     """
     for name in names:
-        _check_answer(name, [str(directory / name)])
+        _check_answer(name, [*runner, str(directory / name)])
     if alone and os.geteuid() == 0:
         with tempfile.TemporaryDirectory() as empty_root:
             shutil.copy(directory / names[0], empty_root)

@@ -10,9 +10,10 @@ import subprocess
 from pathlib import Path
 
 
-def names_of(program: Path) -> list[str]:
-    """Asks the executable which plugins it holds; returns their names and its own."""
-    listed = subprocess.run(["podwire", "list"], executable=program, env={}, capture_output=True, text=True, check=True)
+def names_of(program: Path, runner: tuple[str, ...] = ()) -> list[str]:
+    """Asks the executable, which `runner` runs, which plugins it holds; returns their names and its own."""
+    command = [*runner, str(program), "list"]
+    listed = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     return [*listed.stdout.split(), "podwire"]
 
 
