@@ -27,9 +27,10 @@ HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
 PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files clients release-tests deploy-tests portable-sample
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+ARM64_MACHINE_TOOLS := qemu-system-arm kmod
 ARM64_PACKAGES := libpython3.11-dev libpython3.11-stdlib libpython3.11-minimal libexpat1-dev zlib1g-dev
 # With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
-ARM64_APT := apt-get -qq -o APT::Sandbox::User=root -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
+ARM64_APT := -qq -o APT::Sandbox::User=root -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
@@ -38,10 +39,11 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
     needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS) \
-    arm64 needs-arm64
+    arm64 needs-arm64 \
+    arm64 arm64-machine test-arm64 reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 	    printf 'make %-18s %s\n' "$$name" "$$what"; done
 
 venv: $(VENV)/.made ## .venv with this project and its tools, made from Debian's Python
@@ -146,7 +148,8 @@ release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is
 
 release-tests: needs-runtimes needs-second-kernel binaries
 	$(PY) -m pytest tests/release \
-    reproducible-arm64: needs-arm64 --arm64
+    reproducible-arm64: needs-arm64 --arm64 \
+    test-arm64: arm64 arm64-machine tests/arm64 arm64-machine: reproducible-arm64: needs-arm64 --arm64
 
 clean: ## remove what was built (and not .venv)
 	rm -rf build dist
@@ -168,15 +171,28 @@ endef
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
 
-needs-arm64: | needs-build
+needs-arm64-machine:
+	@$(call need,$(ARM64_MACHINE_TOOLS))
+
+needs-arm64:
 	@$(call need,$(ARM64_TOOLS))
 
 # Debian's packages for another architecture: their files, unpacked.
 $(ARM64)/sysroot/.made:
 	@echo "unpacking Debian's Python for arm64"
 	@rm -rf $(@D) $(ARM64)/packages && mkdir -p $(@D) $(ARM64)/packages
-	@$(ARM64_APT) update && cd $(ARM64)/packages && $(ARM64_APT) download $(ARM64_PACKAGES)
+	@apt-get $(ARM64_APT) update && cd $(ARM64)/packages && apt-get $(ARM64_APT) download $(ARM64_PACKAGES)
 	@for package in $(ARM64)/packages/*.deb; do dpkg-deb --extract $$package $(@D) || exit 1; done
+	@touch $@
+
+# A kernel and busybox for the machine that tests/arm64/test_machine.py boots.
+$(ARM64)/machine/.made: $(ARM64)/sysroot/.made | needs-arm64-machine
+	@echo "unpacking Debian's kernel for arm64"
+	@rm -rf $(@D) $(ARM64)/kernel && mkdir -p $(@D) $(ARM64)/kernel
+	@kernel=$$(apt-cache $(ARM64_APT) depends linux-image-cloud-arm64 | sed -n 's/.*Depends: //p') && \
+	    cd $(ARM64)/kernel && apt-get $(ARM64_APT) download $$kernel busybox-static
+	@for package in $(ARM64)/kernel/*.deb; do dpkg-deb --extract $$package $(@D) && rm $$package || exit 1; done
+	@PATH=$$PATH:/usr/sbin:/sbin; depmod -b $(@D) $$(ls $(@D)/lib/modules)
 	@touch $@
 
 needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build

@@ -2,7 +2,7 @@
 
 One rule: what this machine's own executable does with the same request is what is right; everything both leave is
 compared. qemu passes on a part of netlink only: what needs the rest is tested on an emulated machine, by
-test_arm64_machine.py.
+test_machine.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Tests of the executable for 64-bit ARM, in emulation."""
