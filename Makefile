@@ -24,7 +24,8 @@ AT_ONCE := $(shell expr 3 '*' $$(nproc))
 FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
 SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
 HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
-PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) check $(HARD_SAMPLE) built-files clients release-tests deploy-tests portable-sample
+PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) test-arm64 clients $(HARD_SAMPLE) built-files check release-tests deploy-tests \
+    portable-sample
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 ARM64_MACHINE_TOOLS := qemu-system-arm kmod
@@ -38,9 +39,8 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS) \
-    arm64 needs-arm64 \
-    arm64 arm64-machine test-arm64 reproducible-arm64 needs-arm64 needs-arm64-machine
+    needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS) release \
+    arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -140,16 +140,20 @@ image-tests: venv ## CPython's own tests, run inside a start-up image
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
-.PHONY: release release-tests
-
 # Another machine's executables are packed, too, if they have ever been made; then they are made anew where they are old.
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is built for publication: dist/release
 	@$(PY) -m pack.release
 
-release-tests: needs-runtimes needs-second-kernel binaries
-	$(PY) -m pytest tests/release \
-    reproducible-arm64: needs-arm64 --arm64 \
-    test-arm64: arm64 arm64-machine tests/arm64 arm64-machine: reproducible-arm64: needs-arm64 --arm64
+release-tests: needs-runtimes needs-second-kernel binaries arm64
+	$(PY) -m pytest tests/release
+
+test-arm64: arm64 binaries arm64-machine ## the executables for 64-bit ARM, in emulation (root)
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/arm64
+
+arm64-machine: $(ARM64)/machine/.made
+
+reproducible-arm64: venv $(ARM64)/sysroot/.made | needs-arm64
+	PYTHONHASHSEED=0 $(PY) -m pack.reproducible --arm64 $(ARM64)/sysroot
 
 clean: ## remove what was built (and not .venv)
 	rm -rf build dist
