@@ -363,7 +363,11 @@ def _family(own: Interface) -> int:
 @contextmanager
 def _stage() -> Iterator[str]:
     """Puts the cardboard in the place of the kernel, and takes it away again; yields a directory for leases."""
-    directory = f"/tmp/podwire-{os.urandom(8).hex()}"  # of one length always, so that every build does the same
+    # Known by a number: its own name differs in every build, and Python keeps names, sorted by their hash.
+    stage = f"/tmp/podwire-{os.urandom(8).hex()}"
+    os.mkdir(stage, 0o700)
+    descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
+    directory = f"/proc/self/fd/{descriptor}/leases"
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", _Socket),
         (kernel.netfilter.nft, "_FREED_AFTER_S", 0),
@@ -373,11 +377,7 @@ def _stage() -> Iterator[str]:
             dict.fromkeys(kernel.netfilter.iptables.FAMILIES, f"{directory}/parameter"),
         ),
         (kernel.netfilter.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
-        (
-            kernel.netfilter.iptables_direct,
-            "_is_nft",
-            lambda program: False,
-        ),  # the rules' words are practised all the same
+        (kernel.netfilter.iptables_direct, "_is_nft", lambda program: False),  # to practise the rules' words
         (cni.child, "run", _restore),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "wait_readable", _wait_readable),
@@ -396,5 +396,5 @@ def _stage() -> Iterator[str]:
         for place, name, thing in real:
             setattr(place, name, thing)
         _netfilter.clear()
-        for made in (directory, f"{directory}.podwire"):  # the second is host-local's index
-            shutil.rmtree(made)
+        os.close(descriptor)
+        shutil.rmtree(stage)
