@@ -18,11 +18,12 @@ def test_what_goes_meanwhile_is_left_out(tmp_path, monkeypatch):
     listed = os.scandir
 
     def scandir(path):
+        if Path(path) != old:
+            return listed(path)
         entries = list(listed(path))
-        if Path(path) == old:
-            (old / "gone").unlink()
-            (old / "link").unlink()
-            (old / "directory").rmdir()
+        (old / "gone").unlink()
+        (old / "link").unlink()
+        (old / "directory").rmdir()
         return entries
 
     monkeypatch.setattr(os, "scandir", scandir)
