@@ -12,7 +12,8 @@ FIREWALLD := build/firewalld
 ARM64 := build/arm64
 DOWNLOAD := -qq -o APT::Sandbox::User=root download firewalld
 
-BUILD_PACKAGES := gcc binutils libc6-dev libpython3.11-dev libexpat1-dev zlib1g-dev python3-venv python3-dev
+# libmd: from Python 3.12 on (pack/sha2.c).
+BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
 TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
 RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
@@ -134,7 +135,7 @@ bench: binaries needs-test ## measure against the reference plugins; into docs/p
 	$(PY) -m bench.run --write
 
 image-tests: venv ## CPython's own tests, run inside a start-up image
-	@$(call need,libpython3.11-testsuite)
+	@$(call need,lib$$(basename $$(readlink -f $(PYTHON)))-testsuite)
 	PYTHONHASHSEED=0 $(PY) -m pack.image_tests
 
 reproducible: venv ## build twice, in two directories, and compare

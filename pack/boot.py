@@ -35,6 +35,10 @@ GC_THRESHOLD = 50_000
 REHEARSALS = 20
 
 
+# Python 3.13: by a thread's handle, C code tells after a fork whether it is the one that is left.
+_HANDLES = sys.version_info >= (3, 13)
+
+
 class Renewal(NamedTuple):
     """State one module keeps per process: how to make it the same in every build, and new at every start."""
 
@@ -60,6 +64,8 @@ def _renew_threading(module: Any) -> None:
     main = module.main_thread()
     main._set_ident()
     main._set_native_id()
+    if _HANDLES:
+        main._handle = module._make_thread_handle(main.ident)
     module._active[main.ident] = main
 
 

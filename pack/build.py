@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
 LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
 C_SOURCES = (
-    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "intern", "seed", "launch", "contextvars")),
+    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "intern", "seed", "launch", "contextvars", "sha2")),
     "kernel/_podwire.c",
 )
 C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pack/stepping.h")
@@ -94,7 +94,7 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
     What does not depend on them is made only where missing or out of date. `defines` are options for the C compiler.
     """
     if target.version not in targets.PYTHONS or sys.version_info[:2] != target.version or sys.flags.hash_randomization:
-        raise SystemExit("this needs Debian's Python 3.11 with PYTHONHASHSEED=0: use `make binaries`")
+        raise SystemExit("this needs Debian's Python 3.11 to 3.13 with PYTHONHASHSEED=0: use `make binaries`")
     missing = [str(library) for library in target.libraries if not library.exists()]
     if missing:
         raise SystemExit(f"missing {', '.join(missing)}: use `make needs-build`")

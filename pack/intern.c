@@ -3,9 +3,13 @@
  * libpython contains the code of importlib and others as C data, with the strings in it, and on initialisation makes
  * these strings the one copy of each common name ("append", "path"). Their reference counts, which change whenever a
  * name is used, would lie scattered over 200 pages of data; layout.c can only bring together what is in the heap.
+ *
+ * From Python 3.12 on such strings are immortal: their counts do not change, and this file is empty.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+
+#if PY_VERSION_HEX < 0x030C0000
 
 /* Makes every string in the tuple, and in the tuples in it, a copy in the heap. */
 static int copy_strings(PyObject *tuple)
@@ -45,3 +49,5 @@ int __wrap__PyStaticCode_InternStrings(PyCodeObject *code)
         return -1;
     return __real__PyStaticCode_InternStrings(code);
 }
+
+#endif

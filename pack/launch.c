@@ -26,6 +26,14 @@
 
 extern char **environ;
 
+/* Where a thread finds its Python state: storage that libc has for each thread, and so nothing of the image. */
+#if PY_VERSION_HEX >= 0x030C0000 /* which also has a thread-local variable, _Py_tss_tstate */
+static Py_tss_t *const thread_keys[] = {&_PyRuntime.autoTSSkey, &_PyRuntime.trashTSSkey};
+#else
+static Py_tss_t *const thread_keys[] = {&_PyRuntime.gilstate.autoTSSkey};
+#endif
+#define THREAD_KEYS (sizeof thread_keys / sizeof *thread_keys)
+
 /* A file opened by the application must not become number 0, 1 or 2, where somebody would read or write it as a
  * standard stream. As Go does, put /dev/null there; where there is none, a descriptor that fails every read and write. */
 static void occupy_standard_fds(void)
@@ -61,25 +69,31 @@ static void ignore_signals(void)
  * would copy some 170 pages for `threading` alone. */
 static void adopt_thread(void)
 {
-    PyThreadState *thread = _PyThreadState_GET();
-    Py_tss_t *key = &_PyRuntime.gilstate.autoTSSkey;
+    PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
 
     thread->thread_id = PyThread_get_thread_ident();
     thread->native_thread_id = PyThread_get_thread_native_id();
     _PyRuntime.main_thread = thread->thread_id;
-    if (PyThread_tss_create(key) != 0 || PyThread_tss_set(key, thread) != 0)
+    for (size_t i = 0; i < THREAD_KEYS; i++)
+        if (PyThread_tss_create(thread_keys[i]) != 0)
+            Py_FatalError("no thread-specific storage");
+    if (PyThread_tss_set(thread_keys[0], thread) != 0)
         Py_FatalError("no thread-specific storage");
+#if PY_VERSION_HEX >= 0x030C0000
+    _Py_tss_tstate = thread;
+#endif
     pthread_atfork(heap_lock, heap_unlock, heap_unlock);
 }
 
 void forget_process(void)
 {
-    PyThreadState *thread = _PyThreadState_GET();
+    PyThreadState *thread = PyThreadState_Get();
 
     thread->thread_id = 0;
     thread->native_thread_id = 0;
     _PyRuntime.main_thread = 0;
-    PyThread_tss_delete(&_PyRuntime.gilstate.autoTSSkey);
+    for (size_t i = 0; i < THREAD_KEYS; i++)
+        PyThread_tss_delete(thread_keys[i]);
 }
 
 /* As Python itself does: an entry without '=' or without a name is left out, and the first of two with the same name counts. */

@@ -21,12 +21,17 @@ RENAMES = {
 _MAP_LINE = re.compile(r"^ (\.t?(?:data|bss)\S*|COMMON)\s+0x[0-9a-f]+\s+0x([0-9a-f]+)\s+(\S+)", re.MULTILINE)
 # Constants that only the loader writes to, equal in every process, may stay where they are.
 _CONSTANT = ".data.rel.ro"
+# Thread-local variables there may be, from Python 3.12 on: the thread's state, which launch.c sets at every start; the
+# package of an extension module while that is imported; and where the allocator mimalloc, which nothing uses, would be.
+_THREAD_LOCAL = ("(pystate.o)", "(import.o)", "(obmalloc.o)")
 
 
 def rename_sections(tools: str, objects: Path, out: Path) -> None:
     """Writes a copy of an object file or archive with its writable sections renamed, by the objcopy of this prefix."""
     options = [f"--rename-section={old}={new}" for old, new in RENAMES.items()]
-    subprocess.run([f"{tools}objcopy", "-D", *options, str(objects), str(out)], check=True)
+    # No constructor runs: that of mimalloc, in Python 3.13, would ask the environment and /proc at every start.
+    command = [f"{tools}objcopy", "-D", "--remove-section=.init_array", *options, str(objects), str(out)]
+    subprocess.run(command, check=True)
 
 
 def stray_sections(linker_map: str, files: list[str]) -> list[str]:
@@ -34,5 +39,8 @@ def stray_sections(linker_map: str, files: list[str]) -> list[str]:
     return [
         f"{section} of {origin}"
         for section, size, origin in _MAP_LINE.findall(linker_map)
-        if int(size, 16) and not section.startswith(_CONSTANT) and origin.startswith(tuple(files))
+        if int(size, 16)
+        and not section.startswith(_CONSTANT)
+        and not (section.startswith(".t") and origin.endswith(_THREAD_LOCAL))
+        and origin.startswith(tuple(files))
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # An image holds one Python's memory: of another version, it is not known which state a start must renew.
-PYTHONS = ((3, 11),)
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ class Target:
 def native() -> Target:
     """Returns the machine and the Python that this runs on."""
     python = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LIBRARY"))
+    version = sys.version_info[:2]
     return Target(
         machine=os.uname().machine,
-        version=sys.version_info[:2],
+        version=version,
         stdlib=Path(sysconfig.get_path("stdlib")),
         includes=(Path(sysconfig.get_path("include")),),
-        libraries=(python, *(python.with_name(name) for name in ("libexpat.a", "libz.a"))),
+        libraries=(python, *(python.with_name(name) for name in _needed(version))),
     )
 
 
@@ -55,7 +56,7 @@ def arm64(sysroot: Path) -> Target:
     version = sys.version_info[:2]  # it compiles the standard library, so both must be the same
     python = "python{}.{}".format(*version)
     usr = sysroot / "usr"
-    names = (f"lib{python}.a", "libexpat.a", "libz.a")
+    names = (f"lib{python}.a", *_needed(version))
     return Target(
         machine="aarch64",
         version=version,
@@ -65,3 +66,8 @@ def arm64(sysroot: Path) -> Target:
         tools="aarch64-linux-gnu-",
         runner=("qemu-aarch64",),
     )
+
+
+def _needed(version: tuple[int, int]) -> tuple[str, ...]:
+    """Returns the static libraries that this Python needs beside libc; libmd is for sha2.c."""
+    return ("libexpat.a", "libz.a", "libmd.a") if version >= (3, 12) else ("libexpat.a", "libz.a")

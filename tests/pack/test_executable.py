@@ -159,6 +159,12 @@ def test_duplicate_and_malformed_variables(program):
     assert "supportedVersions" in json.loads(output)
 
 
+def test_no_library_in_it_listens_to_the_environment(program):
+    """What makes Python or its allocators talk changes nothing."""
+    loud = dict.fromkeys(("PYTHONVERBOSE", "PYTHONMALLOCSTATS", "PYTHONDEVMODE", "mimalloc_verbose"), "1")
+    assert_version(run(program, env=VERSION | loud))
+
+
 def test_arguments_are_passed_on(bin_dir):
     """Arguments arrive in order and to the byte, also those that are no UTF-8."""
     assert exec_raw(bin_dir / "podwire", [b"podwire", b"--version"], []).startswith(b"podwire ")

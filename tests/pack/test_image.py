@@ -15,14 +15,30 @@ import pytest
 
 from tests.support.binaries import ROOT
 
+# Sizes about a block's, input in two pieces, and a look in between.
+DIGESTS = """
+import hashlib
+
+def digests():
+    found = []
+    for name in ("sha224", "sha256", "sha384", "sha512"):
+        for size in (0, 55, 56, 64, 111, 112, 128, 1000):
+            made = hashlib.new(name, b"a" * (size // 2))
+            copy = made.copy()
+            made.hexdigest()
+            made.update(b"b" * (size - size // 2))
+            found += [copy.hexdigest(), made.hexdigest()]
+    return found
+"""
 PROBE = """
 import json, os, random, signal, sys, tempfile, threading, uuid
 
 def entry():
     child = os.fork()
     if not child:
-        own = threading.current_thread() is threading.main_thread()
-        os._exit(0 if own and threading.main_thread().ident == threading.get_ident() else 1)
+        main = threading.main_thread()
+        own = threading.current_thread() is main and main.is_alive()
+        os._exit(0 if own and main.ident == threading.get_ident() else 1)
     threads = []
     thread = threading.Thread(target=lambda: threads.append(threading.current_thread().name))
     thread.start()
@@ -43,6 +59,7 @@ def entry():
         "sigpipe": signal.getsignal(signal.SIGPIPE).name,
         "large": len(bytearray(100 << 20)),
         "stdin": sys.stdin.read(),
+        "digests": digests(),
     }, sys.stdout)
     return 0
 """
@@ -62,7 +79,7 @@ build(native(), work, [Module("probe", probe.read_bytes(), "probe.py", False), *
 def probe(tmp_path_factory) -> Path:
     """An image of which the application is PROBE."""
     work = tmp_path_factory.mktemp("probe")
-    (work / "probe.py").write_text(PROBE)
+    (work / "probe.py").write_text(DIGESTS + PROBE)
     command = [sys.executable, "-c", BUILD, work, work / "probe.py"]
     env = os.environ | {"PYTHONHASHSEED": "0"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -94,6 +111,13 @@ def test_python_works_as_in_any_process(probe):
     found = answer(probe)
     assert (found["main"], found["forked"], found["threads"]) == (True, 0, 1)
     assert (found["sigpipe"], found["large"], found["stdin"]) == ("SIG_IGN", 100 << 20, "text")
+
+
+def test_digests_are_what_others_compute(probe):
+    """SHA-2 in all its sizes is OpenSSL's, also of a copy and after a look in between."""
+    here: dict = {}
+    exec(DIGESTS, here)
+    assert answer(probe)["digests"] == here["digests"]()
 
 
 def test_an_exception_is_a_traceback_and_status_1(probe):
