@@ -12,6 +12,9 @@ FIREWALLD := build/firewalld
 ARM64 := build/arm64
 DOWNLOAD := -qq -o APT::Sandbox::User=root download firewalld
 
+# What newer-python builds in. For Ubuntu, a line of sources.list: MIRROR="deb [signed-by=FILE] URL noble main universe".
+DISTRIBUTION ?= trixie
+MIRROR ?= http://deb.debian.org/debian
 # libmd: from Python 3.12 on (pack/sha2.c).
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
 TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
@@ -40,7 +43,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-runtimes parts $(PARTS) release \
+    needs-build needs-test needs-second-kernel needs-runtimes newer-python parts $(PARTS) release \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## this list
@@ -137,6 +140,10 @@ bench: binaries needs-test ## measure against the reference plugins; into docs/p
 image-tests: venv ## CPython's own tests, run inside a start-up image
 	@$(call need,lib$$(basename $$(readlink -f $(PYTHON)))-testsuite)
 	PYTHONHASHSEED=0 $(PY) -m pack.image_tests
+
+newer-python: ## build, and run the specification suite, where Python is another: DISTRIBUTION=trixie, MIRROR=... (root)
+	@$(call need,mmdebstrap)
+	@pack/elsewhere.sh $(DISTRIBUTION) "$(MIRROR)" $(CURDIR)/build/$(DISTRIBUTION)
 
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible

@@ -1,0 +1,43 @@
+#!/bin/sh
+# Builds the executable in another distribution and tests it there: `make newer-python`, as root.
+#
+# One rule: that system is a directory and this process's mount namespace; of the machine it has the kernel, and what
+# leads to the package index (names, certificates, pip's configuration).
+#
+#     elsewhere.sh RELEASE MIRROR DIRECTORY
+set -eu
+
+release=$1 mirror=$2 directory=$3
+root=$directory/root
+
+if [ ! -e "$directory/made" ]; then
+    echo "$release: unpacking into $root (a minute)"
+    rm -rf "$root"
+    mkdir -p "$directory"
+    mmdebstrap --quiet --variant=minbase --include=apt,ca-certificates,make,python3 "$release" "$root" "$mirror"
+    touch "$directory/made"
+fi
+rm -rf "$root/srv/podwire"
+mkdir "$root/srv/podwire"
+git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C "$root/srv/podwire"
+
+# A mount of itself, so that its / is a mount point: a test's `unshare --mount` asks for that.
+unshare --mount sh -euc '
+    mount --bind "$0" "$0"
+    cd "$0"
+    mount -t proc proc proc
+    mount --rbind /dev dev
+    mount --rbind /sys sys
+    mount -t tmpfs tmpfs run
+    for own in /etc/resolv.conf /etc/hosts /etc/pip.conf; do
+        [ ! -e $own ] || { touch .$own; mount --bind $own .$own; }
+    done
+    mount --bind /etc/ssl/certs etc/ssl/certs
+    exec chroot . env -i HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin PODWIRE_BIN_DIR=dist/bin sh -euc "
+        cd /srv/podwire
+        make binaries needs-test
+        .venv/bin/python -m pytest --ignore tests/pack/test_arm64.py tests/pack tests/spec"
+' "$root"
+rm -rf "$directory/bin"
+cp -a "$root/srv/podwire/dist/bin" "$directory/bin"
+echo "$directory/bin: built and tested with $(chroot "$root" python3 --version) of $release"
