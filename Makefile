@@ -33,7 +33,8 @@ PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) test-arm64 clients $(HARD_SAMPLE) buil
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 ARM64_MACHINE_TOOLS := qemu-system-arm kmod
-ARM64_PACKAGES := libpython3.11-dev libpython3.11-stdlib libpython3.11-minimal libexpat1-dev zlib1g-dev
+LIBPYTHON := lib$(notdir $(realpath $(PYTHON)))
+ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zlib1g-dev libmd-dev
 # With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
 ARM64_APT := -qq -o APT::Sandbox::User=root -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
@@ -138,7 +139,7 @@ bench: binaries needs-test ## measure against the reference plugins; into docs/p
 	$(PY) -m bench.run --write
 
 image-tests: venv ## CPython's own tests, run inside a start-up image
-	@$(call need,lib$$(basename $$(readlink -f $(PYTHON)))-testsuite)
+	@$(call need,$(LIBPYTHON)-testsuite)
 	PYTHONHASHSEED=0 $(PY) -m pack.image_tests
 
 newer-python: ## build, and run the specification suite, where Python is another: DISTRIBUTION=trixie, MIRROR=... (root)

@@ -23,6 +23,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Packs the executables of dist/ for publication.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "release", help="emptied before (dist/release)")
     out = parser.parse_args().out
+    if sys.version_info >= (3, 12):
+        raise SystemExit("a release is built with Debian 12's Python: with later ones libmd is in it, too (sbom.py)")
     version, epoch_s = product.version(), product.epoch_s()
     built = {machine: path for machine, path in BUILT.items() if (path / TOOL).exists()}
     products = [Product(version, epoch_s, machine, path) for machine, path in built.items()]
