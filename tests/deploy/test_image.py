@@ -23,6 +23,7 @@ exec podman --root "$root/storage" --runroot /run/podwire --storage-driver vfs -
     --cgroup-manager cgroupfs "$@"
 """
 NAME = "localhost/podwire"
+LICENCES = ("LICENSE", "THIRD-PARTY-NOTICES.md")
 CGROUP = f"podwire-{os.getpid()}"
 
 
@@ -58,7 +59,7 @@ def blob(archive, descriptor):
 
 
 def test_the_image_is_the_executable(podman, bin_dir, tmp_path):
-    """The only layer has one file, root's and executable, which is ours byte by byte and the entry point."""
+    """The only layer has the executable, byte by byte, which is the entry point, and the licences; all are root's."""
     saved = podman("save", "--quiet", "--format", "oci-archive", "--output", tmp_path / "image.tar", NAME)
     assert saved.returncode == 0, saved.stderr
     with tarfile.open(tmp_path / "image.tar") as image:
@@ -72,9 +73,11 @@ def test_the_image_is_the_executable(podman, bin_dir, tmp_path):
         )
         (layer,) = manifest["layers"]
         with tarfile.open(fileobj=blob(image, layer)) as files:
-            (entry,) = files.getmembers()
-            assert (entry.name, entry.uid, entry.gid, entry.mode & 0o7777) == ("podwire", 0, 0, 0o755)
-            assert files.extractfile(entry).read() == (bin_dir / "podwire").read_bytes()
+            expected = {"podwire": bin_dir / "podwire", **{name: ROOT / name for name in LICENCES}}
+            assert {entry.name: (entry.uid, entry.gid) for entry in files} == dict.fromkeys(expected, (0, 0))
+            assert files.getmember("podwire").mode & 0o7777 == 0o755
+            for name, path in expected.items():
+                assert files.extractfile(name).read() == path.read_bytes()
 
 
 def test_a_runtime_runs_it_as_the_manifest_says(podman, bin_dir, tmp_path):
