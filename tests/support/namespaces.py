@@ -106,8 +106,12 @@ def temporary(purpose: str = "pod") -> Iterator[Namespace]:
 
 @contextlib.contextmanager
 def temporary_host() -> Iterator[Namespace]:
-    """Yields a fresh namespace to stand for the host: its lo is up, as on every host."""
+    """Yields a fresh namespace to stand for the host: its lo is up, as on every host, and it forwards nothing yet.
+
+    The kernel gives a new namespace the settings of the machine, which may forward.
+    """
     with temporary("host") as namespace:
+        namespace.set_sysctl("net/ipv4/ip_forward", "0")
         with namespace.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
         yield namespace

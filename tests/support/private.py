@@ -26,7 +26,9 @@ def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) ->
         output("mount", "-t", "tmpfs", "podwire", str(_nearest(Path(directory))))
     output("ip", "link", "set", "lo", "up")
     output("ip", "netns", "attach", "host", str(os.getpid()))
-    return Namespace("host")
+    host = Namespace("host")
+    host.set_sysctl("net/ipv4/ip_forward", "0")  # it would be as on the machine
+    return host
 
 
 def mount_disk(directory: Path, size_bytes: int) -> None:
