@@ -9,9 +9,12 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
+from cni import delegate
+from cni.errors import CniError
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.node import Node, mount_point, read_text
+from podwire.doctor.node import Node, mount_point, read_text, types_of
 from podwire.output import counted
 from podwire.shell import quote
 
@@ -52,6 +55,7 @@ _CLOCK = Fault(
 _CONTAINERD = "/etc/containerd/config.toml"
 _CRIO = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
 _PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+_PODMAN_DIRS = ("/usr/local/libexec/cni", "/usr/libexec/cni", "/usr/local/lib/cni", "/usr/lib/cni", "/opt/cni/bin")
 _KEY = re.compile(r"""^\s*(?P<key>\w+)\s*=\s*(?P<value>\[[^]]*\]|"[^"]*"|'[^']*')""", re.MULTILINE)
 _TEXT = re.compile(r"""["']([^"']*)["']""")
 
@@ -72,6 +76,31 @@ def _directories(node: Node) -> Iterator[Finding]:
     for path in _PODMAN:
         if _backend(path) == "netavark":
             yield _NETAVARK.found(path, 'network_backend is "netavark"', _NETAVARK.cure)
+    yield from _others_first(node)
+
+
+def _others_first(node: Node) -> Iterator[Finding]:
+    """Yields the first plugin of which podman, with the CNI backend, finds another file than the one looked at."""
+    settings: dict[str, list[str]] = {}
+    for path in _PODMAN:
+        settings.update(values(read_text(path), "network"))
+    listed = tuple(settings.get("cni_plugin_dirs") or _PODMAN_DIRS)
+    shared = {os.path.normpath(one) for one in listed} & {os.path.normpath(one) for one in node.bin_dirs}
+    if settings.get("network_backend") != ["cni"] or not shared:
+        return
+    for kind in sorted({kind for network in node.networks for kind in types_of(network)}):
+        with suppress(CniError):  # a name that is not there is told by another check
+            theirs, ours = delegate.find(kind, listed), delegate.find(kind, node.bin_dirs)
+            if not _is_same(theirs, ours):
+                order = ", ".join(f'"{os.path.dirname(one)}"' for one in (ours, theirs))
+                cure = f"in containers.conf: cni_plugin_dirs = [{order}]"
+                yield _ELSEWHERE.found(_PODMAN[-1], f"podman runs {theirs}, and {ours} is looked at", cure)
+                return
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Tells whether two files are one, or one's copy, as `podwire install` makes them: of the same size."""
+    return os.path.samefile(one, other) or os.path.getsize(one) == os.path.getsize(other)
 
 
 def _backend(path: str) -> str:

@@ -243,6 +243,34 @@ def test_a_podman_that_looks_elsewhere(node, monkeypatch, tmp_path, directories,
     assert [(one.name, one.cure) for one in look(node, "directories")] == expected
 
 
+@pytest.mark.parametrize("usual", [False, True])
+def test_a_podman_that_finds_others_first(node, monkeypatch, tmp_path, usual):
+    """A podman that meets another file of a name before ours is told, also by its usual order; the same file is not."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").mkdir()
+    ours, theirs = tmp_path / "bin" / "bridge", tmp_path / "lib" / "bridge"
+    places = [str(tmp_path / "absent"), str(tmp_path / "lib"), str(tmp_path / "bin")]
+    path = tmp_path / "containers.conf"
+    path.write_text('[network]\nnetwork_backend = "cni"\n' + ("" if usual else f"cni_plugin_dirs = {places}\n"))
+    monkeypatch.setattr(runtime, "_PODMAN", (str(path),))
+    monkeypatch.setattr(runtime, "_PODMAN_DIRS", tuple(places))
+    monkeypatch.setattr(runtime, "_CONTAINERD", "/absent")
+    monkeypatch.setattr(runtime, "_CRIO", ("/absent", "/absent"))
+    ours.write_text("ours")
+    ours.chmod(0o755)
+    assert look(node, "directories") == []
+    theirs.symlink_to(ours)
+    assert look(node, "directories") == []
+    theirs.unlink()
+    theirs.write_text("theirs")
+    theirs.chmod(0o755)
+    (told,) = look(node, "directories")
+    assert (told.name, told.text) == ("runtime-looks-elsewhere", f"podman runs {theirs}, and {ours} is looked at")
+    assert told.cure == f'in containers.conf: cni_plugin_dirs = ["{ours.parent}", "{theirs.parent}"]'
+    path.write_text(f'[network]\nnetwork_backend = "cni"\ncni_plugin_dirs = ["{ours.parent}", "{theirs.parent}"]\n')
+    assert look(node, "directories") == []
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
