@@ -90,14 +90,11 @@ class Directory:
                 return
             self._refuse_strange()
             if self.dry_run:
-                self._restore({*self.manifest().ours, self._hash(program)})
+                self._take_away(program)
                 return
             with self.locked():
                 self._sweep()
-                manifest = self.manifest()
-                self._restore({*manifest.ours, self._hash(program)})
-                for path, sha256 in manifest.conf.items():
-                    self._unconfigure(path, sha256)
+                self._take_away(program)
                 self._forget()
                 _sync(self.path)
 
@@ -149,6 +146,12 @@ class Directory:
         os.rename(place, os.path.join(self.path, name))
         self.told.append(f"installed {os.path.join(self.path, name)}")
 
+    def _take_away(self, program: str) -> None:
+        manifest = self.manifest()
+        self._restore({*manifest.ours, self._hash(program)})
+        for path, sha256 in manifest.conf.items():
+            self._unconfigure(path, sha256)
+
     def _restore(self, ours: set[str]) -> None:
         """Takes ours away, podwire itself last, and puts back the last that was kept under each name."""
         for name in self.names:
@@ -170,7 +173,7 @@ class Directory:
                 same = hashlib.sha256(file.read()).hexdigest() == sha256
         except FileNotFoundError:
             return
-        if same:
+        if same and not self.dry_run:
             os.unlink(path)
         self.told.append(f"removed {path}" if same else f"left {path}: it was changed since")
 

@@ -166,6 +166,17 @@ def test_again_and_again(install, net_d, tmp_path):
     assert sorted(file.name for file in net_d.iterdir()) == [path.name, f"{path.name}.podwire-backup"]
 
 
+def test_a_dry_run_tells_what_becomes_of_the_network(podwire, install, net_d, tmp_path):
+    """`uninstall --dry-run` names the network that would be removed, and the one that would be left, and keeps both."""
+    path = net_d / "10-podwire.conflist"
+    uninstall = ("uninstall", "--bin-dir", tmp_path / "bin", "--dry-run")
+    install("--conf")
+    assert f"would: removed {path}\n" in run(podwire, *uninstall)
+    path.write_text("{}")
+    assert f"would: left {path}: it was changed since\n" in run(podwire, *uninstall)
+    assert path.read_text() == "{}"
+
+
 def test_killed_before_it_was_noted(podwire, install, net_d, tmp_path):
     """A file that was written and not noted, its installation killed, is ours again after the next one."""
     path = net_d / "10-podwire.conflist"
