@@ -89,13 +89,23 @@ def _others_first(node: Node) -> Iterator[Finding]:
     if settings.get("network_backend") != ["cni"] or not shared:
         return
     for kind in sorted({kind for network in node.networks for kind in types_of(network)}):
-        with suppress(CniError):  # a name that is not there is told by another check
-            theirs, ours = delegate.find(kind, listed), delegate.find(kind, node.bin_dirs)
-            if not _is_same(theirs, ours):
-                order = ", ".join(f'"{os.path.dirname(one)}"' for one in (ours, theirs))
-                cure = f"in containers.conf: cni_plugin_dirs = [{order}]"
-                yield _ELSEWHERE.found(_PODMAN[-1], f"podman runs {theirs}, and {ours} is looked at", cure)
-                return
+        theirs, ours = _first(kind, listed), _first(kind, node.bin_dirs)
+        if not theirs or (ours and _is_same(theirs, ours)):
+            continue
+        text = f"podman runs {theirs}, and {ours or ':'.join(node.bin_dirs)} is looked at"
+        order = ", ".join(f'"{os.path.dirname(one)}"' for one in (ours, theirs))
+        others = f"podwire doctor --bin-dir {os.path.dirname(theirs)}"
+        yield _ELSEWHERE.found(
+            _PODMAN[-1], text, f"in containers.conf: cni_plugin_dirs = [{order}]" if ours else others
+        )
+        return
+
+
+def _first(kind: str, path: tuple[str, ...]) -> str:
+    """Returns the file of that name which is found first, "" where there is none, which another check tells."""
+    with suppress(CniError):
+        return delegate.find(kind, path)
+    return ""
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -264,6 +264,9 @@ def test_a_podman_that_finds_others_first(node, monkeypatch, tmp_path, usual):
     theirs.unlink()
     theirs.write_text("theirs")
     theirs.chmod(0o755)
+    ours.rename(tmp_path / "away")
+    assert [one.cure for one in look(node, "directories")] == [f"podwire doctor --bin-dir {theirs.parent}"]
+    (tmp_path / "away").rename(ours)
     (told,) = look(node, "directories")
     assert (told.name, told.text) == ("runtime-looks-elsewhere", f"podman runs {theirs}, and {ours} is looked at")
     assert told.cure == f'in containers.conf: cni_plugin_dirs = ["{ours.parent}", "{theirs.parent}"]'
