@@ -25,7 +25,7 @@ def needs_programs(root: None) -> Callable[..., None]:
         missing = [name for name in names if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
         if missing:
             problem = f"no {', '.join(missing)}: use `make needs-runtimes`"
-            pytest.fail(problem, pytrace=False) if binaries.in_ci() else pytest.skip(problem)
+            binaries.leave_out(problem)
 
     return demand
 

@@ -55,7 +55,7 @@ class Firewall:
 def bus():
     """A bus, which firewalld may be started on."""
     if problem := firewalld.missing():
-        pytest.fail(problem, pytrace=False) if binaries.in_ci() else pytest.skip(problem)
+        binaries.leave_out(problem)
     with firewalld.bus() as own:
         yield own
 

@@ -60,7 +60,7 @@ def uncommented(rules):
 def test_firewalld(host, bin_dir, store, tmp_path, new_sandbox, client):
     """Sources that a reload or a restart of firewalld forgot are told again, and whatever was flushed with them."""
     if problem := firewalld.missing():
-        pytest.fail(problem, pytrace=False) if binaries.in_ci() else pytest.skip(problem)
+        binaries.leave_out(problem)
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
     ipam["routes"] = [{"dst": "0.0.0.0/0"}]
     bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
