@@ -86,9 +86,10 @@ def reference() -> Path:
 
 @pytest.fixture(scope="session")
 def root() -> None:
-    """Demands root: on a laptop the test is skipped without it, in CI it fails."""
+    """Demands root: on a laptop the test is skipped without it, in CI it fails. What killed tests left is swept."""
     if os.geteuid() != 0:
         binaries.leave_out("this test needs root")
+    namespaces.sweep()
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from typing import Any
 
 from tests.support import binaries, namespaces, netstate
 from tests.support.namespaces import Namespace
-from tests.support.processes import output
 
 ADDRESS, PEER_ADDRESS = "203.0.113.1", "203.0.113.2"
 ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
@@ -31,6 +30,7 @@ BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
 _TIMEOUT_S = 60
+_CGROUPS = "pwt-"  # and the id of the machine's first process
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 # The first process: whoever dies is nobody's zombie, as SIGCHLD is ignored (which dash's `trap` does not do).
@@ -77,7 +77,7 @@ class Machine:
     @property
     def cgroup(self) -> str:
         """The control group for its containers, in every hierarchy; it goes with the machine."""
-        return self.network.name
+        return f"{_CGROUPS}{self.pid}"
 
     def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
@@ -123,7 +123,7 @@ class Machine:
 
     def namespace(self, path: str) -> Namespace:
         """Returns the network namespace at a path inside ("/run/netns/x"), so that it can be looked at from outside."""
-        return Namespace(os.path.relpath(f"/proc/{self.pid}/root{path}", "/run/netns"))
+        return _seen(f"/proc/{self.pid}/root{path}")
 
     def write(self, path: Path, text: str) -> None:
         """Writes a file inside, with its directories."""
@@ -200,7 +200,9 @@ class Machine:
 @contextlib.contextmanager
 def machine(scratch: Path, env: Mapping[str, str] | None = None) -> Iterator[Machine]:
     """Yields a machine with an uplink to its peer; with the block it ends, and all that runs on it."""
-    with namespaces.temporary("peer") as peer, _first_process() as pid, _attached(pid) as network:
+    _sweep()
+    with namespaces.temporary("peer") as peer, _first_process() as pid:
+        network = _seen(f"/proc/{pid}/ns/net")
         made = Machine(pid, scratch, network, peer, {"SCRATCH": str(scratch), **(env or {})})
         made.run("sh", "-c", _SETUP)
         _wire(network, peer)
@@ -209,7 +211,7 @@ def machine(scratch: Path, env: Mapping[str, str] | None = None) -> Iterator[Mac
         finally:
             with contextlib.suppress(ProcessLookupError):  # a test may have switched it off
                 os.kill(pid, signal.SIGKILL)
-            _sweep(made.cgroup)
+            assert eventually(lambda: pid not in _sweep()), f"control groups {made.cgroup} are left"
 
 
 def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
@@ -243,15 +245,9 @@ def _child_of(pid: int) -> int:
     return int(children.read_text())
 
 
-@contextlib.contextmanager
-def _attached(pid: int) -> Iterator[Namespace]:
-    """Yields the network namespace of a process under a name, so that it can be looked at from outside."""
-    namespace = Namespace(f"pwt-machine-{os.getpid()}-{pid}")
-    output("ip", "netns", "attach", namespace.name, str(pid))
-    try:
-        yield namespace
-    finally:
-        namespace.delete()
+def _seen(path: str) -> Namespace:
+    """Returns the network namespace at a path, under a name that is nowhere and so cannot be left behind."""
+    return Namespace(os.path.relpath(path, "/run/netns"))
 
 
 def _lines(picture: dict[str, Any]) -> list[str]:
@@ -271,15 +267,14 @@ def _wire(network: Namespace, peer: Namespace) -> None:
         network.ip("route", "add", "default", "via", gateway)
 
 
-def _sweep(cgroup: str) -> None:
-    """Removes the control groups, once the processes in them have ended."""
-    roots = [*Path("/sys/fs/cgroup").glob(f"*/{cgroup}"), Path("/sys/fs/cgroup", cgroup)]
-
-    def gone() -> bool:
-        for root in roots:
-            for directory, _, _ in os.walk(root, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory)
-        return not any(root.exists() for root in roots)
-
-    assert eventually(gone), f"control groups are left: {[str(root) for root in roots if root.exists()]}"
+def _sweep() -> set[int]:
+    """Removes the control groups of machines that are gone, also of killed tests'; returns whose are left, by pid."""
+    top = Path("/sys/fs/cgroup")
+    found = {
+        root: int(root.name.removeprefix(_CGROUPS)) for root in (*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*"))
+    }
+    dead = {root: pid for root, pid in found.items() if not Path(f"/proc/{pid}").exists()}
+    for directory in (directory for root in dead for directory, _, _ in os.walk(root, topdown=False)):
+        with contextlib.suppress(OSError):  # its last process is about to end
+            os.rmdir(directory)
+    return {pid for root, pid in found.items() if root.exists()}

@@ -1,6 +1,7 @@
 """Throwaway network namespaces: one stands for the host, others for pods.
 
-One rule: every namespace made here has a recognisable name and is gone after the test, whatever happened in it.
+One rule: every namespace made here has a recognisable name and is gone after the test, whatever happened in it; a
+killed test's is gone when the next tests begin.
 """
 
 from __future__ import annotations
@@ -92,6 +93,13 @@ def create(purpose: str = "pod") -> Namespace:
     finally:
         os.close(home)
     return namespace
+
+
+def sweep() -> None:
+    """Removes what tests that were killed have left: namespaces that bear the id of a process that is no more."""
+    for path in Path("/run/netns").glob(f"{_PREFIX}*-*-*"):
+        if not Path("/proc", path.name.split("-")[-2]).exists():
+            Namespace(path.name).delete()
 
 
 @contextlib.contextmanager
