@@ -7,15 +7,9 @@ import pytest
 
 from podwire import default_network
 from tests.pack.test_tool_install import run
+from tests.support.api_server import NODE
 from tests.support.binaries import ROOT
 
-NODE = {
-    "apiVersion": "v1",
-    "kind": "Node",
-    "metadata": {"name": "worker-1", "labels": {"kubernetes.io/os": "linux"}},
-    "spec": {"podCIDR": "10.244.3.0/24", "podCIDRs": ["10.244.3.0/24", "fd00:10:244:3::/64"]},
-    "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]},
-}
 TEMPLATE = {
     "cniVersion": "1.0.0",
     "name": "mine",
