@@ -10,13 +10,12 @@ import pytest
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.clients.machine import ADDRESS, PEER_ADDRESS
+from tests.clients.machine import ADDRESS, ADDRESS6, PEER_ADDRESS
 from tests.support import netstate, rates
 from tests.support.attaching import reaches
 from tests.support.rates import Way
 from tests.support.sockets import call, service
 
-HOST_IPV6, PEER_IPV6 = "fd00:113::1", "fd00:113::2"
 TO_POD, FROM_POD = 8_000_000, 16_000_000
 LIMITS = {"kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwidth": "16M"}
 PORTS = ((8080, 80, pb.TCP, ""), (8053, 53, pb.UDP, ""), (8081, 80, pb.TCP, ADDRESS))
@@ -38,15 +37,7 @@ def backend(request):
 
 
 @pytest.fixture(scope="module")
-def uplink(cri):
-    """The machine's own addresses of both families, as its peer calls them."""
-    for namespace, link, ip in ((cri.machine.network, "up0", HOST_IPV6), (cri.machine.peer, "eth0", PEER_IPV6)):
-        namespace.ip("address", "add", f"{ip}/64", "dev", link, "nodad")
-    return {4: ADDRESS, 6: HOST_IPV6}
-
-
-@pytest.fixture(scope="module")
-def pods(cri, uplink, backend):
+def pods(cri, backend):
     """Two pods, `web` with host ports and limits; when they are gone the machine is as before the first of them."""
     ipv4, ipv6 = SUBNETS[backend]
     network = client.network(f"pods-{backend}", f"cni-{backend}", f"{ipv4}.0/24", f"{ipv6}:/64", backend=backend)
@@ -64,14 +55,14 @@ def test_a_pod_has_addresses_of_both_families_and_its_loopback(pods):
         assert [f"{one['local']}/{one['prefixlen']}" for one in given] == [f"{pod.ips[0]}/24", f"{pod.ips[1]}/64"]
 
 
-def test_host_ports_lead_to_the_pod_from_everywhere(cri, uplink, pods):
+def test_host_ports_lead_to_the_pod_from_everywhere(cri, pods):
     """A host port is answered by the pod for the peer, the host, another pod and the pod itself, over both families.
 
     The first answer over IPv6 takes two seconds: so long the kernel looks whether the new bridge's address is unique.
     """
     web, plain = pods
     callers = {"peer": cri.machine.peer, "host": cri.machine.network, "plain": plain.namespace, "web": web.namespace}
-    answers = {(name, ip): page(who, ip, 8080) for name, who in callers.items() for ip in uplink.values()}
+    answers = {(name, ip): page(who, ip, 8080) for name, who in callers.items() for ip in (ADDRESS, ADDRESS6)}
     assert answers == dict.fromkeys(answers, PAGE)
     assert page(cri.machine.network, "127.0.0.1", 8080) == PAGE
 
@@ -80,7 +71,7 @@ def test_a_host_port_with_an_address_is_there_only(cri, pods):
     """A mapping with hostIP leads to the pod at that address and at no other."""
     assert page(cri.machine.peer, ADDRESS, 8081) == PAGE
     assert page(cri.machine.network, "127.0.0.1", 8081) == ""
-    assert page(cri.machine.peer, HOST_IPV6, 8081) == ""
+    assert page(cri.machine.peer, ADDRESS6, 8081) == ""
 
 
 def test_host_ports_of_udp(cri, pods):
