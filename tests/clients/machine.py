@@ -1,7 +1,8 @@
 """A private machine for a container runtime: network, mounts, processes, IPC and name of its own on this kernel.
 
-/etc, /opt and /var/lib are overlays over the real ones, /run and /var/lib/cni are empty, /opt/cni/bin has what the test
-puts there. An uplink leads to another machine, `peer`, which is the way out.
+/etc, /opt and /var/lib are overlays over the real ones, /run is empty, /opt/cni/bin has what the test puts there. An
+uplink leads to another machine, `peer`, which is the way out. Its disk is `scratch`, with /var/lib/cni and all that
+runtimes keep: a second machine on the same one is the node that starts again.
 
 One rule: leaving is the clean-up. Whatever a runtime makes or starts ends with the machine's first process.
 """
@@ -45,8 +46,8 @@ for directory in etc opt var/lib; do
     over="lowerdir=/$directory,upperdir=$SCRATCH/over/$directory/upper,workdir=$SCRATCH/over/$directory/work"
     mount -t overlay -o "$over" podwire "/$directory"
 done
-mkdir -p /var/lib/cni
-mount -t tmpfs podwire /var/lib/cni
+mkdir -p /var/lib/cni "$SCRATCH/cni"
+mount --bind "$SCRATCH/cni" /var/lib/cni
 mount -t tmpfs podwire /run
 mkdir -p /run/netns /run/lock "$SCRATCH/cgroup"
 # /sys shows the network of who mounted it; the control groups below it stay the kernel's

@@ -5,16 +5,12 @@ One rule: containerd is told of nothing; it finds other files in /opt/cni/bin, o
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.clients.machine import ADDRESS, Machine, eventually, machine
+from tests.clients.machine import ADDRESS, eventually, machine
 from tests.support.namespaces import Namespace
 
 BRIDGE = "cni-moving"
@@ -59,12 +55,12 @@ def test_pods_are_taken_over(needs_programs, bin_dir, reference, empty_machine, 
 def test_pods_of_before_a_reboot_are_removed(needs_programs, bin_dir, reference, tmp_path, maker):
     """What kubelet finds after a reboot it stops and removes: nothing is left; pods of the same names start again."""
     needs_programs(*client.PROGRAMS)
-    with rebooted(tmp_path) as node, client.ready(node, bin_dir if maker == "ours" else reference) as cri:
+    with machine(tmp_path) as node, client.ready(node, bin_dir if maker == "ours" else reference) as cri:
         cri.configure(NETWORK)
         cri.run("one", ports(8001), LIMITS)
         cri.run("two", ports(8002), LIMITS)
         assert [name for name in node.leftovers(links=[BRIDGE]) if "/networks/moving/10.78.0." in name]
-    with rebooted(tmp_path) as node:
+    with machine(tmp_path) as node:
         node.install(bin_dir)
         with client.containerd(node) as cri:
             assert sorted(cri.pods()) == ["one", "two"]
@@ -76,12 +72,3 @@ def test_pods_of_before_a_reboot_are_removed(needs_programs, bin_dir, reference,
             assert answers(node.peer, ADDRESS, 8001)
             cri.remove_all()
             assert node.leftovers(links=[BRIDGE]) == []
-
-
-@contextlib.contextmanager
-def rebooted(disk: Path) -> Iterator[Machine]:
-    """Yields a machine with the /var/lib/cni, and all that containerd knows, of the one before on this disk."""
-    with machine(disk) as made:
-        (disk / "cni").mkdir(exist_ok=True)
-        made.run("mount", "--bind", str(disk / "cni"), "/var/lib/cni")
-        yield made

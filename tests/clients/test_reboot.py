@@ -50,8 +50,6 @@ def life(request, root, tmp_path):
         nonlocal lives
         lives += 1
         with machine(tmp_path) as made:
-            (tmp_path / "cni").mkdir(exist_ok=True)
-            made.run("mount", "--bind", str(tmp_path / "cni"), "/var/lib/cni")
             if request.param == "another boot":
                 boot_id = tmp_path / f"boot-{lives}"
                 boot_id.write_text(f"{lives:08}-0000-4000-8000-000000000000\n")
