@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the built executables, throwaway namespaces, a lease directory.
+"""Fixtures of all tests: the built executables, throwaway namespaces and machines, a lease directory.
 
 One rule: what a test needs and is not there is a failure, not a silent skip; only lack of root may skip, and not in CI.
 """
@@ -6,6 +6,7 @@ One rule: what a test needs and is not there is a failure, not a silent skip; on
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests.clients.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support import binaries, kernels, namespaces  # noqa: E402 - after the registration that makes asserts explain
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 
@@ -79,8 +81,8 @@ def bin_dir() -> Path:
 def reference() -> Path:
     """The directory of the Go plugins (REFERENCE, or /usr/lib/cni); without them a test is skipped, or fails in CI."""
     if not (binaries.REFERENCE / "bridge").is_file():
-        problem = f"no Go plugins in {binaries.REFERENCE}: install containernetworking-plugins, or set REFERENCE"
-        binaries.leave_out(problem)
+        where = f"no Go plugins in {binaries.REFERENCE}"
+        binaries.leave_out(f"{where}: install containernetworking-plugins, or set REFERENCE")
     return binaries.REFERENCE
 
 
@@ -117,3 +119,23 @@ def new_sandbox(root: None) -> Iterator[Callable[[], Namespace]]:
 def store(tmp_path: Path) -> Path:
     """A lease directory for host-local's `dataDir`; it does not exist yet."""
     return tmp_path / "leases"
+
+
+@pytest.fixture(scope="module")
+def needs_programs(root: None) -> Callable[..., None]:
+    """A function that demands programs: without them the module is skipped, or fails in CI."""
+
+    def demand(*names: str) -> None:
+        missing = [name for name in names if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+        if missing:
+            binaries.leave_out(f"no {', '.join(missing)}: use `make needs-runtimes`")
+
+    return demand
+
+
+@pytest.fixture(scope="module")
+def empty_machine(root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine without plugins and without a runtime, the module's own."""
+    scratch: Path = tmp_path_factory.mktemp("machine")
+    with machine(scratch) as made:
+        yield made

@@ -56,7 +56,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Podman:
-    """podman on a machine, which has the image IMAGE."""
+    """podman on a machine, which has the image IMAGE unless it is `configured` only."""
 
     machine: Machine
 
@@ -124,8 +124,14 @@ def serving(*containers: Container, port: int = PORT) -> Iterator[list[Service]]
 
 def installed(machine: Machine) -> Podman:
     """Configures podman on a machine and loads the image."""
+    podman = configured(machine)
+    images.write_archive(machine.scratch / "image.tar", IMAGE)
+    podman("load", "--quiet", "--input", str(machine.scratch / "image.tar"))
+    return podman
+
+
+def configured(machine: Machine) -> Podman:
+    """Configures podman on a machine."""
     machine.write(Path("/etc/containers/containers.conf"), _SETTINGS)
     machine.write(Path("/etc/containers/storage.conf"), _STORAGE.format(scratch=machine.scratch))
-    images.write_archive(machine.scratch / "image.tar", IMAGE)
-    machine.run("podman", "load", "--quiet", "--input", str(machine.scratch / "image.tar"))
     return Podman(machine)

@@ -3,33 +3,15 @@
 import hashlib
 import io
 import json
-import os
-import subprocess
 import tarfile
 
 import pytest
 
 from pack.release.product import BUILT
+from tests.clients.podman import PROGRAMS, configured
 from tests.release.conftest import EPOCH_S
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
-
-# The machine's own containers stay out of sight: storage, state, settings and control groups are private.
-PODMAN = """\
-set -e
-mount -t tmpfs podwire /run
-mount -t tmpfs podwire /dev/shm
-if mountpoint -q /sys/fs/cgroup/unified; then umount --lazy /sys/fs/cgroup/unified; fi # crun refuses hybrids
-podman() {
-    command podman --root "$1/storage" --runroot /run/containers --tmpdir /run/libpod --storage-driver vfs \\
-        --cgroup-manager cgroupfs --events-backend none --runtime crun "${@:2}"
-}
-loaded=$(podman "$1" load --quiet --input "$2")
-podman "$1" run --rm --network none --cgroups disabled --log-driver none --ulimit nofile=1024:1024 \\
-    --ulimit nproc=1024:1024 --volume "$1/bin:/host/opt/cni/bin" "${loaded#Loaded image: }" \\
-    install --bin-dir /host/opt/cni/bin
-podman "$1" image rm --all > /dev/null
-"""
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +59,14 @@ def test_every_machine_has_its_image(layout):
     assert used == layout.keys()
 
 
-def test_podman_installs_with_it(release, tmp_path, program, plugins, root):
+def test_podman_installs_with_it(release, empty_machine, needs_programs, tmp_path, program, plugins):
     """Loaded and run by podman with the node's directory in it, the image installs all plugins there."""
+    needs_programs(*PROGRAMS)
     (tmp_path / "bin").mkdir()
-    image = release.one("*-oci.tar")
-    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", PODMAN, "bash", tmp_path, image]
-    env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONTAINERS_CONF": "/dev/null"}
-    done = subprocess.run(
-        command,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    podman = configured(empty_machine)
+    loaded = podman("load", "--quiet", "--input", str(release.one("*-oci.tar"))).removeprefix("Loaded image: ")
+    start = ("run", "--rm", "--pull=never", "--network=none", f"--cgroup-parent=/{empty_machine.cgroup}")
+    podman(*start, f"--volume={tmp_path / 'bin'}:/host", loaded, "install", "--bin-dir=/host")
     files = {path.name: path for path in (tmp_path / "bin").iterdir() if path.is_file()}
     assert sorted(files) == sorted([*plugins, "podwire"])
     assert {path.stat().st_ino for path in files.values()} == {files["podwire"].stat().st_ino}
