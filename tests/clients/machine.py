@@ -36,8 +36,9 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 # The first process: whoever dies is nobody's zombie, as SIGCHLD is ignored (which dash's `trap` does not do).
 _INIT = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
-# What says which address is next, what finds addresses faster, and locks: no pod's.
-_BOOKKEEPING = ("lock", "last_reserved_ip")
+# Locks, and what says which address is next: no pod's.
+_BOOKKEEPING = ("lock", "xtables.lock", "last_reserved_ip")
+_INDEXES = Path("/var/lib/cni/networks.podwire")
 _SETUP = f"""
 set -e
 hostname podwire-tests
@@ -147,7 +148,7 @@ class Machine:
         rules += netstate.nft_rules(self.network)
         marks = ("CNI-DN-", "dnat to", 'comment "name:', "id: ", "DNAT --to")
         found += [rule for rule in rules if any(mark in rule for mark in marks)]
-        return found + [f"qdisc {line}" for line in self._qdiscs() if " tbf " in line]
+        return found + [f"qdisc {line}" for line in netstate.qdiscs(self.network) if " tbf " in line]
 
     def picture(self) -> dict[str, Any]:
         """Returns the whole state as a value: network, rules, limits, CNI's files, processes, namespaces.
@@ -158,34 +159,21 @@ class Machine:
         places = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
         return {
             **netstate.state(self.network, netfilter=True),
-            "qdiscs": self._qdiscs(),
+            "qdiscs": netstate.qdiscs(self.network),
             "files": self._files(),
             "processes": self._processes(),
             # of the tests' namespaces, which come and go, those of before are still known here, hidden below /run
             "mounts": sorted(place for place in places if place.startswith("/run/netns/") and "/pwt-" not in place),
         }
 
-    @contextlib.contextmanager
-    def unchanged(self, before: dict[str, Any] | None = None) -> Iterator[None]:
+    def unchanged(self, before: dict[str, Any] | None = None) -> contextlib.AbstractContextManager[None]:
         """Demands that the picture after the block is that before it, once what goes by itself has gone."""
-        before = before or self.picture()
-        yield
-        if not eventually(lambda: self.picture() == before):
-            lines = difflib.unified_diff(_lines(before), _lines(self.picture()), "before", "after", lineterm="")
-            difference = "\n".join(lines)
-            assert not difference, difference
+        return unchanged(self.picture, before)
 
     def _files(self) -> list[str]:
         """Returns CNI's files: addresses, the runtimes' cache, backups, namespaces; not what is no pod's."""
         places = ("/var/lib/cni", "/run/cni", "/run/netns")
-        found = self.run("find", *places, "-type", "f", check=False).splitlines()
-        paths = [Path(name) for name in sorted(found)]
-        kept = [path for path in paths if not path.name.startswith(_BOOKKEEPING)]
-        return [str(path) for path in kept if path.parent != Path("/var/lib/cni/networks.podwire")]
-
-    def _qdiscs(self) -> list[str]:
-        found = self.network.run("tc", "qdisc", "show").splitlines()
-        return sorted(line for line in found if line.split()[1] != "noqueue")
+        return files_of_pods(self.run("find", *places, "-type", "f", check=False))
 
     def _processes(self) -> list[str]:
         return sorted(self.run("ps", "-e", "-o", "comm=").splitlines())
@@ -223,6 +211,22 @@ def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+@contextlib.contextmanager
+def unchanged(picture: Callable[[], dict[str, Any]], before: dict[str, Any] | None = None) -> Iterator[None]:
+    """Demands that a picture after the block is that before it, once what goes by itself has gone."""
+    before = before or picture()
+    yield
+    if not eventually(lambda: picture() == before):
+        difference = "\n".join(difflib.unified_diff(_lines(before), _lines(picture()), "before", "after", lineterm=""))
+        assert not difference, difference
+
+
+def files_of_pods(found: str) -> list[str]:
+    """Returns of the files that `find` has printed those that are some pod's, and not what finds addresses faster."""
+    paths = [Path(name) for name in sorted(found.splitlines())]
+    return [str(path) for path in paths if not path.name.startswith(_BOOKKEEPING) and path.parent != _INDEXES]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ One rule: every scene is on a node with a neighbour, and ends with the node as i
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import eventually
+from tests.clients.machine import eventually, files_of_pods, unchanged
 from tests.support import kubelet, namespaces, netstate
 from tests.support.kubelet import PODS, Runtime, Sandbox, capabilities
 from tests.support.namespaces import Namespace
@@ -22,7 +21,6 @@ from tests.support.processes import output
 
 AT_ONCE = 10
 FIRST_PORT = 20000
-BOOKKEEPING = ("lock", "last_reserved_ip", "xtables.lock")
 
 
 class Node:
@@ -52,22 +50,15 @@ class Node:
 
     def picture(self):
         """Returns the node in whole: its network, packet filter, limits, and the files below /run and /var/lib/cni."""
-        files = output("find", "/run", "/var/lib/cni", "-type", "f").splitlines()
-        kept = [name for name in sorted(files) if not Path(name).name.startswith(BOOKKEEPING)]
-        qdiscs = output("tc", "qdisc", "show").splitlines()
         return {
             **netstate.state(self.host, netfilter=True),
-            "qdiscs": sorted(line for line in qdiscs if line.split()[1] != "noqueue"),
-            "files": [name for name in kept if "/networks.podwire/" not in name],
+            "qdiscs": netstate.qdiscs(self.host),
+            "files": files_of_pods(output("find", "/run", "/var/lib/cni", "-type", "f")),
         }
 
-    @contextlib.contextmanager
     def unchanged(self):
         """Demands that the node is after a block as it was before, once what goes by itself has gone."""
-        before = self.picture()
-        yield
-        if not eventually(lambda: self.picture() == before):
-            assert self.picture() == before
+        return unchanged(self.picture)
 
 
 def forget(sandbox):

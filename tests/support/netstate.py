@@ -71,6 +71,11 @@ def iptables_rules(namespace: Namespace, tool: str = "iptables") -> list[str]:
     return [_COUNTERS.sub("", line).strip() for line in lines if not line.startswith("#")]
 
 
+def qdiscs(namespace: Namespace) -> list[str]:
+    """Returns the queues of all links, but for those that are none."""
+    return sorted(line for line in namespace.run("tc", "qdisc", "show").splitlines() if line.split()[1] != "noqueue")
+
+
 def _documents(text: str) -> list[Any]:
     """Splits ip's batch output: one JSON document after another."""
     decoder, found, at = json.JSONDecoder(), [], 0
