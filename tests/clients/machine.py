@@ -1,8 +1,8 @@
 """A private machine for a container runtime: network, mounts, processes, IPC and name of its own on this kernel.
 
-/etc, /opt and /var/lib are overlays over the real ones, /run is empty, /opt/cni/bin has what the test puts there. An
-uplink leads to another machine, `peer`, which is the way out. Its disk is `scratch`, with /var/lib/cni and all that
-runtimes keep: a second machine on the same one is the node that starts again.
+/etc, /opt and /var/lib are overlays over the real ones, /run and /dev/shm are empty, /opt/cni/bin has what the test
+puts there. An uplink leads to another machine, `peer`, which is the way out. Its disk is `scratch`, with /var/lib/cni
+and all that runtimes keep: a second machine on the same one is the node that starts again.
 
 One rule: leaving is the clean-up. Whatever a runtime makes or starts ends with the machine's first process.
 """
@@ -50,6 +50,7 @@ done
 mkdir -p /var/lib/cni "$SCRATCH/cni"
 mount --bind "$SCRATCH/cni" /var/lib/cni
 mount -t tmpfs podwire /run
+mount -t tmpfs podwire /dev/shm
 mkdir -p /run/netns /run/lock "$SCRATCH/cgroup"
 # /sys shows the network of who mounted it; the control groups below it stay the kernel's
 mount --rbind /sys/fs/cgroup "$SCRATCH/cgroup"

@@ -1,4 +1,4 @@
-"""The tests' own machines: what is left of them when the tests are killed."""
+"""The tests' own machines: what is seen of them outside, and what is left when the tests are killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.clients.machine import eventually, machine
 from tests.support import namespaces
@@ -36,3 +38,13 @@ def test_a_killed_test_leaves_nothing_for_long(root, tmp_path):
     namespaces.sweep()
     with machine(tmp_path / "next"):
         assert (Path("/run/netns", peer).exists(), Path(group).exists()) == (False, False)
+
+
+@pytest.mark.parametrize("place", ["/dev/shm", "/etc", "/opt", "/run", "/run/netns", "/var/lib", "/var/lib/cni"])
+def test_what_is_written_on_a_machine_is_not_on_ours(empty_machine, place):
+    """Where runtimes keep state (podman its locks in /dev/shm) a file of a machine is that machine's alone."""
+    path = Path(place, f"pwt-{empty_machine.pid}")
+    empty_machine.run("touch", str(path))
+    seen = path.exists()
+    empty_machine.run("rm", str(path))
+    assert not seen
