@@ -16,14 +16,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, namespaces, netstate
 from tests.support.namespaces import Namespace
+from tests.support.processes import PATH
 
 ADDRESS, PEER_ADDRESS = "203.0.113.1", "203.0.113.2"
 ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
@@ -32,8 +33,8 @@ CONF_DIR = Path("/etc/cni/net.d")
 
 _TIMEOUT_S = 60
 _CGROUPS = "pwt-"  # and the id of the machine's first process
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
+_ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
 # The first process: whoever dies is nobody's zombie, as SIGCHLD is ignored (which dash's `trap` does not do).
 _INIT = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 # Locks, and what says which address is next: no pod's.
@@ -75,7 +76,6 @@ class Machine:
     scratch: Path
     network: Namespace
     peer: Namespace
-    env: dict[str, str] = field(default_factory=dict)  # for what runs inside, besides PATH
 
     @property
     def cgroup(self) -> str:
@@ -94,7 +94,7 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program inside to its end, whatever that is."""
         line, pipes = self._inside(argv), {"input": stdin or "", "capture_output": True, "text": True}
-        return subprocess.run(line, env=self._env, timeout=timeout_s, check=False, **pipes)
+        return subprocess.run(line, env=_ENV, timeout=timeout_s, check=False, **pipes)
 
     def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns what it said when it failed, "" when it did not."""
@@ -115,7 +115,7 @@ class Machine:
         """Runs a daemon inside for the duration of the block, then kills it alone; it writes to `scratch`/NAME.log."""
         with (self.scratch / f"{Path(argv[0]).name}.log").open("ab") as log:
             line = self._inside(argv)
-            nsenter = subprocess.Popen(line, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            nsenter = subprocess.Popen(line, env=_ENV, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         daemon = _child_of(nsenter.pid)
         try:
             yield
@@ -182,19 +182,15 @@ class Machine:
     def _inside(self, argv: Sequence[str]) -> list[str]:
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
 
-    @property
-    def _env(self) -> dict[str, str]:
-        return {"PATH": _PATH, "HOME": "/root", "LC_ALL": "C", **self.env}
-
 
 @contextlib.contextmanager
-def machine(scratch: Path, env: Mapping[str, str] | None = None) -> Iterator[Machine]:
+def machine(scratch: Path) -> Iterator[Machine]:
     """Yields a machine with an uplink to its peer; with the block it ends, and all that runs on it."""
     _sweep()
     with namespaces.temporary("peer") as peer, _first_process() as pid:
         network = _seen(f"/proc/{pid}/ns/net")
-        made = Machine(pid, scratch, network, peer, {"SCRATCH": str(scratch), **(env or {})})
-        made.run("sh", "-c", _SETUP)
+        made = Machine(pid, scratch, network, peer)
+        made.run("env", f"SCRATCH={scratch}", "sh", "-c", _SETUP)
         _wire(network, peer)
         try:
             yield made

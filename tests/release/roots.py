@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.processes import PATH
+
 # /usr/lib/cni has the reference's plugins, which nobody owns: the database is empty.
 _MAKE = """\
 set -e
@@ -27,7 +29,6 @@ touch var/lib/dpkg/status var/lib/dpkg/available
 echo made
 exec cat
 """
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SEEN = ("opt", "usr/lib/cni")
 
 
@@ -46,7 +47,7 @@ class Root:
     def run(self, *words: object, env: dict[str, str] | None = None) -> str:
         """Runs a program inside and returns its stdout; AssertionError with what it said when it fails."""
         line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
-        variables = {"PATH": _PATH, "LC_ALL": "C", **(env or {})}
+        variables = {"PATH": PATH, "LC_ALL": "C", **(env or {})}
         done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -86,7 +87,7 @@ class Root:
 def temporary(top: Path) -> Iterator[Root]:
     """Makes one at the empty directory `top`, and takes it away."""
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": _PATH}) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == b"made\n"
         yield Root(holder.pid, top)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # whatever the tester's own is
+
 
 def output(*argv: str, stdin: str | None = None, check: bool = True) -> str:
     """Returns the stdout of a program; AssertionError with its stderr when it fails and `check` is on."""

@@ -14,10 +14,10 @@ from typing import IO, Any, NamedTuple
 
 from tests.support import binaries
 from tests.support.namespaces import Namespace
+from tests.support.processes import PATH
 
 Config = Mapping[str, Any] | bytes
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_S = 60.0
 
 
@@ -74,7 +74,7 @@ def strict_json(text: bytes) -> Any:
 
 def environment(command: str | None, **variables: str | None) -> dict[str, str]:
     """Returns the environment of an invocation: PATH, CNI_COMMAND and `variables`; None leaves one out."""
-    every = {"PATH": _PATH, "CNI_COMMAND": command, **variables}
+    every = {"PATH": PATH, "CNI_COMMAND": command, **variables}
     return {name: value for name, value in every.items() if value is not None}
 
 

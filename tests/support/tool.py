@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.support import binaries, netstate
 from tests.support.namespaces import Namespace
+from tests.support.processes import PATH
 from tests.support.running import Outcome
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_S, _GONE_S = 60.0, 20.0
 _OUR_NOTES = "last_reserved_ip"  # where host-local's next search begins
 
