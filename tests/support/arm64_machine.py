@@ -20,6 +20,7 @@ _MODULES = ("kernel/net", "kernel/drivers/net", "kernel/lib")
 _OPTIONS = ["-machine", "virt", "-cpu", "cortex-a72", "-m", "512", "-nographic", "-nic", "none", "-no-reboot"]
 _APPEND = "console=ttyAMA0 quiet loglevel=1 panic=-1"
 _TIMEOUT_S = 300
+_ENDS_WITH_US = ("setpriv", "--pdeathsig=KILL")  # killed tests, too, leave no machine behind
 
 
 def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
@@ -37,7 +38,7 @@ def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
         contents[str(path.relative_to(_DEBIAN))] = path.read_bytes()
     archive = directory / "initrd"
     archive.write_bytes(b"".join(_archive({**contents, **files, "script": script.encode()})))
-    command = [PROGRAM, *_OPTIONS, "-kernel", kernel, "-initrd", archive, "-append", _APPEND]
+    command = [*_ENDS_WITH_US, PROGRAM, *_OPTIONS, "-kernel", kernel, "-initrd", archive, "-append", _APPEND]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
     return done.stdout.decode(errors="replace").replace("\r\n", "\n")
 
