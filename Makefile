@@ -10,7 +10,7 @@ PACKER ?= image
 KERNELS := build/kernels
 FIREWALLD := build/firewalld
 ARM64 := build/arm64
-DOWNLOAD := -qq -o APT::Sandbox::User=root download firewalld
+APT := -qq -o APT::Sandbox::User=root
 
 # What newer-python builds in. For Ubuntu, a line of sources.list: MIRROR="deb [signed-by=FILE] URL noble main universe".
 DISTRIBUTION ?= trixie
@@ -28,15 +28,16 @@ AT_ONCE := $(shell expr 3 '*' $$(nproc))
 FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
 SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
 HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
-PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) test-arm64 clients $(HARD_SAMPLE) built-files check release-tests deploy-tests \
-    portable-sample
+ROOMS := $(addprefix test-,arm64 clients release deploy)
+PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) test-arm64 test-clients $(HARD_SAMPLE) built-files check \
+    test-release test-deploy portable-sample
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 ARM64_MACHINE_TOOLS := qemu-system-arm kmod
 LIBPYTHON := lib$(notdir $(realpath $(PYTHON)))
 ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zlib1g-dev libmd-dev
 # With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
-ARM64_APT := -qq -o APT::Sandbox::User=root -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
+ARM64_APT := $(APT) -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
 
 SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
@@ -98,9 +99,6 @@ test-portable: needs-test ## the specification suite on the portable variant (te
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
 
-deploy-tests: needs-runtimes binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/deploy
-
 portable-sample: needs-test
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/16 tests/spec
@@ -120,6 +118,14 @@ $(SECOND_KERNEL): second-kernel-%: needs-test needs-second-kernel binaries $(FIR
 built-files: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
 
+test-clients: needs-runtimes ## podman and containerd with the built files, on machines of their own (root)
+test-deploy: needs-runtimes ## what is in deploy/, with the built files (root)
+test-release: needs-runtimes needs-second-kernel arm64 ## what `make release` packs (root)
+test-arm64: arm64 arm64-machine ## the executables for 64-bit ARM, in emulation (root)
+
+$(ROOMS): test-%: needs-test binaries
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/$*
+
 $(HARD_SAMPLE): hard-sample-%: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --share $*/$(words $(HARD_SAMPLE)) tests/hard
 
@@ -128,9 +134,6 @@ nightly: needs-test binaries ## every kill, every fault, a million inputs, minut
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
 	@$(PY) -m tests.promises
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
-
-clients: needs-runtimes binaries ## podman and containerd with the built files, on machines of their own
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/clients
 
 demo: binaries needs-test ## a short tour of what the plugins do (root)
 	$(PY) -m tests.demo
@@ -152,12 +155,6 @@ reproducible: venv ## build twice, in two directories, and compare
 # Another machine's executables are packed, too, if they have ever been made; then they are made anew where they are old.
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is built for publication: dist/release
 	@$(PY) -m pack.release
-
-release-tests: needs-runtimes needs-second-kernel binaries arm64
-	$(PY) -m pytest tests/release
-
-test-arm64: arm64 binaries arm64-machine ## the executables for 64-bit ARM, in emulation (root)
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/arm64
 
 arm64-machine: $(ARM64)/machine/.made
 
@@ -215,7 +212,8 @@ needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@echo "unpacking firewalld"
 	@mkdir -p $(FIREWALLD)
-	@cd $(FIREWALLD) && { apt-get $(DOWNLOAD) || { apt-get -qq update && apt-get $(DOWNLOAD); } } && \
+	@cd $(FIREWALLD) && { apt-get $(APT) download firewalld || \
+	    { apt-get $(APT) update && apt-get $(APT) download firewalld; }; } && \
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
 
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
