@@ -14,6 +14,13 @@ pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of wo
 
 BIN, DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
 REFERENCE = "#!/bin/sh\necho reference {}\n"
+# A program in whose place a script is killed, before it works or after that, the first time that it has an option.
+KILLING = """\
+#!/bin/sh
+case " $* " in *" {option}"*) ;; *) exec {real} "$@" ;; esac
+[ {moment} = before ] || {real} "$@"
+kill -KILL $PPID
+"""
 
 
 @pytest.fixture
@@ -133,6 +140,24 @@ def test_at_each_moment_a_name_is_a_plugin(node, package, tmp_path):
     assert meanwhile == {path: before[path] for path in before if path != "diversions"} | kept
     node.run("/tmp/postrm", "abort-install", env=scripts)
     assert node.state() == before
+
+
+def test_a_removal_that_was_killed_goes_on(node, package):
+    """Killed before or after any change of its script, the next removal gives every name to what had it before."""
+    node.put(f"{BIN}/bridge", b"the reference's", 0o755)
+    before = node.state()
+    for program in ("mv", "dpkg-divert --remove"):
+        for moment in ("before", "after"):
+            node.install(package)
+            word, _, option = program.partition(" ")
+            real = f"/usr/bin/{word}"
+            node.put(f"tmp/{word}", KILLING.format(real=real, option=option, moment=moment).encode(), 0o755)
+            paths = {"PATH": "/tmp:/usr/sbin:/usr/bin:/sbin:/bin"}
+            with pytest.raises(AssertionError, match="subprocess was killed"):
+                node.run("dpkg", "--remove", "podwire", env=paths)
+            (node.path / f"tmp/{word}").unlink()
+            node.run("dpkg", "--remove", "podwire")
+            assert node.state() == before, (program, moment)
 
 
 def test_a_description_fits_the_version(package):
