@@ -7,13 +7,14 @@ the two.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_network
+from ipaddress import IPv6Address, ip_network
 
 from cni import gojson
 from cni.errors import CniError, Code
 
 FILE = "10-podwire.conflist"
 _IPAM = "host-local"
+_FEWEST = 4  # the first and the last one are nobody's, the next is the gateway
 STANDARD: Mapping[str, object] = {
     "cniVersion": "1.0.0",
     "name": "podwire",
@@ -58,8 +59,13 @@ def _with_ranges(plugin: object, ranges: object) -> object:
 
 
 def _subnet(given: str) -> str:
+    """Returns a subnet as host-local takes it, which allocates of four addresses at least."""
+    hint = "write it as its first address with the prefix: 10.22.0.0/16"
     try:
-        return str(ip_network(given))
+        network = ip_network(given)
     except ValueError as error:
-        hint = "write it as its first address with the prefix: 10.22.0.0/16"
         raise CniError(Code.INVALID_NETWORK_CONFIG, f"{given} is no network: {error}", hint) from None
+    first = network.network_address
+    if network.num_addresses < _FEWEST or (isinstance(first, IPv6Address) and (first.ipv4_mapped or first.scope_id)):
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{given} is no network for pods: host-local refuses it", hint)
+    return str(network)

@@ -169,10 +169,11 @@ class Directory:
 
     def _unconfigure(self, path: str, sha256: str) -> None:
         try:
-            with open(path, "rb") as file:
-                same = hashlib.sha256(file.read()).hexdigest() == sha256
-        except FileNotFoundError:
+            same = hashlib.sha256(files.read(path, gojson.MAX_BYTES)).hexdigest() == sha256
+        except (FileNotFoundError, NotADirectoryError):
             return
+        except (OSError, ValueError):
+            same = False  # a directory, a device, a longer file
         if same and not self.dry_run:
             os.unlink(path)
         self.told.append(f"removed {path}" if same else f"left {path}: it was changed since")
@@ -239,11 +240,13 @@ class Directory:
         return exclusive(descriptor, f"is installing into {self.path}")
 
 
-def write_whole(path: str, content: bytes) -> None:
-    """Writes a file that is there whole or not at all; raises OSError."""
+def write_whole(path: str, content: bytes, mode: int = 0o644) -> None:
+    """Writes a file that is there whole or not at all, `mode` at most of its permissions; raises OSError."""
     draft = f"{path}.podwire-new"
+    with suppress(FileNotFoundError):
+        os.unlink(draft)  # of one that was killed
     try:
-        with open(draft, "wb") as file:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

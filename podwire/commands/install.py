@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from argparse import ArgumentParser, Namespace
 
 from cni import files, gojson, signals
@@ -162,7 +163,7 @@ def _written(directory: Directory, path: str, content: bytes) -> str:
     else:
         if found is not None and not _is_ours(manifest, path, found):
             backup = _backup(path)
-            write_whole(backup, found)
+            write_whole(backup, found, stat.S_IMODE(os.stat(path).st_mode))
             told += f"; what was there is in {backup}"
         write_whole(path, content)
     # After the file: killed in between, the same installation finds the same content and notes it then.
