@@ -76,10 +76,18 @@ def test_another_authority_is_not_trusted(node, serve):
     assert server.seen == []
 
 
-def test_a_node_without_subnets_fails_at_once(node, serve):
+@pytest.mark.parametrize("spec", [{}, {"podCIDR": None}, {"podCIDR": ""}])
+def test_a_node_without_subnets_fails_at_once(node, serve, spec):
     """A node that has no podCIDR yet fails the first container, which kubelet runs again, and not the second."""
-    server = serve("127.0.0.1", (200, {**NODE, "spec": {}}))
+    server = serve("127.0.0.1", (200, {**NODE, "spec": spec}))
     assert "node worker-1 has no podCIDR" in said(node.ask(server), status=1)
+
+
+def test_an_answer_without_end_is_not_stored(node, serve):
+    """Nothing is kept of an answer larger than any Node object: beyond the limit of its volume a pod is evicted."""
+    server = serve("127.0.0.1", (200, {**NODE, "x": "x" * 3_000_000}))
+    assert "Maximum file size exceeded" in said(node.ask(server), status=1)
+    assert (node.path / "node" / "node.json").stat().st_size == 0
 
 
 def test_plugins_and_network_are_put_in_place(node):
