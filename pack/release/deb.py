@@ -25,7 +25,7 @@ from pack.release.product import TOOL, Product, told_by_tool
 
 _BIN, _DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
 _DOC = f"usr/share/doc/{TOOL}"
-_SCRIPTS = ("preinst", "postrm")
+_SCRIPTS = ("preinst", "postinst", "postrm")
 # Who publishes says who that is by Debian's own variables.
 _NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
 

@@ -160,6 +160,23 @@ def test_a_removal_that_was_killed_goes_on(node, package):
             assert node.state() == before, (program, moment)
 
 
+def test_a_downgrade_gives_back_what_the_older_version_has_not(node, package, older, tmp_path):
+    """A name that the older version has not is again what it was before, and so is all after the removal."""
+    (tmp_path / "older/tuning").unlink()
+    fewer = deb.write(Product("0.0.8", EPOCH_S, "amd64", tmp_path / "older"), tmp_path)
+    for directory in (BIN, DEBIAN_BIN):
+        node.put(f"{directory}/tuning", b"the reference's", 0o755)
+    before = node.state()
+    node.install(fewer)
+    meanwhile = node.state()
+    node.install(package)
+    assert node.state() != meanwhile
+    node.install(fewer)
+    assert node.state() == meanwhile
+    node.run("dpkg", "--purge", "podwire")
+    assert node.state() == before
+
+
 def test_a_description_fits_the_version(package):
     """Dpkg reads of the package what it is, and what it is built from."""
     shown = subprocess.run(["dpkg-deb", "--field", package], capture_output=True, text=True, check=True).stdout
