@@ -24,6 +24,7 @@ from cni.errors import CniError, Code
 from podwire.exclusive import exclusive
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
+_PACKAGE = "/var/lib/dpkg/info/podwire.list"  # what dpkg has installed of the Debian package
 _DRAFTS = (".new", ".podwire-new")  # of what is kept, and of the manifest
 _CHUNK_BYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
@@ -89,6 +90,7 @@ class Directory:
                 self.told.append(f"nothing to do: there is no {self.path}")
                 return
             self._refuse_strange()
+            self._refuse_packaged()
             if self.dry_run:
                 self._take_away(program)
                 return
@@ -115,6 +117,16 @@ class Directory:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         text = gojson.dumps({"ours": manifest.ours, "conf": manifest.conf}, indent=2) + "\n"
         write_whole(os.path.join(directory, _MANIFEST), text.encode())
+
+    def _refuse_packaged(self) -> None:
+        """Refuses a directory whose files are the Debian package's: dpkg would miss them, and restore over nothing."""
+        try:
+            packaged = files.read(_PACKAGE, gojson.MAX_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            return
+        if os.path.join(self.path, "podwire") in packaged:
+            text = f"{self.path} has podwire from its Debian package"
+            raise CniError(Code.IO_FAILURE, text, "apt-get remove podwire: it gives back what was there before")
 
     def _plan(self, own: str) -> None:
         for name in self.names:

@@ -124,6 +124,15 @@ def test_over_what_podwire_install_has_installed(node, package, program):
     assert node.state() == untouched
 
 
+def test_what_dpkg_has_installed_only_dpkg_takes_away(node, package):
+    """`podwire uninstall` leaves the package's files where they are, and says what removes them."""
+    node.install(package)
+    before = node.state()
+    with pytest.raises(AssertionError, match="apt-get remove podwire"):
+        node.run("podwire", "uninstall")
+    assert node.state() == before
+
+
 def test_at_each_moment_a_name_is_a_plugin(node, package, tmp_path):
     """Before dpkg unpacks, what is there is kept beside and still in its place; an abort leaves it as it was."""
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
