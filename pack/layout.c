@@ -38,19 +38,20 @@ static int ended;
 static uint32_t known[CLASSES];
 static const unsigned char *groups_of[CLASSES];
 
-/* What this run learns, by granule. Shared, as a verb may fork. */
+/* What this run learns, by granule. Shared, as a verb may fork; but not the faults, which would depend on how far the
+ * one is when the other runs. */
 static uint32_t *number_at; /* within the class, from 1 */
 static unsigned char *steps_at;
-static unsigned char *faults_at; /* in this step, up to OFTEN */
+static unsigned char *faults_at; /* in this step and process, up to OFTEN */
 
 static unsigned char step_bit;
 static size_t watched_pages;
 static size_t open_pages[OPEN_MAX], lingering[LINGERING];
 static unsigned open_count, lingering_next;
 
-static void *map(size_t size)
+static void *map(size_t size, int sharing)
 {
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return p == MAP_FAILED ? NULL : p;
 }
@@ -89,6 +90,9 @@ int layout_load(const char *path)
     const unsigned char *p;
     int fd;
 
+    /* libc's own blocks do not count: before main() it keeps the name of the program's directory, whose length decides
+     * the class. */
+    memset(allocated, 0, sizeof allocated);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) < 0)
         return 0;
@@ -118,9 +122,9 @@ void layout_forget(void)
 
 int layout_learn(void)
 {
-    number_at = map(GRANULES * sizeof *number_at);
-    steps_at = map(GRANULES);
-    faults_at = map(GRANULES);
+    number_at = map(GRANULES * sizeof *number_at, MAP_SHARED);
+    steps_at = map(GRANULES, MAP_SHARED);
+    faults_at = map(GRANULES, MAP_PRIVATE);
     return number_at && steps_at && faults_at && step_prepare();
 }
 
@@ -197,7 +201,7 @@ int layout_write(int fd)
 
     mprotect(heap, watched_pages * PAGE, PROT_READ | PROT_WRITE);
     for (unsigned class = 0; class < CLASSES; class++)
-        if (allocated[class] && !(steps[class] = map(allocated[class])))
+        if (allocated[class] && !(steps[class] = map(allocated[class], MAP_PRIVATE)))
             return 0;
     for (size_t i = 0; i < watched_pages * (PAGE / GRANULE); i++)
         if (steps_at[i] && number_at[i])
