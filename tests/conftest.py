@@ -15,8 +15,8 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
-from tests.clients.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support import binaries, kernels, namespaces  # noqa: E402 - after the registration that makes asserts explain
+from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 
 

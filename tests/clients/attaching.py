@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.clients.machine import BIN_DIR, Machine
+from tests.support.machine import BIN_DIR, Machine
 from tests.support.netlist import Run
 from tests.support.running import Outcome
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import Machine
 from tests.clients.podman import PROGRAMS, Podman, installed
+from tests.support.machine import Machine
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clients import images
-from tests.clients.machine import Machine, eventually
+from tests.support.machine import Machine, eventually
 from tests.support.namespaces import Namespace
 
 IMAGE = "localhost/box:1"

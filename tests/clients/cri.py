@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from tests.clients import images
-from tests.clients.machine import BIN_DIR, CONF_DIR, Machine, eventually
+from tests.support.machine import BIN_DIR, CONF_DIR, Machine, eventually
 from tests.support.namespaces import Namespace
 
 pb, _services = grpc.protos_and_services("tests/clients/cri.proto")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients import images
-from tests.clients.machine import BIN_DIR, Machine
 from tests.support import sockets
+from tests.support.machine import BIN_DIR, Machine
 from tests.support.namespaces import Namespace
 from tests.support.sockets import PORT, Service
 

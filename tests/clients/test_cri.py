@@ -10,9 +10,9 @@ import pytest
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.clients.machine import ADDRESS, ADDRESS6, PEER_ADDRESS
 from tests.support import netstate, rates
 from tests.support.attaching import reaches
+from tests.support.machine import ADDRESS, ADDRESS6, PEER_ADDRESS
 from tests.support.rates import Way
 from tests.support.sockets import call, service
 

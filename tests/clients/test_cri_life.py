@@ -13,7 +13,7 @@ import pytest
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.clients.machine import ADDRESS, CONF_DIR
+from tests.support.machine import ADDRESS, CONF_DIR
 
 BRIDGE = "cni-life"
 NETWORK = client.network("life", BRIDGE, "10.72.0.0/24", "fd72::/64", backend="nftables", onConflict="fail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.clients.machine import ADDRESS
+from tests.support.machine import ADDRESS
 
 BRIDGE = "cni-restart"
 NETWORK = client.network("restart", BRIDGE, "10.77.0.0/24", "fd77::/64")

@@ -9,8 +9,8 @@ import json
 import pytest
 
 from tests.clients import containerd
-from tests.clients.machine import ADDRESS, BIN_DIR, CONF_DIR, PEER_ADDRESS
 from tests.support import netstate, sockets
+from tests.support.machine import ADDRESS, BIN_DIR, CONF_DIR, PEER_ADDRESS
 from tests.support.sockets import Reached, call
 
 TOOL = str(BIN_DIR / "podwire")

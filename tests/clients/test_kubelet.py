@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import eventually, files_of_pods, unchanged
 from tests.support import kubelet, namespaces, netstate
 from tests.support.kubelet import PODS, Runtime, Sandbox, capabilities
+from tests.support.machine import eventually, files_of_pods, unchanged
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 

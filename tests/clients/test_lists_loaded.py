@@ -13,9 +13,9 @@ from tests.clients import cri as client
 from tests.clients import podman as podman_room
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE, WEB_SERVER
-from tests.clients.machine import ADDRESS, BIN_DIR, CONF_DIR, eventually
 from tests.clients.test_lists_runtimes import DNSNAME, NETD
 from tests.support import netstate
+from tests.support.machine import ADDRESS, BIN_DIR, CONF_DIR, eventually
 
 BY_CONTAINERD = ["containerd/10-containerd-net.conflist", "crio/11-crio-ipv4-bridge.conflist"]
 BY_CONTAINERD += ["crio-dual-stack/100-crio-bridge.conf", "kubenet/10-containerd-net.conflist"]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import eventually, machine
 from tests.support import namespaces
 from tests.support.binaries import ROOT
+from tests.support.machine import eventually, machine
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.clients.machine import machine
+from tests.support.machine import machine
 
 with machine(Path(sys.argv[1])) as made:
     group = next(Path("/sys/fs/cgroup").glob("pids"), Path("/sys/fs/cgroup")) / made.cgroup

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.clients import podman as podman_room
-from tests.clients.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, Machine
 from tests.clients.podman import Podman, serving
 from tests.support import binaries, namespaces, netstate, sockets
 from tests.support.hostports import ports
+from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, Machine
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList

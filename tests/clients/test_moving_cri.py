@@ -10,7 +10,7 @@ import pytest
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.clients.machine import ADDRESS, eventually, machine
+from tests.support.machine import ADDRESS, eventually, machine
 from tests.support.namespaces import Namespace
 
 BRIDGE = "cni-moving"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.clients import podman as podman_room
-from tests.clients.machine import CONF_DIR
 from tests.clients.test_moving import NETWORK, Node
 from tests.support import binaries, namespaces, netstate
 from tests.support.hostports import ports
+from tests.support.machine import CONF_DIR
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList

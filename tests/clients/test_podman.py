@@ -6,10 +6,10 @@ One rule: after each story, its containers removed, the machine is in whole as b
 import pytest
 
 from tests.clients.images import PAGE, WEB_SERVER
-from tests.clients.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, eventually
 from tests.clients.podman import serving
 from tests.support import binaries, netstate, sockets
 from tests.support.attaching import reaches
+from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, eventually
 from tests.support.sockets import Reached, call, is_silent
 
 pytestmark = pytest.mark.usefixtures("all_gone")

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from tests.clients.machine import ADDRESS, ADDRESS6, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6
 from tests.clients.podman import serving
 from tests.support import netstate
 from tests.support.attaching import reaches
+from tests.support.machine import ADDRESS, ADDRESS6, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6
 from tests.support.sockets import Reached, call, is_silent
 
 pytestmark = pytest.mark.usefixtures("all_gone")

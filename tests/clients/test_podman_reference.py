@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.clients.machine import machine
 from tests.clients.podman import PROGRAMS, installed
+from tests.support.machine import machine
 
 # Ours alone: it keeps all but the machine from 127.0.0.0/8 of an interface with route_localnet, and outlives pods.
 GUARD = "table ip cni_hostport {"

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from tests.clients.machine import ADDRESS, BIN_DIR, PEER_ADDRESS
 from tests.clients.podman import serving
 from tests.support.attaching import reaches
+from tests.support.machine import ADDRESS, BIN_DIR, PEER_ADDRESS
 from tests.support.sockets import Reached, call, is_silent
 
 TOOL = str(BIN_DIR / "podwire")
