@@ -13,14 +13,14 @@ from podwire.node.books import Places
 from podwire.node.look import joined
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
-from tests.support.node import Node
+from tests.support.node import NET, Node
 from tests.support.running import finish, start_plugin
 
 
 @pytest.fixture(params=[NFTABLES])
 def node(request, bin_dir, host, tmp_path):
     """A node with the whole chain, its range of twenty addresses."""
-    twenty = {"rangeStart": "10.213.0.2", "rangeEnd": "10.213.0.21"}
+    twenty = {"rangeStart": f"{NET}.2", "rangeEnd": f"{NET}.21"}
     return Node(host, tmp_path / "node", backend=request.param, range_keys=twenty)
 
 
@@ -54,19 +54,19 @@ def test_every_file_is_what_it_is(node, sandbox, new_sandbox):
     dead = new_sandbox()
     living, gone = address(node.attach(sandbox, name="web")), address(node.attach(dead))
     dead.delete()
-    reserve(node, "10.213.0.15", b"kept for the printer")
-    reserve(node, "10.213.0.16", b"")
-    reserve(node, "10.213.0.17", b" \n")
-    reserve(node, "10.213.0.18", b"unknown\r\neth0")
-    reserve(node, "10.213.0.19", b"unknown\r\neth0", old=False)
+    reserve(node, f"{NET}.15", b"kept for the printer")
+    reserve(node, f"{NET}.16", b"")
+    reserve(node, f"{NET}.17", b" \n")
+    reserve(node, f"{NET}.18", b"unknown\r\neth0")
+    reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     assert states(node) == {
         living: "living",
         gone: "gone",
-        "10.213.0.15": "remark",
-        "10.213.0.16": "empty",
-        "10.213.0.17": "foreign",
-        "10.213.0.18": "new",  # its container may be in the midst of an ADD that has reserved another address
-        "10.213.0.19": "new",
+        f"{NET}.15": "remark",
+        f"{NET}.16": "empty",
+        f"{NET}.17": "foreign",
+        f"{NET}.18": "new",  # its container may be in the midst of an ADD that has reserved another address
+        f"{NET}.19": "new",
     }
     (line,) = [line for line in node.tool("ipam", "list", "--json").json if line["address"] == living][:1]
     assert (line["containerID"], line["ifname"], line["pod"]) == (sandbox.name, "eth0", "default/web")
@@ -79,8 +79,8 @@ def test_a_healthy_network_has_no_findings(node, sandbox, new_sandbox):
     """Of living pods, remarks and residue nothing is found wrong."""
     for pod in (sandbox, new_sandbox()):
         node.attach(pod)
-    reserve(node, "10.213.0.15", b"kept for the printer")
-    reserve(node, "10.213.0.16", b"")
+    reserve(node, f"{NET}.15", b"kept for the printer")
+    reserve(node, f"{NET}.16", b"")
     assert kinds(node) == set()
 
 
@@ -93,11 +93,11 @@ def test_each_wrong_is_found(node, sandbox, new_sandbox):
     (node.store / lost).unlink()
     reserve(node, taken, f"{sandbox.name}\r\neth0".encode())
     (node.store / "notes.txt").write_text("mine")
-    reserve(node, "10.213.0.17", b"\n")
+    reserve(node, f"{NET}.17", b"\n")
     expected = {("gone", gone), ("not reserved", lost), ("of another", taken), ("foreign", "")}
-    assert kinds(node) == expected | {("foreign", "10.213.0.17")}
+    assert kinds(node) == expected | {("foreign", f"{NET}.17")}
     for number in range(7, 22):
-        reserve(node, f"10.213.0.{number}", b"kept by hand")
+        reserve(node, f"{NET}.{number}", b"kept by hand")
     assert ("full", "") in kinds(node)
     for finding in node.tool("ipam", "verify", "--json").json["findings"]:
         assert finding["cure"], finding
@@ -127,13 +127,13 @@ def test_the_dead_are_freed_and_nobody_else(node, sandbox, new_sandbox):
     dead = new_sandbox()
     living, gone = address(node.attach(sandbox)), address(node.attach(dead))
     dead.delete()
-    reserve(node, "10.213.0.15", b"kept for the printer")
-    reserve(node, "10.213.0.19", b"unknown\r\neth0", old=False)
+    reserve(node, f"{NET}.15", b"kept for the printer")
+    reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     done = node.tool("ipam", "free", "--gone", "podnet", "--json")
     assert done.status == 0
     assert [item["address"] for item in done.json["freed"]] == [gone]
     assert done.json["kept"] == []
-    assert states(node) == {living: "living", "10.213.0.15": "remark", "10.213.0.19": "new"}
+    assert states(node) == {living: "living", f"{NET}.15": "remark", f"{NET}.19": "new"}
     # As after DEL: the index tells the truth, so that nothing need be scanned.
     with Store(str(node.store.parent), "podnet").locked() as held:
         assert held.find(f"{dead.name}\r\neth0".encode()) == []
@@ -176,7 +176,7 @@ def test_a_living_container_that_the_cache_forgot_is_refused(node, sandbox):
 def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox, text):
     """An address that is configured nowhere is kept as long as the cache has a file of its container's name."""
     node.attach(sandbox)
-    path = reserve(node, "10.213.0.177", b"unread\r\neth0")
+    path = reserve(node, f"{NET}.177", b"unread\r\neth0")
     entry = node.directory / "results" / f"{node.name}-unread-eth0"
     entry.write_text(text)
     done = node.tool("ipam", "free", path.name)
@@ -204,26 +204,26 @@ def test_who_is_not_on_the_host_frees_nobody(node, sandbox):
 
 def test_remarks_are_kept(node):
     """An administrator's remark is kept without --force."""
-    path = reserve(node, "10.213.0.15", b"kept for the printer")
-    assert node.tool("ipam", "free", "10.213.0.15").status == 1
+    path = reserve(node, f"{NET}.15", b"kept for the printer")
+    assert node.tool("ipam", "free", f"{NET}.15").status == 1
     assert path.exists()
-    assert node.tool("ipam", "free", "10.213.0.15", "--force").status == 0
+    assert node.tool("ipam", "free", f"{NET}.15", "--force").status == 0
     assert not path.exists()
 
 
 def test_what_was_just_reserved_is_kept(node, sandbox):
     """A young reservation that the cache does not know is kept: its ADD may be under way."""
     node.attach(sandbox)
-    reserve(node, "10.213.0.19", b"unknown\r\neth0", old=False)
-    for words in (("10.213.0.19",), ("--gone",), ("--container", "unknown")):
+    reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
+    for words in ((f"{NET}.19",), ("--gone",), ("--container", "unknown")):
         node.tool("ipam", "free", *words)
-    assert (node.store / "10.213.0.19").exists()
+    assert (node.store / f"{NET}.19").exists()
 
 
 def test_nobody_s_address_is_an_error(node):
     """Without such a reservation, or without saying which, it says so with exit status 3."""
-    reserve(node, "10.213.0.15", b"kept for the printer")
-    for words in (("10.213.0.99",), ("--container", "nobody"), (), ("--gone", "podnet", "more")):
+    reserve(node, f"{NET}.15", b"kept for the printer")
+    for words in ((f"{NET}.99",), ("--container", "nobody"), (), ("--gone", "podnet", "more")):
         done = node.tool("ipam", "free", *words)
         assert (done.status, done.stdout) == (3, ""), words
         assert done.stderr.startswith("podwire: "), words
@@ -239,7 +239,7 @@ def test_addresses_are_not_freed_under_an_add(node, new_sandbox, sandbox):
     config = {"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", "ipam": ipam}
     for round_number in range(3):
         for number in range(4, 20):
-            reserve(node, f"10.213.0.{number}", f"dead-{round_number}-{number}\r\neth0".encode())
+            reserve(node, f"{NET}.{number}", f"dead-{round_number}-{number}\r\neth0".encode())
         names = [f"new-{round_number}-{number}" for number in range(4)]
         adds = [
             start_plugin("host-local", "ADD", container_id=name, netns="/run/netns/x", host=node.host) for name in names
@@ -265,14 +265,14 @@ def test_addresses_are_not_freed_under_an_add(node, new_sandbox, sandbox):
 def test_a_reservation_that_changed_meanwhile_is_kept(node, sandbox):
     """An address that somebody else has got since it was looked at is not taken from him, not even by force."""
     node.attach(sandbox)
-    path = reserve(node, "10.213.0.15", b"dead\r\neth0")
+    path = reserve(node, f"{NET}.15", b"dead\r\neth0")
     with node.host.entered():
         where = Places(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
         join = joined(where, rules=False)
         chosen = [item for pool in join.books.pools for item in pool.reservations if item.file.name == path.name]
         assert freeing.refusal(join, chosen[0]) == ""
         path.unlink()
-        reserve(node, "10.213.0.15", b"dead\r\neth0", old=False)
+        reserve(node, f"{NET}.15", b"dead\r\neth0", old=False)
         for force in (False, True):
             (outcome,) = freeing.free(join, chosen, where.cache_dir, force=force)
             assert "anew" in outcome.reason
@@ -283,7 +283,7 @@ def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, n
     """Between the look and the release an ADD may end: then the cache knows its container, which is left alone."""
     node.attach(sandbox)
     other = new_sandbox()
-    path = reserve(node, "10.213.0.15", f"{other.name}\r\neth0".encode())
+    path = reserve(node, f"{NET}.15", f"{other.name}\r\neth0".encode())
     with node.host.entered():
         where = Places(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
         join = joined(where, rules=False)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address, host_end
-from tests.support.node import Node
+from tests.support.node import NET, Node
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -60,7 +60,7 @@ def test_everything_told_is_true(node, sandbox):
         "limits": {"receives": 10_000_000, "sends": 2_500_000},
     }
     bridge = only(seen, "bridges")
-    assert bridge == {"name": "cni0", "addresses": ["10.213.0.1/24"], "ports": [host_end(result)]}
+    assert bridge == {"name": "cni0", "addresses": [f"{NET}.1/24"], "ports": [host_end(result)]}
 
 
 def test_what_the_reference_made_is_told_alike(bin_dir, reference, host, sandbox, tmp_path):
@@ -148,7 +148,7 @@ def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
 def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox):
     """An old reservation of a container that neither the cache nor a namespace has is marked, a young one not."""
     nft_node.attach(sandbox)
-    path = nft_node.store / "10.213.0.77"
+    path = nft_node.store / f"{NET}.77"
     path.write_bytes(b"forgotten\r\neth0")
     assert nft_node.leaks() == set()
     os.utime(path, (time.time() - 120,) * 2)
@@ -157,7 +157,7 @@ def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox)
     assert (leak["kind"], leak["containerID"]) == ("reservation", "forgotten")
     states = {pod["containerID"]: pod["state"] for pod in seen["attachments"]}
     assert states["forgotten"] == "no cache"
-    assert nft_node.tool("ipam", "free", "10.213.0.77").status == 0
+    assert nft_node.tool("ipam", "free", f"{NET}.77").status == 0
     assert nft_node.leaks() == set()
 
 
@@ -201,7 +201,7 @@ def test_hostile_names_do_not_reach_the_terminal(nft_node, sandbox):
     entry["cniArgs"] = [["K8S_POD_NAMESPACE", "\x1b[31m"], ["K8S_POD_NAME", "<b>\x00&"]]
     entry["netns"] = "/run/netns/\x1b[1m"
     (nft_node.directory / "results" / "podnet-evil-eth0").write_text(json.dumps(entry))
-    (nft_node.store / "10.213.0.99").write_bytes(b"dead\x1b[5m\r\n\x1b[7m")
+    (nft_node.store / f"{NET}.99").write_bytes(b"dead\x1b[5m\r\n\x1b[7m")
     nft_node.host.ip("link", "add", "bwp123456789012", "type", "ifb")
     nft_node.host.ip("link", "set", "bwp123456789012", "alias", "podwire podnet \x1b[41mid eth0")
     for words in (["show"], ["ipam", "list"], ["ipam", "verify"], ["show", "--svg", "-"]):

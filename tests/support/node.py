@@ -6,6 +6,7 @@ One rule: the tool is told where everything is, so that it never reads what is t
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from tests.support.namespaces import Namespace
 from tests.support.running import run_plugin
 
 _TIMEOUT_S = 60
-SUBNET = "10.213.0.0/24"  # nobody else's: the tool looks into every namespace of the machine
+NET = f"10.213.{os.getpid() % 256}"  # nobody else's: the tool looks into every namespace of the machine
+SUBNET = f"{NET}.0/24"
 BANDWIDTH = {"ingressRate": 10_000_000, "ingressBurst": 800_000, "egressRate": 2_500_000, "egressBurst": 800_000}
 
 
