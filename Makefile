@@ -22,9 +22,9 @@ RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
-# The parts of `make test`, those first that others wait for, then the longest. Six at a time on two processors: much of
+# The parts of `make test`, those first that others wait for, then the longest. Five at a time on two processors: much of
 # the first kernel's tests is waiting, for a lock to be given up, for a packet not to come, for the kernel.
-AT_ONCE := $(shell expr 3 '*' $$(nproc))
+AT_ONCE := $(shell expr 5 '*' $$(nproc) / 2)
 FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
 SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
 HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)

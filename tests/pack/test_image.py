@@ -144,6 +144,7 @@ def test_what_was_not_imported_is_not_there(tmp_path):
     assert "No module named 'no_such_module'" in done.stderr
 
 
+@pytest.mark.timeout(600)
 def test_builds_are_reproducible():
     """Builds in two directories, of different length and under other variables, give the same bytes."""
     done = subprocess.run(
