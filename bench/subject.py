@@ -116,7 +116,7 @@ class Subject:
     def node(self) -> Config:
         """Returns the whole chain as it stands in net.d of a node."""
         name, subnet = f"node-{self.number}", f"10.{220 + self.number}.0.0/24"
-        return kubelet.conflist(name, f"bench{self.number}n", subnet, data_dir=self.store)
+        return kubelet.conflist(name, f"bench{self.number}pods", subnet, data_dir=self.store)
 
     @property
     def host_port(self) -> int:
