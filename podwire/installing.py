@@ -122,9 +122,9 @@ class Directory:
         """Refuses a directory whose files are the Debian package's: dpkg would miss them, and restore over nothing."""
         try:
             packaged = files.read(_PACKAGE, gojson.MAX_BYTES).decode(errors="replace").splitlines()
-        except OSError:
+        except (OSError, ValueError):
             return
-        if os.path.join(self.path, "podwire") in packaged:
+        if not {os.path.join(self.path, name) for name in self.names}.isdisjoint(packaged):
             text = f"{self.path} has podwire from its Debian package"
             raise CniError(Code.IO_FAILURE, text, "apt-get remove podwire: it gives back what was there before")
 

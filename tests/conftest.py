@@ -18,6 +18,7 @@ pytest.register_assert_rewrite("tests.support")
 from tests.support import binaries, kernels, namespaces  # noqa: E402 - after the registration that makes asserts explain
 from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
+from tests.support.processes import PATH  # noqa: E402 - as above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -126,7 +127,7 @@ def needs_programs(root: None) -> Callable[..., None]:
     """A function that demands programs: without them the module is skipped, or fails in CI."""
 
     def demand(*names: str) -> None:
-        missing = [name for name in names if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+        missing = [name for name in names if not shutil.which(name, path=PATH)]
         if missing:
             binaries.leave_out(f"no {', '.join(missing)}: use `make needs-runtimes`")
 

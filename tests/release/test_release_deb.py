@@ -124,12 +124,13 @@ def test_over_what_podwire_install_has_installed(node, package, program):
     assert node.state() == untouched
 
 
-def test_what_dpkg_has_installed_only_dpkg_takes_away(node, package):
-    """`podwire uninstall` leaves the package's files where they are, and says what removes them."""
+@pytest.mark.parametrize("directory", [BIN, DEBIAN_BIN])
+def test_what_dpkg_has_installed_only_dpkg_takes_away(node, package, directory):
+    """`podwire uninstall` leaves the package's files and links where they are, and says what removes them."""
     node.install(package)
     before = node.state()
     with pytest.raises(AssertionError, match="apt-get remove podwire"):
-        node.run("podwire", "uninstall")
+        node.run("podwire", "uninstall", "--bin-dir", f"/{directory}")
     assert node.state() == before
 
 
