@@ -10,6 +10,7 @@ send wakes up the bus and who is called.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import unquote
 
 from jeepney.auth import BEGIN, AuthenticationError, Authenticator
 from jeepney.low_level import HeaderFields, Message, MessageFlag, MessageType, Parser
@@ -242,4 +242,10 @@ def _unix_sockets(address: str) -> Iterator[str]:
         for key in keys.split(",") if transport == "unix" else ():
             name, _, value = key.partition("=")
             if name in ("path", "abstract") and value:
-                yield ("\0" if name == "abstract" else "") + unquote(value)
+                yield ("\0" if name == "abstract" else "") + _unescaped(value)
+
+
+def _unescaped(value: str) -> str:
+    """Returns a value of an address as it is meant: "%20" is a space."""
+    escaped = rb"%([0-9A-Fa-f]{2})"
+    return os.fsdecode(re.sub(escaped, lambda found: bytes.fromhex(found[1].decode()), os.fsencode(value)))

@@ -21,11 +21,9 @@ import _modules  # type: ignore[import-not-found]  # freeze.py writes it
 LATE_IMPORTS = {
     "argparse": ("shutil", "textwrap"),
     "datetime": ("_strptime",),
-    "gettext": ("locale",),
     "traceback": ("linecache",),
-    "warnings": ("linecache", "traceback"),
 }
-ENCODINGS = ("ascii", "latin-1", "utf-8", "idna")
+ENCODINGS = ("ascii", "latin-1", "utf-8")
 
 # The first collection comes after this many objects: never in a plugin's few milliseconds, yet memory stays bounded.
 GC_THRESHOLD = 50_000

@@ -25,9 +25,12 @@ from pack.target import Target
 ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
-LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
+LIBRARY_PACKAGES = ("jeepney",)  # from PyPI, as pyproject.toml pins it
+# Modules in the place of larger ones, of which ours need little; the image has no pyroute2 but what stands in for it.
+STAND_INS = ROOT / "pack" / "stand_ins"
 C_SOURCES = (
-    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "intern", "seed", "launch", "contextvars", "sha2")),
+    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "seed", "launch")),
+    *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2")),  # before libpython's own
     "kernel/_podwire.c",
 )
 C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pack/stepping.h")
@@ -36,8 +39,7 @@ C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pa
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 # Static, and without a build id or symbols, which would make equal programs different files.
-WRAPPED = ("pthread_self", "_PyStaticCode_InternStrings")  # by seed.c and intern.c
-LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
+LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", "-Wl,--wrap=pthread_self")  # by seed.c
 # What is made anew when it was made by older code.
 MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
 REHEARSAL = "_rehearsal"  # the name in the image of pack/rehearsal.py
@@ -74,9 +76,10 @@ def application() -> list[Module]:
         for module in freeze.modules_under(ROOT / package, package=package, shown=package)
         if not module.name.endswith(".__main__")
     ]
+    stand_ins = freeze.modules_under(STAND_INS, shown="pack/stand_ins")
     rehearsal = Module(REHEARSAL, (ROOT / "pack" / "rehearsal.py").read_bytes(), "pack/rehearsal.py", is_package=False)
     boot = boot_modules("podwire.main", [module.name for module in modules], rehearsal.name)
-    return [*modules, rehearsal, *boot]
+    return [*stand_ins, *modules, rehearsal, *boot]
 
 
 def boot_modules(entry: str, names: list[str], rehearsal: str = "") -> list[Module]:
@@ -101,9 +104,9 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
     work.mkdir(parents=True, exist_ok=True)
     seed = build_seed(target, work, defines)
     libraries = [build_library_bundle(work, name) for name in LIBRARY_PACKAGES]
-    bundles = [build_stdlib_bundle(target, work), *libraries, work / "application.bundle"]
+    bundles = [work / "application.bundle", *libraries, build_stdlib_bundle(target, work)]  # the first one wins
     step("bundle: application")
-    freeze.write_bundle(bundles[-1], modules)
+    freeze.write_bundle(bundles[0], modules)
     dump, program, groups = work / "dump", work / "program", work / "groups"
     rehearsed = any(module.name == REHEARSAL for module in modules)
     groups.write_bytes(learned_groups(target, seed, work / "learned", bundles) if rehearsed else b"")
@@ -160,7 +163,8 @@ def build_stdlib_bundle(target: Target, work: Path) -> Path:
     bundle = work / "stdlib.bundle"
     if not is_current(bundle, target.stdlib, *target.libraries, *MAKERS):
         step("bundle: standard library")
-        freeze.write_bundle(bundle, freeze.modules_under(target.stdlib, shown=target.shown_stdlib, without=NOT_FROZEN))
+        modules = freeze.modules_under(target.stdlib, shown=target.shown_stdlib, without=NOT_FROZEN)
+        freeze.write_bundle(bundle, [*freeze.bootstrap(target.stdlib), *modules])
     return bundle
 
 

@@ -6,6 +6,7 @@ order in which a directory lists them.
 
 from __future__ import annotations
 
+import ast
 import marshal
 import struct
 import sys
@@ -45,13 +46,34 @@ def modules_under(
             yield Module(name, path.read_bytes(), str(Path(shown or directory) / inside), is_package)
 
 
+def bootstrap(stdlib: Path) -> Iterator[Module]:
+    """Yields the modules that Python imports all others with, under the names by which it asks for them."""
+    for name, part in (("_frozen_importlib", "_bootstrap"), ("_frozen_importlib_external", "_bootstrap_external")):
+        yield Module(name, (stdlib / "importlib" / f"{part}.py").read_bytes(), f"<frozen importlib.{part}>", False)
+
+
 def write_bundle(out: Path, modules: Iterable[Module]) -> None:
-    """Compiles the modules, without docstrings and asserts, and writes them to one file."""
+    """Compiles the modules, without docstrings, asserts and annotations of functions, and writes them to one file."""
     with out.open("wb") as bundle:
         for module in modules:
             name = module.name.encode() + b"\0"
             filename = sys.intern(module.filename)  # interned, it is one string in the image and not one per function
-            code = marshal.dumps(
-                compile(module.source, filename, "exec", dont_inherit=True, optimize=2), _MARSHAL_VERSION
-            )
+            tree = _Unannotated().visit(ast.parse(module.source, filename))
+            code = marshal.dumps(compile(tree, filename, "exec", dont_inherit=True, optimize=2), _MARSHAL_VERSION)
             bundle.write(_RECORD.pack(len(name), len(code), module.is_package) + name + code)
+
+
+class _Unannotated(ast.NodeTransformer):
+    """Takes the annotations off functions, which keep them for nobody. Those of classes make dataclasses."""
+
+    def visit_FunctionDef(self, function: ast.FunctionDef) -> ast.AST:
+        function.returns = None
+        return self.generic_visit(function)
+
+    def visit_AsyncFunctionDef(self, function: ast.AsyncFunctionDef) -> ast.AST:
+        function.returns = None
+        return self.generic_visit(function)
+
+    def visit_arg(self, argument: ast.arg) -> ast.AST:
+        argument.annotation = None
+        return argument

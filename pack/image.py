@@ -15,7 +15,6 @@ _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _PHOFF, _SHOFF, _PHENTSIZE, _SHENTSIZE = 32, 40, 54, 58
 _PT_LOAD, _PF_W = 1, 2
 _DUMP_HEADER = struct.Struct("<QQ")
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -35,29 +34,23 @@ def write_image(seed: Path, dump: Path, out: Path) -> None:
     elf = bytearray(seed.read_bytes())
     header, segment = _writable_segment(elf)
     data = _filled(segment, bytes(elf[segment.offset : segment.offset + segment.file_size]), dump.read_bytes())
-    # The larger segment goes to the end; file offset and address must agree within a page.
-    elf += bytes((segment.address - len(elf)) % max(segment.alignment, _PAGE))
-    moved = replace(segment, offset=len(elf), file_size=len(data))
-    _PROGRAM_HEADER.pack_into(elf, header, *vars(moved).values())
-    # The section headers described the old file; nothing but a linker needs them.
+    _PROGRAM_HEADER.pack_into(elf, header, *vars(replace(segment, file_size=len(data))).values())
+    # The section headers, behind the segment, described the old file; nothing but a linker needs them.
     struct.pack_into("<Q", elf, _SHOFF, 0)
     struct.pack_into("<HHH", elf, _SHENTSIZE, 0, 0, 0)
-    out.write_bytes(elf + data)
+    out.write_bytes(elf[: segment.offset] + data)
     out.chmod(0o755)
 
 
 def _writable_segment(elf: bytearray) -> tuple[int, _Segment]:
-    """Returns where the header of the one writable segment is, and what it says."""
+    """Returns where the header of the one writable segment is, and what it says; no other one lies behind it."""
     (table,) = struct.unpack_from("<Q", elf, _PHOFF)
     size, count = struct.unpack_from("<HH", elf, _PHENTSIZE)
-    found = []
-    for position in range(table, table + size * count, size):
-        segment = _Segment(*_PROGRAM_HEADER.unpack_from(elf, position))
-        if segment.kind == _PT_LOAD and segment.flags & _PF_W:
-            found.append((position, segment))
-    if len(found) != 1:
-        raise ValueError(f"the seed has {len(found)} writable segments, not one")
-    return found[0]
+    headers = [(at, _Segment(*_PROGRAM_HEADER.unpack_from(elf, at))) for at in range(table, table + size * count, size)]
+    loaded = [(at, segment) for at, segment in headers if segment.kind == _PT_LOAD]
+    if [bool(segment.flags & _PF_W) for _, segment in loaded] != [False] * (len(loaded) - 1) + [True]:
+        raise ValueError("not the last one of the seed's segments alone is writable")
+    return loaded[-1]
 
 
 def _filled(segment: _Segment, initial: bytes, dump: bytes) -> bytes:

@@ -22,8 +22,8 @@ from pack.freeze import Module
 from pack.target import native
 
 WORK = ROOT / "build" / "image-tests"
-# Tests of large values need more than a plugin does.
-HEAP = "-DHEAP_SIZE=(1ul<<30)"
+# Tests of large values need more memory than a plugin does, and other modules.
+DEFINES = ("-DHEAP_SIZE=(1ul<<30)", "-DMORE_MODULES")
 TIMEOUT_S = 180
 
 # The modules whose tests run: the language, and what plugins use of the standard library.
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", default=TESTED.split())
     modules = parser.parse_args().modules
     entry = Module("_test_entry", (ROOT / "pack" / "test_entry.py").read_bytes(), "pack/test_entry.py", False)
-    program = build(native(), WORK, [entry, *boot_modules("_test_entry", [])], HEAP)
+    program = build(native(), WORK, [entry, *boot_modules("_test_entry", [])], *DEFINES)
     outcomes = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for outcome in pool.map(lambda module: run_module(program, module), modules):

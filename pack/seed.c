@@ -20,9 +20,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-PyMODINIT_FUNC PyInit__podwire(void);
-PyMODINIT_FUNC PyInit__contextvars(void);
-
 int image_ready;
 PyObject *image_start, *image_environ;
 
@@ -111,17 +108,6 @@ static void arena_free(void *Py_UNUSED(context), void *p, size_t Py_UNUSED(n))
     free(p);
 }
 
-/* Removes a built-in module, so that the standard library does without, as it can. */
-static void leave_out(const char *name)
-{
-    struct _inittab *to = PyImport_Inittab;
-
-    for (struct _inittab *from = to; from->name; from++)
-        if (strcmp(from->name, name) != 0)
-            *to++ = *from;
-    *to = (struct _inittab){NULL, NULL};
-}
-
 static void initialise_python(void)
 {
     PyObjectArenaAllocator arenas = {NULL, arena_allocate, arena_free};
@@ -133,19 +119,13 @@ static void initialise_python(void)
     pre.allocator = PYMEM_ALLOCATOR_MALLOC; /* alloc.c takes pymalloc's place */
     check(Py_PreInitialize(&pre));
     PyObject_SetArenaAllocator(&arenas);
-    /* To look up users, libc loads what the host's nsswitch.conf names: shared libraries, which crash a static program.
-     * Host names have the same trouble: the application uses addresses only. */
-    leave_out("pwd");
-    leave_out("grp");
-    leave_out("spwd");
-    PyImport_AppendInittab("_podwire", PyInit__podwire);
-    PyImport_AppendInittab("_contextvars", PyInit__contextvars);
 
     PyConfig_InitIsolatedConfig(&config);
     config.site_import = 0;
     config.pathconfig_warnings = 0;
     config.write_bytecode = 0;
     config.optimization_level = 2; /* no docstrings, no asserts: bytes no plugin reads */
+    config.code_debug_ranges = 0;  /* a traceback's columns mark a line of source, and here is no source to show */
     config.parse_argv = 0;
     config.use_hash_seed = 1; /* a seed drawn at the build would be no secret at run time either */
     config.hash_seed = 0;

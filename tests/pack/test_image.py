@@ -71,7 +71,8 @@ from pack.build import boot_modules, build
 from pack.freeze import Module
 from pack.target import native
 work, probe = map(Path, sys.argv[1:])
-build(native(), work, [Module("probe", probe.read_bytes(), "probe.py", False), *boot_modules("probe", [])])
+modules = [Module("probe", probe.read_bytes(), "probe.py", False), *boot_modules("probe", [])]
+build(native(), work, modules, "-DMORE_MODULES")
 """
 
 

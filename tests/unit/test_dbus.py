@@ -90,8 +90,8 @@ def test_an_unanswered_call(bus):
 
 def test_addresses(monkeypatch):
     """A bus address is a list; what is no unix socket is passed over, and escaped characters are read."""
-    assert list(dbus._unix_sockets("tcp:host=a;unix:path=/a%20b,guid=1;unix:abstract=c;unix:tmpdir=/x;")) == [
-        "/a b",
+    assert list(dbus._unix_sockets("tcp:host=a;unix:path=/a%20b%C3%a4%zz,guid=1;unix:abstract=c;unix:tmpdir=/x;")) == [
+        "/a bä%zz",
         "\0c",
     ]
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "tcp:host=a")

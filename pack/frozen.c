@@ -1,0 +1,34 @@
+/* frozen.c: takes the place of what libpython has in it of the standard library in Python: one copy is enough.
+ *
+ * libpython holds the code of importlib, os and others as C data, nearly a megabyte, whose reference counts, which
+ * change whenever something is used, lie scattered over 200 pages; layout.c can only bring together what is in the heap.
+ * So all of it comes from the bundles (freeze.py), importlib too.
+ *
+ * From Python 3.12 on such data are immortal: nobody counts, and this file is empty.
+ */
+#include <Python.h>
+
+#if PY_VERSION_HEX < 0x030C0000
+#define Py_BUILD_CORE 1
+#include "internal/pycore_import.h"
+
+static const struct _frozen none[] = {{0}};
+static const struct _module_alias no_aliases[] = {{0}};
+
+const struct _frozen *_PyImport_FrozenBootstrap = none, *_PyImport_FrozenStdlib = none, *_PyImport_FrozenTest = none;
+const struct _module_alias *_PyImport_FrozenAliases = no_aliases;
+const struct _frozen *PyImport_FrozenModules; /* seed.c sets it */
+
+int _Py_Deepfreeze_Init(void);
+void _Py_Deepfreeze_Fini(void);
+
+int _Py_Deepfreeze_Init(void)
+{
+    return 0;
+}
+
+void _Py_Deepfreeze_Fini(void)
+{
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""`pyroute2` without the modules that its own __init__ loads (see kernel.codec)."""
