@@ -6,11 +6,11 @@ One rule: the environment is an argument, and an invalid variable is refused bef
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
+from cni.values import dataclass, field
 
 if TYPE_CHECKING:
     from cni.skel import Plugin

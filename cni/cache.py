@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from cni import files, gojson
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
 from cni.result import from_json
+from cni.values import dataclass, field
 
 RESULTS_DIR = "/var/lib/cni/results"
 

@@ -13,10 +13,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cni.signals import TERMINATION, held, waiting
+from cni.values import dataclass, field
 
 STDOUT_BYTES = 64 << 20  # more is an error
 STDERR_BYTES = 1 << 20  # more is read and forgotten

@@ -6,13 +6,13 @@ One rule: what a runtime adds to a configuration is read here; a plugin's own ke
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cni import gojson
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.result import Result, from_json
+from cni.values import dataclass, field
 from cni.versions import at_least
 
 VALID_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")

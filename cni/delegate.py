@@ -10,7 +10,6 @@ import errno
 import os
 import select
 import stat
-from dataclasses import replace
 from functools import partial
 
 from cni import child, gojson, record, skel
@@ -21,6 +20,7 @@ from cni.errors import CniError, Code
 from cni.result import Result, from_json
 from cni.signals import waiting
 from cni.undo import Undo
+from cni.values import replace
 
 # A plugin being replaced in place cannot be started for a moment; libcni tries as often.
 _BUSY_TRIES = 6

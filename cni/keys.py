@@ -9,7 +9,8 @@ A plugin's own keys stand in its conf.py, those that several plugins read beside
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from cni.values import dataclass, replace
 
 # Types of values. IP is an address, CIDR one with its prefix, both as text. ANY is not judged (a foreign object).
 STRING, BOOLEAN, INTEGER, IP, CIDR, OBJECT, LIST, ANY = (

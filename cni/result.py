@@ -5,13 +5,13 @@ One rule: inside podwire a result is always of the newest shape; versions exist 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import IPv4Interface
 
 from cni.address import Address
 from cni.address import Interface as Cidr
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.values import dataclass
 from cni.versions import at_least, family
 
 _DECODE = "failed to decode result"

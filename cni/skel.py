@@ -11,7 +11,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import BinaryIO
 
@@ -25,6 +24,7 @@ from cni.keys import Key
 from cni.result import Result
 from cni.signals import Terminated, waiting
 from cni.undo import Undo
+from cni.values import dataclass, replace
 
 Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]

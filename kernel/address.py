@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib_socket
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
 from cni.address import Interface
+from cni.values import dataclass
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket

@@ -14,7 +14,6 @@ import re
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,6 +25,7 @@ from jeepney.wrappers import DBusAddress, new_method_call
 from cni import record
 from cni.errors import CniError, Code
 from cni.signals import waiting
+from cni.values import dataclass
 from kernel.rtnl import Deadline
 
 SYSTEM_BUS = "unix:path=/var/run/dbus/system_bus_socket"

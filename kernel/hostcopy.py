@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from _podwire import spawn_bound, unshare
 
 from cni.address import Interface
 from cni.errors import CniError, Code
 from cni.result import Route
+from cni.values import dataclass, field
 from kernel import address, link, mounts, route, sysctl
 from kernel.errors import KernelError, reason
 from kernel.link import IFF_LOOPBACK, IFF_POINTOPOINT, Link, VethEnd

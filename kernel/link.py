@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cni.address import format_mac, parse_mac
+from cni.values import dataclass
 from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.errors import KernelError
 from kernel.netns import Netns

@@ -9,11 +9,11 @@ import errno
 import socket as stdlib_socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
 from cni.address import Address, Interface, Network
 from cni.result import Route
+from cni.values import dataclass
 from kernel import link as links
 from kernel.codec import RouteMessage
 from kernel.link import Link

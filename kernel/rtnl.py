@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from cni import record
 from cni.signals import waiting
+from cni.values import dataclass, field
 from kernel.errors import KernelError
 from kernel.wire import Attributes, decode, encode
 

@@ -10,10 +10,10 @@ import errno
 import socket as stdlib_socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from cni.values import dataclass, replace
 from kernel import link
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.errors import KernelError

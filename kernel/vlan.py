@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from socket import AF_BRIDGE
 from typing import Any
 
 from cni.errors import CniError, Code
+from cni.values import dataclass, replace
 from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
 from kernel.errors import KernelError
 from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index

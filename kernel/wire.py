@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Protocol
+
+from cni.values import dataclass, field
 
 Attributes = list[tuple[str, object]]
 

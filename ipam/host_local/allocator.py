@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_interface
 from os import fsdecode, lstat
@@ -21,6 +20,7 @@ from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.result import IPConfig
 from cni.undo import Undo
+from cni.values import dataclass
 from ipam.host_local.boots import is_left_over
 from ipam.host_local.ranges import Range, RangeSet, address
 from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of

@@ -6,7 +6,6 @@ configuration never keeps an address from being released.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from itertools import combinations
 
@@ -18,6 +17,7 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, for_one, runtime, section
 from cni.result import Route
+from cni.values import dataclass
 from ipam.host_local.ranges import Range, RangeSet, overlap
 
 DATA_DIR = "/var/lib/cni/networks"

@@ -6,11 +6,11 @@ One rule: pure arithmetic on values. Inside a range an address is an int, since 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from cni.address import Address, Network
+from cni.values import dataclass
 
 
 class Range(NamedTuple):

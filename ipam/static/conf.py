@@ -6,8 +6,6 @@ replace the network's own together with those of CNI_ARGS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from cni import addressing
 from cni.address import Address, parse_cidr, parse_ip
 from cni.address import Interface as Cidr
@@ -17,6 +15,7 @@ from cni.errors import CniError, Code
 from cni.keys import CIDR, IP, IPS, LIST, OBJECT, ROUTES, Key, for_one, runtime, section
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS, IPConfig, Route
+from cni.values import dataclass, replace
 
 KEYS = (
     section(

@@ -5,13 +5,12 @@ One rule: nothing is kept and nothing is reserved, so that DEL has nothing to do
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
+from cni.values import replace
 from ipam.static import conf
 
 

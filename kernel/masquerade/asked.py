@@ -6,7 +6,6 @@ One rule: what a configuration asks for is read in `parse`; rules are removed wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from cni.address import Interface, Network, parse_cidr
@@ -18,6 +17,7 @@ from cni.keys import BOOLEAN, CIDR, LIST, STRING, Key
 from cni.repair import mend
 from cni.result import Result
 from cni.undo import Undo
+from cni.values import dataclass
 from kernel.configure import Sandbox, own_ips
 from kernel.masquerade import backend
 from kernel.masquerade.wanted import Masquerade

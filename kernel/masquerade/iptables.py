@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from cni.address import Interface, Network
+from cni.values import dataclass
 from kernel.masquerade.names import CHAINS, ENTRY, chain_name
 from kernel.masquerade.wanted import Masquerade
 from kernel.netfilter import iptables, iptables_chains

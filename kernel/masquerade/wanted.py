@@ -5,9 +5,8 @@ One rule: nothing here touches the kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cni.address import Interface, Network
+from cni.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import errno
 import socket as stdlib_socket
 import struct
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
 from cni.address import Address
+from cni.values import dataclass
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
 from kernel.wire import AnswerError, Attributes

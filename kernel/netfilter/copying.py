@@ -7,10 +7,10 @@ copies a host to try something in it must know where the copy differs.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from cni import child
 from cni.child import Command
+from cni.values import dataclass
 
 _DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin")
 _TOOLS = ("iptables", "ip6tables")

@@ -13,10 +13,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from cni.errors import CniError, Code
 from cni.repair import CURE
+from cni.values import dataclass
 from kernel.netfilter import iptables
 from kernel.netfilter.owned import IPTABLES, Owned
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from cni.address import Interface
 from cni.errors import all_of
+from cni.values import replace
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO

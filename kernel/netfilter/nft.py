@@ -17,12 +17,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from cni import record
 from cni.errors import all_of
+from cni.values import dataclass, field, replace
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility

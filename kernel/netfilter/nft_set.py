@@ -7,12 +7,12 @@ of its userdata; `nft list` prints both as text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from os import fsencode
 from typing import NamedTuple
 
+from cni.values import dataclass, replace
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import NOTHING_THERE, NftSocket, Table

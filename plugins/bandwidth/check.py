@@ -6,9 +6,9 @@ One rule: the reference's numbers are as good as ours, and so is its ifb.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from cni.errors import CniError, Code
+from cni.values import replace
 from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket

@@ -5,13 +5,12 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cni.address import Network, parse_cidr
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import CIDR, INTEGER, LIST, Key, each, runtime, section
+from cni.values import dataclass
 from kernel.traffic import RULES_MAX
 from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets

@@ -6,7 +6,6 @@ One rule: each change is followed by its undo, and DEL removes limits wherever t
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from cni import record, versions
 from cni.args import CmdArgs
@@ -15,6 +14,7 @@ from cni.errors import CniError, Code
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
+from cni.values import replace
 from kernel import link, traffic
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket

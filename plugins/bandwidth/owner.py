@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha512
 
 from cni.conf import Attachment
+from cni.values import dataclass
 from kernel.link import Link
 
 PREFIX = "bwp"  # the reference's

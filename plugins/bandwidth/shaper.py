@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from cni.address import format_mac
 from cni.errors import all_of
 from cni.result import Interface
 from cni.undo import Undo
+from cni.values import dataclass
 from kernel import link, traffic
 from kernel.errors import KernelError
 from kernel.link import Link

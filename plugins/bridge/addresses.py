@@ -5,13 +5,13 @@ One rule: nothing here touches the kernel.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
 from cni.address import Address
 from cni.address import Interface as Cidr
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
+from cni.values import replace
 from kernel.pair import refuse_small_mtu
 from plugins.bridge import switch
 from plugins.bridge.conf import BridgeConf

@@ -5,8 +5,6 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
@@ -15,6 +13,7 @@ from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, each, for_one, runtime
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS
+from cni.values import dataclass
 from kernel.masquerade import asked
 from kernel.masquerade.asked import Asked
 from kernel.pair import mtu_of

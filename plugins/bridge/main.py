@@ -6,7 +6,6 @@ One rule: each change is followed by its undo, and DEL takes away everything wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from cni import delegate, record
@@ -16,6 +15,7 @@ from cni.errors import CniError, Code, all_of, unready
 from cni.result import Result
 from cni.skel import Plugin
 from cni.undo import Undo
+from cni.values import replace
 from kernel import forwarding, link, pair
 from kernel.configure import Sandbox
 from kernel.link import Link

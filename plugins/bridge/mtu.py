@@ -7,12 +7,12 @@ ends of a pair must agree.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from ipaddress import IPv6Interface
 from socket import AF_INET6
 
 from cni.errors import CniError, Code
 from cni.result import Result
+from cni.values import replace
 from kernel import address, link
 from kernel.link import Link
 from kernel.rtnl import Socket

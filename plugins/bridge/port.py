@@ -5,10 +5,9 @@ One rule: it is a port with all its settings before the pod's end comes up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cni.errors import CniError, Code
 from cni.undo import Undo
+from cni.values import dataclass
 from kernel import link, pair, sysctl
 from kernel.link import Link
 from kernel.netns import Netns

@@ -10,12 +10,12 @@ import errno
 import hashlib
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.repair import CURE
+from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table

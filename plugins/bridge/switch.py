@@ -6,13 +6,13 @@ One rule: what other attachments share is only ever made right, never taken away
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from ipaddress import IPv4Interface, IPv6Interface
 
 from cni.address import Interface, format_mac
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.undo import Undo
+from cni.values import replace
 from kernel import address, forwarding, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link

@@ -6,8 +6,8 @@ One rule: rules are made by one backend; which one made them is not remembered, 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
+from cni.values import replace
 from kernel.netfilter.backends import Backends
 from plugins.firewall import firewalld, iptables, nftables
 from plugins.firewall.conf import AUTOMATIC, FIREWALLD, FirewallConf

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 
 from cni import cache
 from cni.args import CmdArgs, is_interface_name
@@ -15,6 +14,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.keys import STRING, Key
 from cni.result import Result
+from cni.values import dataclass
 from plugins.firewall.wanted import OPEN, POLICIES, Protected
 
 AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES = "", "firewalld", "iptables", "nftables"

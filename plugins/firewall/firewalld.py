@@ -9,7 +9,6 @@ What it costs: a connection to the bus and one send for all addresses; where nob
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import partial
 
 from cni.address import Address
@@ -17,6 +16,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, collected
 from cni.repair import CURE
 from cni.undo import Undo
+from cni.values import replace
 from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket

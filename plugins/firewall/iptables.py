@@ -14,12 +14,12 @@ import socket as stdlib_socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.values import replace
 from kernel import link, rtnl
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError

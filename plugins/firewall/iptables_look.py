@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 
 from cni.address import Address
 from cni.conf import Attachment
+from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from ipaddress import ip_address
 
 from cni.address import Address
 from cni.conf import Attachment
+from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule, nft_set
 from kernel.netfilter.nft import NftSocket

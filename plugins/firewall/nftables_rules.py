@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from ipaddress import ip_address
 from os import fsdecode
 from typing import NamedTuple
 
 from cni.conf import Attachment
+from cni.values import dataclass
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN

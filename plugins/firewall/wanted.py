@@ -5,9 +5,8 @@ One rule: nothing here touches the kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cni.address import Address
+from cni.values import dataclass
 
 OPEN, SAME_BRIDGE, ISOLATED = "open", "same-bridge", "isolated"
 POLICIES = (OPEN, SAME_BRIDGE, ISOLATED)

@@ -7,12 +7,12 @@ knows one only when its last plugin is done; so a wrong conclusion must cost not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from cni.address import Address
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code
+from cni.values import dataclass
 from plugins.portmap.wanted import HostPorts, PortMapping
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_network
 
 from cni.address import parse_ip
+from cni.values import dataclass
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft_expression import EQ, NEQ

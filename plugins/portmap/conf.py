@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 
 from cni.address import Interface
 from cni.args import CmdArgs
@@ -16,6 +15,7 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime
 from cni.result import Result
+from cni.values import dataclass
 from plugins.portmap.conditions import UNDERSTOOD, compiled
 from plugins.portmap.wanted import HostPorts, PortMapping
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from cni.address import Address
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.values import replace
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
 from kernel.netfilter.iptables_chains import TABLE

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
+from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE

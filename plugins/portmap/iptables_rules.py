@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from cni.address import Address, Network
+from cni.values import dataclass, replace
 from kernel.netfilter.iptables_chains import ContainerChains, quoted
 from plugins.portmap.wanted import HostPorts, PortMapping
 

@@ -6,8 +6,8 @@ One rule: nothing is changed, and what cannot matter is not decoded, since a hos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from cni.values import dataclass
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from plugins.portmap import nftables_rules as rules

@@ -6,9 +6,9 @@ One rule: pure values; the backends turn them into rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from cni.address import Address, Interface
+from cni.values import dataclass, field
 
 
 @dataclass(frozen=True)

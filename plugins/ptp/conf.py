@@ -5,13 +5,12 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.keys import DNS as DNS_KEY
 from cni.keys import INTEGER, IPAM_TYPE, Key
 from cni.result import DNS
+from cni.values import dataclass
 from kernel.masquerade import asked
 from kernel.masquerade.asked import Asked
 from kernel.pair import mtu_of

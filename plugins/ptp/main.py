@@ -5,7 +5,6 @@ One rule: each change is followed by its undo, and DEL takes away everything wha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from cni import delegate
@@ -16,6 +15,7 @@ from cni.repair import mend
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
+from cni.values import replace
 from kernel import forwarding, link, pair, sysctl
 from kernel.configure import Sandbox, check, own_ips
 from kernel.link import Link

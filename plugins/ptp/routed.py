@@ -6,12 +6,12 @@ two pods of one subnet reach each other through the host. Every pod's host end h
 
 from __future__ import annotations
 
-from dataclasses import replace
 from ipaddress import ip_interface
 
 from cni.address import Address, Network
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
+from cni.values import replace
 from kernel import address, forwarding, route, sysctl
 from kernel.configure import Sandbox, own_ips, route_additions
 from kernel.link import Link

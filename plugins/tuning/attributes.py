@@ -6,10 +6,10 @@ One rule: None is not asked for, and what is not asked for is neither saved, cha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from cni.address import format_mac, parse_mac
 from cni.errors import CniError, Code
+from cni.values import dataclass
 from kernel import link
 from kernel.link import Link
 from kernel.rtnl import Request

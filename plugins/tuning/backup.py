@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha512
 
@@ -31,6 +30,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code, all_of
 from cni.fields import Fields
 from cni.undo import Undo
+from cni.values import dataclass
 from kernel.errors import reason
 from plugins.tuning.attributes import Attributes
 

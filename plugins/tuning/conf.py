@@ -6,7 +6,6 @@ One rule: nothing here touches the kernel or a file, and below here nothing is c
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from cni import gojson
 from cni.address import parse_mac
@@ -15,6 +14,7 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, each, for_one, runtime
+from cni.values import dataclass
 from plugins.tuning.attributes import Attributes
 
 DATA_DIR = "/run/cni/tuning"

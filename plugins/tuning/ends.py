@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from cni.errors import CniError, Code
+from cni.values import dataclass
 from kernel import boot, link
 from kernel.configure import Sandbox
 from kernel.link import Link

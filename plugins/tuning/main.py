@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from cni import directories
@@ -18,6 +17,7 @@ from cni.errors import CniError, Code, one_line
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.undo import Undo
+from cni.values import replace
 from cni.versions import at_least
 from kernel import link
 from kernel.errors import reason
