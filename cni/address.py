@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from socket import AF_INET, AF_INET6, inet_pton
 
 Address = IPv4Address | IPv6Address
 Interface = IPv4Interface | IPv6Interface
 Network = IPv4Network | IPv6Network
 
 _HEX_OCTET = re.compile(r"[0-9a-fA-F]{2}")
+_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291: what precedes an IPv4 address in an IPv6 one
+_MAPPED_BITS = 8 * len(_MAPPED)
 
 
 def parse_ip(text: str) -> Address:
@@ -20,12 +23,13 @@ def parse_ip(text: str) -> Address:
 
     Raises ValueError, as Go's net.ParseIP fails.
     """
-    if ":" not in text:
-        return IPv4Address(text)
-    if "%" in text:
-        raise ValueError(f"{text!r} has a zone")
-    address = IPv6Address(text)
-    return address.ipv4_mapped or address
+    try:
+        if ":" not in text:
+            return IPv4Address(inet_pton(AF_INET, text))
+        packed = inet_pton(AF_INET6, text)
+    except OSError:
+        raise ValueError(f"{text!r} is not an address") from None
+    return IPv4Address(packed[len(_MAPPED) :]) if packed.startswith(_MAPPED) else IPv6Address(packed)
 
 
 def parse_cidr(text: str) -> Interface:
@@ -35,13 +39,29 @@ def parse_cidr(text: str) -> Interface:
         raise ValueError(f"{text!r} is not address/prefix")
     bits = int(prefix)
     address = parse_ip(host)
-    if isinstance(address, IPv6Address):
-        return IPv6Interface((address, bits))
-    if ":" in host:  # an IPv4-mapped address counts its prefix from the IPv6 form
-        if bits < 96:
-            raise ValueError(f"{text!r} has a prefix shorter than ::ffff:0:0/96")
-        bits -= 96
-    return IPv4Interface((address, bits))
+    if isinstance(address, IPv4Address) and ":" in host:  # a mapped one counts its prefix from the IPv6 form
+        bits -= _MAPPED_BITS
+    return with_prefix(address, bits)
+
+
+def with_prefix(address: Address, bits: int) -> Interface:
+    """Returns an address with a prefix, its host bits kept; raises ValueError for a prefix that its family has not.
+
+    The standard library would print an address, and read it again, two times: so it is given the number.
+    """
+    return (IPv4Interface if isinstance(address, IPv4Address) else IPv6Interface)((int(address), bits))
+
+
+def alone(address: Address) -> Interface:
+    """Returns an address with the whole of it as its prefix ("10.1.2.5/32")."""
+    return with_prefix(address, address.max_prefixlen)
+
+
+def as_network(where: Address | Network) -> Network:
+    """Returns a network as it is, an address as the network of nothing else."""
+    if isinstance(where, IPv4Address):
+        return IPv4Network((int(where), where.max_prefixlen))
+    return IPv6Network((int(where), where.max_prefixlen)) if isinstance(where, IPv6Address) else where
 
 
 def parse_mac(text: str) -> bytes:

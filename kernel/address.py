@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib_socket
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Interface, IPv6Interface
 
 from cni.address import Interface
 from cni.values import dataclass
@@ -78,8 +78,8 @@ def _assigned(message: Decoded) -> Assigned:
 
 def _interface(packed: bytes, prefix: int) -> Interface:
     if len(packed) == 4:
-        return IPv4Interface((IPv4Address(packed), prefix))
-    return IPv6Interface((IPv6Address(packed), prefix))
+        return IPv4Interface((packed, prefix))
+    return IPv6Interface((packed, prefix))
 
 
 def _values(link: Link, address: Interface) -> dict[str, int]:

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from ipaddress import ip_interface
 from os import fsdecode, lstat
 from socket import AF_INET, AF_INET6, inet_pton
 
-from cni.address import Address, parse_ip
+from cni.address import Address, parse_ip, with_prefix
 from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
@@ -62,7 +61,7 @@ def allocate(
                 raise error.prefixed(f"failed to allocate for range {number}: ") from None
             undo.push(f"release {given}", partial(held.release, str(given), owner))
             held.note_last_reserved(number, str(given))
-            ips.append(IPConfig(ip_interface((given, item.subnet.prefixlen)), item.gateway))
+            ips.append(IPConfig(with_prefix(given, item.subnet.prefixlen), item.gateway))
         if wanted:
             raise CniError(
                 Code.INTERNAL,

@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
-from cni.address import Interface, Network
+from cni.address import Interface, Network, as_network
 from cni.values import dataclass
 from kernel.masquerade.names import CHAINS, ENTRY, chain_name
 from kernel.masquerade.wanted import Masquerade
@@ -122,7 +122,7 @@ def _rules(wanted: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_R
     spared = [*(item.network for item in own), *(item for item in wanted.exempt if item.version == family)]
     exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in spared]
     masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
-    jumps = [_Rule(ENTRY, chain, source=ip_network(item.ip)) for item in own]
+    jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in own]
     return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
 
 
@@ -152,7 +152,7 @@ def _before(rule: _Rule, found: list[_Rule]) -> list[_Rule]:
 
 def _sources(addresses: Iterable[Interface]) -> set[Network | None]:
     """Returns what a jump may name as the source of an address: the address, or (before 0.7) its whole subnet."""
-    return {network for item in addresses for network in (ip_network(item.ip), item.network)}
+    return {network for item in addresses for network in (as_network(item.ip), item.network)}
 
 
 def _source(line: str) -> Network | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from ipaddress import IPv4Interface, IPv6Interface
 
-from cni.address import Interface, format_mac
+from cni.address import Interface, format_mac, with_prefix
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.undo import Undo
@@ -126,7 +126,7 @@ def gateway_on_bridge(ip: IPConfig) -> Interface | None:
             f"gateway {ip.gateway} of address {ip.address} is of the other address family",
             "correct the gateway in the IPAM configuration",
         )
-    return type(ip.address)((ip.gateway, ip.address.network.prefixlen))
+    return with_prefix(ip.gateway, ip.address.network.prefixlen)
 
 
 def _delete_unused(host: Socket, name: str, mac: bytes) -> None:

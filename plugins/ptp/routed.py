@@ -6,9 +6,7 @@ two pods of one subnet reach each other through the host. Every pod's host end h
 
 from __future__ import annotations
 
-from ipaddress import ip_interface
-
-from cni.address import Address, Network
+from cni.address import Address, Network, alone, with_prefix
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from cni.values import replace
@@ -42,9 +40,9 @@ def lead_in(host: Socket, outside: Link, result: Result) -> None:
             sysctl.require(f"ipv6/conf/{outside.name}/disable_ipv6", "0", f'enable IPv6 on "{outside.name}"')
     requests: list[Request] = []
     for ip in result.ips:
-        requests.append(address.addition(outside, ip_interface(_gateway(ip)), exists_ok=True))
+        requests.append(address.addition(outside, alone(_gateway(ip)), exists_ok=True))
         scope = route.SCOPE_HOST if ip.address.version == 4 else None
-        requests.append(route.addition(outside, Route(ip_interface(ip.address.ip), scope=scope), None, exists_ok=True))
+        requests.append(route.addition(outside, Route(alone(ip.address.ip), scope=scope), None, exists_ok=True))
     host.change(*requests)
 
 
@@ -61,13 +59,13 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
         subnets.setdefault(ip.address.network, ip)
         sources.setdefault(_gateway(ip), ip.address.ip)
     for gateway, own in sources.items():
-        near = Route(ip_interface(gateway), scope=route.SCOPE_LINK)
+        near = Route(alone(gateway), scope=route.SCOPE_LINK)
         requests.append(route.addition(inside, near, None, source=own, exists_ok=True))
     requests += route_additions(inside, result)
     requests += [route.connected_deletion(inside, network) for network in subnets]
     for network, ip in subnets.items():
         # Also to a host's prefix, where nothing is behind the gateway: the reference's CHECK wants a route to each.
-        far = Route(ip_interface(network))
+        far = Route(with_prefix(network.network_address, network.prefixlen))
         requests.append(route.addition(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
     sandbox.socket.change(*requests)
 
@@ -79,8 +77,8 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
         own, gateway = ip.address.ip, ip.gateway
         if gateway is None:
             continue
-        if ip_interface(gateway) not in present:
-            details = f'put it back: ip address add {ip_interface(gateway)} dev "{outside.name}"'
+        if alone(gateway) not in present:
+            details = f'put it back: ip address add {alone(gateway)} dev "{outside.name}"'
             raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
         by = route.interface_to(host, own)
         if by is None or by.index != outside.index:

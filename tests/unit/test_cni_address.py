@@ -1,13 +1,13 @@
 """Addresses as Go's net package reads them (cni.address)."""
 
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface, ip_network
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cni.address import format_mac, parse_cidr, parse_ip, parse_mac
+from cni.address import alone, as_network, format_mac, parse_cidr, parse_ip, parse_mac, with_prefix
 from tests.support.errors import failure_of
 
 
@@ -134,3 +134,44 @@ def test_any_text_gives_an_address_or_a_value_error(text):
     for parse in (parse_ip, parse_cidr, parse_mac):
         error = failure_of(partial(parse, text), ValueError)
         assert error is None or str(error)
+
+
+OCTETS = st.lists(st.integers(0, 260).map(str) | st.sampled_from(["", "01", "0x1", "٣", "1 ", "\0"]), max_size=5)
+GROUPS = st.lists(st.integers(0, 0x10FFF).map("{:x}".format) | st.sampled_from(["", "", "FfFf", "1.2.3.4"]), max_size=9)
+
+
+def standard(text):
+    """Returns the address that the standard library reads: an IPv4-mapped one is an IPv4 address, zones are refused."""
+    if "%" in text:
+        raise ValueError(text)
+    address = ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def outcome(call, *arguments):
+    """Returns all that can be seen of an address, "refused" for a ValueError."""
+    try:
+        found = call(*arguments)
+    except ValueError:
+        return "refused"
+    network = getattr(found, "network", None)
+    hosts = list(network.hosts()) if network and network.num_addresses < 3 else None
+    return type(found), str(found), hash(found), found, network, hosts, getattr(found, "netmask", None)
+
+
+@given(OCTETS.map(".".join) | GROUPS.map(":".join) | st.text(":.0f%/", max_size=9) | st.text(max_size=5))
+@example("::ffff:0:1.2.3.4")
+@example("1:2:3:4:5:6:7::")
+@example("fe80::1%eth0")
+def test_reads_what_the_standard_library_reads(text):
+    """The C library takes the same texts for addresses as Python's ipaddress does, and refuses the same."""
+    assert outcome(parse_ip, text) == outcome(standard, text)
+
+
+@given(st.ip_addresses(), st.integers(-2, 130))
+def test_an_address_with_prefix_is_the_one_of_the_standard_library(address, bits):
+    """It is equal in all that can be seen, and a prefix that is too long is refused."""
+    assert outcome(with_prefix, address, bits) == outcome(ip_interface, f"{address}/{bits}")
+    assert outcome(alone, address) == outcome(ip_interface, address)
+    assert outcome(as_network, address) == outcome(ip_network, address)
+    assert as_network(network := ip_network(address)) is network
