@@ -6,13 +6,16 @@ One rule: nothing here knows a key; text in, plain objects out, and back.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from json.encoder import encode_basestring
 
 # More is refused: the biggest of all requests, a GC that names 10,000 attachments, takes 1 MiB; as many as fit here are
 # read into some 40 times the memory at worst (a list of objects of one key).
 MAX_BYTES = 2 << 20
 
 _DECODE_LIMIT = "nested too deeply: the limit is some 300 levels"
+_MARKUP = re.compile("[<>&\u2028\u2029]")
 _DIGITS = 400  # Python refuses to convert more than 4300; no key of ours is wider than 20
 
 
@@ -86,16 +89,29 @@ def repeated(data: bytes, key: str) -> tuple[str, ...]:
 
 def dumps(value: object, *, indent: int | None = None) -> str:
     """Returns `value` as JSON text with Go's escaping of <, > and &; `indent` blanks a level, or one compact line."""
-    separators = (",", ": ") if indent else (",", ":")
-    text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    text = _printed(value, "\n", " " * indent, ": ") if indent else _printed(value, "", "", ":")
     # Outside strings these characters do not occur in JSON, so the whole text can be treated at once.
-    for char, escape in (
-        ("<", "\\u003c"),
-        (">", "\\u003e"),
-        ("&", "\\u0026"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-    ):
-        if char in text:
-            text = text.replace(char, escape)
-    return text
+    return _MARKUP.sub(_escape, text)
+
+
+def _printed(value: object, margin: str, step: str, colon: str) -> str:
+    """Returns a value as text; `margin` begins a new line at its level, `step` is one more of its levels.
+
+    The standard library has no C code for indented text, and yields each word of it through all levels.
+    """
+    if isinstance(value, str):
+        return encode_basestring(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__repr__(value)
+    if value and isinstance(value, dict):
+        inner = margin + step
+        items = [f"{encode_basestring(key)}{colon}{_printed(item, inner, step, colon)}" for key, item in value.items()]
+        return f"{{{inner}{f',{inner}'.join(items)}{margin}}}"
+    if value and isinstance(value, list | tuple):
+        inner = margin + step
+        return f"[{inner}{f',{inner}'.join([_printed(item, inner, step, colon) for item in value])}{margin}]"
+    return json.dumps(value, allow_nan=False)
+
+
+def _escape(char: re.Match[str]) -> str:
+    return f"\\u{ord(char[0]):04x}"

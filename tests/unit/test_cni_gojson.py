@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cni import gojson
+from cni.errors import Code
 from tests.support.errors import failure_of
 
 JSON_VALUES = st.recursive(
@@ -145,3 +146,15 @@ def test_never_prints_what_is_not_json(value):
     """NaN and infinity are refused rather than printed."""
     with pytest.raises(ValueError, match="JSON"):
         gojson.dumps(value)
+
+
+@given(JSON_VALUES, st.sampled_from([None, 4, 1]))
+@example([(), {}, [[]], {"a": ()}, {"": ({},)}, Code.INTERNAL, True, 10**30, -0.0, 1e300], 4)
+@example({'a"\\\n\x00\x1f\x7f\x80': "\ud800"}, None)
+def test_prints_as_the_standard_library_prints(value, indent):
+    """Text is the standard library's, but for the characters that Go escapes."""
+    separators = (",", ": ") if indent else (",", ":")
+    text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    assert gojson.dumps(value, indent=indent) == text
