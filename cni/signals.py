@@ -8,6 +8,10 @@ waiting takes a few milliseconds, a verb still ends at once.
 from __future__ import annotations
 
 import signal
+
+# The same as in signal, without making an enumeration's member of each number that comes back.
+from _signal import pthread_sigmask  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -21,19 +25,19 @@ class Terminated(BaseException):
 
 def hold() -> None:
     """Holds the signals back in this process and makes them raise Terminated inside `waiting()`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
+    pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
     for number in TERMINATION:
-        signal.signal(number, _raise)
+        set_handler(number, _raise)
 
 
 def waiting() -> AbstractContextManager[None]:
     """Lets the signals arrive inside the block; one that came before arrives at its beginning."""
-    return _masked(signal.SIG_UNBLOCK)
+    return _Masked(signal.SIG_UNBLOCK)
 
 
 def held() -> AbstractContextManager[None]:
     """Holds the signals back inside the block."""
-    return _masked(signal.SIG_BLOCK)
+    return _Masked(signal.SIG_BLOCK)
 
 
 @contextmanager
@@ -47,13 +51,19 @@ def ignored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _masked(how: signal.Sigmasks) -> Iterator[None]:
-    before = signal.pthread_sigmask(how, TERMINATION)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+class _Masked:
+    """Changes the signals held back for the time of a block, and then holds back those of before."""
+
+    __slots__ = ("_before", "_how")
+
+    def __init__(self, how: signal.Sigmasks) -> None:
+        self._how = how
+
+    def __enter__(self) -> None:
+        self._before = pthread_sigmask(self._how, TERMINATION)
+
+    def __exit__(self, *error: object) -> None:
+        pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:
