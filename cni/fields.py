@@ -6,7 +6,7 @@ sends "HostPort" where the documents say "hostPort"; what is wrong is told with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from cni.address import Address, Interface, parse_cidr, parse_ip
 from cni.errors import CniError, Code
@@ -39,7 +39,9 @@ class Fields:
 
     def __init__(self, items: Mapping[str, object], path: str = "", context: str = "failed to load netconf") -> None:
         # The last in the text wins whatever its case, and null changes nothing: not even an earlier value.
-        self._items = {key.casefold(): value for key, value in items.items() if value is not None}
+        if None in items.values():
+            items = {key: value for key, value in items.items() if value is not None}
+        self._items = dict(zip(map(str.casefold, items), items.values(), strict=True))
         self._path = path
         self.context = context
 
@@ -68,25 +70,21 @@ class Fields:
 
     def string(self, key: str, default: str = "") -> str:
         """Returns a string."""
-        value = self.raw(key)
-        if value is None:
-            return default
+        value = self._items.get(key.casefold(), default)
         if not isinstance(value, str):
             raise self._wrong(key, "a string", value)
         return value
 
     def boolean(self, key: str, default: bool = False) -> bool:
         """Returns true or false; the strings "true" and "false" are refused as the reference refuses them."""
-        value = self.raw(key)
-        if value is None:
-            return default
+        value = self._items.get(key.casefold(), default)
         if not isinstance(value, bool):
             raise self._wrong(key, "true or false", value)
         return value
 
     def integer(self, key: str, *, minimum: int = -_INT64, maximum: int = _INT64 - 1) -> int | None:
         """Returns an integer between `minimum` and `maximum`, or None; fractions and exponents are refused."""
-        value = self.raw(key)
+        value = self._items.get(key.casefold())
         if value is None:
             return None
         if isinstance(value, float):
@@ -109,8 +107,7 @@ class Fields:
 
     def cidr(self, key: str) -> Interface | None:
         """Returns address and prefix ("10.1.2.5/24"), host bits kept, or None."""
-        value = self.raw(key)
-        if value is None:
+        if not self.has(key):
             return None
         text = self.string(key)
         try:
@@ -120,7 +117,7 @@ class Fields:
 
     def nested(self, key: str) -> Fields | None:
         """Returns the object under `key`, or None."""
-        value = self.raw(key)
+        value = self._items.get(key.casefold())
         if value is None:
             return None
         if not isinstance(value, dict):
@@ -145,28 +142,28 @@ class Fields:
             items[name] = item
         return items
 
-    def _elements(self, key: str) -> Iterator[tuple[str, object]]:
-        value = self.raw(key)
+    def _elements(self, key: str) -> list[object]:
+        value = self._items.get(key.casefold())
         if value is None:
-            return
+            return []
         if not isinstance(value, list):
             raise self._wrong(key, "a list", value)
-        for index, item in enumerate(value):
-            yield f"{key}[{index}]", item
+        return value
 
     def strings(self, key: str) -> tuple[str, ...]:
         """Returns a list of strings; a null element is "" as in Go."""
         items = []
-        for at, item in self._elements(key):
+        for index, item in enumerate(self._elements(key)):
             if item is not None and not isinstance(item, str):
-                raise self._wrong(at, "a string", item)
+                raise self._wrong(f"{key}[{index}]", "a string", item)
             items.append(item or "")
         return tuple(items)
 
     def objects(self, key: str) -> tuple[Fields, ...]:
         """Returns a list of objects; a null element is an empty object as in Go."""
         items = []
-        for at, item in self._elements(key):
+        for index, item in enumerate(self._elements(key)):
+            at = f"{key}[{index}]"
             if item is not None and not isinstance(item, dict):
                 raise self._wrong(at, "an object", item)
             items.append(Fields(item or {}, self.at(at), self.context))
@@ -174,4 +171,8 @@ class Fields:
 
     def object_lists(self, key: str) -> tuple[tuple[Fields, ...], ...]:
         """Returns a list of lists of objects (host-local's `ranges`)."""
-        return tuple(Fields({at: item}, self._path, self.context).objects(at) for at, item in self._elements(key))
+        found = []
+        for index, item in enumerate(self._elements(key)):
+            at = f"{key}[{index}]"
+            found.append(Fields({at: item}, self._path, self.context).objects(at))
+        return tuple(found)

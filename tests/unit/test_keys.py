@@ -111,17 +111,16 @@ def paths(keys: tuple[Key, ...], prefix: str = "") -> set[str]:
 def asked(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Returns the paths of the keys that the plugin's parser asks for, without numbers of elements."""
     found: set[str] = set()
-    raw, has = Fields.raw, Fields.has
 
     def noted(reader: Any) -> Any:
-        def read_and_note(self: Fields, key: str) -> Any:
+        def read_and_note(self: Fields, key: str, *default: object, **limits: int) -> Any:
             found.add(re.sub(r"\[\d+\]", "", self.at(key)))
-            return reader(self, key)
+            return reader(self, key, *default, **limits)
 
         return read_and_note
 
-    monkeypatch.setattr(Fields, "raw", noted(raw))
-    monkeypatch.setattr(Fields, "has", noted(has))
+    for name in READERS:
+        monkeypatch.setattr(Fields, name, noted(getattr(Fields, name)))
     for own in FULL[plugin.name]:
         read(plugin, own)
     monkeypatch.undo()
