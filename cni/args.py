@@ -86,10 +86,11 @@ def from_env(env: Mapping[str, str]) -> CmdArgs:
 
     Raises CniError(4), naming the variable. An unknown command is not refused here: stdin is judged first.
     """
-    command = env.get("CNI_COMMAND", "")
+    values = {name: env.get(name, "") for name, _ in _VARIABLES}
+    command = values["CNI_COMMAND"]
     missing = []
     for name, required in _VARIABLES:
-        value = env.get(name, "")
+        value = values[name]
         if not value:
             if command in required or name == "CNI_COMMAND":
                 missing.append(name)
@@ -102,11 +103,11 @@ def from_env(env: Mapping[str, str]) -> CmdArgs:
         raise CniError(Code.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
     return CmdArgs(
         command=command,
-        container_id=env.get("CNI_CONTAINERID", ""),
-        netns=env.get("CNI_NETNS", ""),
-        ifname=env.get("CNI_IFNAME", ""),
-        args=env.get("CNI_ARGS", ""),
-        path=tuple(item for item in env.get("CNI_PATH", "").split(":") if item),
+        container_id=values["CNI_CONTAINERID"],
+        netns=values["CNI_NETNS"],
+        ifname=values["CNI_IFNAME"],
+        args=values["CNI_ARGS"],
+        path=tuple(filter(None, values["CNI_PATH"].split(":"))),
         env=env,
     )
 

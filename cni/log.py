@@ -29,7 +29,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from cni import gojson, record
 from cni.conf import NetConf
@@ -44,6 +44,7 @@ _ID_BYTES, _MESSAGE_BYTES = 512, 8 << 10
 _CHANGES_BYTES, _STEPS_BYTES, _IPS_BYTES = 28 << 10, 6 << 10, 4 << 10
 _STDERR, _JOURNALD = "stderr", "journald"
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NOT_FOLLOWED = nullcontext()
 _KERNEL_S = ("/proc/", "/sys/")
 _ARGS_SHOWN = (
     "IgnoreUnknown",
@@ -64,25 +65,25 @@ class Log:
 
     def __init__(self, plugin: str, version: str, env: Mapping[str, str]) -> None:
         self._plugin, self._version, self._env = plugin, version, env
-        self._target, self._level = env.get("PODWIRE_LOG", ""), env.get("PODWIRE_LOG_LEVEL", "")
+        self._target = env.get("PODWIRE_LOG", "")
+        self._level = env.get("PODWIRE_LOG_LEVEL", "") if self._target else ""
         self._conf: NetConf | None = None
         self._record: Record | None = None
         self._start_ns = time.perf_counter_ns()
 
-    @contextmanager
-    def following(self, conf: NetConf) -> Iterator[None]:
+    def following(self, conf: NetConf) -> AbstractContextManager[object]:
         """Notes what the block changes, and its steps, where that is asked for here or by the configuration."""
         self._conf = conf
         if not self._target and conf.fields.has("logFile"):
-            self._target = _key(conf, "logFile")
+            self._target, self._level = _key(conf, "logFile"), self._env.get("PODWIRE_LOG_LEVEL", "")
         if not self._target:
-            yield
-            return
+            return _NOT_FOLLOWED
         if not self._level and conf.fields.has("logLevel"):
             self._level = _key(conf, "logLevel")
-        if self._level != "debug":
-            yield
-            return
+        return self._recorded() if self._level == "debug" else _NOT_FOLLOWED
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
         with record.recorded() as self._record:
             yield
 

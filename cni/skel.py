@@ -221,7 +221,7 @@ def _check_versions(plugin: Plugin, command: str, version: str) -> None:
     if since is not None:
         try:
             allowed = versions.at_least(version, since)
-            known = any(versions.at_least(own, version) for own in plugin.versions)
+            known = version in plugin.versions or any(versions.at_least(own, version) for own in plugin.versions)
         except ValueError as error:
             raise CniError(Code.DECODING_FAILURE, f"cannot compare cniVersion: {error}") from None
         if not allowed:

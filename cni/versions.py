@@ -16,13 +16,15 @@ FAMILIES = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.
 # The verbs that a configuration of an older version may not ask for.
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
+_KNOWN = {version: (int(version[0]), int(version[2]), int(version[4])) for version in SUPPORTED}
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 def parse(version: str) -> tuple[int, int, int]:
     """Returns (major, minor, micro) of 1 to 3 dot separated integers; "" is 0.1.0. Raises ValueError."""
-    if not version:
-        return (0, 1, 0)
+    known = _KNOWN.get(version or "0.1.0")
+    if known:
+        return known
     parts = version.split(".")
     if len(parts) > 3:
         raise ValueError(f"invalid version {version!r}: too many parts")
