@@ -44,7 +44,7 @@ SOURCES := $(shell find cni kernel ipam plugins podwire -name __pycache__ -prune
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench image-tests reproducible clean \
+.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick image-tests reproducible clean \
     needs-build needs-test needs-second-kernel needs-runtimes newer-python parts $(PARTS) release \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
@@ -138,8 +138,11 @@ nightly: needs-test binaries ## every kill, every fault, a million inputs, minut
 demo: binaries needs-test ## a short tour of what the plugins do (root)
 	$(PY) -m tests.demo
 
-bench: binaries needs-test ## measure against the reference plugins; into docs/performance.md and its plot (root)
-	$(PY) -m bench.run --write
+bench: binaries needs-test ## measure against the reference plugins, or REFERENCE=DIR; into docs/performance.md and its plot (root)
+	$(PY) -m bench.run --json build/bench.json $(if $(REFERENCE),,--write)
+
+bench-quick: binaries needs-test ## the main rows of it, in a minute or two (root)
+	$(PY) -m bench.run --quick --json build/bench-quick.json
 
 image-tests: venv ## CPython's own tests, run inside a start-up image
 	@$(call need,$(LIBPYTHON)-testsuite)

@@ -12,33 +12,32 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.figures import Row, figures
-from bench.process import Run, batch_ms, peak_kib, settle
-from bench.subject import Config, Kind, Subject
+from bench import wanted
+from bench.figures import Figures, Row, figures
+from bench.flows import alone, each_ms
+from bench.process import Run, peak_kib, settle
+from bench.subject import CROWD, Config, Kind, Subject
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 
-# Ratios of medians that we want to stay below.
-_START_WANTED = {"VERSION": 1.0}
-BRIDGE_WANTED = {"ADD": 0.8, "DEL": 0.95}
-IPTABLES_WANTED = {"ADD": 0.45, "DEL": 0.4}
-NFTABLES_WANTED = {"ADD": 0.35, "DEL": 0.4}  # the reference's iptables being what it is compared with
-
 _WARM_UP = 2  # turns that are not counted: files are read into memory, code paths of the kernel are hot
 _LOOPBACK: Config = {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}
-_FEW, _MANY = 10, 10_000  # addresses taken
+FEW, MANY, CROWDED = 10, 10_000, 100_000  # addresses taken
 _BATCH = 16  # pods of one measurement of throughput
 _PARALLEL = 8  # as many pods at once as a node starts or stops in a hurry
+_STATUS_VERSION = "1.1.0"  # the first that has STATUS
 _MEMORY_RUNS = 3
+_FLOOR = "kernel alone"
 
 Subjects = tuple[Subject, Subject]  # ours, the reference
 Samples = dict[str, Run]
 Network = Callable[[Subject], Config]
+Floor = Callable[[], Samples]  # what the kernel alone takes for the same cases
 
 
-def version(subjects: Subjects, rounds: int) -> list[Row]:
+def version(subjects: Subjects, rounds: int, floor: Floor | None = None) -> list[Row]:
     """Measures VERSION: what starting a plugin costs."""
-    return compare(subjects, rounds, lambda subject: {"VERSION": subject.run("bridge", "VERSION", {})}, _START_WANTED)
+    return compare(subjects, rounds, lambda subject: {"VERSION": subject.run("bridge", "VERSION", {})}, floor)
 
 
 def loopback(subjects: Subjects, rounds: int, pod: Namespace) -> list[Row]:
@@ -66,7 +65,12 @@ def networks(subjects: Subjects, kind: Kind) -> Iterator[Network]:
 
 
 def bridge(
-    subjects: Subjects, rounds: int, name: str, network: Network, pods: Sequence[Namespace], wanted: dict[str, float]
+    subjects: Subjects,
+    rounds: int,
+    name: str,
+    network: Network,
+    pods: Sequence[Namespace],
+    floor: Floor | None = None,
 ) -> list[Row]:
     """Measures ADD, CHECK and DEL of bridge with host-local."""
     turn = itertools.count()
@@ -74,7 +78,7 @@ def bridge(
     def act(subject: Subject) -> Samples:
         return named(name, subject.cycle("bridge", network(subject), pods[next(turn) // 2 % len(pods)]))
 
-    return compare(subjects, rounds, act, {f"{name} {command}": ratio for command, ratio in wanted.items()})
+    return compare(subjects, rounds, act, floor)
 
 
 def throughput(subjects: Subjects, rounds: int, network: Network, pods: Sequence[Namespace]) -> list[Row]:
@@ -91,39 +95,54 @@ def throughput(subjects: Subjects, rounds: int, network: Network, pods: Sequence
                 added = subject.run("bridge", "ADD", network(subject), pod, f"pod{number}")
                 full = {**network(subject), "prevResult": added.outcome.result()}
                 calls.append(subject.call("bridge", "DEL", full, pod, f"pod{number}"))
-            taken[title, subject.label].append(batch_ms(calls, width) / len(calls))
+            taken[title, subject.label].append(each_ms([alone(call) for call in calls], width))
     ours, reference = (subject.label for subject in subjects)
     return [Row(title, figures(taken[title, ours]), figures(taken[title, reference])) for title in titles.values()]
 
 
-def crowd(subjects: Subjects, rounds: int) -> list[tuple[str, Row, Row]]:
-    """Measures host-local with few and with many addresses taken; each verb's row with few and with many."""
-    rows = {}
-    for reserved in (_FEW, _MANY):
-        for subject in subjects:
-            free = ipaddress.ip_address("10.110.0.2") + reserved
-            given = subject.cycle("host-local", subject.crowd(reserved))["ADD"].outcome.result()
-            found = given["ips"][0]["address"]
-            assert found == f"{free}/16", f"{subject.label} gave {found}, not {free}/16"
-        for row in compare(subjects, rounds, _crowded(reserved)):
-            rows[row.case] = row
-    return [
-        (f"host-local {command}", rows[_crowd_title(command, _FEW)], rows[_crowd_title(command, _MANY)])
-        for command in ("ADD", "CHECK", "DEL")
-    ]
+def crowd(subjects: Subjects, rounds: int, reserved: int, floor: Floor | None = None) -> list[Row]:
+    """Measures host-local's ADD, CHECK and DEL with so many addresses taken."""
+    for subject in subjects:
+        given = subject.cycle("host-local", subject.crowd(reserved))["ADD"].outcome.result()
+        found = ipaddress.IPv4Interface(given["ips"][0]["address"]).ip
+        assert found >= CROWD[2 + reserved], f"{subject.label} gave {found}, which is taken"
+
+    def act(subject: Subject) -> Samples:
+        return {
+            _crowd_title(command, reserved): run
+            for command, run in subject.cycle("host-local", subject.crowd(reserved)).items()
+        }
+
+    return compare(subjects, rounds, act, floor)
+
+
+def status(subjects: Subjects, rounds: int) -> list[Row]:
+    """Measures host-local's STATUS, of podwire alone where the reference does not know it."""
+
+    def known(subject: Subject) -> bool:
+        return _STATUS_VERSION in subject.run("host-local", "VERSION", {}).outcome.json["supportedVersions"]
+
+    def act(subject: Subject) -> Samples:
+        if subject not in able:
+            return {}
+        config = {**subject.crowd(FEW), "cniVersion": _STATUS_VERSION}
+        return {f"host-local STATUS, {FEW} taken": subject.run("host-local", "STATUS", config)}
+
+    able = [subject for subject in subjects if known(subject)]
+    return compare(subjects, rounds, act)
 
 
 def memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
     """Measures the peak of resident memory, in KiB: the largest of some runs."""
     peaks: dict[tuple[str, str], int] = defaultdict(int)
     for _, subject in turns(subjects, _MEMORY_RUNS, warm_up=0):
-        config, many = network(subject), subject.crowd(_MANY)
+        config, many = network(subject), subject.crowd(MANY)
         for title, call in (
             ("VERSION", subject.call("bridge", "VERSION", {})),
             ("bridge, dual stack ADD", subject.call("bridge", "ADD", config, pod)),
             ("bridge, dual stack DEL", subject.call("bridge", "DEL", config, pod)),
-            (_crowd_title("ADD", _MANY), subject.call("host-local", "ADD", many)),
-            (_crowd_title("DEL", _MANY), subject.call("host-local", "DEL", many)),
+            (_crowd_title("ADD", MANY), subject.call("host-local", "ADD", many)),
+            (_crowd_title("DEL", MANY), subject.call("host-local", "DEL", many)),
         ):
             peaks[title, subject.label] = max(peaks[title, subject.label], peak_kib(call))
     ours, reference = (subject.label for subject in subjects)
@@ -152,32 +171,34 @@ def turns(subjects: Subjects, rounds: int, *, warm_up: int = _WARM_UP) -> Iterat
 
 
 def compare(
-    subjects: Subjects, rounds: int, act: Callable[[Subject], Samples], wanted: dict[str, float] | None = None
+    subjects: Subjects, rounds: int, act: Callable[[Subject], Samples], floor: Floor | None = None
 ) -> list[Row]:
-    """Lets both implementations act in turn and returns a row for each thing they did."""
+    """Lets both implementations act in turn, and the floor beside them; returns a row for each thing they did."""
     taken: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for counts, subject in turns(subjects, rounds):
-        for case, run in act(subject).items():
-            if counts:
-                taken[case, subject.label].append(run)
-    rows = []
-    for case in dict.fromkeys(case for case, _ in taken):
-        ours, reference = (
-            figures([run.ms for run in runs], [run.faults for run in runs])
-            for runs in (taken[case, subject.label] for subject in subjects)
+        done = [(subject.label, act(subject))]
+        if floor and subject is subjects[0]:
+            settle()
+            done.append((_FLOOR, floor()))
+        for label, samples in done:
+            for case, run in samples.items():
+                if counts:
+                    taken[case, label].append(run)
+    ours, reference = (subject.label for subject in subjects)
+    return [
+        Row(
+            case,
+            _figures(taken[case, ours]),
+            _figures(taken[case, reference]) if (case, reference) in taken else None,
+            wanted.ratio(case),
+            _figures(taken[case, _FLOOR]) if (case, _FLOOR) in taken else None,
         )
-        rows.append(Row(case, ours, reference, (wanted or {}).get(case)))
-    return rows
+        for case in dict.fromkeys(case for case, label in taken if label == ours)
+    ]
 
 
-def _crowded(reserved: int) -> Callable[[Subject], Samples]:
-    def act(subject: Subject) -> Samples:
-        return {
-            _crowd_title(command, reserved): run
-            for command, run in subject.cycle("host-local", subject.crowd(reserved)).items()
-        }
-
-    return act
+def _figures(runs: Sequence[Run]) -> Figures:
+    return figures([run.ms for run in runs], [run.faults for run in runs])
 
 
 def _crowd_title(command: str, reserved: int) -> str:

@@ -1,17 +1,15 @@
-"""The figures of a run for readers: a table in docs/performance.md, and a plot, docs/bench.svg.
+"""The plot of a run, docs/bench.svg: two bars for each of the main cases.
 
-One rule: pure but for `write`; what is not in the run is in neither, so that no figure is older than the rest.
+One rule: pure; what is not in the run is not drawn, so that no figure is older than the rest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.support.kubelet import PODS
+from bench.page import Case, Report, cases, shown
 
 # The cases that are plotted, and what they are called there; the table has all of them.
 PLOTTED = {
@@ -38,8 +36,6 @@ PLOTTED = {
     "host-local ADD, 10,000 taken": "host-local, 10,000 addresses in use: ADD",
 }
 
-BEGIN, END = "<!-- bench -->\n", "<!-- end of bench -->"
-
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 11px; fill: #59636e }
 .page { fill: #ffffff } .line { stroke: #d1d9e0 } .ours { fill: #0969da } .reference { fill: #afb8c1 }
@@ -50,42 +46,14 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 11p
 _LEFT, _WIDTH, _RIGHT = 270, 470, 70  # of the names, of the bars, of the figures behind them
 _TOP, _ROW, _BAR = 56, 34, 12
 
-Report = Mapping[str, Any]  # what bench.run writes with --json
-
-
-class Case(NamedTuple):
-    """One case: medians of both implementations, in the unit of its group."""
-
-    name: str
-    ours: float
-    reference: float
-
-
-def cases(report: Report, group: str) -> list[Case]:
-    """Returns the cases of a group of the report: "ms", "pod_ms", "memory_kib" or "size_bytes"."""
-    rows = report.get(group, [])
-    return [Case(row["case"], row["podwire"]["median"], row["reference"]["median"]) for row in rows]
-
-
-def markdown(report: Report) -> str:
-    """Returns the tables, with where and how they were measured."""
-    about = report["about"]
-    kernel = ".".join(str(about["kernel"]).split(".")[:2])
-    where = f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors."
-    parts = [where, "", *_table("ms", 1, cases(report, "ms")), ""]
-    parts += [*_table(f"ms per pod, a node of {PODS}", 1, cases(report, "pod_ms")), ""]
-    parts += [*_table("MiB of memory, peak", 1024, cases(report, "memory_kib")), ""]
-    parts += _table("MB of files", 1e6, cases(report, "size_bytes"))
-    return "\n".join(parts) + "\n"
-
 
 def svg(report: Report) -> str:
     """Returns the plot: two bars for each case, lengths by the logarithm of milliseconds."""
-    found = {case.name: case for case in cases(report, "ms")}
+    found = {case.name: case for group in ("ms", "parallel_ms") for case in cases(report, group)}
     chosen = [found[name]._replace(name=title) for name, title in PLOTTED.items() if name in found]
     if not chosen:
         raise ValueError("nothing that is plotted was measured")
-    values = [value for case in chosen for value in case[1:]]
+    values = [value for case in chosen for value in (case.ours, case.reference) if value]
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     scale = _Scale(first, max(last, first + 1))
     height = _TOP + _ROW * len(chosen) + 12
@@ -97,24 +65,6 @@ def svg(report: Report) -> str:
     page = f'<rect class="page" width="{width}" height="{height}" rx="6"/>'
     title = "<title>Milliseconds of podwire and of the reference plugins, logarithmic</title>"
     return "\n".join([head, title, f"<style>{_STYLE}\n</style>", page, *parts, "</svg>\n"])
-
-
-def inserted(document: str, tables: str) -> str:
-    """Returns the document with the tables between its marks; ValueError when it has none."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no {BEGIN.strip()} and {END} in the document")
-    return f"{before}{begin}\n{tables}\n{end}{after}"
-
-
-def write(report: Report, docs: Path) -> list[Path]:
-    """Writes both, and returns their paths; nothing is written when one of them cannot be made."""
-    page, plot = docs / "performance.md", docs / "bench.svg"
-    text, drawn = inserted(page.read_text(), markdown(report)), svg(report)
-    page.write_text(text)
-    plot.write_text(drawn)
-    return [page, plot]
 
 
 class _Scale(NamedTuple):
@@ -130,7 +80,7 @@ class _Scale(NamedTuple):
     def grid(self, height: int) -> list[str]:
         parts = []
         for exponent in range(self.first, self.last + 1):
-            x, text = self.place(10.0**exponent), f"{_number(10.0**exponent)} ms"
+            x, text = self.place(10.0**exponent), f"{shown(10.0**exponent)} ms"
             parts.append(f'<line class="line" x1="{x:.1f}" y1="{_TOP - 10}" x2="{x:.1f}" y2="{height - 8}"/>')
             parts.append(f'<text class="small" x="{x:.1f}" y="{_TOP - 16}" text-anchor="middle">{text}</text>')
         return parts
@@ -148,22 +98,12 @@ def _legend() -> list[str]:
 
 def _bars(case: Case, y: int, scale: _Scale) -> list[str]:
     parts = [f'<text x="{_LEFT - 10}" y="{y + 16}" text-anchor="end">{escape(case.name)}</text>']
-    for number, (kind, value) in enumerate((("ours", case.ours), ("reference", case.reference))):
-        top, end = y + number * (_BAR + 1), scale.place(value)
+    for place, (kind, value) in enumerate((("ours", case.ours), ("reference", case.reference))):
+        if value is None:
+            continue
+        top, end = y + place * (_BAR + 1), scale.place(value)
         parts.append(
             f'<rect class="{kind}" x="{_LEFT}" y="{top}" width="{end - _LEFT:.1f}" height="{_BAR}"/>'
-            f'<text class="small" x="{end + 5:.1f}" y="{top + 10}">{_number(value)}</text>'
+            f'<text class="small" x="{end + 5:.1f}" y="{top + 10}">{shown(value)}</text>'
         )
     return parts
-
-
-def _table(unit: str, divisor: float, rows: Sequence[Case]) -> list[str]:
-    lines = [f"| {unit} | podwire | reference | ratio |", "|---|---|---|---|"]
-    for case in rows:
-        ours, reference = _number(case.ours / divisor), _number(case.reference / divisor)
-        lines.append(f"| {case.name} | {ours} | {reference} | {case.ours / case.reference:.2f} |")
-    return lines
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"

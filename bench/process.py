@@ -14,7 +14,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tests.support.running import Outcome
@@ -104,28 +104,13 @@ def peak_kib(call: Invocation) -> int:
     return int(max(peaks))
 
 
-def batch_ms(calls: Sequence[Invocation], width: int) -> float:
-    """Runs all calls, at most `width` at a time, and returns how long it took until the last orphan was gone too."""
-    log = os.memfd_create("log")
-    running: set[int] = set()
-    waiting = [(call, _input(call)) for call in reversed(calls)]
-    inputs = [stdin for _, stdin in waiting]
-    started = time.perf_counter_ns()
+def start(call: Invocation, stdout: int, stderr: int) -> int:
+    """Starts one call that writes to the files given, and returns its process id; the caller reaps it."""
+    stdin = _input(call)
     try:
-        while True:
-            while waiting and len(running) < width:
-                call, stdin = waiting.pop()
-                running.add(_spawn(call.program, [call.program], call.env, stdin, log, log))
-            pid, status = os.waitpid(-1, 0)
-            if pid in running and status != 0:
-                os.lseek(log, 0, os.SEEK_SET)
-                raise RuntimeError(f"a plugin failed: {os.read(log, _PIPE_BYTES).decode(errors='replace')}")
-            running.discard(pid)
-    except ChildProcessError:
-        return (time.perf_counter_ns() - started) / 1e6
+        return _spawn(call.program, [call.program], call.env, stdin, stdout, stderr)
     finally:
-        for descriptor in (log, *inputs):
-            os.close(descriptor)
+        os.close(stdin)
 
 
 def _input(call: Invocation) -> int:

@@ -12,24 +12,23 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench import cases, chains, limits, mappings, nodes, plot, ports
-from bench.figures import Row, as_json, growth_table, size_table, timing_table
+from bench import cases, conversation, everything, floors, mappings, page, plot
+from bench.everything import Part
+from bench.figures import as_json, timing_table
+from bench.floors import Floors
 from bench.process import adopt_orphans
-from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Subject
-from tests.support import binaries, namespaces, private
-from tests.support.kubelet import PODS
-from tests.support.namespaces import Namespace
+from bench.subject import Subject
+from tests.support import binaries, private
 
-_ROUNDS, _QUICK_ROUNDS = 100, 15
+_ROUNDS, _QUICK_ROUNDS = 60, 15
 _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
-_PODS = 16
 _QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
-_DISK_BYTES = 256 << 20
+_DISK_BYTES, _DISK_FILES = 480 << 20, 250_000  # for each a crowd of 100,000 leases; from 512 MiB on each took 4 KiB
 _DOCS = binaries.ROOT / "docs"
 
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         rounds = _QUICK_ROUNDS if options.quick else options.rounds
-        report = _run(directories, rounds, _measure_mappings if options.mappings else _measure)
+        report = _run(directories, rounds, _chosen(options))
     except (RuntimeError, AssertionError) as error:
         print(f"\nstopped, since a plugin does not work: {error}", file=sys.stderr)
         return 1
@@ -56,24 +55,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.write:
-        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in plot.write(report, _DOCS)))
+        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in write(report, _DOCS)))
     return 0
+
+
+def write(report: Mapping[str, Any], docs: Path) -> list[Path]:
+    """Writes the page and the plot, and returns their paths; nothing is written when one of them cannot be made."""
+    text, drawing = docs / "performance.md", docs / "bench.svg"
+    shown, drawn = page.inserted(text.read_text(), page.markdown(report)), plot.svg(report)
+    text.write_text(shown)
+    drawing.write_text(drawn)
+    return [text, drawing]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"turns of each implementation ({_ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} turns: a first look")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} turns of the main cases: a first look")
     about = "measure connections through 1,000 host ports instead of everything else"
-    parser.add_argument("--mappings", action="store_true", help=about)
+    only.add_argument("--mappings", action="store_true", help=about)
+    about = "only count what each verb says to the kernel, with strace"
+    only.add_argument("--counts", action="store_true", help=about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file too")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/performance.md and its plot")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.write and options.mappings:
-        parser.error("--mappings measures nothing of what --write writes")
+    if options.write and (options.mappings or options.quick or options.counts):
+        parser.error("--write writes what a whole run measures")
     return options
+
+
+def _chosen(options: argparse.Namespace) -> Callable[[cases.Subjects, int], dict[str, object]]:
+    ways = {_measure_mappings: options.mappings, _count: options.counts, _measure_main: options.quick}
+    return next((way for way, asked in ways.items() if asked), _measure)
 
 
 def _run(
@@ -83,7 +99,7 @@ def _run(
     private.enter("/var/lib/cni")
     adopt_orphans()
     # On a disk, as on a node: leases are files, and a memory file system would flatter those who write many.
-    private.mount_disk(_DISK, _DISK_BYTES)
+    private.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
     gc.disable()
     ours, reference = directories
     subjects = (
@@ -94,66 +110,34 @@ def _run(
 
 
 def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
-    """Runs the cases, prints their tables, and returns all of it for JSON."""
+    """Runs everything, prints each table, and returns all of it for JSON."""
+    return {**_report(subjects, rounds, everything.measure), **_count(subjects, rounds)}
+
+
+def _count(subjects: cases.Subjects, _rounds: int) -> dict[str, object]:
+    """Counts what each verb says to the kernel, prints the table, and returns it for JSON."""
+    said = conversation.everything(subjects)
+    _show("What each verb says to the kernel, podwire / reference", conversation.text(said))
+    return {"conversation": [row.as_json() for row in said]}
+
+
+def _measure_main(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+    """Runs the main rows only."""
+    return _report(subjects, rounds, everything.measure_main)
+
+
+def _report(
+    subjects: cases.Subjects, rounds: int, measure: Callable[[cases.Subjects, int, Floors | None], Iterator[Part]]
+) -> dict[str, object]:
     about = _about(subjects, rounds)
-    few, fewer = max(3, rounds // 5), max(2, rounds // 20)
-    with ExitStack() as stack:
-        pods = [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
-        times = cases.version(subjects, rounds) + cases.loopback(subjects, rounds, pods[0])
-        crowds = cases.crowd(subjects, few)
-        with cases.networks(subjects, SINGLE) as network:
-            times += cases.bridge(subjects, rounds, "bridge", network, pods, cases.BRIDGE_WANTED)
-            batches = cases.throughput(subjects, fewer, network, pods)
-        with cases.networks(subjects, DUAL) as network:
-            times += cases.bridge(subjects, rounds, "bridge, dual stack", network, pods, cases.BRIDGE_WANTED)
-            memory = cases.memory(subjects, network, pods[0])
-        for kind, title, wanted in (
-            (IPTABLES, "masquerade, iptables", cases.IPTABLES_WANTED),
-            (NFTABLES, "masquerade, nftables", cases.NFTABLES_WANTED),
-        ):
-            with cases.networks(subjects, kind) as network:
-                times += cases.bridge(subjects, rounds, title, network, pods, wanted)
-        chained = _chained(subjects, rounds, pods)
-    whole = nodes.pods(subjects, fewer)
-    sizes = cases.size(subjects)
-    _show("A call as the runtime sees it, median and minimum in ms, minor page faults", timing_table(times))
-    _show("Chained plugins, alone and in a chain; the reference has iptables only", timing_table(chained))
-    _show("DEL until every process it left behind is gone, ms per DEL", timing_table(batches))
-    _show(f"A node of {PODS} pods as kubelet starts and ends them, ms per pod", timing_table(whole))
-    _show("host-local alone", timing_table([row for _, *pair in crowds for row in pair]))
-    _show("10,000 reservations against 10", growth_table(crowds))
-    _show("Peak of resident memory, the largest process of a call", size_table("MiB", 1024, memory))
-    _show("Files; one file under several names counts once", size_table("MB", 1e6, sizes))
-    groups: dict[str, list[Row]] = {"ms": [*times, *chained, *batches], "pod_ms": whole}
-    groups |= {"memory_kib": memory, "size_bytes": sizes}
-    groups["ms"] += [row for _, *pair in crowds for row in pair]
-    return {"about": about, **{name: [as_json(row) for row in rows] for name, rows in groups.items()}}
-
-
-def _chained(subjects: cases.Subjects, rounds: int, pods: Sequence[Namespace]) -> list[Row]:
-    """Runs the cases of portmap and bandwidth; fewer rounds for 100 ports, of which the reference takes seconds."""
-    rows: list[Row] = []
-    with ports.attached(subjects) as attached:
-        for count, title, turns, wanted in (
-            (1, "1 host port", rounds, ports.FEW_WANTED),
-            (100, "100 host ports", max(2, rounds // 20), ports.MANY_WANTED),
-        ):
-            for backend in ("iptables", "nftables"):
-                aims = wanted if backend == "iptables" else {}
-                rows += ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached, aims)
-        rows += limits.alone(subjects, rounds, "2 limits:", attached)
-    for kind, backend in ((IPTABLES, "iptables"), (NFTABLES, "nftables")):
-        port = chains.host_port(backend)
-        for title, plugins, aims in (
-            ("1 host port", [port], {}),
-            ("2 limits", [Subject.limits], chains.LIMITS_WANTED),
-            ("1 host port, 2 limits", [port, Subject.limits], chains.WHOLE_WANTED),
-            ("1 host port, firewall, tuning", [port, Subject.protected, Subject.tuned], chains.PODMAN_WANTED),
-        ):
-            name = f"masquerading bridge, {title}, {backend}:"
-            own_aims = aims if backend == "iptables" else {}
-            rows += chains.chain(subjects, rounds, name, kind, plugins, pods, own_aims)
-    return rows + chains.chain(subjects, rounds, "masquerading ptp, iptables:", ROUTED, [], pods, chains.ROUTED_WANTED)
+    groups: dict[str, list[object]] = {}
+    missed: list[str] = []
+    for part in measure(subjects, rounds, floors.compiled(_DISK)):
+        _show(part.title, part.text())
+        groups.setdefault(part.group, []).extend(as_json(row) for row in part.rows)
+        missed += [f"{row.case}: {row.ratio:.2f}, wanted {row.wanted:.2f}" for row in part.rows if row.missed]
+    _show("Missed", "\n".join(missed) or "nothing")
+    return {"about": about, **groups}
 
 
 def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object]:

@@ -28,6 +28,7 @@ _VERSION = "1.0.0"  # the newest that Debian's plugins know
 _CONTAINER_ID = "b" * 64
 _NO_POD = Namespace("none")  # host-local does not look at the namespace
 _FIRST_PORT = 20_000
+CROWD = ipaddress.IPv4Network("10.112.0.0/12")  # in which addresses are taken by the thousand
 
 
 class Kind(NamedTuple):
@@ -125,14 +126,13 @@ class Subject:
 
     def crowd(self, reserved: int) -> Config:
         """Returns a host-local network of which `reserved` addresses are taken, made the first time it is asked for."""
-        subnet = ipaddress.ip_network("10.110.0.0/16")
         directory = self.store / f"crowd-{reserved}"
         if not directory.exists():
             directory.mkdir(parents=True)
             for number in range(2, 2 + reserved):  # the first is the gateway
-                (directory / str(subnet[number])).write_text(f"{number:064x}\r\neth0")
-            (directory / "last_reserved_ip.0").write_text(str(subnet[1 + reserved]))
-        ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": str(subnet)}]]}
+                (directory / str(CROWD[number])).write_text(f"{number:064x}\r\neth0")
+            (directory / "last_reserved_ip.0").write_text(str(CROWD[1 + reserved]))
+        ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": str(CROWD)}]]}
         return {"cniVersion": _VERSION, "name": directory.name, "type": "bridge", "ipam": ipam}
 
     def call(

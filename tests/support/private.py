@@ -31,14 +31,16 @@ def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) ->
     return host
 
 
-def mount_disk(directory: Path, size_bytes: int) -> None:
+def mount_disk(directory: Path, size_bytes: int, files: int = 0) -> None:
     """Mounts a fresh ext4 file system on `directory`, to be called inside; its image has no name any more.
+
+    It takes so many `files`, or one for each 4 KiB.
 
     A fresh one, since ext4 creates files more slowly where many have just been deleted: runs would disturb each other.
     """
     with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="podwire-") as image:
         image.truncate(size_bytes)
-        inodes = str(size_bytes // 4096)
+        inodes = str(files or size_bytes // 4096)
         output("mkfs.ext4", "-q", "-F", "-N", inodes, "-E", "lazy_itable_init=0,lazy_journal_init=0", image.name)
         directory.mkdir(parents=True)
         output("mount", "-o", "loop", image.name, str(directory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench import wanted
 from bench.figures import Figures, Row, as_json, figures, growth_table, size_table, table, timing_table
 
 
@@ -46,6 +47,46 @@ def test_without_an_aim_nothing_is_marked():
     assert last.split() == ["case", "5.00", "5.00", "1.00", "1.00", "5.00", "5.00"]
 
 
+def test_what_the_reference_does_not_know_stands_alone():
+    """A row without a reference has no ratio, and misses nothing."""
+    alone = Row("case", figures([5.0]), None, 0.5)
+    assert (alone.ratio, alone.least_ratio, alone.missed) == (None, None, False)
+    assert timing_table([alone]).splitlines()[-1].split() == ["case", "5.00", "5.00", "-", "0.50"]
+    assert as_json(alone)["reference"] is None
+
+
+def test_the_floor_has_a_column_where_one_was_measured():
+    """What the kernel alone takes stands last, and only in tables that have such a row."""
+    with_floor = row([1.0], [2.0])._replace(floor=figures([0.25]))
+    text = timing_table([with_floor, row([1.0], [2.0])])
+    assert text.splitlines()[0].endswith("kernel alone")
+    assert text.splitlines()[2].endswith("0.25")
+    assert "kernel alone" not in timing_table([row([1.0], [2.0])])
+
+
+@pytest.mark.parametrize(
+    ("case", "ratio"),
+    [
+        ("VERSION", 0.6),
+        ("bridge ADD", 0.5),
+        ("bridge, dual stack DEL", 0.35),
+        ("masquerade, nftables ADD", 0.35),
+        ("1 host port, iptables: DEL", 0.2),
+        ("100 host ports, iptables: ADD", 0.02),
+        ("masquerading bridge, 1 host port, 2 limits, iptables: DEL", 0.15),
+        ("masquerading bridge, 1 host port, firewall, tuning, nftables: ADD", 0.3),
+        ("full chain, iptables, 50 at a time: ADD", 0.3),
+        ("full chain, iptables, 8 at a time: ADD", None),
+        ("host-local CHECK, 10 taken", None),
+        ("2 limits: CHECK", 0.5),
+        ("2 limits: ADD", None),
+    ],
+)
+def test_the_aim_of_a_case(case, ratio):
+    """An aim belongs to a title and a verb; CHECK has one wherever it stands last."""
+    assert wanted.ratio(case) == ratio
+
+
 def test_growth_compares_each_implementation_with_itself():
     """The growth table tells how many times longer the second row takes than the first."""
     text = growth_table([("verb", row([2.0], [1.0]), row([3.0], [8.0]))])
@@ -69,6 +110,7 @@ def test_json_holds_every_figure():
         "case": "case",
         "podwire": {"median": 1.0, "least": 1.0, "runs": 1, "faults": None},
         "reference": {"median": 2.0, "least": 2.0, "runs": 1, "faults": None},
+        "floor": None,
         "ratio": 0.5,
         "ratio_of_least": 0.5,
         "wanted": 0.8,

@@ -1,4 +1,4 @@
-"""What `make bench` writes: the table and the plot of docs/performance.md, from figures, no plugin is run."""
+"""What `make bench` writes: the tables and the plot of docs/performance.md, from figures, no plugin is run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import plot
+from bench import page, plot
 from bench.figures import Row, as_json, figures
+from bench.run import write
 from tests.support.markdown import DOCS, Document
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,7 +28,7 @@ def bars(text: str, kind: str) -> list[float]:
 
 def test_the_table_has_every_case():
     """Each case is a row with both medians and their ratio, below where it was measured."""
-    text = plot.markdown(report(("VERSION", 0.61234, 1.25), ("portmap DEL", 3, 512.4)))
+    text = page.markdown(report(("VERSION", 0.61234, 1.25), ("portmap DEL", 3, 512.4)))["bench"]
     assert "| VERSION | 0.612 | 1.25 | 0.49 |" in text
     assert "| portmap DEL | 3 | 512 | 0.01 |" in text
     assert "3 rounds, Linux 6.1, 2 processors" in text
@@ -35,8 +36,30 @@ def test_the_table_has_every_case():
 
 def test_sizes_are_in_megabytes():
     """Memory is shown in MiB, files in MB."""
-    assert "| bridge | 15 | 5 | 3.00 |" in plot.markdown(report(("bridge", 15360, 5120), group="memory_kib"))
-    assert "| all | 25.2 | 12.6 | 2.00 |" in plot.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))
+    assert "| bridge | 15 | 5 | 3.00 |" in page.markdown(report(("bridge", 15360, 5120), group="memory_kib"))["bench"]
+    assert "| all | 25.2 | 12.6 | 2.00 |" in page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["bench"]
+
+
+def test_the_aims_stand_apart():
+    """What has an aim is a row with the ratio, in bold where it is missed; the rest is not there."""
+    rows = [
+        Row("bridge ADD", figures([1]), figures([2]), 0.5, figures([0.5])),
+        Row("bridge CHECK", figures([3]), figures([4]), 0.5),
+        Row("loopback ADD", figures([1]), figures([2])),
+    ]
+    about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
+    text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["wanted"]
+    assert "1 of 2 aims are reached" in text
+    assert "| bridge ADD | 0.50 | 0.50 | 0.25 |" in text
+    assert "| bridge CHECK | 0.50 | **0.75** |  |" in text
+    assert "loopback" not in text
+
+
+def test_what_the_reference_does_not_know_has_no_ratio():
+    """A case of podwire alone is a row of the table, and a bar without its neighbour."""
+    alone = {"about": {"rounds": 1, "kernel": "6.1", "cpus": 1}, "ms": [as_json(Row("VERSION", figures([2]), None))]}
+    assert "| VERSION | 2 | - |  |" in page.markdown(alone)["bench"]
+    assert bars(plot.svg(alone), "reference") == []
 
 
 def test_a_bar_is_as_long_as_the_logarithm_of_its_time():
@@ -64,30 +87,35 @@ def test_figures_and_names_are_text():
     assert {"0.5", "150", "start-up (VERSION)"} <= set(shown)
 
 
-def test_the_table_replaces_the_one_before():
+def test_the_tables_replace_those_before():
     """What stood between the marks goes, what is around them stays; without marks it is an error."""
-    page = f"# Page\n\n{plot.BEGIN}old\n{plot.END}\n\nend\n"
-    once = plot.inserted(page, "| new |\n")
-    assert once == f"# Page\n\n{plot.BEGIN}\n| new |\n\n{plot.END}\n\nend\n"
-    assert plot.inserted(once, "| new |\n") == once
+    text = "# Page\n\n<!-- a -->\nold\n<!-- end of a -->\n\n<!-- b -->\n<!-- end of b -->\nend\n"
+    parts = {"a": "| new |\n", "b": "B"}
+    once = page.inserted(text, parts)
+    assert once == (
+        "# Page\n\n<!-- a -->\n\n| new |\n\n<!-- end of a -->\n\n<!-- b -->\n\nB\n\n<!-- end of b -->\nend\n"
+    )
+    assert page.inserted(once, parts) == once
     with pytest.raises(ValueError, match="in the document"):
-        plot.inserted("# Page\n", "")
+        page.inserted("# Page\n", parts)
 
 
 def test_nothing_is_written_when_one_part_fails(tmp_path):
     """A run without what is plotted leaves the page as it was."""
-    page = tmp_path / "performance.md"
-    page.write_text(f"{plot.BEGIN}{plot.END}")
+    file = tmp_path / "performance.md"
+    before = "".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in page.markdown(report(("a", 1, 1))))
+    file.write_text(before)
     with pytest.raises(ValueError, match="nothing"):
-        plot.write(report(("something else", 1, 1)), tmp_path)
-    assert page.read_text() == f"{plot.BEGIN}{plot.END}"
-    assert plot.write(report(("VERSION", 1, 2)), tmp_path) == [page, tmp_path / "bench.svg"]
-    assert "| VERSION |" in page.read_text()
+        write(report(("something else", 1, 1)), tmp_path)
+    assert file.read_text() == before
+    assert write(report(("VERSION", 1, 2)), tmp_path) == [file, tmp_path / "bench.svg"]
+    assert "| VERSION |" in file.read_text()
 
 
 def test_the_page_and_the_plot_are_of_one_run():
     """The plot in docs/ shows the figures of the table beside it, and all that is to be plotted is measured."""
-    rows = {row["ms"]: row for table in Document(DOCS / "performance.md").tables() for row in table if "ms" in row}
+    tables = Document(DOCS / "performance.md").tables()
+    rows = {row[head]: row for table in tables for row in table for head in row if head.startswith("ms")}
     drawn = ElementTree.fromstring((DOCS / "bench.svg").read_text())
     figures_drawn = [element.text or "" for element in drawn.iter(f"{SVG}text") if element.attrib.get("class")]
     wanted = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference")]

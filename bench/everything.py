@@ -1,0 +1,155 @@
+"""All that `make bench` measures, part by part, and the main rows of it for a first look.
+
+One rule: a part is measured and handed over before the next one begins, so that a run that is cut off has shown some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bench import cases, chains, cold, limits, nodes, parallel, ports
+from bench.cases import Subjects
+from bench.chains import Chained
+from bench.figures import Row, growth_table, size_table, timing_table
+from bench.floors import Floors
+from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Kind, Subject
+from tests.support import namespaces
+from tests.support.kubelet import PODS
+from tests.support.namespaces import Namespace
+
+_BACKENDS = ((IPTABLES, "iptables"), (NFTABLES, "nftables"))
+_PODS = 16
+
+
+class Part(NamedTuple):
+    """Some rows of one unit: `group` is their key in JSON ("ms", "memory_kib" ...), `note` what is printed besides."""
+
+    group: str
+    title: str
+    rows: Sequence[Row]
+    note: str = ""
+
+    def text(self) -> str:
+        """Returns its table."""
+        sizes = {"memory_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
+        shown = size_table(*sizes[self.group], self.rows) if self.group in sizes else timing_table(self.rows)
+        return f"{shown}\n\n{self.note}" if self.note else shown
+
+
+def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[Part]:
+    """Measures everything; what takes long, or differs little from time to time, in fewer rounds."""
+    few, fewer, fewest = max(3, rounds // 5), max(2, rounds // 20), max(2, rounds // 40)
+    with _pods() as pods:
+        start = cases.version(subjects, rounds, floors.version if floors else None)
+        yield Part("ms", "A call as the runtime sees it", start + cases.loopback(subjects, rounds, pods[0]))
+        with cases.networks(subjects, SINGLE) as network:
+            floor = floors.bridge("bridge", network(subjects[0]), pods[-1]) if floors else None
+            yield Part("ms", "bridge with host-local", cases.bridge(subjects, rounds, "bridge", network, pods, floor))
+            batches = cases.throughput(subjects, fewer, network, pods)
+            yield Part("ms", "DEL until every process it left behind is gone, each", batches)
+            first = cold.first_calls(subjects, few, network, pods[0])
+            yield Part("ms", "The first call, the plugin's file not in memory", first)
+        with cases.networks(subjects, DUAL) as network:
+            yield Part("ms", "Dual stack", cases.bridge(subjects, rounds, "bridge, dual stack", network, pods))
+            yield Part(
+                "memory_kib", "Peak of resident memory, the largest process", cases.memory(subjects, network, pods[0])
+            )
+        yield _masqueraded(subjects, rounds, pods)
+        counts = ((1, "1 host port", rounds), (10, "10 host ports", few), (100, "100 host ports", fewer))
+        yield _chained_alone(subjects, rounds, counts)
+        for kind, backend in _BACKENDS:
+            yield _chains(subjects, rounds, kind, backend, _lists(backend), pods)
+        rows = chains.chain(subjects, rounds, "masquerading ptp, iptables:", ROUTED, [], pods)
+        yield Part("ms", "ptp", rows)
+    for kind, backend in _BACKENDS:
+        yield _parallel(subjects, fewest, kind, backend, parallel.WIDTHS)
+    yield Part("pod_ms", f"A node of {PODS} pods as kubelet starts and ends them, each", nodes.pods(subjects, fewest))
+    yield _crowds(subjects, few, floors)
+    yield Part("size_bytes", "Files; one file under several names counts once", cases.size(subjects))
+
+
+def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[Part]:
+    """Measures the main rows only."""
+    few = max(3, rounds // 2)
+    with _pods() as pods:
+        yield Part(
+            "ms", "A call as the runtime sees it", cases.version(subjects, rounds, floors.version if floors else None)
+        )
+        for kind, title in ((SINGLE, "bridge"), (DUAL, "bridge, dual stack")):
+            with cases.networks(subjects, kind) as network:
+                alone = floors if kind is SINGLE else None
+                floor = alone.bridge(title, network(subjects[0]), pods[-1]) if alone else None
+                yield Part("ms", title, cases.bridge(subjects, rounds, title, network, pods, floor))
+        yield _masqueraded(subjects, rounds, pods)
+        yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", 1)))
+        for kind, backend in _BACKENDS:
+            yield _chains(subjects, few, kind, backend, _lists(backend)[-2:], pods)
+    yield _parallel(subjects, 1, IPTABLES, "iptables", (parallel.PODS,))
+
+
+@contextlib.contextmanager
+def _pods() -> Iterator[list[Namespace]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
+
+
+def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace]) -> Part:
+    rows = []
+    for kind, backend in _BACKENDS:
+        with cases.networks(subjects, kind) as network:
+            rows += cases.bridge(subjects, rounds, f"masquerade, {backend}", network, pods)
+    return Part("ms", "Masqueraded; the reference before 1.7 has iptables only", rows)
+
+
+def _chained_alone(subjects: Subjects, rounds: int, counts: Sequence[tuple[int, str, int]]) -> Part:
+    """Measures portmap with so many host ports, each in rounds of its own, and bandwidth."""
+    with ports.attached(subjects) as attached:
+        rows = [
+            row
+            for count, title, turns in counts
+            for _, backend in _BACKENDS
+            for row in ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached)
+        ]
+        return Part("ms", "Chained plugins alone", [*rows, *limits.alone(subjects, rounds, "2 limits:", attached)])
+
+
+def _lists(backend: str) -> list[tuple[str, Sequence[Chained]]]:
+    """Returns what stands behind a masquerading bridge; the last two are the whole chain, and podman's default."""
+    port = chains.host_port(backend)
+    return [
+        ("1 host port", [port]),
+        ("2 limits", [Subject.limits]),
+        ("1 host port, 2 limits", [port, Subject.limits]),
+        ("1 host port, firewall, tuning", [port, Subject.protected, Subject.tuned]),
+    ]
+
+
+def _chains(
+    subjects: Subjects,
+    rounds: int,
+    kind: Kind,
+    backend: str,
+    lists: Sequence[tuple[str, Sequence[Chained]]],
+    pods: Sequence[Namespace],
+) -> Part:
+    rows: list[Row] = []
+    for title, plugins in lists:
+        rows += chains.chain(subjects, rounds, f"masquerading bridge, {title}, {backend}:", kind, plugins, pods)
+    return Part("ms", f"A bridge and chained plugins, {backend}", rows)
+
+
+def _parallel(subjects: Subjects, rounds: int, kind: Kind, backend: str, widths: Sequence[int]) -> Part:
+    title = f"{parallel.PODS} pods, the whole chain, {backend}, until the last process is gone, each"
+    return Part("parallel_ms", title, parallel.chains(subjects, rounds, kind, backend, widths))
+
+
+def _crowds(subjects: Subjects, rounds: int, floors: Floors | None) -> Part:
+    floor = floors.leases(f"host-local {{}}, {cases.FEW} taken") if floors else None
+    few = cases.crowd(subjects, rounds, cases.FEW, floor)
+    status = cases.status(subjects, rounds)
+    many = cases.crowd(subjects, rounds, cases.MANY)
+    crowded = cases.crowd(subjects, max(2, rounds // 4), cases.CROWDED)
+    growth = zip(("ADD", "CHECK", "DEL"), few, many, strict=True)
+    return Part("ms", "host-local alone", [*few, *status, *many, *crowded], growth_table(list(growth)))
