@@ -54,7 +54,7 @@ help: ## this list
 
 venv: $(VENV)/.made ## .venv with this project and its tools, made from Debian's Python
 
-$(VENV)/.made: pyproject.toml kernel/_podwire.c | needs-build
+$(VENV)/.made: pyproject.toml $(wildcard kernel/*.c) | needs-build
 	@echo "venv: installing the project and its tools into $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'

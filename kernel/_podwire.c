@@ -6,7 +6,7 @@
  *   fs_type(path)       statfs(2)'s f_type: tells a namespace file from a left-over plain file
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
- * Built as an extension for ordinary Python, and linked into the static executable.
+ * Netlink messages are in _netlink.c. Built as an extension for ordinary Python, and linked into the static executable.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -211,12 +211,23 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+extern PyMethodDef netlink_methods[];
+
+static int
+add_netlink(PyObject *own)
+{
+    return PyModule_AddFunctions(own, netlink_methods);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_netlink}, {0, NULL}};
+
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_podwire",
-    .m_doc = "What Python 3.11 lacks of the kernel's.",
+    .m_doc = "What Python 3.11 lacks of the kernel's, and netlink messages.",
     .m_size = 0,
     .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC

@@ -2,24 +2,28 @@
 
 One rule: the classes say what is where (`fields`, `nla_map`), and nothing is made of what nobody asks for. pyroute2's
 own codec makes an object of each attribute, and looks up each field as a path: that took two thirds of a CHECK's time.
-What it writes and reads is what tests/unit/test_codec.py compares this with.
+What it writes and reads is what tests/unit/test_codec.py compares this with. The attributes are walked over in C
+(kernel/_netlink.c), since a link has some 60 of them.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Protocol
+
+from _podwire import packed, picked, places
 
 from cni.values import dataclass, field
 
 Attributes = list[tuple[str, object]]
+Pairs = Sequence[tuple[str, object]]
+Picks = tuple[tuple[int, str, object], ...]
 
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr (linux/netlink.h)
-_ATTRIBUTE = struct.Struct("=HH")
-_NESTED, _TYPE_MASK = 0x8000, 0x3FFF  # NLA_F_NESTED, NLA_TYPE_MASK
+_NESTED = 0x8000  # NLA_F_NESTED
 
 
 class AnswerError(OSError):
@@ -35,11 +39,13 @@ class Decoded(dict[str, Any]):
     `["attrs"]` has all that are known, as pairs of name and value.
     """
 
-    __slots__ = ("_found",)
+    __slots__ = ("_data", "_start", "_table")
 
-    def __init__(self, fields: dict[str, Any], found: list[tuple[str, Form, bytes]]) -> None:
+    def __init__(self, fields: dict[str, Any], table: Table, data: bytes, start: int) -> None:
         super().__init__(fields)
-        self._found = found
+        self._table = table
+        self._data = data
+        self._start = start
 
     def __bool__(self) -> bool:
         return True  # also one without fields
@@ -47,14 +53,13 @@ class Decoded(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         if key != "attrs":
             raise KeyError(key)
-        return [(name, form.read(content, self)) for name, form, content in self._found]
+        known = {wanted[0][0]: name for name, (wanted, _) in self._table.readers.items()}
+        found = places(self._data, self._start)
+        return [(known[number], self._first(known[number], start)) for number, start in found if number in known]
 
     def get_attr(self, name: str) -> Any:
-        """Returns the first attribute of a name, None when there is none."""
-        for own, form, content in self._found:
-            if own == name:
-                return form.read(content, self)
-        return None
+        """Returns the first attribute of a name, None when there is none; raises AnswerError, KeyError."""
+        return self._first(name, self._start)
 
     def need_attr(self, name: str) -> Any:
         """Returns the first attribute of a name; raises AnswerError when there is none."""
@@ -65,67 +70,67 @@ class Decoded(dict[str, Any]):
 
     def get_attrs(self, name: str) -> list[Any]:
         """Returns all attributes of a name."""
-        return [form.read(content, self) for own, form, content in self._found if own == name]
+        number = self._table.by_name[name][0] & ~_NESTED
+        return [self._first(name, start) for own, start in places(self._data, self._start) if own == number]
+
+    def pick(self, wanted: Picks) -> tuple[Any, ...]:
+        """Returns the first attributes that `picks` asks for, or its defaults; raises AnswerError."""
+        return _picked(self._data, self._start, wanted)
+
+    def _first(self, name: str, start: int) -> Any:
+        wanted, form = self._table.readers[name]
+        (content,) = _picked(self._data, start, wanted)
+        return content if form is None or content is None else form.read(content, self)
+
+
+def _picked(data: bytes, start: int, wanted: Picks) -> tuple[Any, ...]:
+    try:
+        values: tuple[Any, ...] = picked(data, start, wanted)
+    except ValueError as error:
+        raise AnswerError(str(error)) from error
+    return values
 
 
 class Form(Protocol):
-    """How an attribute's value is written and read; `message` is that which it is in."""
+    """How an attribute's value is written and read that is more than a number, text or bytes."""
 
-    def write(self, value: Any, message: _Said) -> bytes:
-        """Returns the bytes of a value."""
+    def write(self, value: Any, message: Pairs) -> bytes:
+        """Returns the bytes of a value; `message` are the attributes that it is among."""
 
     def read(self, content: bytes, message: Decoded) -> Any:
-        """Returns the value in the bytes; raises AnswerError."""
-
-
-class _Said:
-    """The attributes of a message that is being written."""
-
-    def __init__(self, attributes: Attributes) -> None:
-        self._attributes = attributes
-
-    def get_attr(self, name: str) -> object:
-        """Returns an attribute, None when there is none."""
-        return dict(self._attributes).get(name)
+        """Returns the value in the bytes; raises AnswerError. `message` is that which it is in."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a message class says: its fixed struct, the names of the fields, attributes by number and by name."""
+    """What a message class says: its fixed struct, the names of the fields, attributes by name.
+
+    An attribute has a number and a form: that of a number in the struct module, "s" for text, "" for bytes, or a Form.
+    """
 
     struct: struct.Struct
-    names: tuple[str, ...]
-    by_number: dict[int, tuple[str, Form]] = field(default_factory=dict)
-    by_name: dict[str, tuple[int, Form]] = field(default_factory=dict)
+    zeros: dict[str, int]
+    by_name: dict[str, tuple[int, str | Form]] = field(default_factory=dict)
+    readers: dict[str, tuple[Picks, Form | None]] = field(default_factory=dict)
 
-    def write(self, values: Mapping[str, Any], attributes: Attributes) -> bytes:
+    def write(self, values: Mapping[str, Any], attributes: Pairs) -> bytes:
         """Returns the bytes of fixed fields, 0 unless given, and attributes; KeyError for one that is not known."""
-        said = _Said(attributes)
-        parts = [_packed(self.struct, *[values.get(name, 0) for name in self.names]), bytes(-self.struct.size % 4)]
-        for name, value in attributes:
-            number, form = self.by_name[name]
-            content = form.write(value, said)
-            parts += [_ATTRIBUTE.pack(_ATTRIBUTE.size + len(content), number), content, bytes(-len(content) % 4)]
-        return b"".join(parts)
+        try:
+            fixed = self.struct.pack(*{**self.zeros, **values}.values())
+            return fixed + bytes(packed(attributes, self.by_name))
+        except (struct.error, OverflowError) as error:
+            raise OSError(errno.ERANGE, f"a number is out of range: {error}") from error
 
     def read(self, data: bytes, start: int) -> Decoded:
         """Returns what stands in `data` from `start` on; raises AnswerError when the fixed fields are cut off."""
         try:
-            fields = dict(zip(self.names, self.struct.unpack_from(data, start), strict=True))
+            fields = dict(zip(self.zeros, self.struct.unpack_from(data, start), strict=True))
         except struct.error as error:
             raise AnswerError(str(error)) from error
-        found = []
-        offset, end, known = start + (self.struct.size + 3 & ~3), len(data), self.by_number
-        while offset + _ATTRIBUTE.size <= end:
-            length, number = _ATTRIBUTE.unpack_from(data, offset)
-            own = known.get(number & _TYPE_MASK)
-            if own:
-                found.append((*own, data[offset + _ATTRIBUTE.size : offset + length]))
-            offset += max(length + 3 & ~3, _ATTRIBUTE.size)
-        return Decoded(fields, found)
+        return Decoded(fields, self, data, start + self.struct.size)
 
 
-def encode(kind: type[Any], header: tuple[int, int, int], values: Mapping[str, int], attributes: Attributes) -> bytes:
+def encode(kind: type[Any], header: tuple[int, int, int], values: Mapping[str, int], attributes: Pairs) -> bytes:
     """Returns one netlink message: `header` is (type, flags, sequence number), `values` the fixed struct's fields."""
     body = _table(kind).write(values, attributes)
     return _HEADER.pack(_HEADER.size + len(body), *header, 0) + body
@@ -136,10 +141,24 @@ def decode(kind: type[Any], data: bytes) -> Decoded:
     return _table(kind).read(data, _HEADER.size)
 
 
+def picks(kind: type[Any], **defaults: object) -> Picks:
+    """Returns what to ask `Decoded.pick` of a class for: attributes by name, each with what stands for a missing one.
+
+    Nested attributes are bytes then, which `pick_nested` reads.
+    """
+    readers = _table(kind).readers
+    return tuple((*readers[name][0][0][:2], default) for name, default in defaults.items())
+
+
+def pick_nested(content: bytes, wanted: Picks) -> tuple[Any, ...]:
+    """Returns what `picks` of a nested class without fields asks for from its bytes; raises AnswerError."""
+    return _picked(content, 0, wanted)
+
+
 def prepare(*kinds: type[Any]) -> None:
     """Makes the tables of message classes and of their nested attributes: at import, so that the image has them."""
     for kind in kinds:
-        prepare(*(form.kind for _, form in _table(kind).by_number.values() if isinstance(form, _Nested)))
+        prepare(*(form.kind for _, form in _table(kind).by_name.values() if isinstance(form, _Nested)))
 
 
 def _table(kind: type[Any]) -> Table:
@@ -148,94 +167,76 @@ def _table(kind: type[Any]) -> Table:
         forms = [form for _, form in kind.fields]
         order = ">" if any(form[0] == ">" for form in forms) else "="  # the others of such a struct are single bytes
         own = struct.Struct(order + "".join(form.lstrip(">") for form in forms))
-        table = _TABLES[kind] = Table(own, tuple(name for name, _ in kind.fields))
+        if own.size % 4:
+            raise ValueError(f"{kind.__name__}: the fields of a message are padded to 4 bytes")
+        table = _TABLES[kind] = Table(own, dict.fromkeys((name for name, _ in kind.fields), 0))
         for number, name, how in kind.nla_map:
             word, _, nested = how.partition("|")
-            form = _ATOMS.get(word) or _form(getattr(kind, word))
-            table.by_number[number] = name, form
+            form = _form(word if word in _ATOMS else getattr(kind, word))
+            atom = form if isinstance(form, str) else ""
             table.by_name[name] = number | (_NESTED if nested else 0), form
+            table.readers[name] = ((number, atom, None),), None if isinstance(form, str) else form
     return table
 
 
-def _form(how: Any) -> Form:
-    """Returns the form of an attribute for which a message class has a class, or a function that chooses one."""
+def _form(how: Any) -> str | Form:
+    """Returns the form of what a message class has for an attribute: a word, a class, a function that chooses one."""
     if isinstance(how, FunctionType):
         return _Chosen(how)
-    return _ATOMS.get(how.__name__) or _Nested(how)
+    word = how if isinstance(how, str) else how.__name__
+    return _ATOMS[word] if word in _ATOMS else _Nested(how)
 
 
 @dataclass(frozen=True)
 class _Nested:
     kind: type[Any]
 
-    def write(self, value: Mapping[str, Any], _message: _Said) -> bytes:
-        return _table(self.kind).write(value, value.get("attrs", []))
+    def write(self, value: Mapping[str, Any], _message: Pairs) -> bytes:
+        fields = {name: number for name, number in value.items() if name != "attrs"}
+        return _table(self.kind).write(fields, value.get("attrs", []))
 
     def read(self, content: bytes, _message: Decoded) -> Decoded:
         return _table(self.kind).read(content, 0)
 
 
 @dataclass(frozen=True)
+class _Said:
+    """The attributes of a message that is being written, as those choose a class who read one."""
+
+    attributes: Pairs
+
+    def get_attr(self, name: str) -> object:
+        """Returns an attribute, None when there is none."""
+        return dict(self.attributes).get(name)
+
+
+@dataclass(frozen=True)
 class _Chosen:
+    """An attribute whose class, or that it is bytes, depends on others of the message that it is in."""
+
     choose: Callable[[Any], type[Any]]
 
-    def write(self, value: Any, message: _Said) -> bytes:
-        return _form(self.choose(message)).write(value, message)
+    def write(self, value: Any, message: Pairs) -> bytes:
+        form = _form(self.choose(_Said(message)))
+        return bytes(value) if isinstance(form, str) else form.write(value, message)
 
     def read(self, content: bytes, message: Decoded) -> Any:
-        return _form(self.choose(message)).read(content, message)
-
-
-class _Number:
-    def __init__(self, form: str) -> None:
-        self._struct = struct.Struct(form)
-
-    def write(self, value: int, _message: _Said) -> bytes:
-        return _packed(self._struct, value)
-
-    def read(self, content: bytes, _message: Decoded) -> int:
-        try:
-            number: int = self._struct.unpack_from(content)[0]
-        except struct.error as error:
-            raise AnswerError(str(error)) from error
-        return number
-
-
-def _packed(form: struct.Struct, *values: int) -> bytes:
-    try:
-        return form.pack(*values)
-    except struct.error as error:
-        raise OSError(errno.ERANGE, f"a number is out of range: {error}") from error
-
-
-class _Text:
-    def write(self, value: str, _message: _Said) -> bytes:
-        return value.encode("utf-8", "surrogateescape") + b"\0"
-
-    def read(self, content: bytes, _message: Decoded) -> str:
-        return content.rstrip(b"\0").decode("utf-8", "surrogateescape")
-
-
-class _Bytes:
-    def write(self, value: bytes, _message: _Said) -> bytes:
-        return bytes(value)
-
-    def read(self, content: bytes, _message: Decoded) -> bytes:
-        return content
+        form = _form(self.choose(message))
+        return content if isinstance(form, str) else form.read(content, message)
 
 
 # By the names of pyroute2's classes.
-_ATOMS: dict[str, Form] = {
-    "uint8": _Number("=B"),
-    "uint16": _Number("=H"),
-    "uint32": _Number("=I"),
-    "uint64": _Number("=Q"),
-    "int32": _Number("=i"),
-    "be16": _Number(">H"),
-    "be32": _Number(">I"),
-    "sbe32": _Number(">i"),
-    "be64": _Number(">Q"),
-    "asciiz": _Text(),
-    "cdata": _Bytes(),
+_ATOMS = {
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "int32": "i",
+    "be16": ">H",
+    "be32": ">I",
+    "sbe32": ">i",
+    "be64": ">Q",
+    "asciiz": "s",
+    "cdata": "",
 }
 _TABLES: dict[type[Any], Table] = {}

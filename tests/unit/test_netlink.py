@@ -1,0 +1,199 @@
+"""Netlink messages in C (kernel/_netlink.c), compared with the same in plain Python, for any bytes."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from _podwire import messages, packed, picked, places
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+NUMBERS = {"B": "=B", "H": "=H", "I": "=I", "Q": "=Q", "i": "=i", ">H": ">H", ">I": ">I", ">Q": ">Q", ">i": ">i"}
+FORMS = (*NUMBERS, "s", "")
+LENGTHS = st.sampled_from((0, 1, 3, 4, 5, 8, 11, 12, 20, 0x7FFF, 0xFFFF))
+TYPES = st.sampled_from((1, 2, 3, 0x8001, 0x4002, 0xC003))
+
+
+@st.composite
+def hostile(draw: st.DrawFn) -> bytes:
+    """Attributes whose lengths mostly lie, and whatever else."""
+    parts = draw(
+        st.lists(
+            st.one_of(
+                st.builds(lambda *header: struct.pack("=HH", *header), LENGTHS, TYPES),
+                st.builds(lambda text, number: attribute(number, text), st.binary(max_size=9), TYPES),
+                st.binary(max_size=7),
+            ),
+            max_size=8,
+        )
+    )
+    return b"".join(parts)
+
+
+def attribute(number: int, content: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(content), number) + content + bytes(-len(content) % 4)
+
+
+def plainly_split(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
+    """Returns number, place and content of each attribute."""
+    found = []
+    while start + 4 <= len(data):
+        length, number = struct.unpack_from("=HH", data, start)
+        found.append((number & 0x3FFF, start, data[start + 4 : start + length]))
+        start += max(length + 3 & ~3, 4)
+    return found
+
+
+def plainly_read(content: bytes, form: str) -> object:
+    if form == "":
+        return content
+    if form == "s":
+        return content.rstrip(b"\0").decode("utf-8", "surrogateescape")
+    return struct.unpack_from(NUMBERS[form], content)[0]
+
+
+@given(hostile(), st.integers(0, 40))
+@example(b"", 0)
+@example(bytes(8), 2)
+@example(b"\4\0\1\0", 0)
+@example(b"\5\0\1\0", 0)
+def test_attributes_are_where_plain_python_finds_them(data, start):
+    """Whatever the lengths say, the same attributes are found, and none of them goes beyond the end."""
+    assert places(data, start) == [(number, place) for number, place, _ in plainly_split(data, start)]
+
+
+@given(hostile(), st.integers(0, 40), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(FORMS)), max_size=24))
+def test_values_are_what_plain_python_reads(data, start, wanted):
+    """Of several the first counts, a missing one is its default, and a number that is cut off an error."""
+    first = {number: content for number, _, content in reversed(plainly_split(data, start))}
+    asked = tuple((number, form, place) for place, (number, form) in enumerate(wanted))
+    try:
+        expected = tuple(
+            plainly_read(first[number], form) if number in first else place for number, form, place in asked
+        )
+    except struct.error:
+        with pytest.raises(ValueError, match=r"a number has \d of \d bytes"):
+            picked(data, start, asked)
+    else:
+        assert picked(data, start, asked) == expected
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.builds(
+                lambda length, kind, flags, content: struct.pack("=IHHII", length, kind, flags, 7, 0) + content,
+                st.sampled_from((0, 1, 15, 16, 17, 20, 36, 1 << 31, (1 << 32) - 1)),
+                st.integers(0, 0xFFFF),
+                st.integers(0, 0xFFFF),
+                st.binary(max_size=20),
+            ),
+        ),
+        max_size=4,
+    )
+)
+def test_messages_are_split_as_by_plain_python(parts):
+    """Whatever the lengths say, the same messages are found, and none of them goes beyond the end."""
+    data = b"".join(parts)
+    expected = []
+    offset = 0
+    while offset + 16 <= len(data):
+        length, kind, flags, sequence, _ = struct.unpack_from("=IHHII", data, offset)
+        expected.append((kind, flags, sequence, data[offset : offset + length]))
+        offset += max(16, length + 3 & ~3)
+    assert messages(data) == expected
+
+
+@given(st.sampled_from(list(NUMBERS)), st.integers(-(1 << 65), 1 << 65))
+@example("i", -(1 << 31))
+@example("i", -(1 << 31) - 1)
+@example("I", 1 << 32)
+@example("Q", 1 << 64)
+def test_numbers_are_written_as_by_the_struct_module(form, number):
+    """A number has its bytes, or is out of range."""
+    try:
+        expected = attribute(5, struct.pack(NUMBERS[form], number))
+    except struct.error:
+        with pytest.raises(OverflowError):
+            packed([("X", number)], {"X": (5, form)})
+    else:
+        assert packed([("X", number)], {"X": (5, form)}) == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=300)), max_size=9))
+def test_attributes_are_written_in_their_order(pairs):
+    """Each has its length and number, and is filled up to four bytes."""
+    assert packed(pairs, {"a": (1, ""), "b": (0x8002, "")}) == b"".join(
+        attribute({"a": 1, "b": 0x8002}[name], content) for name, content in pairs
+    )
+
+
+class Twice:
+    """A form with a method."""
+
+    def write(self, value: object, pairs: object) -> object:
+        """Returns what it was given."""
+        return value * 2 if isinstance(value, bytes) else pairs
+
+
+def test_other_values():
+    """Text gets a NUL, comes back as it was if it is no UTF-8, and a form of another kind writes for itself."""
+    assert packed([("T", "a")], {"T": (1, "s")}) == attribute(1, b"a\0")
+    assert packed([("T", "\udce9")], {"T": (1, "s")}) == attribute(1, b"\xe9\0")
+    assert packed([("N", b"ab")], {"N": (1, Twice())}) == attribute(1, b"abab")
+    assert packed([("L", bytes(0xFFFB))], {"L": (1, "")}) == attribute(1, bytes(0xFFFB))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "known", "error"),
+    [
+        ([("X", 1)], {}, KeyError),
+        ([("X", bytes(0xFFFC))], {"X": (1, "")}, OverflowError),
+        ([("X", "1")], {"X": (1, "I")}, TypeError),
+        ([("X", 1)], {"X": (1, "s")}, TypeError),
+        ([("X", 1)], {"X": (1, "")}, TypeError),
+        ([("X", None)], {"X": (1, Twice())}, TypeError),
+        ([("X", b"")], {"X": (1, 2)}, AttributeError),
+        ([("X", b"")], {"X": 1}, TypeError),
+        ([("X",)], {"X": (1, "")}, TypeError),
+        (["X"], {"X": (1, "")}, TypeError),
+        (None, {}, TypeError),
+    ],
+)
+def test_what_cannot_be_written(pairs, known, error):
+    """What is no attribute, or not known, is an error."""
+    with pytest.raises(error):
+        packed(pairs, known)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((b"", -1, ()), ValueError),
+        ((b"", 0, ((1, "", None),) * 25), ValueError),
+        ((b"", 0, ((1, ""),)), TypeError),
+        ((b"", 0, (1,)), TypeError),
+        ((b"", 0, ((1, 2, 3),)), TypeError),
+        ((b"", 0, (("1", "", None),)), TypeError),
+    ],
+)
+def test_what_cannot_be_asked_for(arguments, error):
+    """What does not say what is wanted from where is an error."""
+    with pytest.raises(error):
+        picked(*arguments)
+
+
+def test_what_is_no_message():
+    """A place before the beginning, and what is no bytes, are errors."""
+    with pytest.raises(ValueError, match="-1"):
+        places(b"", -1)
+    with pytest.raises(TypeError):
+        messages("text")
+
+
+def test_a_single_message_is_not_copied():
+    """What was received with one answer in it is that answer."""
+    data = struct.pack("=IHHII", 20, 2, 0, 1, 0) + bytes(4)
+    assert messages(data)[0][3] is data
