@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cni.address import format_mac, parse_mac
 from cni.values import dataclass
@@ -17,7 +17,7 @@ from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.errors import KernelError
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import AnswerError, Attributes
+from kernel.wire import AnswerError, Attributes, pick_nested, picks
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90
@@ -28,15 +28,14 @@ OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dor
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignore it
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's other end.
 
     `lower_nsid` is this namespace's number for the one in which the other end is, None for this namespace itself.
     `tx_queue` is in packets; `max_mtu` 0 is no limit (and a kernel before 4.20).
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # for nobody who looks for a value in it as in a list
     name: str
     mac: str
     mtu: int
@@ -65,26 +64,29 @@ class Link:
         return bool(self.flags & IFF_UP)
 
 
+_OF_A_LINK = picks(
+    LinkMessage,
+    IFLA_LINKINFO=b"",
+    IFLA_ADDRESS=b"",
+    IFLA_IFNAME="",
+    IFLA_MTU=0,
+    IFLA_MASTER=0,
+    IFLA_LINK=0,
+    IFLA_LINK_NETNSID=None,
+    IFLA_OPERSTATE=0,
+    IFLA_IFALIAS="",
+    IFLA_TXQLEN=0,
+    IFLA_MIN_MTU=0,
+    IFLA_MAX_MTU=0,
+)
+_KIND = picks(LinkMessage.linkinfo, IFLA_INFO_KIND="")
+
+
 def from_message(message: Any) -> Link:
     """Returns the link in an RTM_NEWLINK message."""
-    get = message.get_attr
-    info = get("IFLA_LINKINFO")
-    return Link(
-        index=message["index"],
-        name=get("IFLA_IFNAME") or "",
-        mac=format_mac(get("IFLA_ADDRESS") or b""),
-        mtu=get("IFLA_MTU") or 0,
-        flags=message["flags"],
-        kind=(info and info.get_attr("IFLA_INFO_KIND")) or "",
-        master=get("IFLA_MASTER") or 0,
-        lower=get("IFLA_LINK") or 0,
-        lower_nsid=get("IFLA_LINK_NETNSID"),
-        operstate=get("IFLA_OPERSTATE") or 0,
-        alias=get("IFLA_IFALIAS") or "",
-        tx_queue=get("IFLA_TXQLEN") or 0,
-        min_mtu=get("IFLA_MIN_MTU") or 0,
-        max_mtu=get("IFLA_MAX_MTU") or 0,
-    )
+    info, mac, name, mtu, *others = message.pick(_OF_A_LINK)
+    (kind,) = pick_nested(info, _KIND)
+    return Link(message["index"], name, format_mac(mac), mtu, message["flags"], kind, *others)
 
 
 def by_name(name: str) -> Request:

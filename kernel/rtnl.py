@@ -12,16 +12,18 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, Self
+
+from _podwire import messages
 
 from cni import record
 from cni.signals import waiting
-from cni.values import dataclass, field
+from cni.values import dataclass
 from kernel.errors import KernelError
-from kernel.wire import Attributes, decode, encode
+from kernel.wire import Pairs, decode, encode
 
 # linux/netlink.h
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x8, 0x100, 0x200
@@ -36,7 +38,7 @@ _NETNS_COOKIE = 71  # asm-generic/socket.h
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
 _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 
-_HEADER = struct.Struct("=IHHII")
+_HEADER_BYTES, _CODE = 16, struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
 _ANSWER_BYTES = 8192  # what the kernel takes at most for an answer (a link's, in two pages), with its own books on it
@@ -45,8 +47,7 @@ _SUBSCRIBING = "get news of links and addresses"
 _DUMP_TRIES = 10  # each is spoilt by a change within the millisecond that it takes
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One netlink request as a value: built, compared in a test, sent once.
 
     `doing` names it in errors, `flags` are NLM_F_* beyond REQUEST, `values` the fixed struct, `ignore` the errnos that
@@ -58,12 +59,12 @@ class Request:
     kind: type[Any]
     type: int
     flags: int = NLM_F_ACK
-    values: dict[str, int] = field(default_factory=dict)
-    attributes: Attributes = field(default_factory=list)
+    values: Mapping[str, int] = MappingProxyType({})
+    attributes: Pairs = ()
     ignore: tuple[int, ...] = ()
     silent: bool = False
     wanted: Callable[[bytes], object] | None = None
-    more: Callable[[], str] | None = field(default=None, compare=False)
+    more: Callable[[], str] | None = None
 
     def told(self) -> str:
         """Returns what is done in the words of a record: an error says less."""
@@ -75,11 +76,11 @@ class Request:
         return encode(self.kind, (self.type, self.flags | NLM_F_REQUEST, sequence), self.values, self.attributes)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Answer:
     messages: list[Any]
+    complete: bool
     error: KernelError | None = None
-    complete: bool = False
     interrupted: bool = False
 
 
@@ -144,7 +145,7 @@ class Socket:
         if record.is_planned():
             record.made(*(request.told() for request in requests))
             return
-        answers = self._talk(requests)
+        answers = self._talk(requests, changing=True)
         if record.is_asked():
             record.made(*(sent.told() for sent, answer in zip(requests, answers, strict=True) if not answer.error))
         _raise_refused(requests, answers)
@@ -154,7 +155,7 @@ class Socket:
 
         Raises KernelError.
         """
-        _raise_refused(requests, self._talk(requests))
+        _raise_refused(requests, self._talk(requests, changing=True))
 
     def get(self, *requests: Request) -> list[Any]:
         """Sends requests for one object each, in one send; returns the messages, None where errno is ignored.
@@ -197,50 +198,64 @@ class Socket:
             if error.errno != errno.ENOBUFS:
                 raise KernelError(_SUBSCRIBING, error.errno or 0) from error
             return []
-        return [(header[1], decode(kind, body)) for header, body in _messages(data)]
+        return [(number, decode(kind, body)) for number, _, _, body in messages(data)]
 
-    def _talk(self, requests: Sequence[Request]) -> list[_Answer]:
+    def _talk(self, requests: Sequence[Request], *, changing: bool = False) -> list[_Answer]:
         """Sends all requests at once and reads until each has its answer; KernelError when that fails itself."""
         try:
-            return self._converse(requests)
+            return self._converse(requests, changing=changing)
         except OSError as error:
             raise KernelError(requests[0].doing, error.errno or 0) from error
 
-    def _converse(self, requests: Sequence[Request]) -> list[_Answer]:
+    def _converse(self, requests: Sequence[Request], *, changing: bool) -> list[_Answer]:
         """Does so; raises OSError, KernelError.
 
+        Of changes only the last one's success is told: until then the kernel has told of all that it refuses.
         What is refused as a whole is answered at its first request only: a transaction, whose first request is silent
         otherwise, and everything by a socket that `refuses_all`.
         """
         if not requests:
             return []
-        if (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT:
+        count = len(requests)
+        if (
+            count > _ANSWERS_THAT_FIT
+            and (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT
+        ):
             # All of them wait until the send is through; what does not fit is lost (ENOBUFS).
             room = self._enlarge(_RECEIVE_BUFFER, answered * _ANSWER_BYTES)
             if room < answered * _ANSWER_BYTES and not self.refuses_all:
-                return self._talk_in_halves(requests)
+                return self._talk_in_halves(requests, changing=changing)
+        last = count - 1 if changing and not requests[-1].silent else 0
         first = self._sequence + 1
-        self._sequence += len(requests)
-        data = b"".join(request.encoded(first + number) for number, request in enumerate(requests))
-        if not self._send(data):
-            if self.refuses_all or len(requests) == 1:
+        self._sequence += count
+        parts, answers = [], []
+        for number, request in enumerate(requests):
+            untold = number < last
+            flags = (request.flags & ~NLM_F_ACK if untold else request.flags) | NLM_F_REQUEST
+            header = request.type, flags, first + number
+            parts.append(encode(request.kind, header, request.values, request.attributes))
+            answers.append(_Answer([], untold or request.silent))
+        if not self._send(b"".join(parts)):
+            if self.refuses_all or count == 1:
                 raise KernelError(requests[0].doing, errno.EMSGSIZE)
-            return self._talk_in_halves(requests)
-        answers = [_Answer([], complete=request.silent) for request in requests]
-        while not all(answer.complete for answer in answers):
-            for header, body in _messages(self._receive()):
-                number = header[3] - first
-                if 0 <= number < len(requests):
-                    _take(answers[number], requests[number], header, body)
+            return self._talk_in_halves(requests, changing=changing)
+        awaited = [answer for answer in answers if not answer.complete]
+        while awaited:
+            for kind, flags, sequence, body in messages(self._receive()):
+                number = sequence - first
+                if 0 <= number < count:
+                    _take(answers[number], requests[number], kind, flags, body)
+            awaited = [answer for answer in awaited if not answer.complete]
             refused = answers[0].error
             if refused and (requests[0].silent or (self.refuses_all and refused.errno == errno.EPERM)):
                 return [answers[0]] * len(answers)
         return answers
 
-    def _talk_in_halves(self, requests: Sequence[Request]) -> list[_Answer]:
+    def _talk_in_halves(self, requests: Sequence[Request], *, changing: bool) -> list[_Answer]:
         """Does so where the kernel's limits for who has no privilege on the host do not let it be done at once."""
         middle = len(requests) // 2
-        return self._talk(requests[:middle]) + self._talk(requests[middle:])
+        halves = requests[:middle], requests[middle:]
+        return [answer for half in halves for answer in self._talk(half, changing=changing)]
 
     def _send(self, data: bytes) -> bool:
         """Sends data at once; returns False when the kernel does not let that be, and then nothing is sent."""
@@ -310,22 +325,11 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
 
-def _messages(data: bytes) -> list[tuple[tuple[int, int, int, int, int], bytes]]:
-    """Splits what one recv returned into (header, whole message)."""
-    found = []
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        header = _HEADER.unpack_from(data, offset)
-        found.append((header, data[offset : offset + header[0]]))
-        offset += max(_HEADER.size, (header[0] + 3) & ~3)
-    return found
-
-
-def _take(answer: _Answer, request: Request, header: tuple[int, int, int, int, int], body: bytes) -> None:
-    kind, flags = header[1], header[2]
-    answer.interrupted |= bool(flags & _NLM_F_DUMP_INTR)
+def _take(answer: _Answer, request: Request, kind: int, flags: int, body: bytes) -> None:
+    if flags & _NLM_F_DUMP_INTR:
+        answer.interrupted = True
     if kind in (_NLMSG_ERROR, _NLMSG_DONE):
-        (code,) = struct.unpack_from("=i", body, _HEADER.size) if len(body) >= _HEADER.size + 4 else (0,)
+        (code,) = _CODE.unpack_from(body, _HEADER_BYTES) if len(body) >= _HEADER_BYTES + _CODE.size else (0,)
         if code:
             answer.error = KernelError(request.doing, -code, _explanation(flags, body))
         answer.complete = True
@@ -340,9 +344,9 @@ def _explanation(flags: int, body: bytes) -> str:
     """Returns the kernel's own words from an extended acknowledgement (linux/netlink.h, enum nlmsgerr_attrs)."""
     if not flags & _NLM_F_ACK_TLVS:
         return ""
-    offset = _HEADER.size + 4 + _HEADER.size
+    offset = _HEADER_BYTES + 4 + _HEADER_BYTES
     if not flags & _NLM_F_CAPPED and len(body) >= offset:  # the whole request is echoed
-        offset += max(0, struct.unpack_from("=I", body, _HEADER.size + 4)[0] - _HEADER.size)
+        offset += max(0, struct.unpack_from("=I", body, _HEADER_BYTES + 4)[0] - _HEADER_BYTES)
     while offset + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, offset)
         if kind == _ATTR_MSG:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from cni.values import dataclass, replace
+from cni.values import dataclass
 from kernel import link
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.errors import KernelError
@@ -168,7 +168,7 @@ def filter_deletion(index: int, found: Filter) -> Request:
     values = {"index": index, "parent": RECEIVED, "info": found.info, "handle": found.handle}
     kind: Attributes = [("TCA_KIND", "u32")]
     request = Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, kind, _GONE)
-    return replace(request, more=partial(_of, index))
+    return request._replace(more=partial(_of, index))
 
 
 def priority_deletion(index: int, info: int) -> Request:
@@ -222,11 +222,11 @@ def lacking(socket: Socket, *further: str) -> list[str]:
     KernelError for who lacks the privilege.
     """
     made = link.ifb(0, "/", link.random_mac(), 0)
-    asked = [("ifb", errno.EOPNOTSUPP, replace(made, doing="create an ifb"))]
+    asked = [("ifb", errno.EOPNOTSUPP, made._replace(doing="create an ifb"))]
     for kind in (TBF, *further):
         unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
         # Replacing, so that a qdisc which lo may have is not the reason.
-        asked.append((kind, errno.ENOENT, replace(unsaid, flags=_NEW | NLM_F_REPLACE)))
+        asked.append((kind, errno.ENOENT, unsaid._replace(flags=_NEW | NLM_F_REPLACE)))
     found = []
     for name, absent, request in asked:
         try:

@@ -13,7 +13,7 @@ from socket import AF_BRIDGE
 from typing import Any
 
 from cni.errors import CniError, Code
-from cni.values import dataclass, replace
+from cni.values import dataclass
 from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
 from kernel.errors import KernelError
 from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
@@ -61,7 +61,7 @@ def filtering(socket: Socket, bridge: Link) -> Filtering:
     A kernel without VLAN filtering says of all its bridges that they do not filter; that it does not know of their
     default VLAN gives it away (net/bridge/br_netlink.c, br_fill_info).
     """
-    (message,) = socket.get(replace(by_index(bridge.index), ignore=()))
+    (message,) = socket.get(by_index(bridge.index)._replace(ignore=()))
     info = message.get_attr("IFLA_LINKINFO")
     data = info and info.get_attr("IFLA_INFO_DATA")
     default = data and data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID")
@@ -121,7 +121,7 @@ def member(socket: Socket, bridge: Link, index: int) -> Member | None:
 
 def device_id(socket: Socket, device: Link) -> int:
     """Returns the VLAN of an 802.1Q interface, 0 when it is gone; raises KernelError."""
-    (message,) = socket.get(replace(by_index(device.index), kind=VlanDeviceMessage))
+    (message,) = socket.get(by_index(device.index)._replace(kind=VlanDeviceMessage))
     info = message and message.get_attr("IFLA_LINKINFO")
     data = info and info.get_attr("IFLA_INFO_DATA")
     return (data and data.get_attr("IFLA_VLAN_ID")) or 0

@@ -315,8 +315,7 @@ def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object]
     `wanted` is a text that a rule must have anywhere, or tells by a message's bytes whether the rule is wanted: the
     others are not even decoded, since there may be hundreds. Raises KernelError.
     """
-    request = replace(
-        _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP),
+    request = _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP)._replace(
         ignore=NOTHING_THERE,
         silent=False,
         wanted=_having(wanted.encode()) if isinstance(wanted, str) else wanted,
@@ -343,10 +342,8 @@ def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
     Raises KernelError.
     """
     requests = [
-        replace(
-            _request(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own)),
-            ignore=NOTHING_THERE,
-            silent=False,
+        _request(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own))._replace(
+            ignore=NOTHING_THERE, silent=False
         )
         for own in chains
     ]
@@ -392,9 +389,9 @@ def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, gener
     values: dict[str, int] = {"subsystem": _SUBSYSTEM}
     end = Request("change nftables", BatchMessage, _BATCH_END, 0, values, silent=True)
     unchanged: Attributes = [("NFNL_BATCH_GENID", generation)] if generation else []
-    begin = replace(end, type=_BATCH_BEGIN, attributes=unchanged)
+    begin = end._replace(type=_BATCH_BEGIN, attributes=unchanged)
     *others, last = requests
     socket.garbage |= any(request.type not in _LEAVES_NONE for request in requests)
-    last = replace(last, flags=last.flags | NLM_F_ACK, silent=False)
+    last = last._replace(flags=last.flags | NLM_F_ACK, silent=False)
     # Without its end a batch is tried and taken back.
     socket.send(begin, *others, last, *([end] if commit else []))

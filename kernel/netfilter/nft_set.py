@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from os import fsencode
 from typing import NamedTuple
 
-from cni.values import dataclass, replace
+from cni.values import dataclass
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import NOTHING_THERE, NftSocket, Table
@@ -118,7 +118,7 @@ def are_right(socket: NftSocket, *sets: Set) -> list[bool | None]:
     for own in sets:
         named: Attributes = [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)]
         asked = _request(f"look up set {own}", SetMessage, _GETSET, own, named)
-        requests.append(replace(asked, ignore=NOTHING_THERE, silent=False))
+        requests.append(asked._replace(ignore=NOTHING_THERE, silent=False))
     return [
         message and (message.get_attr("NFTA_SET_KEY_TYPE"), message.get_attr("NFTA_SET_KEY_LEN")) == _type(own)
         for own, message in zip(sets, socket.get(*requests), strict=True)
@@ -130,8 +130,7 @@ def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | No
 
     `wanted` tells by an element's bytes whether it is wanted: the others are not even decoded. Raises KernelError.
     """
-    asked = replace(
-        _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP),
+    asked = _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP)._replace(
         ignore=NOTHING_THERE,
         silent=False,
         wanted=wanted,
@@ -172,7 +171,7 @@ def _of_many(
         part = slice(start, start + _AT_ONCE)
         attributes = [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[part]))]
         made = _request(doing, SetElementsMessage, number, own, attributes, flags)
-        requests.append(replace(made, more=partial(_text, own, keys[part])))
+        requests.append(made._replace(more=partial(_text, own, keys[part])))
     return requests
 
 

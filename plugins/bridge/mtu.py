@@ -46,7 +46,7 @@ def fitted(host: Socket, bridge: Link, conf: BridgeConf) -> Link:
     if len(found) > 1:
         others = ", ".join(str(mtu) for mtu in sorted(found - {conf.mtu}))
         _tell(bridge, f"has ports of MTU {others} beside {conf.mtu}: it gets {least}")
-    return replace(bridge, mtu=least)
+    return bridge._replace(mtu=least)
 
 
 def fit(host: Socket, bridge: Link, wanted: Link) -> None:

@@ -12,7 +12,6 @@ from cni.address import Interface, format_mac, with_prefix
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.undo import Undo
-from cni.values import replace
 from kernel import address, forwarding, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
@@ -88,7 +87,7 @@ def settled(host: Socket, before: Link, after: Link) -> Link:
         return after
     own = before if before.mac.strip("0:") else after
     host.change(link.settings(after, mac=own.mac_bytes))
-    return replace(after, mac=own.mac)
+    return after._replace(mac=own.mac)
 
 
 def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
-from cni.values import replace
 from kernel import link, rtnl
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
@@ -223,7 +222,7 @@ def _delete(
             lines = {*stale(version, listed(present, found))}
             gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
             for rule in gone:
-                requests.append(replace(nft.rule_deletion(rule.chain, rule.handle), more=partial(_matches, rule)))
+                requests.append(nft.rule_deletion(rule.chain, rule.handle)._replace(more=partial(_matches, rule)))
             if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
                 requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)

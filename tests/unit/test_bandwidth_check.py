@@ -101,7 +101,7 @@ def test_an_ifb_that_is_gone_or_down():
     missing = "get ifb device: Link not found", f"what the pod sends is not limited; {AGAIN}"
     assert egress(limits(ifbs=())) == missing
     down = "Interface bwp012345678901 is down", 'set it up: ip link set "bwp012345678901" up'
-    assert egress(limits(ifbs=(replace(IFB, flags=0),))) == down
+    assert egress(limits(ifbs=(IFB._replace(flags=0),))) == down
 
 
 SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets elsewhere

@@ -1,7 +1,5 @@
 """Whose an ifb is (plugins.bandwidth.owner)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +11,8 @@ from plugins.bandwidth.owner import Owner, own, stale
 OWNER = Owner("net", "cid", "eth0")
 FIRST, SECOND = OWNER.names
 IFB = Link(46, FIRST, "02:00:00:00:00:01", 1500, 1, "ifb", 0, 0, None, 0, OWNER.alias)
-NAMELESS = replace(IFB, alias="")  # as the reference makes one
-OTHERS = replace(IFB, alias=Owner("net", "cid", "net1").alias)
+NAMELESS = IFB._replace(alias="")  # as the reference makes one
+OTHERS = IFB._replace(alias=Owner("net", "cid", "net1").alias)
 LONG = "c" * 101
 words = st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]{0,150}", fullmatch=True)
 
@@ -68,8 +66,8 @@ def test_long_names_are_told_as_hashes(length):
         ([NAMELESS, NAMELESS], [NAMELESS]),
         ([OTHERS, None], []),
         ([OTHERS, IFB], [IFB]),
-        ([replace(IFB, kind="dummy"), None], []),
-        ([replace(NAMELESS, kind=""), IFB], [IFB]),
+        ([IFB._replace(kind="dummy"), None], []),
+        ([NAMELESS._replace(kind=""), IFB], [IFB]),
     ],
 )
 def test_the_owners_own(found, expected):
@@ -79,7 +77,7 @@ def test_the_owners_own(found, expected):
 
 def ifb(network, container_id, ifname="eth0", **keys):
     owner = Owner(network, container_id, ifname)
-    return replace(IFB, **{"name": owner.names[0], "alias": owner.alias, **keys})
+    return IFB._replace(**{"name": owner.names[0], "alias": owner.alias, **keys})
 
 
 def test_stale_ifbs():

@@ -1,7 +1,5 @@
 """VLANs as values: ranges on the wire (kernel.vlan), and which ones a port is put in (plugins.bridge.vlan)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +26,7 @@ class Told:
     def dump(self, request):
         """Returns the requests as the kernel's messages about the ports of the bridge."""
         master = ("IFLA_MASTER", BRIDGE.index)
-        asked = [replace(item, attributes=[*item.attributes, master]).encoded(1) for item in self._requests]
+        asked = [item._replace(attributes=[*item.attributes, master]).encoded(1) for item in self._requests]
         assert all(request.wanted(message) for message in asked)
         return [decode(VlanMessage, message) for message in asked]
 
@@ -57,7 +55,7 @@ def test_the_bridge_itself_is_no_port():
     """What the kernel tells of the bridge's own VLANs, and of other bridges' ports, is left out."""
     told = Told(vlan.addition(BRIDGE, {1: OWN}), vlan.addition(PORT, {2: OWN}))
     assert vlan.of_ports(told, BRIDGE) == {PORT.index: {2: OWN}}
-    assert vlan.of_ports(Told(vlan.addition(PORT, {2: OWN})), replace(BRIDGE, index=9)) == {}
+    assert vlan.of_ports(Told(vlan.addition(PORT, {2: OWN})), BRIDGE._replace(index=9)) == {}
 
 
 CASES = {
@@ -82,7 +80,8 @@ def test_a_port_is_put_in_its_vlans(case):
     asked, default, removed, added = CASES[case]
     requests = settings(PORT, asked, Filtering(True, default))
     expected = [vlan.removal(PORT, removed)] if removed else []
-    assert requests == expected + ([vlan.addition(PORT, added)] if added else [])
+    expected += [vlan.addition(PORT, added)] if added else []
+    assert [item._replace(more=None) for item in requests] == [item._replace(more=None) for item in expected]
     assert [request.type == RTM_DELLINK for request in requests] == [True] * len(removed) + [False] * bool(added)
 
 
