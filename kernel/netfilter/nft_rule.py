@@ -10,10 +10,11 @@ import re
 import struct
 import sys
 from collections.abc import Iterable
-from functools import cache
 from ipaddress import ip_address, ip_network
 from os import fsencode
 from typing import NamedTuple
+
+from _podwire import same_attributes
 
 from cni.address import Address, Network
 from kernel.netfilter import nft_expression as expression
@@ -281,27 +282,13 @@ def same(ours: bytes, theirs: bytes) -> bool:
     The kernel lists attributes in its own order and adds what it has as a default, more with each version: the
     expressions must be as many and the same, in order, and have all that ours have.
     """
-    mine, found = split(ours), split(theirs)
-    return len(mine) == len(found) and all(map(_has_expression, mine, found))
+    answer: bool = same_attributes(ours, theirs)
+    return answer
 
 
 def is_one_of(ours: Iterable[bytes], theirs: bytes) -> bool:
     """Tells whether the kernel's rule is one of those that were built here."""
     return any(same(expressions, theirs) for expressions in ours)
-
-
-@cache  # a container's rules have most of their expressions in common
-def _has_expression(ours: bytes, theirs: bytes) -> bool:
-    return _has(ours, theirs)
-
-
-def _has(ours: bytes, theirs: bytes) -> bool:
-    """Tells whether every attribute of ours stands in theirs."""
-    found = _content(theirs)
-    for kind, nested, value in attributes(ours):
-        if kind not in found or not (_has(value, found[kind]) if nested else value == found[kind]):
-            return False
-    return True
 
 
 def _content(data: bytes) -> dict[int, bytes]:

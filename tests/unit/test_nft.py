@@ -1,6 +1,7 @@
 """nftables messages and rules as bytes (netfilter.nft, netfilter.nft_rule), compared with pyroute2's full classes."""
 
 import importlib
+import struct
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.codec_netfilter import ChainMessage, RuleMessage, TableMessage
-from kernel.netfilter import nft, nft_rule, nft_set
+from kernel.netfilter import nft, nft_expression, nft_rule, nft_set
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_set import INTERFACE_NAME, IPV4_ADDRESS, Element, Set
 from kernel.wire import decode
@@ -204,10 +205,52 @@ def test_any_userdata_is_read(data):
     assert isinstance(nft_rule.comment_of(data), str)
 
 
-@given(st.binary(max_size=64), st.binary(max_size=64))
-def test_any_expressions_are_compared(ours, theirs):
-    """Whatever the bytes, they are compared without an error."""
-    assert nft_rule.same(ours, theirs) in (True, False)
+def said(kind, content, wrong=0):
+    """Returns an attribute whose length is wrong by so much, as far as there is such a length."""
+    length = max(0, 4 + len(content) + wrong)
+    return struct.pack("=HH", length, kind) + content + bytes(-len(content) % 4)
+
+
+KINDS, CONTENTS = st.sampled_from([1, 2, 0x8001, 0x8002, 0x4001]), st.binary(max_size=6)
+LEAVES = st.builds(said, KINDS, CONTENTS, st.sampled_from([0] * 9 + [-9, 1, 99]))
+LISTS = st.recursive(
+    st.lists(LEAVES, max_size=3).map(b"".join),
+    lambda inner: st.lists(st.builds(said, KINDS, inner), max_size=3).map(b"".join),
+)
+
+
+def read(data):
+    return [(kind, nested, content) for kind, nested, content in nft_expression.attributes(data)]
+
+
+def has_all(theirs, ours):
+    """Says what same_attributes does with nested attributes."""
+    found = {kind: content for kind, _, content in read(theirs)}
+    return all(
+        kind in found and (has_all(found[kind], content) if nested else found[kind] == content)
+        for kind, nested, content in read(ours)
+    )
+
+
+@given(LISTS | st.binary(max_size=64), LISTS | st.binary(max_size=64), st.booleans())
+def test_any_expressions_are_compared(ours, theirs, alike):
+    """Whatever the bytes, also lengths beyond the end, they are compared as it is said in Python."""
+    theirs = ours.replace(b"\x80", b"\0") if alike else theirs
+    pairs = list(zip(read(ours), read(theirs), strict=False))
+    same = len(read(ours)) == len(read(theirs)) and all(
+        kind == other and (has_all(content, own) if nested else content == own)
+        for (kind, nested, own), (other, _, content) in pairs
+    )
+    assert nft_rule.same(ours, theirs) == same
+
+
+def test_expressions_in_expressions_without_end_are_not_the_same():
+    """What is nested deeper than any rule is not gone into."""
+    data = b""
+    for _ in range(10000):
+        data = said(0x8001, data) if len(data) < 60000 else data
+    assert not nft_rule.same(data, data)
+    assert nft_rule.same(b"", b"")
 
 
 @given(st.binary(max_size=96))
