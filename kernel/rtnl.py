@@ -76,7 +76,7 @@ class Request(NamedTuple):
         return encode(self.kind, (self.type, self.flags | NLM_F_REQUEST, sequence), self.values, self.attributes)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Answer:
     messages: list[Any]
     complete: bool

@@ -19,10 +19,13 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from cni.address import Interface, Network, as_network
 from cni.values import dataclass
+from kernel.errors import KernelError
 from kernel.masquerade.names import CHAINS, ENTRY, chain_name
 from kernel.masquerade.wanted import Masquerade
-from kernel.netfilter import iptables, iptables_chains
+from kernel.netfilter import iptables, iptables_chains, nft
 from kernel.netfilter.iptables_chains import TABLE, missing, quoted
+from kernel.netfilter.iptables_direct import standing
+from kernel.netfilter.nft import Chain, NftSocket, Table
 
 _MULTICAST: dict[int, Network] = {4: IPv4Network("224.0.0.0/4"), 6: IPv6Network("ff00::/8")}
 
@@ -71,6 +74,8 @@ def delete_legacy(wanted: Masquerade, others: Collection[Interface] = ()) -> Non
 
 def check(wanted: Masquerade) -> None:
     """Checks that chain, rules and jumps are there; raises CniError(999) naming what is missing, and as `add`."""
+    if _are_there(wanted):
+        return
     chain = chain_name(wanted.network, wanted.container_id)
     for family, listing in iptables.read(_families(wanted), TABLE, [ENTRY, chain]).items():
         if f"-N {chain}" not in listing:
@@ -96,6 +101,33 @@ def gc_legacy(network: str, kept: Collection[str]) -> None:
 def problem() -> str:
     """Returns "" when IPv4 can be masqueraded with iptables, else what is missing (a host may be without IPv6)."""
     return iptables.problem((4,))
+
+
+def _are_there(wanted: Masquerade) -> bool:
+    """Tells whether all rules surely stand in iptables-nft's tables, in the form that we give them; no program is run.
+
+    What is missing, or has another form, the program is to tell.
+    """
+    families = _families(wanted)
+    if any(iptables.has_legacy(family, TABLE) for family in families):
+        return False
+    try:
+        with nft.opened() as socket:
+            return all(_stand(socket, wanted, family) for family in families)
+    except KernelError:
+        return False
+
+
+def _stand(socket: NftSocket, wanted: Masquerade, family: int) -> bool:
+    table, chain = Table(iptables.NFPROTO[family], TABLE), chain_name(wanted.network, wanted.container_id)
+    comment = _comment(wanted)
+    exceptions, masquerade, jumps = _rules(wanted, family)
+    spared, (last, *entries) = (
+        [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
+    )
+    found = standing(family, [*spared, last], nft.rules(socket, Chain(table, chain))) or []
+    leading = standing(family, entries, nft.rules(socket, Chain(table, ENTRY), chain + "\0")) or []
+    return found[-1:] == [last] and set(spared) == set(found[:-1]) and set(entries) == set(leading)
 
 
 @dataclass(frozen=True)

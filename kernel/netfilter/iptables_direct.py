@@ -1,6 +1,7 @@
-"""Writing rules of iptables without its programs, where they are iptables-nft's: over netlink, in one transaction.
+"""Writing and finding rules of iptables without its programs, where they are iptables-nft's: over netlink.
 
-A program takes some 2.5 ms, a transaction a tenth of that. What stands in the kernel then is the same, byte for byte.
+A program takes some 2.5 ms, a transaction a tenth of that. What stands in the kernel then is the same, byte for byte,
+so a rule is found by what would be written.
 
 One rule: only what adds to tables that the program has made is written here, and only when the host's programs are
 iptables-nft's. Whatever else, whatever fails: the program does it, and tells what is wrong with it.
@@ -9,15 +10,16 @@ iptables-nft's. Whatever else, whatever fails: the program does it, and tells wh
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from kernel.netfilter.iptables_rule import Translated, translated
-from kernel.netfilter.nft import Chain, Hook, Table
+from kernel.netfilter.nft import Chain, Hook, Rule, Table
 from kernel.rtnl import Request
 
 _LINES_MAX = 60  # of a family: with more, translating them takes longer than the program, which is quick once it runs
+_LINKS_MAX = 40  # as the kernel
 _PROGRAM = "xtables-nft-multi"  # what the names of iptables-nft's programs are links to
 # Where the program has the chains that it makes: NF_INET_* and priorities (nftables' names: dstnat, srcnat, filter).
 _BUILT_IN = {
@@ -63,6 +65,25 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
     return frozenset(done)
 
 
+def standing(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[str] | None:
+    """Returns the `lines` that the rules of a chain are, in the rules' order; None if one of them is another rule.
+
+    It is, too, in a form that another version of the program gives it, and when its line is not translated.
+    """
+    if len(lines) > _LINES_MAX:
+        return None
+    left = [(line, translated(version, line)) for line in lines]
+    found = []
+    for rule in rules:
+        # Most often it is the next one.
+        own = next((item for item in left if item[1] and item[1].is_rule(rule.expressions)), None)
+        if own is None or rule.userdata:
+            return None
+        left.remove(own)
+        found.append(own[0])
+    return found
+
+
 def _request(table: Table, rule: Translated) -> Request:
     chain = Chain(table, rule.chain)
     if rule.verb == "-N":
@@ -72,4 +93,10 @@ def _request(table: Table, rule: Translated) -> Request:
 
 def _is_nft(program: str) -> bool:
     """Tells whether a program is iptables-nft's; one that is wrapped in another is not known."""
-    return bool(program) and os.path.basename(os.path.realpath(program)) == _PROGRAM
+    path = program
+    try:
+        for _ in range(_LINKS_MAX):
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+    except OSError:  # no link any more
+        return os.path.basename(path) == _PROGRAM
+    return False

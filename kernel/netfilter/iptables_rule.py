@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft_expression import EQ, NEQ
 
+_FAMILIES, _NETWORKS = {4: AF_INET, 6: AF_INET6}, {4: IPv4Network, 6: IPv6Network}
 _IFNAMSIZ = 16  # linux/if.h, with the NUL
 COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)
 
@@ -41,8 +43,18 @@ class Translated(NamedTuple):
 
     verb: str
     chain: str
-    expressions: bytes = b""
+    matches: bytes = b""
+    action: bytes = b""
     protocol: int = 0
+
+    @property
+    def expressions(self) -> bytes:
+        """The rule as it is made."""
+        return self.matches + expression.counter() + self.action
+
+    def is_rule(self, found: bytes) -> bool:
+        """Tells whether the kernel's rule is this one, whatever it has counted."""
+        return nft_rule.same(self.matches + expression.any_counter() + self.action, found)
 
 
 class _UnknownError(ValueError):
@@ -59,13 +71,17 @@ def translated(version: int, line: str) -> Translated | None:
         if verb not in ("-A", "-I"):
             return None
         return _rule(version, verb, chain, words)
-    except (StopIteration, ValueError, KeyError, OverflowError, struct.error):
+    except (StopIteration, ValueError, KeyError, OverflowError, OSError, struct.error):
         return None  # the program says what is wrong with it, if there is anything
 
 
 def _words(line: str) -> Iterator[str]:
     for quoted, plain in _WORD.findall(line):
-        yield plain or _ESCAPED.sub(r"\1", quoted)
+        yield plain or (_ESCAPED.sub(_unescaped, quoted) if "\\" in quoted else quoted)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return match[1]
 
 
 def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translated:
@@ -95,7 +111,7 @@ def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translat
             raise _UnknownError
         inside = True
     start = b"".join(header[word] for word in _HEADER if word in header)
-    return Translated(verb, chain, start + matches + expression.counter() + action, protocol)
+    return Translated(verb, chain, start + matches, action, protocol)
 
 
 def _interface(key: int) -> Callable[[int, str, bool], bytes]:
@@ -116,11 +132,12 @@ def _protocol(_version: int, name: str, inside: bool) -> bytes:
 
 def _address(match: Callable[..., bytes]) -> Callable[[int, str, bool], bytes]:
     def matched(version: int, text: str, inside: bool) -> bytes:
-        network = ip_network(text)
-        plain = text in (str(network), str(network.network_address))  # iptables reads other masks otherwise
-        if network.version != version or not network.prefixlen or not plain:
+        host, slash, prefix = text.partition("/")
+        packed = inet_pton(_FAMILIES[version], host)
+        bits = _port(prefix) if slash else len(packed) * 8  # iptables reads other masks otherwise
+        if not bits:
             raise _UnknownError
-        return match(network, inside=inside)
+        return match(_NETWORKS[version]((packed, bits)), inside=inside)
 
     return matched
 

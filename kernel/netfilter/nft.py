@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from cni import record
 from cni.errors import all_of
-from cni.values import dataclass, field, replace
+from cni.values import dataclass, field
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
@@ -50,6 +50,7 @@ NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two
 
 Done = TypeVar("Done")
 _More = Callable[[], str] | None
+_Wanted = Callable[[bytes], object] | None
 
 
 @dataclass(frozen=True)
@@ -315,11 +316,8 @@ def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object]
     `wanted` is a text that a rule must have anywhere, or tells by a message's bytes whether the rule is wanted: the
     others are not even decoded, since there may be hundreds. Raises KernelError.
     """
-    request = _request(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP)._replace(
-        ignore=NOTHING_THERE,
-        silent=False,
-        wanted=_having(wanted.encode()) if isinstance(wanted, str) else wanted,
-    )
+    having = _having(wanted.encode()) if isinstance(wanted, str) else wanted
+    request = _question(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP, having)
     return [
         Rule(
             message.need_attr("NFTA_RULE_HANDLE"),
@@ -341,23 +339,18 @@ def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
 
     Raises KernelError.
     """
-    requests = [
-        _request(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own))._replace(
-            ignore=NOTHING_THERE, silent=False
-        )
-        for own in chains
-    ]
-    found = socket.get(*requests)
-    return [
-        message
-        and replace(
-            own,
-            hook=_hook(message),
-            uses=message.get_attr("NFTA_CHAIN_USE") or 0,
-            drops=message.get_attr("NFTA_CHAIN_POLICY") == 0,  # NF_DROP
-        )
-        for own, message in zip(chains, found, strict=True)
-    ]
+    found = socket.get(*map(_look_up, chains))
+    return [message and _found(own, message) for own, message in zip(chains, found, strict=True)]
+
+
+def _look_up(own: Chain) -> Request:
+    return _question(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own))
+
+
+def _found(own: Chain, message: ChainMessage) -> Chain:
+    """Returns a chain as it is there."""
+    drops = message.get_attr("NFTA_CHAIN_POLICY") == 0  # NF_DROP
+    return Chain(own.table, own.name, _hook(message), own.comment, message.get_attr("NFTA_CHAIN_USE") or 0, drops)
 
 
 def _hook(message: ChainMessage) -> Hook | None:
@@ -380,6 +373,12 @@ def _request(
     doing: str, kind: type[object], number: int, table: Table, content: Attributes, flags: int = 0, more: _More = None
 ) -> Request:
     return Request(doing, kind, number, flags, {"family": table.family}, content, silent=True, more=more)
+
+
+def _question(
+    doing: str, kind: type[object], number: int, own: Table, content: Attributes, flags: int = 0, wanted: _Wanted = None
+) -> Request:
+    return Request(doing, kind, number, flags, {"family": own.family}, content, NOTHING_THERE, wanted=wanted)
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:

@@ -10,7 +10,7 @@ import re
 import struct
 import sys
 from collections.abc import Iterable
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from os import fsencode
 from typing import NamedTuple
 
@@ -57,25 +57,28 @@ def of_version(version: int) -> bytes:
 
 def source(where: Address | Network, *, inside: bool = True) -> bytes:
     """Matches `ip saddr <address or network>` (or ip6), or `ip saddr != ...` with `inside` off."""
-    return _address(_SADDR, ip_network(where), inside)
+    return _address(_SADDR, where, inside)
 
 
 def destination(where: Address | Network, *, inside: bool = True) -> bytes:
     """Matches `ip daddr <address or network>` (or ip6), or `ip daddr != ...` with `inside` off."""
-    return _address(_DADDR, ip_network(where), inside)
+    return _address(_DADDR, where, inside)
 
 
-def _address(field: dict[int, tuple[int, int]], network: Network, inside: bool) -> bytes:
+def _address(field: dict[int, tuple[int, int]], where: Address | Network, inside: bool) -> bytes:
     """Looks only at the bytes of the prefix when these are whole, as nft does."""
-    offset, length = field[network.version]
+    offset, length = field[where.version]
     operation = EQ if inside else NEQ
-    packed = network.network_address.packed
-    whole, rest = divmod(network.prefixlen, 8)
+    if isinstance(where, (IPv4Network, IPv6Network)):
+        packed, bits, mask = where.network_address.packed, where.prefixlen, where.netmask.packed
+    else:
+        packed, bits, mask = where.packed, length * 8, b""
+    whole, rest = divmod(bits, 8)
     if whole and not rest:
         load = expression.payload(expression.NETWORK_HEADER, offset, whole)
         return load + expression.compare(operation, packed[:whole])
     load = expression.payload(expression.NETWORK_HEADER, offset, length)
-    return load + expression.bitwise(network.netmask.packed) + expression.compare(operation, packed)
+    return load + expression.bitwise(mask) + expression.compare(operation, packed)
 
 
 def source_range(first: Address, last: Address, *, inside: bool = True) -> bytes:

@@ -4,8 +4,9 @@ One rule: names, rules, comments and their order are the reference's (plugins.po
 can take away what the other has made.
 
 What it costs: ADD runs no program when netlink shows that nothing is in the way (see iptables_direct), else one or two
-for each family, as for the host's first pod and with iptables-legacy, whatever the number of ports; CHECK runs one; DEL
-and GC run none, except where iptables-legacy has made table nat.
+for each family, as for the host's first pod and with iptables-legacy, whatever the number of ports; CHECK runs none
+where all rules are in iptables-nft's tables as ADD makes them, else one for each family; DEL and GC run none, except
+where iptables-legacy has made table nat.
 
 No rule names the interface: two interfaces of one container on one network share the chain, and the first one's rules
 win, as with the reference. ADD keeps rules that lead to an address which another, living interface of the container has
@@ -76,10 +77,9 @@ def check(wanted: HostPorts) -> None:
     questions = {version: iptables_check.questions(wanted, version) for version in wanted.families}
     before: dict[int, Seen] = {}
     for _ in range(_ROUNDS):
-        seen = look(wanted)
+        seen = look(wanted, own=True)
         for version, family in seen.items():
             iptables_check.chains(wanted, version, family)
-        seen = {version: replace(family, clear=False) for version, family in seen.items()}
         listings = _listings(seen, before, questions)
         if listings is not None:
             break
@@ -137,9 +137,10 @@ def _listings(
     It was not when the last look saw the same as the one `before`: then RefusedError tells what is not to be listed.
     `questions` are further lines to ask the program.
     """
+    chains = {version: family.chains for version, family in seen.items() if not family.clear}
     try:
         read = iptables.ask(
-            {version: family.chains for version, family in seen.items() if not family.clear}, TABLE, questions
+            chains, TABLE, {version: lines for version, lines in (questions or {}).items() if version in chains}
         )
     except RefusedError:
         if seen == before:

@@ -1,4 +1,4 @@
-"""What netlink tells of host ports in iptables-nft's tables, so that ADD need not run a program to look first.
+"""What netlink tells of host ports in iptables-nft's tables, so that no program need be run to look.
 
 One rule: what is not surely recognised counts as unknown, and the program is asked.
 """
@@ -13,10 +13,19 @@ from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_direct import standing
 from kernel.netfilter.iptables_nft import TABLES, names_of
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
-from plugins.portmap.iptables_rules import CHAINS, DNAT, chain_of, shared_chains, shared_rules
+from plugins.portmap.iptables_rules import (
+    CHAINS,
+    DNAT,
+    chain_of,
+    chain_rules,
+    entries,
+    shared_chains,
+    shared_rules,
+)
 from plugins.portmap.iptables_shared import is_shared
 from plugins.portmap.wanted import HostPorts
 
@@ -33,8 +42,9 @@ class Seen:
     """Table nat of one family.
 
     `listing` has what netlink tells of chains that are ours and of the shared rules, as the program would list it.
-    With `clear` nothing is in the way of new rules. Else the program is to list `chains`, or all when there are none:
-    no built-in one where it is not needed, since that may have rules that iptables cannot express.
+    With `clear` that is all there is to know: nothing is in the way of new rules, or all that is there was recognised.
+    Else the program is to list `chains`, or all when there are none: no built-in one where it is not needed, since that
+    may have rules that iptables cannot express.
     """
 
     clear: bool
@@ -47,14 +57,17 @@ class Seen:
         return not self.clear and not self.chains
 
 
-def look(wanted: HostPorts) -> dict[int, Seen]:
-    """Returns what is seen of each family; one netlink conversation, no process."""
+def look(wanted: HostPorts, *, own: bool = False) -> dict[int, Seen]:
+    """Returns what is seen of each family; one netlink conversation, no process.
+
+    With `own` also the container's own rules, as far as they are such as we make.
+    """
     unknown = Seen(clear=False)
     legacy = {version: unknown for version in wanted.families if iptables.has_legacy(version, TABLE)}
     asked = [version for version in wanted.families if version not in legacy]
     try:
         with nft.opened() as socket:
-            return legacy | _look(socket, wanted, asked)
+            return legacy | _look(socket, wanted, asked, own=own)
     except KernelError:
         return dict.fromkeys(wanted.families, unknown)
 
@@ -90,17 +103,17 @@ def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
     return found
 
 
-def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int]) -> dict[int, Seen]:
+def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int], *, own: bool) -> dict[int, Seen]:
     names = [chain_of(wanted), *filter(None, [wanted.external_mark_chain]), *shared_chains(wanted)]
     chains = [Chain(TABLES[version], name) for version in versions for name in names]
     present: dict[int, list[str]] = {version: [] for version in versions}
     for chain, found in zip(chains, nft.get(socket, *chains), strict=True):
         if found:
             present[4 if chain.table == TABLES[4] else 6].append(chain.name)
-    return {version: _seen(socket, wanted, version, present[version]) for version in versions}
+    return {version: _seen(socket, wanted, version, present[version], own=own) for version in versions}
 
 
-def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str]) -> Seen:
+def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str], *, own: bool) -> Seen:
     listing = [f"-N {name}" for name in present]
     unknown = []
     for rule in shared_rules(wanted):
@@ -109,12 +122,29 @@ def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str]
             listing.append(rule)
         elif found:
             unknown.append(rule.split()[1])
-    own = [name for name in (chain_of(wanted), DNAT) if name in present]
-    ports = frozenset(mapping.host_port for mapping in wanted.of(version))
+    # There is an entry for each port, also for one that this IP version does not serve (reference).
+    ports = frozenset(mapping.host_port for mapping in (wanted.mappings if own else wanted.of(version)))
     rivals = nft.rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)) if DNAT in present else []
-    names = [name.decode() for rival in rivals for name in _OWN_CHAIN.findall(rival.expressions)]
+    if own and not unknown and (recognised := _recognised(socket, wanted, version, rivals)):
+        return Seen(clear=True, listing=(*listing, *recognised))
     clear = not unknown and not rivals and chain_of(wanted) not in present
-    return Seen(clear, tuple(listing), tuple(dict.fromkeys((*own, *unknown, *names))))
+    names = [name.decode() for rival in rivals for name in _OWN_CHAIN.findall(rival.expressions)]
+    needed = [name for name in (chain_of(wanted), DNAT) if name in present]
+    return Seen(clear and not own, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names))))
+
+
+def _recognised(socket: NftSocket, wanted: HostPorts, version: int, found: list[Rule]) -> list[str]:
+    """Returns the container's rules, those `found` that are for its ports among them; none if one is not such.
+
+    Conditions only the program can read.
+    """
+    if wanted.conditions.get(version):
+        return []
+    chain = chain_of(wanted)
+    made = [str(rule) for _, marks, dnat in chain_rules(wanted, version) for rule in (*marks, dnat)]
+    own = standing(version, made, nft.rules(socket, Chain(TABLES[version], chain)))
+    leading = standing(version, entries(wanted, version), found)
+    return [] if own is None or leading is None else [*own, *leading]
 
 
 def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, present: list[str]) -> list[Rule]:

@@ -66,7 +66,7 @@ def check(wanted: HostPorts) -> None:
     Raises CniError(999), KernelError.
     """
     with nft.opened() as socket:
-        look = Look(socket)
+        look = Look(socket, wanted.families)
         for version in wanted.families:
             nftables_check.check(look, wanted, version)
 

@@ -25,11 +25,11 @@ class Placed:
 
 
 class Look:
-    """One look at the tables of both IP versions; raises KernelError everywhere."""
+    """One look at the tables of both IP versions, or of some; raises KernelError everywhere."""
 
-    def __init__(self, socket: NftSocket) -> None:
+    def __init__(self, socket: NftSocket, versions: Iterable[int] = CHAINS) -> None:
         self._socket = socket
-        chains = [chain for version in CHAINS for chain in CHAINS[version]]
+        chains = [chain for version in versions for chain in CHAINS[version]]
         self._found = dict(zip(chains, nft.get(socket, *chains), strict=True))
 
     def has(self, chain: Chain) -> bool:

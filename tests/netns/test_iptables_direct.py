@@ -170,3 +170,19 @@ def test_one_family_may_be_written_without_the_other(prepared):
     """What is translated for one family is written, whatever becomes of the other."""
     changes = {4: ["-A POSTROUTING -j ACCEPT"], 6: ["-A POSTROUTING -j LOG"]}
     assert iptables_direct.written(changes, "nat", {v: iptables._find(v) for v in changes}) == {4}
+
+
+def test_what_the_program_writes_is_found(prepared):
+    """Each rule that the program writes is the line that it was, whatever it has counted, and it is no other line."""
+    for (version, table), lines in NEW_FIRST.items():
+        counted = [line if line.startswith("-N") else f"[5:300] {line}" for line in lines]
+        iptables.apply({version: counted}, table, "write")  # by the program: the brackets are not translated
+        with nft.opened() as socket:
+            for chain in dict.fromkeys(line.split()[1] for line in lines):
+                own = [line for line in lines if line.startswith((f"-A {chain} ", f"-I {chain} "))]
+                rules = nft.rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
+                wanted = sorted(own, key=lambda line: line.startswith("-A"))
+                assert iptables_direct.standing(version, own, rules) == (wanted if own else [])
+                for line in own:
+                    others = [other for other in lines if other != line]
+                    assert iptables_direct.standing(version, others, rules) is None

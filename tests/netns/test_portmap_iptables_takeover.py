@@ -175,7 +175,10 @@ def test_two_interfaces_of_one_container(remembered):
 
 
 def test_few_processes(ours, tmp_path):
-    """ADD of a hundred ports runs one program for each family, two where a port is had, CHECK one, and DEL none."""
+    """ADD of a hundred ports runs one program for each family, two where a port is had, CHECK one, and DEL none.
+
+    CHECK of a few ports runs none: their rules are read from iptables-nft's tables, and recognised.
+    """
     net = replace(ours, tools=xtables.counted(ours.tools, tmp_path / "counted"))
     legacy = ours.tools.name == "legacy"
     once, twice = sorted(f"{tool}-restore" for tool in TOOLS), sorted(f"{tool}-restore" for tool in TOOLS * 2)
@@ -184,6 +187,8 @@ def test_few_processes(ours, tmp_path):
     assert xtables.calls(net.tools) == once
     net.add("second", "9000:90", addresses=["10.22.0.3/16", "fd00:22::3/64"])
     assert xtables.calls(net.tools) == (twice if legacy else once)
+    net.check("second", "9000:90", addresses=["10.22.0.3/16", "fd00:22::3/64"])
+    assert xtables.calls(net.tools) == (once if legacy else [])
     net.add("third", *mappings, addresses=["10.22.0.4/16", "fd00:22::4/64"])
     assert xtables.calls(net.tools) == twice
     net.add("first", *mappings)
@@ -196,6 +201,24 @@ def test_few_processes(ours, tmp_path):
     assert xtables.calls(net.tools) == (twice if legacy else [])
     net.delete("third", *mappings)
     assert xtables.calls(net.tools) == (once if legacy else [])
+
+
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_check_runs_a_program_where_a_rule_is_not_ours(ours, tmp_path):
+    """One rule more in the container's chain, or another's for its port, and the program tells what there is."""
+    net = replace(ours, tools=xtables.counted(ours.tools, tmp_path / "counted"))
+    net.add("cid", "8080:80", "8081:81", "192.0.2.1|53:53/udp")
+    chain = next(line.split()[1] for line in net.rules()["iptables"] if line.startswith("-A CNI-DN-"))
+    xtables.calls(net.tools)
+    for line in (f"{chain} -p tcp -j LOG", "CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8081:8090 -j RETURN"):
+        net.check("cid", "8080:80", "8081:81", "192.0.2.1|53:53/udp")
+        assert xtables.calls(net.tools) == []
+        net.load(f"-A {line}")
+        xtables.calls(net.tools)
+        net.check("cid", "8080:80", "8081:81", "192.0.2.1|53:53/udp")
+        assert xtables.calls(net.tools) == ["iptables-restore"]
+        net.load(f"-D {line}")
+        xtables.calls(net.tools)
 
 
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
