@@ -116,17 +116,28 @@ def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     The indexes alone prove nothing, as each namespace counts its own: the end found must lead into `namespace`, or
     both be in this one, which `socket` is then of. Raises KernelError.
     """
+    asked = across(own, namespace)
+    return led_across(own, namespace, socket.get(*asked)) if asked else None
+
+
+def across(own: Link, namespace: Netns) -> list[Request]:
+    """Asks for the other end as `other_end` does, [] for what has none; `led_across` reads the answers."""
     if own.kind != "veth" or not own.lower:
-        return None
+        return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
     number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
-    message, answer = socket.get(by_index(own.lower), number)
+    return [by_index(own.lower), number]
+
+
+def led_across(own: Link, namespace: Netns, answers: Sequence[Any]) -> Link | None:
+    """Returns the other end by the answers to `across`, None when it is not there."""
+    message, number = answers
     found = message and from_message(message)
     if not found or found.kind != "veth" or found.lower != own.index:
         return None
     if found.lower_nsid is None:
         return found if own.lower_nsid is None and namespace.is_own() else None
-    return found if answer and found.lower_nsid == answer.get_attr("NETNSA_NSID") else None
+    return found if number and found.lower_nsid == number.get_attr("NETNSA_NSID") else None
 
 
 def namespace_numbers(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:

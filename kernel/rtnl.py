@@ -160,13 +160,14 @@ class Socket:
     def get(self, *requests: Request) -> list[Any]:
         """Sends requests for one object each, in one send; returns the messages, None where errno is ignored.
 
-        Raises KernelError.
+        One of them may be a dump, whose messages are a list. Raises KernelError.
         """
         found: list[Any] = []
         for request, answer in zip(requests, self._talk(requests), strict=True):
             if answer.error and answer.error.errno not in request.ignore:
                 raise answer.error
-            found.append(answer.messages[0] if answer.messages else None)
+            is_dump = request.flags & NLM_F_DUMP == NLM_F_DUMP
+            found.append(answer.messages if is_dump else answer.messages[0] if answer.messages else None)
         return found
 
     def dump(self, request: Request, *, united_by: Callable[[Any], object] | None = None) -> list[Any]:

@@ -199,10 +199,19 @@ def filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
 
     Raises KernelError.
     """
+    return listed(socket.dump(listing(index, parent)))
+
+
+def listing(index: int, parent: int = RECEIVED) -> Request:
+    """Asks for these filters; no such interface or place is no error. `listed` reads the answer."""
     values = {"index": index, "parent": parent}
     ignore = (errno.ENODEV, errno.EINVAL)  # no such interface; no such place, as newer kernels say it
-    asked = Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
-    return [found for message in socket.dump(asked) if (found := _filter(message))]
+    return Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
+
+
+def listed(messages: Sequence[Any]) -> list[Filter]:
+    """Returns the filters in an answer, in its order."""
+    return [found for message in messages if (found := _filter(message))]
 
 
 def roots(socket: Socket) -> dict[int, Qdisc]:

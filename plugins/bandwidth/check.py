@@ -5,7 +5,9 @@ One rule: the reference's numbers are as good as ours, and so is its ifb.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from cni.errors import CniError, Code
 from cni.values import replace
@@ -17,6 +19,7 @@ from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 
 _AGAIN = "remove the container and create it again"
+_NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 def check_ingress(found: Limits, outside: Link, accepted: Collection[Bucket]) -> None:
@@ -37,11 +40,16 @@ def check_classes(host: Socket, found: Limits, outside: Link, subnets: Subnets) 
 
 
 def check_egress(
-    host: Socket, found: Limits, outside: Link, accepted: Collection[Bucket], subnets: Subnets = EVERYWHERE
+    host: Socket,
+    found: Limits,
+    outside: Link,
+    accepted: Collection[Bucket],
+    subnets: Subnets = EVERYWHERE,
+    roots: Mapping[int, Any] = _NONE,
 ) -> None:
     """Checks the limit of what the pod sends, and that all of it, or of subnets, is led there.
 
-    Raises CniError(999), KernelError.
+    `roots` are answers of the kernel that are there already, by ifindex. Raises CniError(999), KernelError.
     """
     if not found.ifbs:
         raise _wrong("get ifb device: Link not found", f"what the pod sends is not limited; {_AGAIN}")
@@ -54,7 +62,7 @@ def check_egress(
         raise _wrong(f'what "{outside.name}" receives is not led to "{ifb.name}"', f"{hint}; {_AGAIN}")
     if not ifb.is_up:
         raise _wrong(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
-    (root,) = host.get(traffic.root(ifb.index))
+    root = roots[ifb.index] if ifb.index in roots else host.get(traffic.root(ifb.index))[0]
     _check_bucket(traffic.qdisc(root), f'what the pod sends is not limited on "{ifb.name}"', accepted)
 
 

@@ -38,15 +38,19 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         raise unchained("bandwidth")
     if not own.limits:
         return prev_result
+    owner = _owner(args, conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        outside = hostend.listed(host, namespace, args.ifname, prev_result)
+        inside = hostend.paired(namespace, args.ifname, prev_result)
+        further = [link.by_index(shaper.usual_index(inside.lower))] if own.egress else []
+        outside, found, taken = shaper.survey(host, owner, inside, namespace, *further, filters=False)
+        outside = hostend.listed(outside, inside, prev_result)
         wanted = Wanted(
             ingress=_bucket("ingress", own.ingress, outside.mtu, own.max_burst),
             egress=_bucket("egress", own.egress, outside.mtu, own.max_burst),
             subnets=own.subnets,
         )
         with record.step("limits"):
-            ifb = shaper.limit(host, _owner(args, conf), outside, wanted, undo)
+            ifb = shaper.limit(host, owner, outside, found, wanted, undo, index_is_free=taken == [None])
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
 
 
@@ -57,16 +61,17 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     reported afterwards.
     """
     with Socket() as host:
-        outside, failure = None, None
+        owner, outside, found, failure = _owner(args, conf), None, None, None
         try:
             with Netns(args.netns) as namespace:
-                outside = hostend.find(host, namespace, args.ifname)
+                inside = hostend.inside(namespace, args.ifname)
+                outside, found, _ = shaper.survey(host, owner, inside, namespace)
         except NetnsMissingError:
             pass
         except CniError as error:
             failure = error
         with record.step("limits"):
-            shaper.remove(host, _owner(args, conf), outside)
+            shaper.remove(host, outside, found or shaper.look(host, owner, None))
         if failure:
             raise failure
 
@@ -79,14 +84,21 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         details = "CHECK needs the result of ADD"
         raise CniError(Code.INVALID_NETWORK_CONFIG, "must be called as a chained plugin", details)
     with Netns(args.netns) as namespace, Socket() as host:
-        outside = hostend.listed(host, namespace, args.ifname, prev_result)
-        found = shaper.look(host, _owner(args, conf), outside) if own.limits else None
-        if found and own.ingress:
+        inside = hostend.paired(namespace, args.ifname, prev_result)
+        if not own.limits:
+            hostend.listed(link.other_end(host, inside, namespace), inside, prev_result)
+            return
+        usual = shaper.usual_index(inside.lower)
+        further = [traffic.root(usual)] if own.egress else []
+        outside, found, roots = shaper.survey(host, _owner(args, conf), inside, namespace, *further)
+        outside = hostend.listed(outside, inside, prev_result)
+        if own.ingress:
             if own.subnets.networks:
                 found = check_classes(host, found, outside, own.subnets)
             check_ingress(found, outside, _accepted(own.ingress, outside.mtu, own.max_burst))
-        if found and own.egress:
-            check_egress(host, found, outside, _accepted(own.egress, outside.mtu, own.max_burst), own.subnets)
+        if own.egress:
+            accepted = _accepted(own.egress, outside.mtu, own.max_burst)
+            check_egress(host, found, outside, accepted, own.subnets, {usual: roots[0]})
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:

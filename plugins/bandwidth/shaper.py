@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from cni.address import format_mac
 from cni.errors import all_of
@@ -18,6 +19,7 @@ from cni.values import dataclass
 from kernel import link, traffic
 from kernel.errors import KernelError
 from kernel.link import Link
+from kernel.netns import Netns
 from kernel.rtnl import Request, Socket
 from kernel.teardown import delete_on_host
 from kernel.traffic import Bucket, Filter, Qdisc
@@ -56,34 +58,49 @@ class Wanted:
     subnets: Subnets
 
 
+def usual_index(outside: int) -> int:
+    """Returns the index that an ifb gets unless it is taken, by the index of the host's end."""
+    return _INDEX_BASES[0] + outside % _INDEX_STEP
+
+
+def survey(
+    host: Socket, owner: Owner, inside: Link | None, namespace: Netns, *further: Request, filters: bool = True
+) -> tuple[Link | None, Limits, list[Any]]:
+    """Finds the host's end of `inside` and what is there, in one send; returns the answers to `further`, too.
+
+    All of it goes by the index of which the pod's end tells. With `filters` these are asked for at once, which is
+    quicker if there are any. Raises KernelError.
+    """
+    pair = link.across(inside, namespace) if inside else []
+    if not inside or not pair:
+        return None, look(host, owner, None), []
+    asked = [*_asked(owner.names, inside.lower), *([traffic.listing(inside.lower)] if filters else [])]
+    answers = host.get(*pair, *asked, *further)
+    end = len(pair) + len(asked)
+    outside = link.led_across(inside, namespace, answers[: len(pair)])
+    return outside, _limits(host, owner, outside, answers[len(pair) : end]), answers[end:]
+
+
 def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
     """Returns what is there, of the ifbs only without the host's end; raises KernelError."""
-    requests = [link.by_name(name) for name in owner.names]
-    requests += [traffic.root(outside.index), traffic.place(outside.index)] if outside else []
-    first, second, *qdiscs = host.get(*requests)
-    named = [message and link.from_message(message) for message in (first, second)]
-    root, place = (traffic.qdisc(message) for message in qdiscs or (None, None))
-    filters = traffic.filters(host, outside.index) if outside and place else []
-    ifbs = own(owner, named)
-    if outside:  # without a pod there is no other interface of it either
-        ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]
-    free_name = owner.names[0] if named[0] is None else owner.names[1]
-    return Limits(root, place, tuple(ifbs), tuple(filters), free_name)
+    return _limits(host, owner, outside, host.get(*_asked(owner.names, outside.index if outside else 0)))
 
 
-def limit(host: Socket, owner: Owner, outside: Link, wanted: Wanted, undo: Undo) -> Interface | None:
+def limit(
+    host: Socket, owner: Owner, outside: Link, found: Limits, wanted: Wanted, undo: Undo, *, index_is_free: bool = False
+) -> Interface | None:
     """Sets the limits in place of those of an earlier ADD; returns the ifb, if it takes one.
 
-    Raises KernelError, with the cure where it is known.
+    `index_is_free` tells that of `usual_index`. Raises KernelError, with the cure where it is known.
     """
-    found = look(host, owner, outside)
-    if _remove(host, found, outside, wanted):
+    if remove(host, outside, found, wanted):
         found = look(host, owner, outside)
-    undo.push("remove the limits", partial(remove, host, owner, outside, wanted, place_is_ours=not found.place))
+    undo.push("remove the limits", partial(_retract, host, owner, outside, wanted, place_is_ours=not found.place))
     requests = receiving(outside.index, wanted.ingress, wanted.subnets) if wanted.ingress else []
     ifb = None
     if wanted.egress:
-        ifb, mac, index = found.free_name, link.random_mac(), _free_index(host, outside)
+        ifb, mac = found.free_name, link.random_mac()
+        index = usual_index(outside.index) if index_is_free else _free_index(host, outside)
         requests += [link.ifb(index, ifb, mac, outside.mtu), link.alias(index, owner.alias)]
         requests += [] if found.place else [traffic.ingress(outside.index)]
         requests += [traffic.tbf(index, wanted.egress), *sending(outside.index, index, wanted.subnets)]
@@ -97,24 +114,17 @@ def limit(host: Socket, owner: Owner, outside: Link, wanted: Wanted, undo: Undo)
 
 def remove(
     host: Socket,
-    owner: Owner,
     outside: Link | None,
+    found: Limits,
     wanted: Wanted | None = None,
     *,
     place_is_ours: bool | None = None,
-) -> None:
-    """Removes the limits, of the directions that are `wanted` or of both; all is tried, then what failed is raised.
+) -> bool:
+    """Removes the limits, of the directions that are `wanted` or of both, and tells whether there were any.
 
     First the way to the ifb, so that what the pod sends is not dropped. The place for filters is ours, unless told,
-    when there is anything else of ours to do with it.
+    when there is anything else of ours to do with it. All is tried, then what failed is raised.
     """
-    _remove(host, look(host, owner, outside), outside, wanted, place_is_ours=place_is_ours)
-
-
-def _remove(
-    host: Socket, found: Limits, outside: Link | None, wanted: Wanted | None, *, place_is_ours: bool | None = None
-) -> bool:
-    """Removes what was found, and tells whether there was anything."""
     gone: list[Request] = []
     ifbs = found.ifbs if wanted is None or wanted.egress else ()
     if outside and (wanted is None or wanted.egress):
@@ -124,6 +134,30 @@ def _remove(
         gone.append(traffic.root_deletion(outside.index, found.root))
     all_of(partial(host.change, *gone), *(partial(delete_on_host, item, host) for item in ifbs))
     return bool(gone or ifbs)
+
+
+def _retract(host: Socket, owner: Owner, outside: Link, wanted: Wanted, *, place_is_ours: bool) -> None:
+    remove(host, outside, look(host, owner, outside), wanted, place_is_ours=place_is_ours)
+
+
+def _asked(names: tuple[str, str], outside: int) -> list[Request]:
+    """Asks for the ifbs of the owner's names, and, if `outside` is an ifindex, for the qdiscs there."""
+    of_outside = [traffic.root(outside), traffic.place(outside)] if outside else []
+    return [*map(link.by_name, names), *of_outside]
+
+
+def _limits(host: Socket, owner: Owner, outside: Link | None, answers: Sequence[Any]) -> Limits:
+    """Returns what the answers to `_asked` say, and to a request for the filters, if there was one."""
+    named = [message and link.from_message(message) for message in answers[:2]]
+    root, place, filters = None, None, []
+    if outside:  # else those are the qdiscs of somebody else
+        root, place = map(traffic.qdisc, answers[2:4])
+        if place:
+            filters = traffic.listed(answers[4]) if len(answers) > 4 else traffic.filters(host, outside.index)
+    ifbs = own(owner, named)
+    if outside:  # without a pod there is no other interface of it either
+        ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]
+    return Limits(root, place, tuple(ifbs), tuple(filters), owner.names[0 if named[0] is None else 1])
 
 
 def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Request]:
