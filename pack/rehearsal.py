@@ -84,7 +84,7 @@ _LIMITS = {
         "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000}
     }
 }
-_IFB = b"bwp"
+_IFB, _IFB_INDEX = b"bwp", 1_000_000_003
 _MARK = 2 * struct.pack("=I", 0x2000)
 _IPAM = {
     "type": "host-local",
@@ -178,7 +178,11 @@ class _Socket(socket.socket):
         """Takes any option."""
 
     def bind(self, address: object) -> None:
-        """Takes any address."""
+        """Takes any address, and has news for who subscribes: that all is gone which may have been deleted."""
+        super().bind(b"")
+        self.sendto(b"news", self.getsockname())
+        header = kernel.link.RTM_DELLINK, 0, 0
+        self._answers = b"".join(encode(LinkMessage, header, {"index": index}, []) for index in (_VETH, _IFB_INDEX))
 
     def send(self, data: bytes) -> None:  # type: ignore[override]
         """Prepares the answers to a batch of requests."""
@@ -341,12 +345,6 @@ def _ifb(request: bytes, sequence: int) -> bytes:
     return _HEADER.pack(_HEADER.size + len(answer), kind, 0, sequence, 0) + answer
 
 
-def _wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
-    """Comes when the child has ended: how far it is at our first look must not be practised."""
-    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    return kernel.rtnl.wait_readable(descriptors, timeout_s)
-
-
 class _Parameter(str):
     """A directory in which every name is the same file: one stands for all kernel parameters."""
 
@@ -380,7 +378,7 @@ def _stage() -> Iterator[str]:
         (kernel.netfilter.iptables_direct, "_is_nft", lambda program: False),  # to practise the rules' words
         (cni.child, "run", _restore),
         (kernel.netns, "setns", lambda descriptor, kind: None),
-        (kernel.teardown, "wait_readable", _wait_readable),
+        (kernel.teardown, "ask_apart", lambda socket, request, report: 0),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]

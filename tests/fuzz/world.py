@@ -342,6 +342,7 @@ def pretend(prompter: Prompter) -> Callable[[], None]:
         (rtnl, "wait_readable", readable),
         (kernel.teardown, "wait_readable", readable),
         (kernel.sysctl, "_ROOT", _Parameter(parameters)),
+        (kernel.teardown, "ask_apart", lambda socket, request, report: 1 << 22),
         (os, "fork", lambda: 1 << 22),
         (os, "urandom", bytes),
     ]

@@ -198,7 +198,7 @@ def test_sigterm_and_sigkill_during_del(shaped, sandbox, before):
 
 
 @pytest.mark.needs("syscall_injection")
-@pytest.mark.parametrize("injection", ["dup2:signal=KILL", "clone:error=EAGAIN"])
+@pytest.mark.parametrize("injection", ["close_range:signal=KILL", "clone:error=EAGAIN"])
 def test_del_without_its_child(shaped, sandbox, before, injection):
     """Where the child that waits for the kernel dies, or cannot be made, DEL removes the ifb itself."""
     empty = state(shaped.host)

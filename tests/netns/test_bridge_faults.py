@@ -45,7 +45,7 @@ def test_sigterm_at_any_call_of_add_is_told_truly(network, sandbox, new_sandbox,
 def test_a_deletion_whose_child_is_killed_is_carried_out_all_the_same(attached):
     """When the child that waits for the kernel dies before it has asked, DEL deletes the pair itself."""
     network, pod, result = attached
-    injected(network, "DEL", pod, "dup2:signal=SIGKILL", follow=True).silence()
+    injected(network, "DEL", pod, "close_range:signal=SIGKILL", follow=True).silence()
     assert host_end(result) not in links(network.host)
     assert network.leases() == {}
 
