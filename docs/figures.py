@@ -37,7 +37,7 @@ _STEPS = (
 )
 
 _BUILD = (
-    ("sources, libpython, expat, zlib", "compiled and linked: the seed"),
+    ("sources, libpython, libc", "compiled and linked: the seed"),
     ("the seed runs once", "Python starts, imports everything, plays each verb"),
     ("it notes which memory that wrote to", "what is used is laid side by side"),
     ("the seed runs again", "with that layout, and dumps its memory"),

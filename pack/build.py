@@ -29,26 +29,30 @@ LIBRARY_PACKAGES = ("jeepney",)  # from PyPI, as pyproject.toml pins it
 # Modules in the place of larger ones, of which ours need little; the image has no pyroute2 but what stands in for it.
 STAND_INS = ROOT / "pack" / "stand_ins"
 C_SOURCES = (
-    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "seed", "launch")),
+    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "share", "seed", "launch")),
     *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2")),  # before libpython's own
     "kernel/_podwire.c",
     "kernel/_netlink.c",
 )
-C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pack/stepping.h")
+C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pack/share.h", "pack/stepping.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
 # The stack protector, as Debian builds Python with it.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 # Static, and without a build id or symbols, which would make equal programs different files.
-LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", "-Wl,--wrap=pthread_self")  # by seed.c
+WRAPPED = ("pthread_self", "_PyCode_New")  # by seed.c and share.c
+LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
 # What is made anew when it was made by older code.
 MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
 REHEARSAL = "_rehearsal"  # the name in the image of pack/rehearsal.py
 # libc's lookups by name (users, hosts) load shared libraries at run time. No plugin looks anything up.
 LINKER_NOISE = ("statically linked applications requires at runtime", ": in function `")
 
-# What cannot be in a plugin; tests also because some of them are no valid Python, sitecustomize as it is the machine's.
-NOT_FROZEN = frozenset({"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "sitecustomize"})
+# What cannot be in a plugin; tests also because some of them are no valid Python, sitecustomize as it is the machine's,
+# zipimport as Python would import it by itself.
+NOT_FROZEN = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "sitecustomize", "zipimport"}
+)
 
 
 def main() -> int:

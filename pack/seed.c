@@ -9,6 +9,7 @@
 
 #include "alloc.h"
 #include "layout.h"
+#include "share.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -164,6 +165,7 @@ static void import_application(void)
     image_start = attribute_of("_boot", "start");
     image_environ = attribute_of("posix", "environ");
     call_boot("prepare");
+    share_end();
     layout_end(); /* the verbs use files and process ids, and so do not allocate the same in every run */
     call_boot("complete");
     PyDict_Clear(image_environ);
@@ -247,6 +249,8 @@ int seed_main(int argc, char **argv)
     load_bundles(argc - 4, argv + 4);
     if (chdir("/") < 0) /* Python notes the working directory, which would show in the order of allocations */
         die("cannot enter /");
+    if (!share_begin())
+        die("no memory");
     initialise_python();
     import_application();
     if (learning)

@@ -27,10 +27,9 @@ _LINKED = (
     ("CPython", "libpython{python}-dev", "Python-2.0.1"),
     ("GNU C Library", "libc6-dev", "LGPL-2.1-or-later"),
     ("GCC runtime library", "libgcc-{gcc}-dev", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-    ("Expat", "libexpat1-dev", "MIT"),
     ("zlib", "zlib1g-dev", "Zlib"),
 )
-_FROZEN = {"pyroute2": "Apache-2.0 OR GPL-2.0-or-later", "jeepney": "MIT"}
+_FROZEN = {"jeepney": "MIT"}
 _SHOWN = "${Package} ${Architecture} ${Version} ${source:Package} ${source:Version}\n"
 
 
