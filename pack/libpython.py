@@ -30,7 +30,9 @@ def rename_sections(tools: str, objects: Path, out: Path) -> None:
     """Writes a copy of an object file or archive with its writable sections renamed, by the objcopy of this prefix."""
     options = [f"--rename-section={old}={new}" for old, new in RENAMES.items()]
     # No constructor runs: that of mimalloc, in Python 3.13, would ask the environment and /proc at every start.
-    command = [f"{tools}objcopy", "-D", "--remove-section=.init_array", *options, str(objects), str(out)]
+    # No debugger and no C++ unwinds our frames.
+    removed = [f"--remove-section={section}" for section in (".init_array", ".eh_frame")]
+    command = [f"{tools}objcopy", "-D", *removed, *options, str(objects), str(out)]
     subprocess.run(command, check=True)
 
 
