@@ -7,26 +7,48 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib_socket
+from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
+from typing import NamedTuple
 
 from cni.address import Interface
-from cni.values import dataclass
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import AnswerError, Attributes, Decoded
+from kernel.wire import AnswerError, Attributes, Decoded, picks
 
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTNLGRP_IPV6_IFADDR = 9
 IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x08, 0x40  # linux/if_addr.h
+_OF_AN_ADDRESS = picks(AddressMessage, IFA_LOCAL=b"", IFA_ADDRESS=b"", IFA_FLAGS=0)
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """One address as it stands on a link."""
+class Assigned(NamedTuple):
+    """One address as it stands on a link: its bytes, the length of its prefix, IFA_F_* flags."""
 
-    address: Interface
+    packed: bytes
+    prefix: int
     flags: int
+
+    @property
+    def address(self) -> Interface:
+        """The address as a value; raises AnswerError for what is none."""
+        try:
+            if len(self.packed) == 4:
+                return IPv4Interface((self.packed, self.prefix))
+            return IPv6Interface((self.packed, self.prefix))
+        except ValueError as error:
+            raise AnswerError(str(error)) from error
+
+
+def key(address: Interface) -> tuple[bytes, int]:
+    """Returns an address as an `Assigned` begins: comparing that takes less time than making values of all."""
+    return address.packed, address.network.prefixlen
+
+
+def keys(assigned: Iterable[Assigned]) -> set[tuple[bytes, int]]:
+    """Returns the `key` of each address."""
+    return {item[:2] for item in assigned}
 
 
 def on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC) -> list[Assigned]:
@@ -62,24 +84,16 @@ def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Requ
 def removal(link: Link, address: Interface) -> Request:
     """Removes an address; absent is success."""
     doing = f'remove IP address {address} from "{link.name}"'
-    packed: Attributes = [("IFA_LOCAL", address.ip.packed)]
+    packed: Attributes = [("IFA_LOCAL", address.packed)]
     values = _values(link, address)
     return Request(doing, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
 
 
 def _assigned(message: Decoded) -> Assigned:
-    packed = message.get_attr("IFA_LOCAL") or message.need_attr("IFA_ADDRESS")
-    try:
-        address = _interface(packed, message["prefixlen"])
-    except ValueError as error:
-        raise AnswerError(str(error)) from error
-    return Assigned(address, message.get_attr("IFA_FLAGS") or message["flags"])
-
-
-def _interface(packed: bytes, prefix: int) -> Interface:
-    if len(packed) == 4:
-        return IPv4Interface((packed, prefix))
-    return IPv6Interface((packed, prefix))
+    local, peer, flags = message.pick(_OF_AN_ADDRESS)
+    if not (packed := local or peer):
+        raise AnswerError("IFA_ADDRESS is missing")
+    return Assigned(packed, message["prefixlen"], flags or message["flags"])
 
 
 def _values(link: Link, address: Interface) -> dict[str, int]:
@@ -88,8 +102,9 @@ def _values(link: Link, address: Interface) -> dict[str, int]:
 
 
 def _attributes(address: Interface) -> Attributes:
-    packed = address.ip.packed
+    packed, prefix = key(address)
     attributes: Attributes = [("IFA_LOCAL", packed), ("IFA_ADDRESS", packed)]
-    if isinstance(address, IPv4Interface) and address.network.prefixlen < 31:
-        attributes.append(("IFA_BROADCAST", address.network.broadcast_address.packed))
+    if len(packed) == 4 and prefix < 31:
+        broadcast = int.from_bytes(packed, "big") | (1 << 32 - prefix) - 1
+        attributes.append(("IFA_BROADCAST", broadcast.to_bytes(4, "big")))
     return attributes

@@ -27,15 +27,16 @@ _DAD_TIMEOUT_S = 5.0  # the reference's; duplicate address detection itself take
 
 
 class Sandbox:
-    """An attachment's interface seen from inside its namespace: one netlink socket there. A context manager."""
+    """An attachment's interface seen from inside its namespace: one netlink socket there. A context manager.
+
+    The namespace is entered when that is first needed: what else is to be done inside is done at the same time.
+    """
 
     def __init__(self, namespace: Netns, ifname: str) -> None:
         self.path = namespace.path
         self.ifname = ifname
         self.namespace = namespace
-        self._open = ExitStack()
-        with entered(namespace):
-            self.socket = self._open.enter_context(Socket())
+        self._socket: Socket | None = None
 
     def __enter__(self) -> Sandbox:
         return self
@@ -43,7 +44,16 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._open.close()
+        if self._socket is not None:
+            self._socket.close()
+
+    @property
+    def socket(self) -> Socket:
+        """The socket in the namespace, opened when it is first asked for; raises CniError(8), KernelError."""
+        if self._socket is None:
+            with entered(self.namespace):
+                self._socket = Socket()
+        return self._socket
 
     def listening(self, group: int) -> Socket:
         """Returns a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); close it."""
@@ -77,6 +87,7 @@ class Sandbox:
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
         with ExitStack() as listening:
             with entered(self.namespace):
+                self._socket = self._socket or Socket()
                 _prepare(self.ifname, ipv6=ipv6, dad=dad)
                 if ipv6:
                     news = listening.enter_context(Socket())
@@ -132,9 +143,9 @@ def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
     Of a default route it is only asked that there be one: later plugins may move it. A route of another interface
     of the sandbox cannot be told from ours and counts when it is anywhere.
     """
-    present = {assigned.address for assigned in address.on_link(sandbox.socket, own)}
+    present = address.keys(address.on_link(sandbox.socket, own))
     for ip in own_ips(prev_result, sandbox.ifname, strict=False):
-        if ip.address not in present:
+        if address.key(ip.address) not in present:
             raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
     installed: dict[int, list[Installed]] = {}
     for item in prev_result.routes:

@@ -25,6 +25,13 @@ RTNLGRP_LINK = 1
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
+# What is said of a flag that is taken away, and of one that is set.
+_UP, _PROMISC = (IFF_UP, "down", "up"), (IFF_PROMISC, "not promiscuous", "promiscuous")
+_ALLMULTI = (IFF_ALLMULTI, "not all-multicast", "all-multicast")
+_ARP_NOTIFY = (
+    "IFLA_AF_SPEC",
+    {"attrs": [("AF_INET", {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]})]},
+)
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignore it
 
 
@@ -261,25 +268,33 @@ def settings(
 
     A new name is given before the link comes up; refused with EEXIST when another has it.
     """
-    switches = ((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti))
-    flags = sum(flag for flag, wanted in switches if wanted)
-    change = sum(flag for flag, wanted in switches if wanted is not None)
-    attributes: Attributes = [*([("IFLA_ADDRESS", mac)] if mac else []), *_mtu(mtu)]
-    attributes += [("IFLA_TXQLEN", tx_queue)] if tx_queue is not None else []
-    attributes += [("IFLA_MASTER", master)] if master else []
-    attributes += [("IFLA_IFNAME", name)] if name else []
+    flags = change = 0
+    words: list[str] = []
+    attributes: Attributes = []
+    for (flag, *told), wanted in ((_UP, up), (_PROMISC, promisc), (_ALLMULTI, allmulti)):
+        if wanted is not None:
+            flags |= flag * wanted
+            change |= flag
+            words.append(told[wanted])
+    if mac:
+        attributes.append(("IFLA_ADDRESS", mac))
+        words.append(f"to address {format_mac(mac)}")
+    if mtu:
+        attributes.append(("IFLA_MTU", mtu))
+        words.append(f"to MTU {mtu}")
+    if tx_queue is not None:
+        attributes.append(("IFLA_TXQLEN", tx_queue))
+        words.append(f"to a queue of {tx_queue}")
+    if master:
+        attributes.append(("IFLA_MASTER", master))
+        words.append(f"to be a port of interface {master}")
+    if name:
+        attributes.append(("IFLA_IFNAME", name))
     if arp_notify:
-        inet = {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]}
-        attributes.append(("IFLA_AF_SPEC", {"attrs": [("AF_INET", inet)]}))
-    words = ["up" if up else "down"] if up is not None else []
-    words += ["promiscuous" if promisc else "not promiscuous"] if promisc is not None else []
-    words += ["all-multicast" if allmulti else "not all-multicast"] if allmulti is not None else []
-    words += [f"to address {format_mac(mac)}"] if mac else []
-    words += [f"to MTU {mtu}"] if mtu else []
-    words += [f"to a queue of {tx_queue}"] if tx_queue is not None else []
-    words += [f"to be a port of interface {master}"] if master else []
-    words += ["to announce its addresses"] if arp_notify else []
-    words += [f'to name "{name}"'] if name else []
+        attributes.append(_ARP_NOTIFY)
+        words.append("to announce its addresses")
+    if name:
+        words.append(f'to name "{name}"')
     doing = f'set "{link.name}" {" and ".join(words)}'
     values = {"index": link.index, "flags": flags, "change": change}
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import IPv6Interface
+from typing import NamedTuple
 
 from cni import record
 from cni.address import Interface as Cidr
@@ -36,10 +37,23 @@ _CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in b
 _AGAIN = "remove the container and create it again"
 
 
+class Made(NamedTuple):
+    """A new pair: the end on the host as it was asked for, and the links as they are, None for what is gone again.
+
+    Of the sandbox's end only what it was asked to be, and its index, which the host's end tells: None where it does
+    not. `master` is the link of which the host's end is to be a port, None without one.
+    """
+
+    end: VethEnd
+    outside: Link | None
+    inside: Link | None
+    master: Link | None
+
+
 def make(
     host: Socket, sandbox: Netns, ifname: str, undo: Undo, *, mac: bytes = b"", mtu: int = 0, master: Link | None = None
-) -> VethEnd:
-    """Makes the pair and returns its host end, up, a port of `master` if there is one.
+) -> Made:
+    """Makes the pair, its host end up, a port of `master` if there is one, and looks it up, all in one send.
 
     `mac` is the sandbox's end's, b"" for any; `mtu` in bytes, 0 for the kernel's default. Raises CniError(999) when
     the sandbox has an interface of the name already, KernelError.
@@ -51,7 +65,9 @@ def make(
         undo.push(f'delete "{outside.name}"', partial(delete, host, outside))
         try:
             with record.step("make the pair"):
-                host.change(link.veth(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu))
+                pair = link.veth(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu)
+                of_master = [link.by_index(master.index)] if master else []
+                found = host.change(pair, then=[link.by_name(outside.name), *of_master])
         except KernelError as error:
             if error.errno != errno.EEXIST:
                 where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
@@ -66,8 +82,16 @@ def make(
                         "run DEL first, or set CNI_IFNAME to another name",
                     ) from error
         else:
-            return outside
+            port, *others = [message and link.from_message(message) for message in found]
+            return Made(outside, port, _inside(port, inside), *others or [None])
     raise AssertionError("unreachable")
+
+
+def _inside(port: Link | None, asked: VethEnd) -> Link | None:
+    """Returns the sandbox's end of a new pair; kernels before 5.10 do not tell its index when it is the port's, too."""
+    if port is None or not port.lower:
+        return None
+    return Link(port.lower, asked.name, format_mac(asked.mac), port.mtu, 0, port.kind, 0, port.index, None, 0)
 
 
 def delete(host: Socket, outside: VethEnd) -> None:

@@ -136,39 +136,35 @@ class Socket:
         except OSError as error:
             raise KernelError(_SUBSCRIBING, error.errno or 0) from error
 
-    def change(self, *requests: Request) -> None:
+    def change(self, *requests: Request, then: Sequence[Request] = ()) -> list[Any]:
         """Sends requests that change something, in one send and in order; each is tried whatever became of others.
 
         Raises KernelError for the first refused one whose errno it does not ignore. Those that changed something are
-        noted; when it is only planned, nothing is sent.
+        noted; when it is only planned, nothing is sent. `then` is asked for behind them in the same send, as by `get`.
         """
         if record.is_planned():
             record.made(*(request.told() for request in requests))
-            return
-        answers = self._talk(requests, changing=True)
+            return self.get(*then)
+        answers = self._talk((*requests, *then), changes=len(requests))
+        told, objects = answers[: len(requests)], answers[len(requests) :]
         if record.is_asked():
-            record.made(*(sent.told() for sent, answer in zip(requests, answers, strict=True) if not answer.error))
-        _raise_refused(requests, answers)
+            record.made(*(sent.told() for sent, answer in zip(requests, told, strict=True) if not answer.error))
+        _raise_refused(requests, told)
+        return _objects(then, objects)
 
     def send(self, *requests: Request) -> None:
         """Sends requests as `change` does, and notes nothing: they are refused or taken back, or the caller's to note.
 
         Raises KernelError.
         """
-        _raise_refused(requests, self._talk(requests, changing=True))
+        _raise_refused(requests, self._talk(requests, changes=len(requests)))
 
     def get(self, *requests: Request) -> list[Any]:
         """Sends requests for one object each, in one send; returns the messages, None where errno is ignored.
 
         One of them may be a dump, whose messages are a list. Raises KernelError.
         """
-        found: list[Any] = []
-        for request, answer in zip(requests, self._talk(requests), strict=True):
-            if answer.error and answer.error.errno not in request.ignore:
-                raise answer.error
-            is_dump = request.flags & NLM_F_DUMP == NLM_F_DUMP
-            found.append(answer.messages if is_dump else answer.messages[0] if answer.messages else None)
-        return found
+        return _objects(requests, self._talk(requests))
 
     def dump(self, request: Request, *, united_by: Callable[[Any], object] | None = None) -> list[Any]:
         """Sends one dump request and returns all messages; raises KernelError.
@@ -201,17 +197,20 @@ class Socket:
             return []
         return [(number, decode(kind, body)) for number, _, _, body in messages(data)]
 
-    def _talk(self, requests: Sequence[Request], *, changing: bool = False) -> list[_Answer]:
-        """Sends all requests at once and reads until each has its answer; KernelError when that fails itself."""
+    def _talk(self, requests: Sequence[Request], *, changes: int = 0) -> list[_Answer]:
+        """Sends all requests at once and reads until each has its answer; KernelError when that fails itself.
+
+        The first ones, as many as `changes` says, change something.
+        """
         try:
-            return self._converse(requests, changing=changing)
+            return self._converse(requests, changes)
         except OSError as error:
             raise KernelError(requests[0].doing, error.errno or 0) from error
 
-    def _converse(self, requests: Sequence[Request], *, changing: bool) -> list[_Answer]:
+    def _converse(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
         """Does so; raises OSError, KernelError.
 
-        Of changes only the last one's success is told: until then the kernel has told of all that it refuses.
+        The success of changes is told by the answer to the last request: the kernel has told before what it refuses.
         What is refused as a whole is answered at its first request only: a transaction, whose first request is silent
         otherwise, and everything by a socket that `refuses_all`.
         """
@@ -225,13 +224,14 @@ class Socket:
             # All of them wait until the send is through; what does not fit is lost (ENOBUFS).
             room = self._enlarge(_RECEIVE_BUFFER, answered * _ANSWER_BYTES)
             if room < answered * _ANSWER_BYTES and not self.refuses_all:
-                return self._talk_in_halves(requests, changing=changing)
-        last = count - 1 if changing and not requests[-1].silent else 0
+                return self._talk_in_halves(requests, changes)
+        if changes == count:
+            changes = 0 if requests[-1].silent else count - 1
         first = self._sequence + 1
         self._sequence += count
         parts, answers = [], []
         for number, request in enumerate(requests):
-            untold = number < last
+            untold = number < changes
             flags = (request.flags & ~NLM_F_ACK if untold else request.flags) | NLM_F_REQUEST
             header = request.type, flags, first + number
             parts.append(encode(request.kind, header, request.values, request.attributes))
@@ -239,7 +239,7 @@ class Socket:
         if not self._send(b"".join(parts)):
             if self.refuses_all or count == 1:
                 raise KernelError(requests[0].doing, errno.EMSGSIZE)
-            return self._talk_in_halves(requests, changing=changing)
+            return self._talk_in_halves(requests, changes)
         awaited = [answer for answer in answers if not answer.complete]
         while awaited:
             for kind, flags, sequence, body in messages(self._receive()):
@@ -252,11 +252,11 @@ class Socket:
                 return [answers[0]] * len(answers)
         return answers
 
-    def _talk_in_halves(self, requests: Sequence[Request], *, changing: bool) -> list[_Answer]:
+    def _talk_in_halves(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
         """Does so where the kernel's limits for who has no privilege on the host do not let it be done at once."""
         middle = len(requests) // 2
-        halves = requests[:middle], requests[middle:]
-        return [answer for half in halves for answer in self._talk(half, changing=changing)]
+        before = self._talk(requests[:middle], changes=min(changes, middle))
+        return before + self._talk(requests[middle:], changes=max(changes - middle, 0))
 
     def _send(self, data: bytes) -> bool:
         """Sends data at once; returns False when the kernel does not let that be, and then nothing is sent."""
@@ -301,6 +301,14 @@ def _raise_refused(requests: Sequence[Request], answers: Sequence[_Answer]) -> N
     for request, answer in zip(requests, answers, strict=True):
         if answer.error and answer.error.errno not in request.ignore:
             raise answer.error
+
+
+def _objects(requests: Sequence[Request], answers: Sequence[_Answer]) -> list[Any]:
+    _raise_refused(requests, answers)
+    return [
+        answer.messages if request.flags & NLM_F_DUMP == NLM_F_DUMP else answer.messages[0] if answer.messages else None
+        for request, answer in zip(requests, answers, strict=True)
+    ]
 
 
 def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:

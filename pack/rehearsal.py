@@ -84,7 +84,7 @@ _LIMITS = {
         "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000}
     }
 }
-_IFB, _IFB_INDEX = b"bwp", 1_000_000_003
+_IFB, _IFB_INDEX, _MAC = b"bwp", 1_000_000_003, b"\x02\0\0\0\0\x01"
 _MARK = 2 * struct.pack("=I", 0x2000)
 _IPAM = {
     "type": "host-local",
@@ -323,7 +323,7 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
         index = next((number for number, name in _NAMES.items() if name.encode() in request), _VETH)
     kind = {_LO: "", _BRIDGE: "bridge", _VETH: "veth"}[index]
     attributes: Attributes = [
-        ("IFLA_ADDRESS", bytes(6) if index == _LO else b"\x02\0\0\0\0\x01"),
+        ("IFLA_ADDRESS", bytes(6) if index == _LO else _MAC),
         ("IFLA_IFNAME", _NAMES[index]),
         ("IFLA_MTU", 1500),
         ("IFLA_LINK", _VETH),
@@ -377,6 +377,7 @@ def _stage() -> Iterator[str]:
         (kernel.netfilter.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
         (kernel.netfilter.iptables_direct, "_is_nft", lambda program: False),  # to practise the rules' words
         (cni.child, "run", _restore),
+        (kernel.link, "random_mac", lambda: _MAC),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "ask_apart", lambda socket, request, report: 0),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),

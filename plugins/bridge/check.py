@@ -113,11 +113,11 @@ def _check_port(conf: BridgeConf, outside: Link, host: Socket) -> None:
 
 
 def _check_gateways(prev_result: Result, bridge: Link, host: Socket) -> None:
-    present = {assigned.address for assigned in address.on_link(host, bridge)}
+    present = address.keys(address.on_link(host, bridge))
     for ip in prev_result.ips:
         own = gateway_on_bridge(ip)
-        if own is not None and own not in present:
-            details = f'put it back: ip address add {own} dev "{bridge.name}"'
+        if own is not None and (own[0].packed, own[1]) not in present:
+            details = f'put it back: ip address add {own[0]}/{own[1]} dev "{bridge.name}"'
             raise _wrong(f"Bridge interface {bridge.name} has lost the gateway address {ip.gateway}", details)
 
 

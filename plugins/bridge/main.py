@@ -54,7 +54,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             given = addresses.completed(delegate.addresses(args, conf, undo), own, _CONTAINER)
         vlan.enforce(host, bridge, joined.filtering)  # the pod's end is down until now: no frame has passed
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = sandbox.link()
+            inside = joined.inside or sandbox.link()
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
                 undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args, conf)]))

@@ -26,10 +26,14 @@ class BridgeVanishedError(CniError):
 
 @dataclass(frozen=True)
 class Joined:
-    """A host end `outside`, an up port of the `bridge` as it is now; `filtering` is None unless VLANs are asked for."""
+    """A host end `outside`, an up port of the `bridge` as it is now; `filtering` is None unless VLANs are asked for.
+
+    `inside` is None where it must be looked up.
+    """
 
     bridge: Link
     outside: Link
+    inside: Link | None
     filtering: Filtering | None
 
 
@@ -40,19 +44,19 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     """
     try:
         filtering = vlan.filtering(host, bridge, conf.vlans)
-        outside = pair.make(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
+        made = pair.make(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
         if link.get(host, link.by_index(bridge.index)) == [None]:
             raise BridgeVanishedError(bridge) from error
         raise
-    sysctl.attempt(f"ipv6/conf/{outside.name}/accept_ra", "0")
-    port, joined = link.get(host, link.by_name(outside.name), link.by_index(bridge.index))
+    sysctl.attempt(f"ipv6/conf/{made.end.name}/accept_ra", "0")
+    port, joined = made.outside, made.master
     if port is None or joined is None or port.master != joined.index:
-        pair.delete(host, outside)
+        pair.delete(host, made.end)
         raise BridgeVanishedError(bridge)
     requests = vlan.settings(port, conf.vlans, filtering)
     if conf.hairpin or conf.isolated:
         requests.append(link.port_settings(port, hairpin=conf.hairpin, isolated=conf.isolated))
     if requests:
         host.change(*requests)
-    return Joined(joined, port, filtering)
+    return Joined(joined, port, made.inside, filtering)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 from ipaddress import IPv4Interface, IPv6Interface
+from itertools import starmap
+from socket import AF_INET, AF_INET6, AF_UNSPEC
 
-from cni.address import Interface, format_mac, with_prefix
+from cni.address import Address, Interface, format_mac, with_prefix
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.undo import Undo
@@ -18,6 +20,8 @@ from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
 from plugins.bridge.conf import BridgeConf
+
+_FAMILIES = {4: int(AF_INET), 6: int(AF_INET6)}
 
 
 class NotABridgeError(CniError):
@@ -97,8 +101,8 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
     """
     gateways = [own for ip in result.ips if (own := gateway_on_bridge(ip)) is not None]
     requests = _plan(host, bridge, gateways, force=conf.force_address)
-    for own in gateways:
-        forwarding.enable(own.version)
+    for version in dict.fromkeys(own.version for own, _ in gateways):
+        forwarding.enable(version)
     if requests:
         # The bridge keeps its MAC from now on, as with the reference: otherwise it follows its ports.
         requests.append(link.settings(bridge, mac=bridge.mac_bytes))
@@ -112,8 +116,8 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
             raise told from error
 
 
-def gateway_on_bridge(ip: IPConfig) -> Interface | None:
-    """Returns the address that the bridge must have for `ip`, None when it has no gateway.
+def gateway_on_bridge(ip: IPConfig) -> tuple[Address, int] | None:
+    """Returns the address that the bridge must have for `ip`, and its prefix; None when it has no gateway.
 
     Raises CniError(7) for a gateway of the other address family.
     """
@@ -125,7 +129,7 @@ def gateway_on_bridge(ip: IPConfig) -> Interface | None:
             f"gateway {ip.gateway} of address {ip.address} is of the other address family",
             "correct the gateway in the IPAM configuration",
         )
-    return with_prefix(ip.gateway, ip.address.network.prefixlen)
+    return ip.gateway, ip.address.network.prefixlen
 
 
 def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
@@ -135,11 +139,18 @@ def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
         host.change(link.deletion(bridge))
 
 
-def _plan(host: Socket, bridge: Link, gateways: list[Interface], *, force: bool) -> list[Request]:
+def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], *, force: bool) -> list[Request]:
     """Returns what must be changed for the bridge to have all `gateways`, in order."""
-    present = [assigned.address for assigned in address.on_link(host, bridge)] if gateways else []
+    if not gateways:
+        return []
+    versions = {own.version for own, _ in gateways}
+    assigned = address.on_link(host, bridge, family=AF_UNSPEC if len(versions) > 1 else _FAMILIES[versions.pop()])
+    found = address.keys(assigned)
+    if all((own.packed, bits) in found for own, bits in gateways):
+        return []
+    present = [item.address for item in assigned]
     requests = []
-    for own in gateways:
+    for own in starmap(with_prefix, gateways):
         if own in present:
             continue
         for other in [item for item in present if _conflict(own, item)]:

@@ -42,10 +42,10 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         if own.ipam_type:
             given = routed.completed(delegate.addresses(args, conf, undo), own.mtu, _CONTAINER)
         made = pair.make(host, namespace, args.ifname, undo, mtu=own.mtu)
-        sysctl.attempt(f"ipv6/conf/{made.name}/accept_ra", "0")
-        outside = pair.find(host, made.name)
+        sysctl.attempt(f"ipv6/conf/{made.end.name}/accept_ra", "0")
+        outside = made.outside or pair.find(host, made.end.name)
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = sandbox.link()
+            inside = made.inside or sandbox.link()
             ends = pair.interface(conf, outside), pair.interface(conf, inside, args.netns)
             result = replace(given, interfaces=ends)
             if own.ipam_type:

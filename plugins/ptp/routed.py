@@ -72,12 +72,12 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
 
 def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, host: Socket) -> None:
     """Checks the routes of both ends and the gateways' addresses; raises CniError(999), KernelError."""
-    present = {assigned.address for assigned in address.on_link(host, outside)}
+    present = address.keys(address.on_link(host, outside))
     for ip in own_ips(prev_result, sandbox.ifname, strict=False):
         own, gateway = ip.address.ip, ip.gateway
         if gateway is None:
             continue
-        if alone(gateway) not in present:
+        if (gateway.packed, gateway.max_prefixlen) not in present:
             details = f'put it back: ip address add {alone(gateway)} dev "{outside.name}"'
             raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
         by = route.interface_to(host, own)

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from ipaddress import ip_interface, ip_network
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -340,7 +340,7 @@ def test_the_host_keeps_the_addresses_that_it_needs(node, tmp_path, name, flags,
     """An address that a pod and the host have is taken off `lo`; off another interface the host may need it."""
     remembered(tmp_path)
     node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
-    node.addresses = {1: (Assigned(ip_interface("10.9.0.2/24"), 0),)}
+    node.addresses = {1: (Assigned(bytes([10, 9, 0, 2]), 24, 0),)}
     (found,) = look(node, "twice")
     assert found.cure.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; only if")
 
