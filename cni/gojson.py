@@ -15,6 +15,7 @@ from json.encoder import encode_basestring
 MAX_BYTES = 2 << 20
 
 _DECODE_LIMIT = "nested too deeply: the limit is some 300 levels"
+_MARK = "\ufeff"
 _MARKUP = re.compile("[<>&\u2028\u2029]")
 _DIGITS = 400  # Python refuses to convert more than 4300; no key of ours is wider than 20
 
@@ -43,6 +44,9 @@ def _constant(name: str) -> object:
     raise ValueError(f"invalid character {name[0]!r} looking for beginning of value ({name} is not JSON)")
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_integer, parse_constant=_constant)
+
+
 def _scrub(value: object) -> object:
     """Replaces lone surrogates (one half of an escaped pair) by U+FFFD, as Go does; they cannot be printed again."""
     if isinstance(value, str):
@@ -69,7 +73,7 @@ def loads(data: bytes) -> object:
     if not text.strip(" \t\r\n"):
         raise ValueError("unexpected end of JSON input")
     try:
-        value = json.loads(text, object_pairs_hook=_pairs, parse_int=_integer, parse_constant=_constant)
+        value = json.loads(text) if text.startswith(_MARK) else _DECODER.decode(text)  # the former refuses it
         return _scrub(value) if "\\ud" in text or "\\uD" in text else value
     except RecursionError:
         raise ValueError(_DECODE_LIMIT) from None

@@ -30,7 +30,7 @@ LIBRARY_PACKAGES = ("jeepney",)  # from PyPI, as pyproject.toml pins it
 STAND_INS = ROOT / "pack" / "stand_ins"
 C_SOURCES = (
     *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "share", "seed", "launch")),
-    *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2")),  # before libpython's own
+    *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2", "json")),  # before libpython's own
     "kernel/_podwire.c",
     "kernel/_netlink.c",
 )

@@ -8,7 +8,7 @@
 
 /* Those whose names and functions agree. */
 #define NEEDED(X)                                                                                                     \
-    X(_abc) X(_blake2) X(_codecs) X(_collections) X(_contextvars) X(_functools) X(_imp) X(_io) X(_locale) X(_md5)     \
+    X(_abc) X(_blake2) X(_codecs) X(_collections) X(_contextvars) X(_functools) X(_imp) X(_io) X(_json) X(_locale) X(_md5)     \
     X(_operator) X(_podwire) X(_sha1) X(_sha3) X(_signal) X(_socket) X(_sre) X(_stat) X(_string) X(_struct)           \
     X(_thread) X(_weakref) X(array) X(atexit) X(binascii) X(errno) X(fcntl) X(gc) X(itertools) X(math) X(posix)      \
     X(select) X(time)

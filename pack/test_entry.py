@@ -68,7 +68,7 @@ def entry() -> int:
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Modules that exist only as shared libraries: a test that asks one for more than a constant is skipped."""
 
-    NAMES: ClassVar = {"_json": {}, "_testcapi": {**LIMITS, "unicode_legacy_string": None}, "_testinternalcapi": {}}
+    NAMES: ClassVar = {"_testcapi": {**LIMITS, "unicode_legacy_string": None}, "_testinternalcapi": {}}
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         """Finds the stand-in of that name."""
@@ -77,8 +77,7 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Gives it its constants, and for everything else the skip."""
         vars(module).update(self.NAMES[module.__name__])
-        if module.__name__ != "_json":  # json itself does without
-            module.__getattr__ = _skip  # type: ignore[method-assign]
+        module.__getattr__ = _skip  # type: ignore[method-assign]
 
 
 def _skip(name: str) -> NoReturn:

@@ -1,0 +1,296 @@
+/* json.c: _json, in the place of CPython's own, a shared library that Debian's static libpython lacks: json reads and
+ * prints what is plain in C with it.
+ *
+ * One rule: what is not plain is left to json's Python code, and so is every error, from the beginning. So this decides
+ * about nothing: it answers as that code does, or not at all. Not plain are fractions and exponents, words but true,
+ * false and null, more levels than MOST_LEVELS, and a decoder with an object_hook or without `strict`. A text with
+ * escapes or control characters is read by the decoder's parse_string.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define MOST_LEVELS 64
+#define SHORT_DIGITS 18 /* these fit into 64 bits */
+
+enum {PAIRS_HOOK, PARSE_INT, PARSE_STRING, IN_PYTHON, PARTS}; /* what a scanner is made of: a tuple */
+
+/* The text that is read, its keys, each an object once, and the place that was reached. */
+struct reading {
+    PyObject *scanner, *text, *keys;
+    Py_ssize_t at, length;
+    int kind, levels;
+    const void *data;
+};
+
+static PyObject *value(struct reading *it);
+
+/* Returns the character at the place that was reached, 0 at the end. */
+static Py_UCS4 next(const struct reading *it)
+{
+    return it->at < it->length ? PyUnicode_READ(it->kind, it->data, it->at) : 0;
+}
+
+static Py_UCS4 next_word(struct reading *it)
+{
+    while (next(it) == ' ' || next(it) == '\t' || next(it) == '\n' || next(it) == '\r')
+        it->at++;
+    return next(it);
+}
+
+static PyObject *part(const struct reading *it, int which)
+{
+    return PyTuple_GET_ITEM(it->scanner, which);
+}
+
+/* Reads what follows a quotation mark. */
+static PyObject *string(struct reading *it)
+{
+    Py_ssize_t start = ++it->at;
+    PyObject *pair, *found;
+    Py_UCS4 c;
+
+    while ((c = next(it)) >= ' ' && c != '"' && c != '\\')
+        it->at++;
+    if (c == '"')
+        return PyUnicode_Substring(it->text, start, it->at++);
+    pair = PyObject_CallFunction(part(it, PARSE_STRING), "OnO", it->text, start, Py_True);
+    if (!pair || !PyArg_ParseTuple(pair, "On", &found, &it->at)) {
+        Py_XDECREF(pair);
+        return NULL;
+    }
+    Py_INCREF(found);
+    Py_DECREF(pair);
+    return found;
+}
+
+static PyObject *integer(struct reading *it)
+{
+    Py_ssize_t start = it->at, digits;
+    long long number = 0;
+    PyObject *text, *found;
+    int negative = next(it) == '-';
+
+    it->at += negative;
+    digits = it->at;
+    while (next(it) >= '0' && next(it) <= '9') {
+        if (it->at - digits < SHORT_DIGITS)
+            number = number * 10 + (next(it) - '0');
+        it->at++;
+        if (number == 0)
+            break; /* nothing follows a leading zero */
+    }
+    if (it->at == digits || next(it) == '.' || next(it) == 'e' || next(it) == 'E')
+        return NULL;
+    if (part(it, PARSE_INT) == (PyObject *)&PyLong_Type && it->at - digits <= SHORT_DIGITS)
+        return PyLong_FromLongLong(negative ? -number : number);
+    text = PyUnicode_Substring(it->text, start, it->at);
+    found = text ? PyObject_CallOneArg(part(it, PARSE_INT), text) : NULL;
+    Py_XDECREF(text);
+    return found;
+}
+
+static PyObject *word(struct reading *it, const char *spelling, PyObject *meaning)
+{
+    for (; *spelling; spelling++, it->at++)
+        if (next(it) != (Py_UCS4)*spelling)
+            return NULL;
+    Py_INCREF(meaning);
+    return meaning;
+}
+
+/* Reads an element, or (of an object) a key and its value as a pair. */
+static PyObject *element(struct reading *it, int keyed)
+{
+    PyObject *spelled, *key, *item, *pair = NULL;
+
+    if (!keyed)
+        return value(it);
+    if (next(it) != '"' || !(spelled = string(it)))
+        return NULL;
+    key = PyDict_SetDefault(it->keys, spelled, spelled);
+    if (key && next_word(it) == ':') {
+        it->at++;
+        next_word(it);
+        if ((item = value(it))) {
+            pair = PyTuple_Pack(2, key, item);
+            Py_DECREF(item);
+        }
+    }
+    Py_DECREF(spelled);
+    return pair;
+}
+
+/* Reads what follows an opening bracket, up to the closing one. */
+static PyObject *elements(struct reading *it, int keyed)
+{
+    Py_UCS4 end = keyed ? '}' : ']';
+    PyObject *found = PyList_New(0), *item;
+    int failed;
+
+    it->at++;
+    if (found && next_word(it) == end) {
+        it->at++;
+        return found;
+    }
+    while (found && (item = element(it, keyed))) {
+        failed = PyList_Append(found, item);
+        Py_DECREF(item);
+        if (failed)
+            break;
+        if (next_word(it) == end) {
+            it->at++;
+            return found;
+        }
+        if (next(it) != ',')
+            break;
+        it->at++;
+        next_word(it);
+    }
+    Py_XDECREF(found);
+    return NULL;
+}
+
+static PyObject *object(struct reading *it)
+{
+    PyObject *pairs = elements(it, 1), *hook = part(it, PAIRS_HOOK), *found;
+
+    if (!pairs)
+        return NULL;
+    if (hook != Py_None) {
+        found = PyObject_CallOneArg(hook, pairs);
+    } else if ((found = PyDict_New()) && PyDict_MergeFromSeq2(found, pairs, 1) < 0) {
+        Py_CLEAR(found);
+    }
+    Py_DECREF(pairs);
+    return found;
+}
+
+/* Reads one value. Returns NULL with an exception for a failure, without one for what is not plain. */
+static PyObject *value(struct reading *it)
+{
+    PyObject *found;
+
+    switch (next(it)) {
+    case '"':
+        return string(it);
+    case 't':
+        return word(it, "true", Py_True);
+    case 'f':
+        return word(it, "false", Py_False);
+    case 'n':
+        return word(it, "null", Py_None);
+    case '{':
+    case '[':
+        if (it->levels == MOST_LEVELS)
+            return NULL;
+        it->levels++;
+        found = next(it) == '{' ? object(it) : elements(it, 0);
+        it->levels--;
+        return found;
+    default:
+        return integer(it);
+    }
+}
+
+/* scan_once(text, index): returns the value that begins there and the index behind it; raises StopIteration. */
+static PyObject *scan_once(PyObject *scanner, PyObject *args)
+{
+    struct reading it = {.scanner = scanner};
+    PyObject *found = NULL;
+
+    if (!PyArg_ParseTuple(args, "On", &it.text, &it.at))
+        return NULL;
+    if (PyUnicode_Check(it.text) && PyUnicode_READY(it.text) == 0 && it.at >= 0 && (it.keys = PyDict_New())) {
+        it.length = PyUnicode_GET_LENGTH(it.text);
+        it.kind = PyUnicode_KIND(it.text);
+        it.data = PyUnicode_DATA(it.text);
+        found = value(&it);
+        Py_DECREF(it.keys);
+    }
+    if (found)
+        return Py_BuildValue("Nn", found, it.at);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyObject_CallObject(PyTuple_GET_ITEM(scanner, IN_PYTHON), args);
+}
+
+static PyMethodDef scan_once_method = {"scan_once", scan_once, METH_VARARGS, NULL};
+
+/* Returns a function of json's Python code. */
+static PyObject *in_python(const char *module, const char *name)
+{
+    PyObject *own = PyImport_ImportModule(module), *found = own ? PyObject_GetAttrString(own, name) : NULL;
+
+    Py_XDECREF(own);
+    return found;
+}
+
+/* make_scanner(decoder): returns its scan_once. */
+static PyObject *make_scanner(PyObject *module, PyObject *decoder)
+{
+    static const char *const names[] = {
+        [PAIRS_HOOK] = "object_pairs_hook", [PARSE_INT] = "parse_int", [PARSE_STRING] = "parse_string"};
+    PyObject *make = in_python("json.scanner", "py_make_scanner"), *plain = make ? PyObject_CallOneArg(make, decoder) : NULL;
+    PyObject *hook = PyObject_GetAttrString(decoder, "object_hook"), *strict = PyObject_GetAttrString(decoder, "strict");
+    PyObject *scanner = NULL, *scan = NULL, *item;
+
+    if (!plain || !hook || !strict)
+        goto out;
+    if (hook != Py_None || strict != Py_True) {
+        scan = plain;
+        Py_INCREF(scan);
+        goto out;
+    }
+    if (!(scanner = PyTuple_New(PARTS)))
+        goto out;
+    for (int which = 0; which < IN_PYTHON; which++) {
+        if (!(item = PyObject_GetAttrString(decoder, names[which])))
+            goto out;
+        PyTuple_SET_ITEM(scanner, which, item);
+    }
+    Py_INCREF(plain);
+    PyTuple_SET_ITEM(scanner, IN_PYTHON, plain);
+    scan = PyCFunction_New(&scan_once_method, scanner);
+out:
+    Py_XDECREF(make);
+    Py_XDECREF(plain);
+    Py_XDECREF(hook);
+    Py_XDECREF(strict);
+    Py_XDECREF(scanner);
+    return scan;
+}
+
+/* encode_basestring(text): returns it in quotation marks, with escapes where JSON demands them only. */
+static PyObject *encode_basestring(PyObject *module, PyObject *text)
+{
+    PyObject *encode, *found;
+    Py_UCS4 c;
+
+    if (PyUnicode_Check(text) && PyUnicode_READY(text) == 0) {
+        for (Py_ssize_t at = 0;; at++) {
+            if (at == PyUnicode_GET_LENGTH(text))
+                return PyUnicode_FromFormat("\"%U\"", text);
+            c = PyUnicode_READ_CHAR(text, at);
+            if (c < ' ' || c == '"' || c == '\\')
+                break;
+        }
+    }
+    if (PyErr_Occurred() || !(encode = in_python("json.encoder", "py_encode_basestring")))
+        return NULL;
+    found = PyObject_CallOneArg(encode, text);
+    Py_DECREF(encode);
+    return found;
+}
+
+static PyMethodDef methods[] = {
+    {"make_scanner", make_scanner, METH_O, NULL},
+    {"encode_basestring", encode_basestring, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_json", .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__json(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,93 @@
+"""The executable's C code for JSON (pack/json.c): it answers as json's Python code, or leaves the answer to that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sysconfig
+from importlib.util import module_from_spec, spec_from_file_location
+from json.encoder import py_encode_basestring
+from json.scanner import py_make_scanner
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pack.build import ROOT
+from tests.unit.test_cni_gojson import JSON_VALUES
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="compiles json.c")
+
+DECODERS: list[dict[str, Any]] = [
+    {},
+    {"object_pairs_hook": tuple, "parse_int": str, "parse_float": str, "parse_constant": repr},
+    {"object_hook": repr},
+    {"strict": False},
+]
+PIECES = [*'{}[],:"\\-0.e \n\0\ufeff', "null", "NaN", "\\u00e9"]
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The module, built for this Python."""
+    library = tmp_path_factory.mktemp("json") / "_json.so"
+    include = sysconfig.get_path("include")
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-I{include}", ROOT / "pack/json.c", "-o", library], check=True)
+    spec = spec_from_file_location("_json", library)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(scan: Any, text: str) -> object:
+    """Returns what a scanner answers, or how it fails."""
+    try:
+        return repr(scan(text, 0))
+    except RecursionError:
+        return RecursionError
+    except (ValueError, StopIteration) as error:
+        return type(error), str(error)
+
+
+def edited(text: str, edits: list[tuple[float, str, bool]]) -> str:
+    """Returns a text with pieces put in at places of it, or put over what was there."""
+    for place, piece, over in edits:
+        at = int(place * len(text))
+        text = text[:at] + piece + text[at + over :]
+    return text
+
+
+EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(PIECES), st.booleans()), max_size=3)
+TEXTS = st.builds(
+    edited, st.builds(json.dumps, JSON_VALUES, ensure_ascii=st.booleans(), indent=st.sampled_from([None, 1])), EDITS
+)
+
+
+@pytest.mark.parametrize("options", DECODERS, ids=lambda options: ",".join(options) or "plain")
+@given(text=TEXTS | st.lists(st.sampled_from(PIECES)).map("".join))
+@example(text="[" * 64 + "]" * 64)
+@example(text="[" * 65 + "]" * 65)
+@example(text='{"a":' * 2_000)
+@example(text='[0, -0, 1, 999999999999999999, -1000000000000000000, "\\ud83d\\ude00"]')
+@example(text='{"a": 1, "b": {}, "a": {"a": []}}')
+def test_reads_as_the_python_code(fast: Any, options: dict[str, Any], text: str) -> None:
+    """Any text gives the same value, at the same place, or the same error, whatever hooks the decoder has."""
+    decoder = json.JSONDecoder(**options)
+    assert read(fast.make_scanner(decoder), text) == read(py_make_scanner(decoder), text)
+
+
+@given(text=st.text() | st.text('a"\\\n\x1f\x7f\ud800'))
+def test_prints_as_the_python_code(fast: Any, text: str) -> None:
+    """Any text is printed the same."""
+    assert fast.encode_basestring(text) == py_encode_basestring(text)
+
+
+def test_a_key_is_one_object(fast: Any) -> None:
+    """A key that a text has many times takes the memory of one."""
+    pairs = json.JSONDecoder(object_pairs_hook=list)
+    value, _ = fast.make_scanner(pairs)('[{"containerID": 1}, {"containerID": 2}]', 0)
+    assert value[0][0][0] is value[1][0][0]
