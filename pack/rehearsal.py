@@ -25,7 +25,6 @@ import kernel.address
 import kernel.link
 import kernel.netfilter.iptables
 import kernel.netfilter.iptables_direct
-import kernel.netfilter.iptables_rule
 import kernel.netfilter.nft
 import kernel.netns
 import kernel.route
@@ -85,7 +84,6 @@ _LIMITS = {
     }
 }
 _IFB, _IFB_INDEX, _MAC = b"bwp", 1_000_000_003, b"\x02\0\0\0\0\x01"
-_MARK = 2 * struct.pack("=I", 0x2000)
 _IPAM = {
     "type": "host-local",
     "ranges": [
@@ -160,8 +158,8 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
-# The chains and rules made in a scene, by handle: type and content of their messages, iptables' line.
-_netfilter: dict[int, tuple[int, bytes, str]] = {}
+# The chains and rules made in a scene, by handle: type and content of their messages.
+_netfilter: dict[int, tuple[int, bytes]] = {}
 _handles = itertools.count(1)
 # What traffic control has, and the ifb, by its kind and place: the content of the message.
 _made: dict[tuple[int, bytes], bytes] = {}
@@ -250,11 +248,11 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
         for number in [number for number, made in _netfilter.items() if made[1].startswith(named)]:
             _netfilter.pop(number)
     elif kind == _GETSETELEM:
-        for made, own, _ in _netfilter.values():
+        for made, own in _netfilter.values():
             if made == _NEWSETELEM and own.startswith(content):
                 yield _HEADER.pack(_HEADER.size + len(own), made, *header) + own
     elif kind == _GETSET:
-        found = next((own for made, own, _ in _netfilter.values() if made == _NEWSET and own.startswith(content)), b"")
+        found = next((own for made, own in _netfilter.values() if made == _NEWSET and own.startswith(content)), b"")
         answer = found or struct.pack("=i", -errno.ENOENT)
         yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if found else _NLMSG_ERROR, *header) + answer
     elif kind in (_DELCHAIN, _DELRULE):
@@ -263,58 +261,40 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
         for number in one or [number for number, made in _netfilter.items() if made[1].startswith(content)]:
             _netfilter.pop(number, None)
     elif kind == _GETRULE:
-        for number, (made, own, _) in _netfilter.items():
+        for number, (made, own) in _netfilter.items():
             if made == _NEWRULE and own.startswith(content):
                 answer = own + _HANDLE.pack(_HANDLE_START, number)
                 yield _HEADER.pack(_HEADER.size + len(answer), made, *header) + answer
     elif kind == _GETCHAIN:
-        found = next(
-            (own for made, own, _ in _netfilter.values() if made == _NEWCHAIN and own.startswith(content)), b""
-        )
+        found = next((own for made, own in _netfilter.values() if made == _NEWCHAIN and own.startswith(content)), b"")
         answer = found + _uses(content) if found else struct.pack("=i", -errno.ENOENT)
         yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if found else _NLMSG_ERROR, *header) + answer
 
 
-def _make(kind: int, content: bytes, line: str = "") -> None:
-    if kind == _NEWRULE or not any(own.startswith(content) for _, own, _ in _netfilter.values()):
-        _netfilter[next(_handles)] = kind, content, line
+def _make(kind: int, content: bytes) -> None:
+    if kind == _NEWRULE or not any(own.startswith(content) for _, own in _netfilter.values()):
+        _netfilter[next(_handles)] = kind, content
 
 
 def _uses(chain: bytes) -> bytes:
     """Returns how many rules a chain has and rules that lead to it, as the kernel says it."""
     name = chain.rstrip(b"\0").rpartition(b"\0")[2] + b"\0"
     mark = _NAME_START.pack(_NAME_START.size + len(name), 2) + name
-    own = [made for kind, made, _ in _netfilter.values() if kind == _NEWRULE and made[0] == chain[0]]
+    own = [made for kind, made in _netfilter.values() if kind == _NEWRULE and made[0] == chain[0]]
     return _USE.pack(_USE.size, 6, sum(mark in made for made in own).to_bytes(4, "big"))
 
 
 def _restore(*commands: Command, **unused: object) -> list[Outcome]:
-    """Stands for iptables-nft: how long a program takes would show in what is practised."""
-    return [Outcome(0, "\n".join(_restored(command)).encode(), b"") for command in commands]
+    """Stands for iptables' programs, which are run where netlink is not understood: never here."""
+    raise RuntimeError(f"the rehearsal ran {' '.join(commands[0].argv)}: {commands[0].stdin.decode()}")
 
 
-def _restored(command: Command) -> Iterator[str]:
-    """Makes chains and rules, which netlink shows then, and lists them."""
-    version = 6 if "ip6" in command.argv[0] else 4
-    start, *lines = command.stdin.decode().splitlines()
-    table = kernel.netfilter.nft.Table(kernel.netfilter.iptables.NFPROTO[version], start.removeprefix("*"))
-    for line in lines:
-        verb, name, *_ = line.split() * 2
-        own = kernel.netfilter.nft.Chain(table, name)
-        known = kernel.netfilter.iptables_rule.translated(version, line)
-        if verb == "-N":
-            _make(_NEWCHAIN, kernel.netfilter.nft.chain(own).encoded(0)[_HEADER.size :])
-        elif verb in ("-A", "-I"):
-            # What tells the rules of portmap that all pods share.
-            shared = line.encode() + b"\0addrtype\0MARK\0mark\0masq\0" + _MARK
-            expressions = known.expressions if known and table.name == "filter" else shared
-            content = kernel.netfilter.nft.rule(own, expressions).encoded(0)[_HEADER.size :]
-            _make(_NEWRULE, content, f"-A {line[len(verb) + 1 :]}")
-        elif verb == "-S":
-            yield f"-N {name}" if name.startswith("CNI-") else f"-P {name} ACCEPT"
-            for _, content, made in _netfilter.values():
-                if content[0] == table.family and made.startswith(f"-A {name} "):
-                    yield made
+def _build() -> None:
+    """Makes what the host's first pod finds: the chains that iptables-nft has made."""
+    for family in kernel.netfilter.nft.NFPROTO.values():
+        for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
+            chain = kernel.netfilter.nft.Chain(kernel.netfilter.nft.Table(family, table), name, hook)
+            _make(_NEWCHAIN, kernel.netfilter.nft.chain(chain).encoded(0)[_HEADER.size :])
 
 
 def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
@@ -375,7 +355,7 @@ def _stage() -> Iterator[str]:
             dict.fromkeys(kernel.netfilter.iptables.FAMILIES, f"{directory}/parameter"),
         ),
         (kernel.netfilter.iptables, "_find", {4: "/sbin/iptables-restore", 6: "/sbin/ip6tables-restore"}.__getitem__),
-        (kernel.netfilter.iptables_direct, "_is_nft", lambda program: False),  # to practise the rules' words
+        (kernel.netfilter.iptables_direct, "_is_nft", bool),
         (cni.child, "run", _restore),
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.netns, "setns", lambda descriptor, kind: None),
@@ -389,6 +369,7 @@ def _stage() -> Iterator[str]:
     os.symlink("/proc/self/exe", f"{directory}/host-local")
     for place, name, prop in props:
         setattr(place, name, prop)
+    _build()
     try:
         yield directory
     finally:

@@ -2,8 +2,6 @@
 
 One rule: pure, and exactly what `iptables-restore` (1.8.9) makes of the line, expression by expression; a line with
 anything else in it is not translated, and takes the program.
-
-The words are those of the rules that each pod has; those that pods share are written once for a host, by the program.
 """
 
 from __future__ import annotations
@@ -33,6 +31,8 @@ _DESTINATION = 1  # XT_MULTIPORT_DESTINATION
 _MULTIPORT = struct.Struct("=BB15H15xx")  # struct xt_multiport_v1
 _CONNTRACK = struct.Struct("=136x10xHHHxx8x6x")  # struct xt_conntrack_mtinfo3: match_flags, invert_flags, state_mask
 _MATCH_STATE = 1  # XT_CONNTRACK_STATE
+_ADDRTYPE = struct.Struct("=HHI")  # struct xt_addrtype_info_v1 (linux/netfilter/xt_addrtype.h): by bits, flags
+_MARK = struct.Struct("=II")  # struct xt_mark_tginfo2 (linux/netfilter/xt_mark.h)
 _RANGE = struct.Struct("=I16s16s2s2s4x")  # struct nf_nat_range2 (linux/netfilter/nf_nat.h)
 _MAP_IPS, _PROTO_SPECIFIED = 1, 2  # NF_NAT_RANGE_*
 _ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat of one range; nf_nat_range
@@ -170,6 +170,10 @@ def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
     if (name, option) == ("conntrack", "--ctstate"):
         states = sum({_STATES[state] for state in value.split(",")})
         return _extension("match", name, 3, _CONNTRACK.pack(_MATCH_STATE, 0, states))
+    if (name, option, value) == ("addrtype", "--dst-type", "LOCAL"):
+        return _extension("match", name, 1, _ADDRTYPE.pack(0, 1 << expression.LOCAL, 0))
+    if (name, option) == ("mark", "--mark"):
+        return nft_rule.marked(_bit(value))
     raise _UnknownError
 
 
@@ -179,11 +183,24 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _bit(text: str) -> int:
+    """Returns the number of the bit that is to be looked at, or set: "0x2000/0x2000"."""
+    number = int(text.partition("/")[0], 16)
+    if text != f"{number:#x}/{number:#x}" or number.bit_count() != 1:
+        raise _UnknownError
+    return number.bit_length() - 1
+
+
 def _target(version: int, name: str, words: Iterator[str]) -> bytes:
     if name in _VERDICTS:
         return _VERDICTS[name]
     if name == "MASQUERADE":
         return _extension("target", name, 0, _ANY_ADDRESS[version])
+    if name == "MARK":
+        if next(words) != "--set-xmark":
+            raise _UnknownError
+        mark = 1 << _bit(next(words))
+        return _extension("target", name, 2, _MARK.pack(mark, mark))
     if name == "DNAT":
         if next(words) != "--to-destination":
             raise _UnknownError

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from cni.address import Address, Network
-from cni.values import dataclass, replace
+from cni.values import dataclass
 from kernel.netfilter.iptables_chains import ContainerChains, quoted
 from plugins.portmap.wanted import HostPorts, PortMapping
 
@@ -122,7 +122,9 @@ def chain_rules(wanted: HostPorts, version: int) -> list[tuple[PortMapping, list
         place = ip_network(mapping.only_to) if mapping.only_to else None
         to = f"{ip}:{mapping.container_port}"
         dnat = ChainRule(chain_of(wanted), "DNAT", mapping.protocol, mapping.host_port, None, place, to)
-        marks = [replace(dnat, target=target, source=source, to="") for source in sources]
+        marks = [
+            ChainRule(dnat.chain, target, mapping.protocol, mapping.host_port, source, place) for source in sources
+        ]
         found.append((mapping, marks, dnat))
     return found
 

@@ -26,6 +26,10 @@ LINES = {
         "-A CNI-b -d 192.0.2.1/32 -p udp -m udp --dport 53 -j DNAT --to-destination 10.22.0.2:5353",
         f"-A CNI-b -p tcp {COMMENT} -m multiport --dports 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 -j RETURN",
         f"-A CNI-b -p sctp {COMMENT} -m multiport --dports 8080 -j RETURN",
+        "-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-b",
+        f"-A CNI-a {COMMENT} -j MARK --set-xmark 0x2000/0x2000",
+        "-A CNI-a -m mark --mark 0x80000000/0x80000000 -j MASQUERADE",
+        "-I CNI-a -m mark --mark 0x1/0x1 -j MASQUERADE",
     ],
     (4, "filter"): [
         "-N CNI-f",
@@ -42,6 +46,9 @@ LINES = {
         "-A CNI-b -p udp -m comment --comment dnat -m multiport --dports 53,54 -j RETURN",
         "-A CNI-a -s fd00::/64 -d fd00::/63 -j MASQUERADE",
         "-A POSTROUTING ! -d ff00::/8 -j CNI-a",
+        "-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-b",
+        "-A CNI-a -j MARK --set-xmark 0x4/0x4",
+        "-A CNI-a -m mark --mark 0x4/0x4 -j MASQUERADE",
     ],
     (6, "filter"): [
         "-N CNI-f",
@@ -115,6 +122,13 @@ def test_the_rules_are_the_programs(prepared, monkeypatch):
     [
         "-D POSTROUTING -j ACCEPT",
         "-A POSTROUTING -m mark --mark 1 -j ACCEPT",
+        "-A POSTROUTING -m mark --mark 0x2000 -j ACCEPT",
+        "-A POSTROUTING -m mark --mark 0x3/0x3 -j ACCEPT",
+        "-A POSTROUTING -m mark --mark 0x0/0x1 -j ACCEPT",
+        "-A POSTROUTING -m mark ! --mark 0x1/0x1 -j ACCEPT",
+        "-A POSTROUTING -m addrtype --dst-type LOCAL --limit-iface-in -j ACCEPT",
+        "-A POSTROUTING -m addrtype --src-type LOCAL -j ACCEPT",
+        "-A POSTROUTING -j MARK --or-mark 0x1",
         "-A POSTROUTING -j LOG",
         "-A POSTROUTING -s 0.0.0.0/0 -j ACCEPT",
         "-A POSTROUTING -s ::1/128 -j ACCEPT",
@@ -181,8 +195,9 @@ def test_what_the_program_writes_is_found(prepared):
             for chain in dict.fromkeys(line.split()[1] for line in lines):
                 own = [line for line in lines if line.startswith((f"-A {chain} ", f"-I {chain} "))]
                 rules = nft.rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
-                wanted = sorted(own, key=lambda line: line.startswith("-A"))
-                assert iptables_direct.standing(version, own, rules) == (wanted if own else [])
+                placed = [line for line in own[::-1] if line.startswith("-I")]
+                placed += [line for line in own if line.startswith("-A")]
+                assert iptables_direct.standing(version, own, rules) == placed
                 for line in own:
                     others = [other for other in lines if other != line]
                     assert iptables_direct.standing(version, others, rules) is None
