@@ -4,6 +4,7 @@
  *   picked(...)         reads some attributes of a message
  *   places(...)         tells where all attributes of a message are
  *   packed(...)         writes attributes
+ *   same_attributes(..) compares attributes
  *
  * A kernel's answer has some 60 attributes: to walk over them was a third of what a verb did in Python.
  *
@@ -17,6 +18,7 @@
 /* One attribute of a message: never beyond the message's end, whatever its length says. */
 typedef struct {
     int number;
+    int is_nested;
     const char *content;
     Py_ssize_t size;
 } Attribute;
@@ -32,6 +34,7 @@ next_attribute(const char *data, Py_ssize_t end, Py_ssize_t *offset, Attribute *
         return 0;
     memcpy(&header, data + *offset, sizeof(header));
     found->number = header.nla_type & NLA_TYPE_MASK;
+    found->is_nested = header.nla_type & NLA_F_NESTED;
     found->content = data + *offset + sizeof(header);
     length = header.nla_len < sizeof(header) ? (Py_ssize_t)sizeof(header) : header.nla_len;
     found->size = (length < left ? length : left) - (Py_ssize_t)sizeof(header);
@@ -328,10 +331,58 @@ PyDoc_STRVAR(packed_doc,
              "packed(pairs, known) -> bytes: attributes from (name, value) pairs; known: {name: (number, form)}.\n"
              "A form that is no str has write(value, pairs) -> bytes. KeyError, OverflowError.");
 
+/* Tells whether an attribute is like ours: of its type, and with its content, or beside more in any order if nested.
+ *
+ * Of several of a type in theirs the last one counts. Deeper than any rule nothing is alike.
+ */
+static int
+is_like(const Attribute *theirs, const Attribute *ours, int depth)
+{
+    Attribute own, other, found;
+    Py_ssize_t offset, place = 0;
+
+    if (theirs->number != ours->number)
+        return 0;
+    if (!ours->is_nested)
+        return theirs->size == ours->size && memcmp(theirs->content, ours->content, ours->size) == 0;
+    while (next_attribute(ours->content, ours->size, &place, &own)) {
+        found.content = NULL;
+        for (offset = 0; next_attribute(theirs->content, theirs->size, &offset, &other);)
+            if (other.number == own.number)
+                found = other;
+        if (!found.content || depth == 0 || !is_like(&found, &own, depth - 1))
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *
+netlink_same_attributes(PyObject *self, PyObject *args)
+{
+    const char *ours, *theirs;
+    Py_ssize_t size, their_size, place = 0, offset = 0;
+    Attribute own, other;
+    int more;
+
+    if (!PyArg_ParseTuple(args, "y#y#", &ours, &size, &theirs, &their_size))
+        return NULL;
+    do {
+        more = next_attribute(ours, size, &place, &own);
+        if (next_attribute(theirs, their_size, &offset, &other) != more || (more && !is_like(&other, &own, 16)))
+            Py_RETURN_FALSE;
+    } while (more);
+    Py_RETURN_TRUE;
+}
+
+PyDoc_STRVAR(same_attributes_doc,
+             "same_attributes(ours, theirs) -> bool: compare two sequences of netlink attributes.\n"
+             "They must be as many and of the same types in order; nested ones of theirs may have more in any order.");
+
 PyMethodDef netlink_methods[] = {
     {"messages", netlink_messages, METH_O, messages_doc},
     {"picked", netlink_picked, METH_VARARGS, picked_doc},
     {"places", netlink_places, METH_VARARGS, "places(data, start) -> [(number, offset), ...] of all attributes."},
     {"packed", netlink_packed, METH_VARARGS, packed_doc},
+    {"same_attributes", netlink_same_attributes, METH_VARARGS, same_attributes_doc},
     {NULL, NULL, 0, NULL},
 };

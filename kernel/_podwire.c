@@ -5,7 +5,6 @@
  *   mount(...)          mount(2) without data
  *   fs_type(path)       statfs(2)'s f_type: tells a namespace file from a left-over plain file
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
- *   same_attributes(..) compares netlink attributes, since Python takes a hundred times as long
  *   ask_apart(...)      has a process of its own wait for the kernel's answer to a netlink request
  *
  * Netlink messages are in _netlink.c. Built as an extension for ordinary Python, and linked into the static executable.
@@ -19,7 +18,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdalign.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -341,98 +339,12 @@ PyDoc_STRVAR(spawn_bound_doc,
              "spawn_bound(argv, env, streams, defaults) -> pid: start a program that gets SIGKILL when we end.\n"
              "argv, env: lists of bytes; streams: what becomes 0, 1, 2 (negative: ours); defaults: signals to reset.");
 
-/* Netlink attributes, one after another: struct nlattr and content, from multiple of 4 to multiple of 4. */
-typedef struct {
-    const uint8_t *at;
-    size_t size;
-} Bytes;
-
-enum { ATTRIBUTE = 4, NESTED = 0x8000, TYPE = 0x3fff, DEPTH_MAX = 16 };
-
-/* Takes the first attribute off; what its length says beyond the end is not there. Returns 0 when there is none. */
-static int
-next_attribute(Bytes *rest, uint16_t *kind, Bytes *content)
-{
-    uint16_t length;
-    size_t step;
-
-    if (rest->size < ATTRIBUTE)
-        return 0;
-    memcpy(&length, rest->at, 2);
-    memcpy(kind, rest->at + 2, 2);
-    step = length < ATTRIBUTE ? ATTRIBUTE : length;
-    content->at = rest->at + ATTRIBUTE;
-    content->size = (step < rest->size ? step : rest->size) - ATTRIBUTE;
-    step = (step + 3) & ~(size_t)3;
-    if (step > rest->size)
-        step = rest->size;
-    rest->at += step;
-    rest->size -= step;
-    return 1;
-}
-
-static int has_all(Bytes theirs, Bytes ours, int depth);
-
-static int
-has_content(uint16_t kind, Bytes theirs, Bytes ours, int depth)
-{
-    if (kind & NESTED)
-        return depth > 0 && has_all(theirs, ours, depth - 1);
-    return theirs.size == ours.size && memcmp(theirs.at, ours.at, ours.size) == 0;
-}
-
-/* Tells whether each attribute of ours stands in theirs, the last one of its type, wherever and beside what else. */
-static int
-has_all(Bytes theirs, Bytes ours, int depth)
-{
-    uint16_t kind, other;
-    Bytes own, content;
-
-    while (next_attribute(&ours, &kind, &own)) {
-        Bytes rest = theirs, found = {NULL, 0};
-
-        while (next_attribute(&rest, &other, &content))
-            if ((other & TYPE) == (kind & TYPE))
-                found = content;
-        if (!found.at || !has_content(kind, found, own, depth))
-            return 0;
-    }
-    return 1;
-}
-
-static PyObject *
-podwire_same_attributes(PyObject *self, PyObject *args)
-{
-    Bytes ours, theirs, own, content;
-    Py_ssize_t our_size, their_size;
-    uint16_t kind, other;
-    int more;
-
-    if (!PyArg_ParseTuple(args, "y#y#", &ours.at, &our_size, &theirs.at, &their_size))
-        return NULL;
-    ours.size = (size_t)our_size;
-    theirs.size = (size_t)their_size;
-    do {
-        more = next_attribute(&ours, &kind, &own);
-        if (next_attribute(&theirs, &other, &content) != more)
-            Py_RETURN_FALSE;
-        if (more && ((kind & TYPE) != (other & TYPE) || !has_content(kind, content, own, DEPTH_MAX)))
-            Py_RETURN_FALSE;
-    } while (more);
-    Py_RETURN_TRUE;
-}
-
-PyDoc_STRVAR(same_attributes_doc,
-             "same_attributes(ours, theirs) -> bool: compare two sequences of netlink attributes.\n"
-             "They must be as many and of the same types in order; nested ones of theirs may have more in any order.");
-
 static PyMethodDef methods[] = {
     {"setns", podwire_setns, METH_VARARGS, "setns(fd, nstype): enter the namespace behind fd."},
     {"unshare", podwire_unshare, METH_VARARGS, "unshare(flags): move into new namespaces."},
     {"mount", podwire_mount, METH_VARARGS, "mount(source, target, type, flags): mount(2) without data."},
     {"fs_type", podwire_fs_type, METH_VARARGS, "fs_type(path) -> int: statfs(2)'s f_type of path."},
     {"spawn_bound", podwire_spawn_bound, METH_VARARGS, spawn_bound_doc},
-    {"same_attributes", podwire_same_attributes, METH_VARARGS, same_attributes_doc},
     {"ask_apart", podwire_ask_apart, METH_VARARGS, ask_apart_doc},
     {NULL, NULL, 0, NULL},
 };
