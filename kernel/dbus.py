@@ -36,6 +36,7 @@ HURRY_S = 1.0
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # of one conversation: what is asked for here are names
 _LATEST_S = 0.001  # for what is sent after the conversation's end, to take back what may have been done
+_ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BUS, _BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 
 Done = TypeVar("Done")
@@ -247,5 +248,4 @@ def _unix_sockets(address: str) -> Iterator[str]:
 
 def _unescaped(value: str) -> str:
     """Returns a value of an address as it is meant: "%20" is a space."""
-    escaped = rb"%([0-9A-Fa-f]{2})"
-    return os.fsdecode(re.sub(escaped, lambda found: bytes.fromhex(found[1].decode()), os.fsencode(value)))
+    return os.fsdecode(_ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), os.fsencode(value)))

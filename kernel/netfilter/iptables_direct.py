@@ -65,23 +65,37 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
     return frozenset(done)
 
 
-def standing(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[str] | None:
-    """Returns the `lines` that the rules of a chain are, in the rules' order; None if one of them is another rule.
+class Known:
+    """Lines of one IP version as the program would write them, to be recognised among the rules of a chain.
 
-    It is, too, in a form that another version of the program gives it, and when its line is not translated.
+    A rule in a form that another version of the program gives it is not recognised, nor one whose line is not
+    translated. A line is translated when it is its turn to be compared.
     """
+
+    def __init__(self, version: int, lines: Iterable[str]) -> None:
+        self._version = version
+        self._made: dict[str, Translated | None] = {}
+        self._lines = list(dict.fromkeys(lines))
+
+    def line(self, rule: Rule) -> str:
+        """Returns the line that a rule is, "" when it is none of them; each is one rule's only."""
+        for line in self._lines:
+            if line not in self._made:
+                self._made[line] = translated(self._version, line)
+            made = self._made[line]
+            if made and not rule.userdata and made.is_rule(rule.expressions):
+                self._lines.remove(line)
+                return line
+        return ""
+
+
+def standing(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[str] | None:
+    """Returns the `lines` that the rules of a chain are, in the rules' order; None if one of them is not recognised."""
     if len(lines) > _LINES_MAX:
         return None
-    left = [(line, translated(version, line)) for line in lines]
-    found = []
-    for rule in rules:
-        # Most often it is the next one.
-        own = next((item for item in left if item[1] and item[1].is_rule(rule.expressions)), None)
-        if own is None or rule.userdata:
-            return None
-        left.remove(own)
-        found.append(own[0])
-    return found
+    known = Known(version, lines)
+    found = [known.line(rule) for rule in rules]
+    return found if all(found) else None
 
 
 def _request(table: Table, rule: Translated) -> Request:

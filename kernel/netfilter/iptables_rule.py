@@ -50,11 +50,11 @@ class Translated(NamedTuple):
     @property
     def expressions(self) -> bytes:
         """The rule as it is made."""
-        return self.matches + expression.counter() + self.action
+        return self.matches + expression.COUNTER + self.action
 
     def is_rule(self, found: bytes) -> bool:
         """Tells whether the kernel's rule is this one, whatever it has counted."""
-        return nft_rule.same(self.matches + expression.any_counter() + self.action, found)
+        return nft_rule.same(self.matches + expression.ANY_COUNTER + self.action, found)
 
 
 class _UnknownError(ValueError):

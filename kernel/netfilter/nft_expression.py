@@ -96,16 +96,6 @@ def masquerade() -> bytes:
     return _expression("masq")
 
 
-def counter() -> bytes:
-    """Counts packets, from none on."""
-    return _expression("counter", attribute(1, bytes(8)), attribute(2, bytes(8)))
-
-
-def any_counter() -> bytes:
-    """Is the same as a counter that has counted, whatever: to compare with."""
-    return _expression("counter")
-
-
 def extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
     """Is a "match" or "target" of iptables; `info` is its struct, which the kernel has in whole 64-bit words."""
     return _expression(
@@ -172,3 +162,7 @@ _EXPRESSION_STARTS = {
         *("range", "target"),
     )
 }
+
+
+COUNTER = _expression("counter", attribute(1, bytes(8)), attribute(2, bytes(8)))  # counts packets, from none on
+ANY_COUNTER = _expression("counter")  # to compare with: is the same as one that has counted, whatever

@@ -26,11 +26,20 @@ _ANSWERS = (
     1 << 1 | 1 << 2
 )  # NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED (linux/netfilter/nf_conntrack_common.h)
 _NFPROTO = {4: 2, 6: 10}  # by IP version (linux/netfilter.h)
+_OF_VERSION = {
+    version: expression.meta(expression.META_NFPROTO) + expression.compare(EQ, bytes([number]))
+    for version, number in _NFPROTO.items()
+}
 _SADDR = {4: (12, 4), 6: (8, 16)}  # offset and length in the IP header, by version
 _DADDR = {4: (16, 4), 6: (24, 16)}
 _DPORT = (expression.TRANSPORT_HEADER, 2, 2)
 _L4PROTO = {4: (9, 1), 6: (6, 1)}  # `ip protocol`, `ip6 nexthdr`
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_* (linux/in.h)
+_LOAD_DPORT = expression.payload(*_DPORT)
+_TRANSPORT = {
+    name: expression.meta(expression.META_L4PROTO) + expression.compare(EQ, bytes([number]))
+    for name, number in PROTOCOLS.items()
+}
 
 # What a rule loads before it compares it: attributes that say what, and where protocol and address are found.
 _LOADS = {b"payload\0": (2, 3, 4), b"meta\0": (2,)}
@@ -52,7 +61,7 @@ USERDATA_MAX = 256  # bytes that the kernel takes (NFT_USERDATA_MAXLEN)
 
 def of_version(version: int) -> bytes:
     """Matches packets of an IP version: what nft puts before a rule's first `ip` or `ip6` in a table of family inet."""
-    return expression.meta(expression.META_NFPROTO) + expression.compare(EQ, bytes([_NFPROTO[version]]))
+    return _OF_VERSION[version]
 
 
 def source(where: Address | Network, *, inside: bool = True) -> bytes:
@@ -140,12 +149,12 @@ def answers() -> bytes:
 
 def transport(protocol: str) -> bytes:
     """Matches `meta l4proto <protocol>`: what nft puts before a rule's first `tcp` (or another of PROTOCOLS)."""
-    return expression.meta(expression.META_L4PROTO) + expression.compare(EQ, bytes([PROTOCOLS[protocol]]))
+    return _TRANSPORT[protocol]
 
 
 def destination_port(port: int) -> bytes:
     """Matches `th dport <port>`; behind `transport` it is `tcp dport <port>`."""
-    return expression.payload(*_DPORT) + expression.compare(EQ, port.to_bytes(2, "big"))
+    return _LOAD_DPORT + expression.compare(EQ, port.to_bytes(2, "big"))
 
 
 def to_this_host() -> bytes:

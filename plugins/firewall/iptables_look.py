@@ -15,17 +15,22 @@ from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
+from kernel.netfilter.iptables_direct import Known
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from plugins.firewall.iptables_plan import chains, own_addresses
 from plugins.firewall.iptables_rules import (
     ENTRY,
     FORWARD,
+    FORWARD_JUMP,
     OWNERS,
     STAGE_1,
     STAGE_2,
     TABLE,
+    address_rules,
+    admin_jump,
     owner,
     owner_text,
+    record,
     records,
 )
 from plugins.firewall.wanted import Protected
@@ -124,7 +129,18 @@ def _relevant(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[
     looked_at = [name for name in matters if name in chains(wanted) and name in present]
     if FORWARD in present or STAGE_1 in present:
         looked_at.insert(0, ENTRY)
-    return present, [rule for name in looked_at for rule in placed(socket, Chain(table, name), version, matters[name])]
+    found = []
+    for name in looked_at:
+        lines = [line for line in _expected(wanted, version) if line.startswith(f"-A {name} ")]
+        found += placed(socket, Chain(table, name), version, matters[name], lines)
+    return present, found
+
+
+def _expected(wanted: Protected, version: int) -> list[str]:
+    """Returns the rules that are most likely there, each chain's in order."""
+    addresses = own_addresses(wanted, version)
+    own = [line for address in addresses for line in (*address_rules(address), record(wanted, address))]
+    return [FORWARD_JUMP, admin_jump(wanted.admin_chain), *own]
 
 
 def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, int]:
@@ -133,10 +149,13 @@ def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, in
     return {chain.name: chain.uses for chain in nft.get(socket, *own) if chain}
 
 
-def placed(socket: NftSocket, chain: Chain, version: int, wanted: Wanted | str = "") -> list[Placed]:
-    """Returns the `wanted` rules of a chain, in order."""
+def placed(
+    socket: NftSocket, chain: Chain, version: int, wanted: Wanted | str = "", expected: Collection[str] = ()
+) -> list[Placed]:
+    """Returns the `wanted` rules of a chain, in order; to recognise those that are `expected` is quicker."""
+    known = Known(version, expected)
     return [
-        Placed(chain, rule.handle, iptables_listing.line(chain.name, rule, version))
+        Placed(chain, rule.handle, known.line(rule) or iptables_listing.line(chain.name, rule, version))
         for rule in nft.rules(socket, chain, wanted)
     ]
 

@@ -53,10 +53,11 @@ def _are_references(wanted: HostPorts, version: int, own: Sequence[Placed]) -> b
     Those name no owner. But ours do not either when `nft` has listed and loaded them, which loses all of userdata but
     the comment: then the rule for the hairpin tells, and where there is none they are the same.
     """
+    if not own or any(rules.owner(placed.rule) for placed in own):
+        return False
     theirs = {item.expressions for item in rules.reference_masquerading_rules(wanted, version)}
     ours = {item.expressions for item in rules.masquerading_rules(wanted, version)} - theirs
-    unnamed = bool(own) and not any(rules.owner(placed.rule) for placed in own)
-    return unnamed and not any(nft_rule.is_one_of(ours, placed.rule.expressions) for placed in own)
+    return not any(nft_rule.is_one_of(ours, placed.rule.expressions) for placed in own)
 
 
 def _named(own: Sequence[tuple[int, Placed]]) -> Sequence[tuple[int, Placed]]:
