@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
+from itertools import chain, islice
 from os import fsdecode, lstat
-from socket import AF_INET, AF_INET6, inet_pton
 
 from cni.address import Address, parse_ip, with_prefix
 from cni.cache import ResultCache
@@ -20,12 +19,16 @@ from cni.errors import CniError, Code
 from cni.result import IPConfig
 from cni.undo import Undo
 from cni.values import dataclass
+from ipam.host_local import ranges
 from ipam.host_local.boots import is_left_over
-from ipam.host_local.ranges import Range, RangeSet, address
-from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of
+from ipam.host_local.ranges import Range, RangeSet
+from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of, values
 
-# As many names in a row may be tried one by one before one listing of the directory tells all that are taken.
-_PROBES = 16
+# As many names in a row are looked at one by one before one listing of the directory tells all that are taken: with
+# 100,000 it takes as long as as many looks.
+_LOOKS = 1000
+# STATUS asks for any free address, not for the next: as many in turn are looked at, and as many all over each range.
+_NEXT, _ALL_OVER = 16, 64
 
 
 def allocate(
@@ -73,8 +76,7 @@ def allocate(
 
 def exhausted(store: Store, number: int, range_set: RangeSet, cache: Callable[[], ResultCache]) -> CniError | None:
     """Returns the error of an ADD that would find no free address in the set, None when there is one."""
-    last = _parse(store.last_reserved(number))
-    if _search(range_set, last, store.is_free, store.names) is not None:
+    if _has_room(store, number, range_set):
         return None
     owners, known = store.owners(), cache()
     usage = Usage.count(range_set, owners, known)
@@ -102,7 +104,7 @@ class Usage:
         """Counts the reservations of `range_set` among all of the store."""
         in_use = stale = 0
         for owner, names in owners.items():
-            count = sum(range_set.holds(value) for value in _values(range_set.version, names))
+            count = sum(map(range_set.holds, values(range_set.version, names)))
             in_use += count
             attachment = attachment_of(owner)
             if count and VALID_NAME.fullmatch(attachment.container_id) and cache.is_gone(attachment):
@@ -148,7 +150,7 @@ def _refuse_second(
 ) -> None:
     """Refuses an attachment that has an address of the set, unless it had that before it lost its namespace."""
     for name in owned:
-        own = _parse(name)
+        own = _parsed(name)
         if own is None or not range_set.range_of(own):
             continue
         if not _may_take_back(held, name, attachment, cache()):
@@ -163,17 +165,13 @@ def _refuse_second(
 def _next(
     held: Reservations, range_set: RangeSet, number: int, owner: bytes, cache: Callable[[], ResultCache]
 ) -> tuple[Address, Range]:
-    last = _parse(held.last_reserved(number))
-
-    def reserve(name: str) -> bool:
-        return held.reserve(name, owner)
-
-    found = _search(range_set, last, reserve, held.names)
+    last = _last(held, number, range_set)
+    found = _search(held, range_set, last, owner)
     if found is None:
         owners = held.owners()  # this frees what a crash left empty, and tells who has the rest
         known = cache()
         _take_back(held, list(_left_over(range_set, owners, held.origin, held.directory, known)))
-        found = _search(range_set, last, reserve, held.names)
+        found = _search(held, range_set, last, owner)
         if found is None:
             usage = Usage.count(range_set, owners, known)
             raise CniError(Code.INTERNAL, _none_left(range_set), f"{usage}; {_hint(held.directory)}")
@@ -200,7 +198,7 @@ def _left_over(
     for owner, names in owners.items():
         attachment = attachment_of(owner)
         for name in names:
-            if any(map(range_set.holds, _values(range_set.version, [name]))) and is_left_over(
+            if any(map(range_set.holds, values(range_set.version, [name]))) and is_left_over(
                 f"{directory}/{name}", attachment, origins(owner, name), cache
             ):
                 yield owner, name
@@ -216,33 +214,41 @@ def _take_back(held: Reservations, left_over: list[tuple[bytes, str]]) -> None:
         )
 
 
-def _search(
-    range_set: RangeSet, last: Address | None, probe: Callable[[str], bool], names: Callable[[], list[str]]
-) -> tuple[Address, Range] | None:
-    """Returns the first candidate after `last` for which `probe` is true, None when there is none."""
+def _search(held: Reservations, range_set: RangeSet, last: int | None, owner: bytes) -> tuple[Address, Range] | None:
+    """Reserves the first free candidate after `last`; None when there is none."""
+    version = range_set.version
     taken: set[int] = set()
-    probed = 0
+    looks = 0
     for value, item in range_set.candidates(last):
         if value in taken:
             continue
-        candidate = address(range_set.version, value)
-        if probe(str(candidate)):
-            return candidate, item
-        probed += 1
-        if probed == _PROBES:
-            taken = set(_values(range_set.version, names()))
+        name = ranges.text(version, value)
+        # The first one is most often free; to make a file in vain takes longer than to look.
+        if (not looks or held.is_free(name)) and held.reserve(name, owner):
+            return ranges.address(version, value), item
+        looks += 1
+        if looks == _LOOKS:
+            taken = held.taken(version)
     return None
 
 
-def _values(version: int, names: list[str]) -> Iterator[int]:
-    """Yields the addresses of family `version` among `names`."""
-    family = AF_INET if version == 4 else AF_INET6
-    for name in names:
-        with suppress(OSError):  # the other family
-            yield int.from_bytes(inet_pton(family, name))
+def _has_room(store: Store, number: int, range_set: RangeSet) -> bool:
+    """Tells whether an address of the set is free, wherever; by looks into the directory without the lock."""
+    version, last = range_set.version, _last(store, number, range_set)
+    in_turn = (value for value, _ in islice(range_set.candidates(last), _NEXT))
+    if any(store.is_free(ranges.text(version, value)) for value in chain(in_turn, range_set.spread(_ALL_OVER))):
+        return True
+    taken = store.taken(version)
+    return any(value not in taken for value, _ in range_set.candidates(last))
 
 
-def _parse(text: str) -> Address | None:
+def _last(store: Store | Reservations, number: int, range_set: RangeSet) -> int | None:
+    """Returns the address of the set's family that was given last, None when there is none."""
+    last = _parsed(store.last_reserved(number))
+    return int(last) if last is not None and last.version == range_set.version else None
+
+
+def _parsed(text: str) -> Address | None:
     try:
         return parse_ip(text)
     except ValueError:

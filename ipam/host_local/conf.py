@@ -156,13 +156,14 @@ def _range(fields: Fields) -> Range:
     if isinstance(given, IPv4Interface) and ":" in fields.string("subnet"):
         raise _invalid("IPNet IP and Mask version mismatch", f"{where}: write an IPv4 subnet with dots")
     subnet = given.network
-    if subnet.network_address != given.ip:
+    base = int(subnet.network_address)
+    if base != int(given):
         raise _invalid(
             "Network has host bits set. "
             f"For a subnet mask of length {subnet.prefixlen} the network address is {subnet.network_address}",
             where,
         )
-    base, top = int(subnet.network_address), int(subnet.broadcast_address)
+    top = base | (1 << subnet.max_prefixlen - subnet.prefixlen) - 1
     gateway, start, end = (fields.ip(key) for key in ("gateway", "rangeStart", "rangeEnd"))
     for key, bound in (("RangeStart", start), ("RangeEnd", end)):
         if bound is not None and bound not in subnet:

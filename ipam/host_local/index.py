@@ -17,46 +17,34 @@ other case the store is scanned once and the index written anew.
 - A record tells, too, when its reservation was made, as far as it is known (boots.py): what an index of an earlier boot
   knows, and has not been changed since, is of an earlier boot. An index is therefore replaced as a whole, by rename: a
   kill may leave its draft, which has one name and goes with the next.
-- The table is a file of fixed buckets instead of a file or link per attachment, because creating an inode is what
-  costs on ext4: 15 us, and 150 while inodes freed in the last minutes have to be passed over. Nothing is created or
-  freed here in the long run: a lookup is one read, a change one write of a page's part.
-- Records that find no room make the index incomplete; the next scan chooses a larger table. 10,000 reservations take
-  about seven scans on the way.
+- The table is a file of fixed buckets (table.py) instead of a file or link per attachment, because creating an inode is
+  what costs on ext4: 15 us, and 150 while inodes freed in the last minutes have to be passed over. Nothing is created
+  or freed here in the long run: a lookup is one read, a change one write of a page's part.
+- A record that finds no room has the table made larger out of its own records: the store is not read for that. A table
+  that is made anew is written once, when all changes are made: GC of thousands writes no record by itself.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+from ipam.host_local import table
 from ipam.host_local.boots import Origin
+from ipam.host_local.table import BUCKET_BYTES
 from kernel import boot
 
 _SUFFIX = ".podwire"
 _DRAFT = "~"  # in front of the name while it is written: no network's name begins like that
 
 _HEAD_BYTES = 1024
-# Origin and length of the name, name, its reservation's change time in ns (of those of an earlier boot), key.
-_RECORD = struct.Struct("<B39sQ16s")
-_RECORD_BYTES = _RECORD.size
-_KEY_BYTES = 16
-_KEY_AT = _RECORD_BYTES - _KEY_BYTES
-_ORIGIN_SHIFT, _LENGTH_MASK = 6, 63
-_ORIGINS = (*Origin, Origin.UNKNOWN)
-_BUCKET_BYTES = 16 * _RECORD_BYTES
-_LOAD = 4  # records per bucket at first: the chance that one of them gets 17 is about 1 in a million
 # The index is a file of ours; what somebody put in its place, a link to his own file say, is not written to.
 _OURS = os.O_NOFOLLOW | os.O_NONBLOCK
-_LEAST_BUCKETS = 32
-_SPARSE = 16  # how many times as many may be tried when one of them overflows
 _NS = 1_000_000_000
 # How far in the past the common time lies: more than the coarsest timestamps of a file system (2 s).
 _BACK_NS = 10 * _NS
-_EMPTY = bytes(_RECORD_BYTES)
 
 
 class Index:
@@ -70,6 +58,10 @@ class Index:
         self._side, self._network = f"{data_dir.rstrip('/') or '/'}{_SUFFIX}", network
         self._fd = -1
         self._buckets = 0
+        self._seen: dict[int, bytes] = {}  # buckets that have been read
+        # What is to be written when all is done: each owner's reservations, and the records of those known before.
+        self._anew: dict[bytes, list[str]] | None = None
+        self._known: dict[bytes, bytes] = {}
         self._changed = False
         self._boot = boot.boot_id()
         self._is_of_this_boot = False
@@ -82,8 +74,8 @@ class Index:
             pass
 
     def close(self) -> None:
-        """Proves the index, if something was changed and is known completely, and closes it."""
-        if self._changed and self.complete:
+        """Writes and proves the index, if something was changed and is known completely, and closes it."""
+        if self._changed and self.complete and (self._anew is None or self._is_written(self._all_anew(self._anew))):
             self._settle()
         if self._fd >= 0:
             with suppress(OSError):
@@ -96,58 +88,107 @@ class Index:
 
     def find(self, owner: bytes) -> list[str]:
         """Returns the names of the reservations whose content is `owner`."""
-        return [_name(record) for _, record in self._records(_key(owner))]
+        if self._anew is not None:
+            return list(self._anew.get(owner, ()))
+        return [table.name_of(record) for _, record in self._records(table.key_of(owner))]
 
     def origin(self, owner: bytes, name: str) -> Origin:
         """Tells when the reservation `name` of `owner` was made, as far as it is known."""
-        return self._origin(_key(owner), name)[0]
+        key = table.key_of(owner)
+        if self._anew is not None:
+            known = self._known.get(table.identity(key, name))
+            return Origin.UNKNOWN if known is None else table.origin_of(known)
+        for _, record in self._records(key):
+            if table.name_of(record) == name:
+                return self._judged(record)[0]
+        return Origin.UNKNOWN
 
     def add(self, owner: bytes, name: str) -> None:
         """Notes that `owner` now has the reservation `name`; called after the store was changed."""
-        key = _key(owner)
-        self._replace(key, None, _record(key, name, Origin.THIS_BOOT, 0))
+        self._changed = True
+        if not self.complete:
+            return
+        key = table.key_of(owner)
+        new = table.packed(key, name, Origin.THIS_BOOT, 0)
+        if self._anew is not None:
+            self._anew[owner] = [*self._anew.get(owner, ()), name]
+            self._known[table.identity(key, name)] = new
+            return
+        self.complete = False
+        offset = table.place(key, self._buckets)
+        at = table.vacancy(self._bucket(offset))
+        self.complete = self._is_put(offset + at, new) if at >= 0 else self._is_grown(new)
 
     def remove(self, owner: bytes, name: str) -> None:
         """Forgets the reservation `name` of `owner`; called after the store was changed."""
-        self._replace(_key(owner), name, _EMPTY)
+        self._changed = True
+        if not self.complete:
+            return
+        if self._anew is not None:
+            self._anew[owner] = [other for other in self._anew.get(owner, ()) if other != name]
+            return
+        self.complete = False
+        for at, record in self._records(table.key_of(owner)):
+            if table.name_of(record) == name:
+                self.complete = self._is_put(at, table.VACANT)
+                return
 
     def rebuild(self, owners: Mapping[bytes, list[str]]) -> None:
-        """Writes the index anew from the whole content of the store."""
-        self.complete, self._changed = False, True
-        if not self._boot:
-            return
-        keys = [(_key(owner), names) for owner, names in owners.items()]
-        records = [_record(key, name, *self._origin(key, name)) for key, names in keys for name in names]
-        buckets = _LEAST_BUCKETS
-        while buckets * _LOAD < len(records):
-            buckets *= 2
-        most = buckets * _SPARSE
-        while (table := _table(records, buckets)) is None:
-            buckets *= 2
-            if buckets > most:  # more reservations of one owner than a bucket holds: then without an index
-                return
-        try:
-            self._write(table, is_empty=not records)
-        except OSError:
-            return
-        self._buckets, self._is_of_this_boot, self.complete = buckets, True, True
+        """Makes the index anew from the whole content of the store; it is written at the end."""
+        self.complete, self._changed = bool(self._boot), True
+        if self._anew is None:
+            for record in table.records(self._all()):
+                verified = self._verified(record)
+                if verified:
+                    self._known[table.identity_of(record)] = verified
+        self._anew = dict(owners)
 
-    def _write(self, table: bytearray, *, is_empty: bool) -> None:
-        """Puts a new file in the place of the index: a kill leaves the one or the other."""
+    def _verified(self, record: bytes) -> bytes:
+        """Returns what a record of the file says in the index that takes its place, b"" where that is nothing."""
+        if self._is_of_this_boot and table.origin_of(record) is not Origin.EARLIER_BOOT:
+            return record
+        origin, changed_ns = self._judged(record)
+        return table.judged(record, origin, changed_ns) if origin is Origin.EARLIER_BOOT else b""
+
+    def _all_anew(self, anew: Mapping[bytes, list[str]]) -> list[bytes]:
+        """Returns the records of all reservations."""
+        records = []
+        for owner, names in anew.items():
+            key = table.key_of(owner)
+            for name in names:
+                new = self._known.get(table.identity(key, name)) if self._known else None
+                records.append(new or table.packed(key, name, Origin.UNKNOWN, 0))
+        return records
+
+    def _is_grown(self, new: bytes) -> bool:
+        """Makes a larger table of its own records and a new one; tells whether that has been done."""
+        whole = self._all()
+        return len(whole) == self._buckets * BUCKET_BYTES and self._is_written([*table.records(whole), new])
+
+    def _is_written(self, records: list[bytes]) -> bool:
+        """Puts a new file in the place of the index, tells whether it is there: a kill leaves the old one or this."""
+        anew = table.made_of(records)
+        if anew is None:  # more reservations of one owner than a bucket holds: then without an index
+            return False
         draft = f"{self._side}/{_DRAFT}{self._network}"
-        fd = self._create(draft)
         try:
-            os.ftruncate(fd, _HEAD_BYTES + len(table))
-            if not is_empty:  # otherwise it is all zeros, which needs no blocks
-                _write(fd, table, _HEAD_BYTES)
+            fd = self._create(draft)
+        except OSError:
+            return False
+        try:
+            os.ftruncate(fd, _HEAD_BYTES + len(anew))
+            if records:  # otherwise it is all zeros, which needs no blocks
+                _write(fd, anew, _HEAD_BYTES)
             _write(fd, self._boot, 0)
             os.rename(draft, f"{self._side}/{self._network}")
         except OSError:
             os.close(fd)
-            raise
+            return False
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = fd
+        self._fd, self._buckets, self._is_of_this_boot = fd, len(anew) // BUCKET_BYTES, True
+        self._seen.clear()
+        return True
 
     def _create(self, path: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | _OURS
@@ -160,7 +201,9 @@ class Index:
     def _is_true(self) -> bool:
         """Tells whether the index describes the store as it is (see the head of this module)."""
         index = os.fstat(self._fd)
-        self._buckets = max(0, index.st_size - _HEAD_BYTES) // _BUCKET_BYTES
+        self._buckets = max(0, index.st_size - _HEAD_BYTES) // BUCKET_BYTES
+        if self._buckets > table.MOST_BUCKETS:
+            self._buckets = 0
         # Of a copy, out of a backup say, the change time tells when it was put back.
         self._left_ns = min(index.st_ctime_ns, index.st_mtime_ns + _BACK_NS)
         self._is_of_this_boot = bool(self._boot) and os.pread(self._fd, len(self._boot), 0) == self._boot
@@ -180,101 +223,52 @@ class Index:
         except OSError:
             pass
 
-    def _read(self, offset: int) -> bytes:
+    def _bucket(self, offset: int) -> bytes:
+        """Returns the bucket that begins at `offset` of the table."""
+        bucket = self._seen.get(offset)
+        if bucket is None:
+            try:
+                bucket = self._seen[offset] = os.pread(self._fd, BUCKET_BYTES, _HEAD_BYTES + offset)
+            except OSError:
+                self.complete = False
+                return b""
+        return bucket
+
+    def _all(self) -> bytes:
+        """Returns the table, none of one that cannot be read."""
         try:
-            return os.pread(self._fd, _BUCKET_BYTES, offset)
+            return os.pread(self._fd, self._buckets * BUCKET_BYTES, _HEAD_BYTES) if self._buckets else b""
         except OSError:
-            self.complete = False
             return b""
 
+    def _is_put(self, at: int, record: bytes) -> bool:
+        """Writes a record to its place in the table; tells whether it is there."""
+        self._seen.clear()
+        try:
+            _write(self._fd, record, _HEAD_BYTES + at)
+        except OSError:
+            return False
+        return True
+
     def _records(self, key: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yields the records of a key, with their places in the file; of nothing when there is no table."""
+        """Yields the records of a key, with their places in the table; of nothing when there is none."""
         if not self._buckets:
             return
-        offset = _HEAD_BYTES + _place(key, self._buckets)
-        bucket = self._read(offset)
-        at = bucket.find(key)
-        while at >= 0:
-            start = at - _KEY_AT
-            if start % _RECORD_BYTES == 0 and bucket[start]:
-                yield offset + start, bucket[start : start + _RECORD_BYTES]
-            at = bucket.find(key, at + 1)
+        offset = table.place(key, self._buckets)
+        for at, record in table.found(self._bucket(offset), key):
+            yield offset + at, record
 
-    def _origin(self, key: bytes, name: str) -> tuple[Origin, int]:
-        """Returns when a reservation was made, and its change time in ns, 0 where that says nothing."""
-        record = next((record for _, record in self._records(key) if _name(record) == name), None)
-        if record is None:
-            return Origin.UNKNOWN, 0
-        known = _ORIGINS[record[0] >> _ORIGIN_SHIFT]
+    def _judged(self, record: bytes) -> tuple[Origin, int]:
+        """Returns when the reservation of a record was made, and its change time in ns, 0 where that says nothing."""
+        known = table.origin_of(record)
         if self._is_of_this_boot and known is not Origin.EARLIER_BOOT:
             return known, 0
         try:
-            changed_ns = os.lstat(f"{self._store}/{name}").st_ctime_ns
-        except OSError:
+            changed_ns = os.lstat(f"{self._store}/{table.name_of(record)}").st_ctime_ns
+        except (OSError, ValueError):  # it is gone, or was never a name
             return Origin.UNKNOWN, 0
-        (*_, known_ns, _) = _RECORD.unpack(record)
-        same = changed_ns == known_ns if self._is_of_this_boot else changed_ns <= self._left_ns
+        same = changed_ns == table.changed_of(record) if self._is_of_this_boot else changed_ns <= self._left_ns
         return (Origin.EARLIER_BOOT, changed_ns) if same else (Origin.UNKNOWN, 0)
-
-    def _replace(self, key: bytes, name: str | None, new: bytes) -> None:
-        """Puts record `new` in the place of that of `name`, or a vacant one; the index is incomplete without one."""
-        self._changed = True
-        if not self.complete:
-            return
-        self.complete = False
-        if name is None:
-            at = self._vacancy(key)
-        else:
-            at = next((place for place, record in self._records(key) if _name(record) == name), -1)
-        if at < 0:
-            return
-        try:
-            _write(self._fd, new, at)
-        except OSError:
-            return
-        self.complete = True
-
-    def _vacancy(self, key: bytes) -> int:
-        """Returns where there is room in the file for a record of `key`, -1 when there is none."""
-        offset = _HEAD_BYTES + _place(key, self._buckets)
-        bucket = self._read(offset)
-        at = bucket.find(_EMPTY)
-        while at > 0 and at % _RECORD_BYTES:  # zeros across two records
-            at = bucket.find(_EMPTY, at + 1)
-        return offset + at if at >= 0 else -1
-
-
-def _key(owner: bytes) -> bytes:
-    return hashlib.blake2b(owner, digest_size=_KEY_BYTES).digest()
-
-
-def _place(key: bytes, buckets: int) -> int:
-    """Returns where the bucket of a key begins in a table."""
-    return int.from_bytes(key[:8]) % buckets * _BUCKET_BYTES
-
-
-def _table(records: list[bytes], buckets: int) -> bytearray | None:
-    """Returns all buckets, or None when a bucket overflows."""
-    table = bytearray(buckets * _BUCKET_BYTES)
-    used = bytearray(buckets)
-    for record in records:
-        at = _place(record[_KEY_AT:], buckets)
-        number = at // _BUCKET_BYTES
-        if used[number] == _BUCKET_BYTES // _RECORD_BYTES:
-            return None
-        at += used[number] * _RECORD_BYTES
-        table[at : at + _RECORD_BYTES] = record
-        used[number] += 1
-    return table
-
-
-def _record(key: bytes, name: str, origin: Origin, changed_ns: int) -> bytes:
-    text = name.encode()  # an address takes at most 39
-    return _RECORD.pack(origin << _ORIGIN_SHIFT | len(text), text, changed_ns, key)
-
-
-def _name(record: bytes) -> str:
-    return record[1 : 1 + (record[0] & _LENGTH_MASK)].decode("ascii", "replace")
 
 
 def _write(fd: int, data: bytes | bytearray, offset: int) -> None:

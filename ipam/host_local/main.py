@@ -79,16 +79,14 @@ def cmd_gc(args: CmdArgs, netconf: NetConf, valid: frozenset[Attachment]) -> Non
             return
     except OSError as error:
         raise store.unusable(error) from error
-    containers = {attachment.container_id for attachment in valid}
+    living = {owner_of(*attachment) for attachment in valid}
+    living |= {owner_of(attachment.container_id, "") for attachment in valid}
     errors = []
     with store.locked() as held:
         for owner, names in held.owners().items():
-            attachment = attachment_of(owner)
-            known = attachment in valid or (not attachment.ifname and attachment.container_id in containers)
             # What no runtime can have written is a note of the administrator's, who keeps the address to himself.
-            if known or not VALID_NAME.fullmatch(attachment.container_id):
-                continue
-            errors += _release_each(held, names, owner)
+            if owner not in living and VALID_NAME.fullmatch(attachment_of(owner).container_id):
+                errors += _release_each(held, names, owner)
     failure = collected(errors)
     if failure:
         raise failure

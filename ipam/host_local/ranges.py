@@ -1,12 +1,14 @@
 """Ranges: the addresses a network may give, and the order in which it gives them.
 
-One rule: pure arithmetic on values. Inside a range an address is an int, since a walk over a range passes thousands.
+One rule: pure arithmetic on values. Inside a range an address is an int, since a walk over a range passes thousands;
+of these only the text is made, which is the name of a reservation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
+from socket import AF_INET, inet_ntop
 from typing import NamedTuple
 
 from cni.address import Address, Network
@@ -53,16 +55,27 @@ class RangeSet:
 
     def range_of(self, wanted: Address) -> Range | None:
         """Returns the range that holds `wanted`, its gateway included, or None."""
-        if wanted.version != self.version:
-            return None
-        value = int(wanted)
-        return next((item for item in self.ranges if item.first <= value <= item.last), None)
+        return self._range_of(int(wanted)) if wanted.version == self.version else None
+
+    def _range_of(self, value: int) -> Range | None:
+        for item in self.ranges:
+            if item.first <= value <= item.last:
+                return item
+        return None
 
     def holds(self, value: int) -> bool:
         """Tells whether the set can give the address `value` of its own family."""
         return any(item.first <= value <= item.last and value != item.skipped() for item in self.ranges)
 
-    def candidates(self, last: Address | None) -> Iterator[tuple[int, Range]]:
+    def spread(self, many: int) -> Iterator[int]:
+        """Yields addresses from all over the set, about `many` of each range."""
+        for item in self.ranges:
+            gateway = item.skipped()
+            for value in range(item.first, item.last + 1, (item.last - item.first) // many + 1):
+                if value != gateway:
+                    yield value
+
+    def candidates(self, last: int | None) -> Iterator[tuple[int, Range]]:
         """Yields every address once, from the one after `last` round to `last` itself (reference: RangeIter).
 
         A `last` that is None or not of this set starts at the first range. Gateways are skipped.
@@ -73,17 +86,17 @@ class RangeSet:
                 if value != gateway:
                     yield value, item
 
-    def _turn(self, last: Address | None) -> list[tuple[Range, int, int]]:
+    def _turn(self, last: int | None) -> list[tuple[Range, int, int]]:
         """Returns the ranges in order of a turn that begins after `last`, whose own range comes first and last."""
-        start = None if last is None else self.range_of(last)
+        start = None if last is None else self._range_of(last)
         if start is None or last is None:
             return [(item, item.first, item.last) for item in self.ranges]
         at = self.ranges.index(start)
         others = self.ranges[at + 1 :] + self.ranges[:at]
         return [
-            (start, int(last) + 1, start.last),
+            (start, last + 1, start.last),
             *((item, item.first, item.last) for item in others),
-            (start, start.first, int(last)),
+            (start, start.first, last),
         ]
 
     def overlaps(self, other: RangeSet) -> bool:
@@ -97,5 +110,10 @@ def overlap(one: Range, two: Range) -> bool:
 
 
 def address(version: int, value: int) -> Address:
-    """Returns the address `value` of family 4 or 6; its text is the name of its reservation."""
+    """Returns the address `value` of family 4 or 6."""
     return IPv4Address(value) if version == 4 else IPv6Address(value)
+
+
+def text(version: int, value: int) -> str:
+    """Returns the text of an address, the name of its reservation."""
+    return inet_ntop(AF_INET, value.to_bytes(4)) if version == 4 else str(IPv6Address(value))
