@@ -44,6 +44,8 @@ def routes(ipam: Fields) -> tuple[Route, ...]:
 
 def requested(conf: NetConf) -> tuple[tuple[Request, ...], tuple[Request, ...]]:
     """Returns what `args.cni.ips` asks for, and what `runtimeConfig.ips` (capability `ips`) does; CniError(7)."""
+    if not (conf.fields.has("args") or conf.fields.has("runtimeConfig")):  # as with most pods
+        return (), ()
     return _requests(conf.cni_args, "args.cni.ips"), _requests(conf.runtime_config, "runtimeConfig.ips")
 
 

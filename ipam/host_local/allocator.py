@@ -62,8 +62,9 @@ def allocate(
                     given, item = _next(held, range_set, number, owner, cache)
             except CniError as error:
                 raise error.prefixed(f"failed to allocate for range {number}: ") from None
-            undo.push(f"release {given}", partial(held.release, str(given), owner))
-            held.note_last_reserved(number, str(given))
+            name = str(given)
+            undo.push(f"release {name}", partial(held.release, name, owner))
+            held.note_last_reserved(number, name)
             ips.append(IPConfig(with_prefix(given, item.subnet.prefixlen), item.gateway))
         if wanted:
             raise CniError(

@@ -86,7 +86,7 @@ def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
     Raises CniError(7), "invalid range set N: ...".
     """
     ipam = conf.fields.section("ipam")
-    raw = conf.runtime_config.object_lists("ipRanges")
+    raw = conf.runtime_config.object_lists("ipRanges") if conf.fields.has("runtimeConfig") else ()
     if ipam.has("subnet"):
         raw += ((ipam,),)
     raw += ipam.object_lists("ranges")

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ipam.host_local import table
@@ -250,13 +250,12 @@ class Index:
             return False
         return True
 
-    def _records(self, key: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yields the records of a key, with their places in the table; of nothing when there is none."""
+    def _records(self, key: bytes) -> list[tuple[int, bytes]]:
+        """Returns the records of a key, with their places in the table; none when there is no table."""
         if not self._buckets:
-            return
+            return []
         offset = table.place(key, self._buckets)
-        for at, record in table.found(self._bucket(offset), key):
-            yield offset + at, record
+        return table.found(self._bucket(offset), key, offset)
 
     def _judged(self, record: bytes) -> tuple[Origin, int]:
         """Returns when the reservation of a record was made, and its change time in ns, 0 where that says nothing."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from itertools import compress
 
 from ipam.host_local.boots import Origin
@@ -69,14 +68,16 @@ def place(key: bytes, buckets: int) -> int:
     return int.from_bytes(key[:8]) % buckets * BUCKET_BYTES
 
 
-def found(bucket: bytes, key: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the records of a key in its bucket, with their places there."""
+def found(bucket: bytes, key: bytes, offset: int) -> list[tuple[int, bytes]]:
+    """Returns the records of a key in its bucket, with their places in the table, where that begins at `offset`."""
+    records = []
     at = bucket.find(key)
     while at >= 0:
         start = at - _KEY_AT
         if start % RECORD_BYTES == 0 and bucket[start]:
-            yield start, bucket[start : start + RECORD_BYTES]
+            records.append((offset + start, bucket[start : start + RECORD_BYTES]))
         at = bucket.find(key, at + 1)
+    return records
 
 
 def vacancy(bucket: bytes) -> int:
