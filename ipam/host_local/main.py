@@ -31,7 +31,7 @@ def cmd_add(args: CmdArgs, netconf: NetConf) -> Result:
         with store.locked() as held:
             ips = allocator.allocate(held, attachment, wanted.range_sets, wanted.requested, cache)
             owner = owner_of(*attachment)
-            # SIGTERM, which waited for the lock's end, arrives when this block is left.
+            # What fails when this block is left, for want of memory say, is an ADD that has failed.
             undo.push("release the addresses", lambda: _release(store, [str(ip.address.ip) for ip in ips], owner))
         return Result(ips=ips, routes=wanted.routes, dns=dns)
 

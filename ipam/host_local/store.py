@@ -17,7 +17,8 @@ An owner, below, is the content of a reservation without surrounding white space
   the lock, so under the lock it is residue.
 - `last_reserved_ip.N` is overwritten in place by one write, which no kill can tear, instead of replaced by rename:
   ext4 flushes a file that replaces another (80 us), and every replaced one is an inode more to pass over (index.py).
-- SIGTERM waits while the lock is held: what is done under it is short and all or nothing.
+- SIGTERM and SIGINT are held back by who takes the lock, as in each verb (cni/signals.py), and arrive only while he
+  waits for it: what is done under it is short and all or nothing.
 
 An ADD of one address makes 29 system calls here, DEL 22, CHECK 17, STATUS 9, however many reservations there are:
 0.2 ms in a warm process, 1 ms in a fresh one, whose first use of each page of the start-up image is a page fault.
@@ -27,7 +28,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,7 +47,6 @@ _OURS = os.O_NOFOLLOW | os.O_NONBLOCK
 _READING = os.O_RDONLY | _OURS
 _MOSTLY_BYTES = 256  # an owner is far shorter
 _OWNER_BYTES = 1 << 17  # of one that is not: a variable of the environment has no more (MAX_ARG_STRLEN)
-_TERMINATION = (signal.SIGTERM, signal.SIGINT)
 
 Owners = dict[bytes, list[str]]
 Origins = Callable[[bytes, str], Origin]
@@ -69,19 +68,17 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[Reservations]:
-        """Makes the directory when it is not there, and holds its lock; SIGTERM arrives at the end of the block.
+        """Makes the directory when it is not there, and holds its lock; the signals are held back by the caller.
 
         Raises CniError(11) when the lock is not to be had, CniError(5) when the directory cannot be used.
         """
         path = f"{self.directory}/lock"
         fd = -1
-        before = None
         try:
             fd = _open_lock(path)
             if fd >= 0:
                 with record.step(f"wait for the lock {path}"):
                     lock.acquire(fd, path, self._lock_wait_s)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION)
             index = self.index()
             try:
                 yield Reservations(self.directory, index)
@@ -98,8 +95,6 @@ class Store:
             if fd >= 0:
                 with suppress(OSError):  # nothing was written to it
                     os.close(fd)
-            if before is not None:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def unusable(self, error: OSError) -> CniError:
         """Returns the CniError(5) that names the path of an OSError."""

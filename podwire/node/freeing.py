@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from cni import signals
 from cni.errors import CniError, Code
 from ipam.host_local.store import Reservations, Store
 from podwire import attachments
@@ -72,7 +73,7 @@ def free(join: Join, items: Iterable[Reservation], cache_dir: str, *, force: boo
     for (data_dir, network), group in groupby(wanted, key=lambda item: (item.data_dir, item.network)):
         chosen = list(group)
         store = Store(data_dir, network)
-        with store.locked() as held:
+        with signals.held(), store.locked() as held:
             living = set() if force else _living(cache_dir, network)
             outcomes = [_released(held, item, living) for item in chosen]
         yield from outcomes
