@@ -58,7 +58,7 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             )
         yield _masqueraded(subjects, rounds, pods)
         counts = ((1, "1 host port", rounds), (10, "10 host ports", few), (100, "100 host ports", fewer))
-        yield _chained_alone(subjects, rounds, counts)
+        yield _chained_alone(subjects, rounds, counts, floors)
         for kind, backend in _BACKENDS:
             yield _chains(subjects, rounds, kind, backend, _lists(backend), pods)
         rows = chains.chain(subjects, rounds, "masquerading ptp, iptables:", ROUTED, [], pods)
@@ -83,7 +83,7 @@ def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iter
                 floor = alone.bridge(title, network(subjects[0]), pods[-1]) if alone else None
                 yield Part("ms", title, cases.bridge(subjects, rounds, title, network, pods, floor))
         yield _masqueraded(subjects, rounds, pods)
-        yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", 1)))
+        yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", 1)), floors)
         for kind, backend in _BACKENDS:
             yield _chains(subjects, few, kind, backend, _lists(backend)[-2:], pods)
     yield _parallel(subjects, 1, IPTABLES, "iptables", (parallel.PODS,))
@@ -103,16 +103,20 @@ def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace]) -> 
     return Part("ms", "Masqueraded; the reference before 1.7 has iptables only", rows)
 
 
-def _chained_alone(subjects: Subjects, rounds: int, counts: Sequence[tuple[int, str, int]]) -> Part:
+def _chained_alone(
+    subjects: Subjects, rounds: int, counts: Sequence[tuple[int, str, int]], floors: Floors | None
+) -> Part:
     """Measures portmap with so many host ports, each in rounds of its own, and bandwidth."""
     with ports.attached(subjects) as attached:
         rows = [
             row
             for count, title, turns in counts
             for _, backend in _BACKENDS
-            for row in ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached)
+            for row in ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached, floors)
         ]
-        return Part("ms", "Chained plugins alone", [*rows, *limits.alone(subjects, rounds, "2 limits:", attached)])
+        return Part(
+            "ms", "Chained plugins alone", [*rows, *limits.alone(subjects, rounds, "2 limits:", attached, floors)]
+        )
 
 
 def _lists(backend: str) -> list[tuple[str, Sequence[Chained]]]:

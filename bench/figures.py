@@ -93,7 +93,12 @@ def size_table(unit: str, divisor: float, rows: Sequence[Row]) -> str:
     return table(
         head,
         [
-            (row.case, f"{row.ours.median / divisor:.1f}", f"{row.reference.median / divisor:.1f}", _ratio(row.ratio))
+            (
+                row.case,
+                f"{row.ours.median / divisor:.1f}",
+                f"{row.reference.median / divisor:.1f}",
+                ratio_text(row.ratio),
+            )
             for row in rows
             if row.reference
         ],
@@ -126,11 +131,14 @@ def as_json(row: Row) -> Mapping[str, object]:
 def _timing(row: Row) -> tuple[str, ...]:
     wanted = "" if row.wanted is None else f"{row.wanted:.2f}" + (" !" if row.missed else "  ")
     reference = _side(row.reference) if row.reference else ("-", "", "")
-    return (row.case, *_side(row.ours), *reference, _ratio(row.ratio), _ratio(row.least_ratio), wanted)
+    return (row.case, *_side(row.ours), *reference, ratio_text(row.ratio), ratio_text(row.least_ratio), wanted)
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def ratio_text(value: float | None) -> str:
+    """Returns a ratio with two digits behind the point, a small one with three, "" for none."""
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value >= 0.01 else f"{value:.3f}"
 
 
 def _side(side: Figures) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bench.cases import Samples, Subjects, compare, named
 from bench.figures import Row
+from bench.floors import Floors
 from bench.ports import Pods
 from bench.process import settle
 from bench.subject import Config, Subject
@@ -14,7 +15,7 @@ from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
 
-def alone(subjects: Subjects, rounds: int, name: str, pods: Pods) -> list[Row]:
+def alone(subjects: Subjects, rounds: int, name: str, pods: Pods, floors: Floors | None) -> list[Row]:
     """Measures ADD, CHECK and DEL of bandwidth with a limit in each direction.
 
     The reference's DEL leaves the host's end as it is, and its next ADD would fail: that is tidied up in between.
@@ -29,7 +30,10 @@ def alone(subjects: Subjects, rounds: int, name: str, pods: Pods) -> list[Row]:
     for subject in subjects:
         pod, result = pods[subject.label]
         _prove(subject, subject.limits(result), pod)
-    return compare(subjects, rounds, act)
+    first = subjects[0]
+    pod, result = pods[first.label]
+    floor = floors.replayed(name, first, first.limits(result), pod) if floors else None
+    return compare(subjects, rounds, act, floor)
 
 
 def _prove(subject: Subject, config: Config, pod: Namespace) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench import conversation
+from bench.figures import ratio_text
 from tests.support.kubelet import PODS
 
 Report = Mapping[str, Any]  # what bench.run writes with --json
@@ -97,7 +98,7 @@ def _aims(wanted: Sequence[Case]) -> str:
         "|---|---|---|---|",
     ]
     for case in wanted:
-        ratio = "-" if case.ratio is None else f"{case.ratio:.2f}"
+        ratio = ratio_text(case.ratio) or "-"
         least = f"{case.floor / case.reference:.2f}" if case.floor and case.reference else ""
         lines.append(f"| {case.name} | {case.wanted:.2f} | {ratio if case.reached else f'**{ratio}**'} | {least} |")
     return "\n".join(lines)
@@ -109,7 +110,6 @@ def _table(unit: str, divisor: float, rows: Sequence[Case]) -> list[str]:
     lines = [f"{head} kernel alone |", f"{rule}---|"] if floors else [head, rule]
     for case in rows:
         reference = shown(case.reference / divisor if case.reference is not None else None)
-        ratio = "" if case.ratio is None else f"{case.ratio:.2f}"
-        line = f"| {case.name} | {shown(case.ours / divisor)} | {reference} | {ratio} |"
+        line = f"| {case.name} | {shown(case.ours / divisor)} | {reference} | {ratio_text(case.ratio)} |"
         lines.append(f"{line} {shown(case.floor) if case.floor else ''} |" if floors else line)
     return lines

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from bench.cases import Samples, Subjects, compare, named
 from bench.figures import Row
+from bench.floors import Floors
 from bench.process import Run, settle
 from bench.subject import PORTS, Config, Subject
 from tests.support import namespaces
@@ -38,7 +39,9 @@ def attached(subjects: Subjects) -> Iterator[Pods]:
         yield found
 
 
-def alone(subjects: Subjects, rounds: int, name: str, backend: str, count: int, pods: Pods) -> list[Row]:
+def alone(
+    subjects: Subjects, rounds: int, name: str, backend: str, count: int, pods: Pods, floors: Floors | None
+) -> list[Row]:
     """Measures ADD, CHECK and DEL of portmap with `count` host ports.
 
     The pods have no IPv6 address, for which the reference's CHECK fails: it is measured to its answer.
@@ -51,7 +54,10 @@ def alone(subjects: Subjects, rounds: int, name: str, backend: str, count: int, 
     for subject in subjects:
         pod, result = pods[subject.label]
         _prove(subject, subject.host_ports(backend, count, result), pod)
-    return compare(subjects, rounds, act)
+    first = subjects[0]
+    pod, result = pods[first.label]
+    config = first.host_ports(backend, count, result)
+    return compare(subjects, rounds, act, floors.replayed(name, first, config, pod) if floors else None)
 
 
 def _cycle(subject: Subject, config: Config, pod: Namespace) -> dict[str, Run]:
