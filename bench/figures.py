@@ -138,7 +138,7 @@ def ratio_text(value: float | None) -> str:
     """Returns a ratio with two digits behind the point, a small one with three, "" for none."""
     if value is None:
         return ""
-    return f"{value:.2f}" if value >= 0.01 else f"{value:.3f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def _side(side: Figures) -> tuple[str, str, str]:
