@@ -108,7 +108,7 @@ static void *slot_allocate(unsigned class)
     size_t size = slot_size(class);
 
     if (!slot) {
-        char *page = run_allocate(1, (unsigned char)(group << GROUP_SHIFT | class));
+        char *page = run_allocate(group, 1, (unsigned char)class);
 
         if (!page)
             return NULL;
@@ -120,8 +120,17 @@ static void *slot_allocate(unsigned class)
     *list = slot->next;
     slot->next = NULL;
     if (!heap_sealed)
-        layout_placed(slot);
+        layout_placed(slot, class);
     return slot;
+}
+
+static void *large_allocate(size_t n)
+{
+    void *p = run_allocate(heap_sealed ? 0 : layout_group(LAYOUT_RUN), pages_for(n), RUN_USED);
+
+    if (p && !heap_sealed)
+        layout_placed(p, LAYOUT_RUN);
+    return p;
 }
 
 static void *mapping_allocate(size_t alignment, size_t n)
@@ -191,7 +200,7 @@ static void *allocate(size_t alignment, size_t n)
     if (n <= SMALL_MAX)
         p = slot_allocate(slot_class(n));
     else if (alignment <= PAGE && (n < OWN_MAPPING || !heap_sealed))
-        p = run_allocate(pages_for(n), RUN_USED);
+        p = large_allocate(n);
     if (!p && heap_sealed && n <= SMALL_MAX && alignment <= 16)
         p = spare_allocate(slot_class(n));
     if (!p)
@@ -220,7 +229,7 @@ size_t malloc_usable_size(void *p)
         return run_length[page_of(p)] * PAGE;
     if (kind == PAGE_FREE || kind == RUN_FREE)
         heap_broken("free() or realloc() of what is not allocated\n");
-    return slot_size(kind & CLASS_MASK);
+    return slot_size(kind);
 }
 
 void free(void *p)
@@ -250,8 +259,7 @@ void free(void *p)
     if (page_kind[page_of(p)] == RUN_USED) {
         run_release(page_of(p), run_length[page_of(p)]);
     } else {
-        unsigned char kind = page_kind[page_of(p)];
-        Slot **list = &free_slots[heap_sealed ? 0 : kind >> GROUP_SHIFT][kind & CLASS_MASK];
+        Slot **list = &free_slots[group_at(page_of(p))][page_kind[page_of(p)]];
 
         ((Slot *)p)->next = *list;
         *list = p;

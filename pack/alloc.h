@@ -11,7 +11,9 @@
 #endif
 
 extern char heap[HEAP_SIZE];
-extern size_t heap_pages_used;
+
+/* How many pages from its start on hold something; all others are zero. */
+size_t heap_pages_used(void);
 
 /* What libc allocates before main() is its own, and new in every process: the image begins behind these pages. */
 #define HEAP_LIBC_PAGES 16

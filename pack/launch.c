@@ -119,7 +119,7 @@ static int fill_environ(void)
 static void prefault_heap(void)
 {
 #ifdef MADV_POPULATE_WRITE /* Linux 5.14; elsewhere it fails and nothing is lost */
-    madvise(heap + heap_pages_used * HEAP_PAGE, PREFAULT, MADV_POPULATE_WRITE);
+    madvise(heap + heap_pages_used() * HEAP_PAGE, PREFAULT, MADV_POPULATE_WRITE);
 #endif
 }
 

@@ -4,14 +4,18 @@
 
 #include <stddef.h>
 
-/* Slots of one class but of different groups never share a page. Group 0 is the rest, and all after the build. */
-#define GROUPS 4
+/* Blocks of different groups never share a page; the pages of a group lie together. layout.py says what the groups are;
+ * group 0 is the rest, and all after the build. */
+#define GROUPS 7
+
+/* The class of all blocks that are runs of pages, beside those of slots. */
+#define LAYOUT_RUN 0
 
 /* The group of the block of this class that is about to be allocated. */
 unsigned layout_group(unsigned class);
 
 /* That block lies here. */
-void layout_placed(const void *block);
+void layout_placed(const void *block, unsigned class);
 
 /* Uses the groups layout.py made of what an earlier seed learned; none if the file is empty. False if it cannot. */
 int layout_load(const char *path);
@@ -22,11 +26,11 @@ void layout_end(void);
 /* Learning: remembers from here on which block is which. False if there is no memory. */
 int layout_learn(void);
 
-/* Notes from here on which blocks in the first `pages` pages are written to, for each step, 0 to 7. */
+/* Notes from here on which blocks in the first `pages` pages are written to and read, for each step, 0 to 7. */
 int layout_watch(size_t pages);
 void layout_step(unsigned step);
 
-/* Ends watching. Writes, for each class, the number of its blocks and a byte for each, in which bits are steps. */
+/* Ends watching, and writes for layout.py what was learned. */
 int layout_write(int fd);
 
 /* Nothing of all this shows in the image. */

@@ -16,6 +16,12 @@ static inline int step_prepare(void)
     return 1;
 }
 
+/* Whether the instruction is known to write. */
+static inline int step_writes(const ucontext_t *context)
+{
+    return context->uc_mcontext.gregs[REG_ERR] >> 1 & 1;
+}
+
 static inline void step_begin(ucontext_t *context)
 {
     context->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
@@ -49,6 +55,12 @@ static inline int step_prepare(void)
 {
     places = mmap(NULL, PLACES * sizeof *places, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return places != MAP_FAILED;
+}
+
+/* Not known: when it may read, it tries again. */
+static inline int step_writes(const ucontext_t *context)
+{
+    return 0;
 }
 
 static inline void step_begin(ucontext_t *context)
