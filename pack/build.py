@@ -25,8 +25,8 @@ from pack.target import Target
 ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
-LIBRARY_PACKAGES = ("jeepney",)  # from PyPI, as pyproject.toml pins it
-# Modules in the place of larger ones, of which ours need little; the image has no pyroute2 but what stands in for it.
+LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
+# Modules in the place of larger ones, of which ours need little.
 STAND_INS = ROOT / "pack" / "stand_ins"
 C_SOURCES = (
     *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "share", "seed", "launch")),

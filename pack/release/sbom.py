@@ -29,7 +29,7 @@ _LINKED = (
     ("GCC runtime library", "libgcc-{gcc}-dev", "GPL-3.0-or-later WITH GCC-exception-3.1"),
     ("zlib", "zlib1g-dev", "Zlib"),
 )
-_FROZEN = {"jeepney": "MIT"}
+_FROZEN = {"pyroute2": "Apache-2.0 OR GPL-2.0-or-later", "jeepney": "MIT"}
 _SHOWN = "${Package} ${Architecture} ${Version} ${source:Package} ${source:Version}\n"
 
 
