@@ -22,7 +22,7 @@ _FIELDS = (
 )  # struct tcmsg (linux/rtnetlink.h)
 
 
-class _TbfOptions(nla):  # type: ignore[misc]
+class TbfOptions(nla):  # type: ignore[misc]
     """TCA_OPTIONS of a token bucket filter (linux/pkt_sched.h); the first is struct tc_tbf_qopt."""
 
     nla_map = ((1, "TCA_TBF_PARMS", "cdata"), (4, "TCA_TBF_RATE64", "uint64"), (6, "TCA_TBF_BURST", "uint32"))
@@ -49,32 +49,34 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:
         """Returns the class of the options."""
-        return {"tbf": _TbfOptions, "htb": _HtbOptions}.get(message.get_attr("TCA_KIND"), nla.cdata)
+        return {"tbf": TbfOptions, "htb": _HtbOptions}.get(message.get_attr("TCA_KIND"), nla.cdata)
 
 
-class _MirredOptions(nla):  # type: ignore[misc]
+class MirredOptions(nla):  # type: ignore[misc]
     """TCA_ACT_OPTIONS of mirred: struct tc_mirred (linux/tc_act/tc_mirred.h)."""
 
     nla_map = ((2, "TCA_MIRRED_PARMS", "cdata"),)
 
 
-class _Action(nla):  # type: ignore[misc]
+class Action(nla):  # type: ignore[misc]
+    """One of them: its kind, and options that depend on it; mirred's count here."""
+
     nla_map = ((1, "TCA_ACT_KIND", "asciiz"), (2, "TCA_ACT_OPTIONS", "mirred_options"))
-    mirred_options = _MirredOptions
+    mirred_options = MirredOptions
 
 
-class _Actions(nla):  # type: ignore[misc]
+class Actions(nla):  # type: ignore[misc]
     """TCA_U32_ACT: a filter's actions, numbered from 1 in the order in which they are taken; the first counts here."""
 
     nla_map = ((1, "TCA_ACT_PRIO_1", "action"),)
-    action = _Action
+    action = Action
 
 
-class _U32Options(nla):  # type: ignore[misc]
+class U32Options(nla):  # type: ignore[misc]
     """TCA_OPTIONS of a u32 filter; TCA_U32_SEL is struct tc_u32_sel with its keys (linux/pkt_cls.h)."""
 
     nla_map = ((1, "TCA_U32_CLASSID", "uint32"), (5, "TCA_U32_SEL", "cdata"), (7, "TCA_U32_ACT", "actions"))
-    actions = _Actions
+    actions = Actions
 
 
 class FilterMessage(nlmsg):  # type: ignore[misc]
@@ -86,7 +88,7 @@ class FilterMessage(nlmsg):  # type: ignore[misc]
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:
         """Returns the class of the options."""
-        return _U32Options if message.get_attr("TCA_KIND") == "u32" else nla.cdata
+        return U32Options if message.get_attr("TCA_KIND") == "u32" else nla.cdata
 
 
-prepare(QdiscMessage, FilterMessage)
+prepare(QdiscMessage, FilterMessage, TbfOptions, _HtbOptions, U32Options)

@@ -246,7 +246,8 @@ class Socket:
                 number = sequence - first
                 if 0 <= number < count:
                     _take(answers[number], requests[number], kind, flags, body)
-            awaited = [answer for answer in awaited if not answer.complete]
+            while awaited and awaited[-1].complete:  # the last is answered last
+                awaited.pop()
             refused = answers[0].error
             if refused and (requests[0].silent or (self.refuses_all and refused.errno == errno.EPERM)):
                 return [answers[0]] * len(answers)

@@ -15,7 +15,7 @@ from typing import Any
 
 from cni.values import dataclass
 from kernel import link
-from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.codec_traffic import Action, Actions, FilterMessage, MirredOptions, QdiscMessage, TbfOptions, U32Options
 from kernel.errors import KernelError
 from kernel.rtnl import (
     NLM_F_ACK,
@@ -27,7 +27,7 @@ from kernel.rtnl import (
     Request,
     Socket,
 )
-from kernel.wire import Attributes
+from kernel.wire import Attributes, pick_nested, picks
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
@@ -190,8 +190,8 @@ def qdisc(message: Any) -> Qdisc | None:
     """Returns the qdisc in an answer, None when there was none."""
     if message is None:
         return None
-    kind = message.get_attr("TCA_KIND") or ""
-    return Qdisc(kind, message["handle"], _bucket(message.get_attr("TCA_OPTIONS")) if kind == TBF else None)
+    kind, options = message.pick(_OF_A_QDISC)
+    return Qdisc(kind, message["handle"], _bucket(options) if kind == TBF else None)
 
 
 def filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
@@ -273,12 +273,21 @@ def look(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> 
     return Request("look up a qdisc", QdiscMessage, kind, flags, values, [], ignore)
 
 
-def _bucket(options: Any) -> Bucket | None:
-    parms = options and options.get_attr("TCA_TBF_PARMS")
-    if not parms or len(parms) < TBF_QOPT.size:
+_OF_A_QDISC = picks(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"")
+_OF_A_TBF = picks(TbfOptions, TCA_TBF_PARMS=b"", TCA_TBF_RATE64=0)
+_OF_A_FILTER = picks(FilterMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_CHAIN=0)
+_OF_A_U32 = picks(U32Options, TCA_U32_SEL=None, TCA_U32_CLASSID=None, TCA_U32_ACT=b"")
+_FIRST_ACTION = picks(Actions, TCA_ACT_PRIO_1=b"")
+_OF_AN_ACTION = picks(Action, TCA_ACT_KIND="", TCA_ACT_OPTIONS=b"")
+_OF_A_MIRRED = picks(MirredOptions, TCA_MIRRED_PARMS=b"")
+
+
+def _bucket(options: bytes) -> Bucket | None:
+    parms, rate64 = pick_nested(options, _OF_A_TBF)
+    if len(parms) < TBF_QOPT.size:
         return None
     rate, limit, size, _ = TBF_QOPT.unpack_from(parms)
-    return Bucket(options.get_attr("TCA_TBF_RATE64") or rate, size, limit)
+    return Bucket(rate64 or rate, size, limit)
 
 
 def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
@@ -305,24 +314,26 @@ def _of(index: int, kind: str = "") -> str:
 
 def _filter(message: Any) -> Filter | None:
     """Returns the filter in a message, None for one that only tells of a table of them."""
-    options = message.get_attr("TCA_OPTIONS")
-    first_chain = not message.get_attr("TCA_CHAIN")
-    if message.get_attr("TCA_KIND") != "u32":
-        return Filter(message["handle"], message["info"], matches_all=first_chain) if options else None
-    selector = options and options.get_attr("TCA_U32_SEL")
+    kind, options, chain = message.pick(_OF_A_FILTER)
+    if kind != "u32":
+        return Filter(message["handle"], message["info"], matches_all=not chain) if options else None
+    selector, classid, actions = pick_nested(options, _OF_A_U32)
     if selector is None:
         return None
-    actions = options.get_attr("TCA_U32_ACT")
-    action = actions and actions.get_attr("TCA_ACT_PRIO_1")
-    mirred = action and action.get_attr("TCA_ACT_KIND") == "mirred" and action.get_attr("TCA_ACT_OPTIONS")
-    parms = mirred and mirred.get_attr("TCA_MIRRED_PARMS")
-    target = None
-    if parms and len(parms) >= _MIRRED.size:
-        *_, does, index = _MIRRED.unpack_from(parms)
-        target = index if does == _REDIRECT else None
-    classid = options.get_attr("TCA_U32_CLASSID")
-    rule = Rule(bytes(selector), classid, target) if classid in (PASSED, LIMITED) else None
-    return Filter(message["handle"], message["info"], target, first_chain and _matches_all(selector), rule)
+    target = _target(actions)
+    rule = Rule(selector, classid, target) if classid in (PASSED, LIMITED) else None
+    return Filter(message["handle"], message["info"], target, not chain and _matches_all(selector), rule)
+
+
+def _target(actions: bytes) -> int | None:
+    """Returns to which interface the first of a filter's actions redirects, None when it does anything else."""
+    (action,) = pick_nested(actions, _FIRST_ACTION)
+    kind, options = pick_nested(action, _OF_AN_ACTION)
+    (parms,) = pick_nested(options, _OF_A_MIRRED) if kind == "mirred" else (b"",)
+    if len(parms) < _MIRRED.size:
+        return None
+    *_, does, index = _MIRRED.unpack_from(parms)
+    return index if does == _REDIRECT else None
 
 
 def _matches_all(selector: bytes) -> bool:

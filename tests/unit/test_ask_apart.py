@@ -1,4 +1,4 @@
-"""The process that waits for the kernel's answer in our place (kernel/_podwire.c, kernel.teardown).
+"""The process that waits for the kernel's answer in our place (kernel/_apart.c, kernel.teardown).
 
 One rule: the other end of a socket pair is the kernel here, and says what the test wants.
 """
