@@ -164,7 +164,7 @@ def _range(fields: Fields) -> Range:
             where,
         )
     top = base | (1 << subnet.max_prefixlen - subnet.prefixlen) - 1
-    gateway, start, end = (fields.ip(key) for key in ("gateway", "rangeStart", "rangeEnd"))
+    gateway, start, end = fields.ip("gateway"), fields.ip("rangeStart"), fields.ip("rangeEnd")
     for key, bound in (("RangeStart", start), ("RangeEnd", end)):
         if bound is not None and bound not in subnet:
             raise _invalid(f"{key} {bound} not in network {subnet}", where)

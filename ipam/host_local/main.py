@@ -102,8 +102,7 @@ def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
     store = Store(conf.data_dir(netconf), netconf.name)
     cache = partial(ResultCache.read, netconf.name)
     try:
-        store.rehearse()
-        full = store.exists() and [allocator.exhausted(store, i, item, cache) for i, item in enumerate(sets)]
+        full = store.rehearse() and [allocator.exhausted(store, i, item, cache) for i, item in enumerate(sets)]
     except OSError as error:
         reason = store.unusable(error)
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, reason.msg, reason.details) from error
