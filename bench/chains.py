@@ -5,17 +5,15 @@ One rule: a figure is the sum of the processes; what the runtime does in between
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
-from bench.cases import Samples, Subjects, compare, named
+from bench.cases import Floor, Samples, Subjects, compare, named
 from bench.figures import Row
 from bench.ports import IPV4_ONLY
 from bench.process import Run
-from bench.subject import Config, Kind, Subject
+from bench.subject import Chained, Kind, Subject
 from tests.support.namespaces import Namespace
-
-Chained = Callable[[Subject, Config], Config]  # a chained plugin's configuration, from the result before it
 
 
 def host_port(backend: str, count: int = 1) -> Chained:
@@ -30,6 +28,7 @@ def chain(
     kind: Kind,
     chained: Sequence[Chained],
     pods: Sequence[Namespace],
+    floor: Floor | None = None,
 ) -> list[Row]:
     """Measures ADD, CHECK and DEL of an interface plugin with chained plugins behind it.
 
@@ -49,7 +48,7 @@ def chain(
         verbs = {"ADD": added, "CHECK": checked, "DEL": deleted}
         return named(name, {verb: reduce(_sum, runs) for verb, runs in verbs.items()})
 
-    return compare(subjects, rounds, act)
+    return compare(subjects, rounds, act, floor)
 
 
 def _sum(first: Run, second: Run) -> Run:

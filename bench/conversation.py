@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bench import chains
 from bench.figures import table
-from bench.subject import DUAL, IPTABLES, NFTABLES, SINGLE, Config, Kind, Subject
+from bench.subject import DUAL, IPTABLES, NFTABLES, SINGLE, Chained, Config, Kind, Subject
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 
@@ -103,7 +103,7 @@ def traced(
 
 
 def of_chain(
-    subject: Subject, kind: Kind, chained: Sequence[chains.Chained], pod: Namespace
+    subject: Subject, kind: Kind, chained: Sequence[Chained], pod: Namespace
 ) -> Iterator[tuple[str, str, Talk]]:
     """Runs ADD, CHECK and DEL of a chain, and yields the plugin's type, the verb and what was said.
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from bench import cases, chains, cold, limits, nodes, parallel, ports
 from bench.cases import Subjects
-from bench.chains import Chained
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
-from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Kind, Subject
+from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Chained, Kind, Subject
 from tests.support import namespaces
 from tests.support.kubelet import PODS
 from tests.support.namespaces import Namespace
@@ -56,11 +55,11 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             yield Part(
                 "memory_kib", "Peak of resident memory, the largest process", cases.memory(subjects, network, pods[0])
             )
-        yield _masqueraded(subjects, rounds, pods)
+        yield _masqueraded(subjects, rounds, pods, floors)
         counts = ((1, "1 host port", rounds), (10, "10 host ports", few), (100, "100 host ports", fewer))
         yield _chained_alone(subjects, rounds, counts, floors)
         for kind, backend in _BACKENDS:
-            yield _chains(subjects, rounds, kind, backend, _lists(backend), pods)
+            yield _chains(subjects, rounds, kind, backend, _lists(backend), pods, floors)
         rows = chains.chain(subjects, rounds, "masquerading ptp, iptables:", ROUTED, [], pods)
         yield Part("ms", "ptp", rows)
     for kind, backend in _BACKENDS:
@@ -82,10 +81,10 @@ def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iter
                 alone = floors if kind is SINGLE else None
                 floor = alone.bridge(title, network(subjects[0]), pods[-1]) if alone else None
                 yield Part("ms", title, cases.bridge(subjects, rounds, title, network, pods, floor))
-        yield _masqueraded(subjects, rounds, pods)
+        yield _masqueraded(subjects, rounds, pods, floors)
         yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", 1)), floors)
         for kind, backend in _BACKENDS:
-            yield _chains(subjects, few, kind, backend, _lists(backend)[-2:], pods)
+            yield _chains(subjects, few, kind, backend, _lists(backend)[-2:], pods, floors)
     yield _parallel(subjects, 1, IPTABLES, "iptables", (parallel.PODS,))
 
 
@@ -95,11 +94,13 @@ def _pods() -> Iterator[list[Namespace]]:
         yield [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
 
 
-def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace]) -> Part:
+def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace], floors: Floors | None) -> Part:
     rows = []
     for kind, backend in _BACKENDS:
+        name = f"masquerade, {backend}"
         with cases.networks(subjects, kind) as network:
-            rows += cases.bridge(subjects, rounds, f"masquerade, {backend}", network, pods)
+            floor = floors.chain(name, subjects[0], network(subjects[0]), [], pods[-2:]) if floors else None
+            rows += cases.bridge(subjects, rounds, name, network, pods, floor)
     return Part("ms", "Masqueraded; the reference before 1.7 has iptables only", rows)
 
 
@@ -137,10 +138,13 @@ def _chains(
     backend: str,
     lists: Sequence[tuple[str, Sequence[Chained]]],
     pods: Sequence[Namespace],
+    floors: Floors | None,
 ) -> Part:
     rows: list[Row] = []
     for title, plugins in lists:
-        rows += chains.chain(subjects, rounds, f"masquerading bridge, {title}, {backend}:", kind, plugins, pods)
+        name, network = f"masquerading bridge, {title}, {backend}:", subjects[0].network(kind)
+        floor = floors.chain(name, subjects[0], network, plugins, pods[-2:]) if floors else None
+        rows += chains.chain(subjects, rounds, name, kind, plugins, pods, floor)
     return Part("ms", f"A bridge and chained plugins, {backend}", rows)
 
 

@@ -4,7 +4,8 @@
  * answer is checked but for its error; so no implementation of the verb, in whatever language, takes less.
  *
  * The verb is FLOOR ("VERSION" does nothing at all, "LEASE ADD" is host-local's part), the rest comes by environment
- * as well: CNI_NETNS, BRIDGE, ADDRESS and GATEWAY (IPv4, a /16), LEASES (an existing directory).
+ * as well: CNI_NETNS, BRIDGE, ADDRESS and GATEWAY (IPv4, a /16), LEASES (an existing directory), INDEX (the number that
+ * the pair's end on the host is to have, so that recordings can name it).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -225,7 +226,8 @@ static void answer_stdout(void)
 
 static void pair(struct place p, int bridge)
 {
-    struct ifinfomsg *m = link_message(RTM_NEWLINK, NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE, 0);
+    int index = atoi(given("INDEX"));
+    struct ifinfomsg *m = link_message(RTM_NEWLINK, NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE, index);
     struct ifinfomsg none = {0};
     struct rtattr *info, *data, *peer;
     m->ifi_flags = m->ifi_change = IFF_UP;

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #define SOCKETS 64
@@ -29,6 +30,7 @@ static void die(const char *what)
 static int opened(unsigned number, unsigned protocol, unsigned in_pod, int netns)
 {
     static int sockets[SOCKETS]; /* 0: not there yet */
+    struct timeval patience = {.tv_sec = 5}; /* fewer answers than there were: an error as well */
     int on = 1, home = -1, *found = &sockets[number];
     if (*found)
         return *found;
@@ -40,6 +42,7 @@ static int opened(unsigned number, unsigned protocol, unsigned in_pod, int netns
     *found = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol);
     if (*found < 0)
         die("socket");
+    setsockopt(*found, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(*found, SOL_NETLINK, NETLINK_CAP_ACK, &on, sizeof on);
     setsockopt(*found, SOL_NETLINK, NETLINK_EXT_ACK, &on, sizeof on);
     setsockopt(*found, SOL_NETLINK, NETLINK_GET_STRICT_CHK, &on, sizeof on);

@@ -41,8 +41,8 @@ class _Send:
         return head + data + b"\0" * (-len(data) % 4)
 
 
-def recorded(call: Invocation, netns: str) -> bytes:
-    """Runs a call and returns what it said, for replay.c; RuntimeError when it fails."""
+def recorded(call: Invocation, netns: str, *, only_netfilter: bool = False) -> tuple[bytes, bytes]:
+    """Runs a call and returns what it said, for replay.c, and its stdout; RuntimeError when it fails."""
     with tempfile.NamedTemporaryFile("r", prefix="podwire-trace-", errors="replace") as trace:
         argv = [*_STRACE, trace.name, call.program]
         done = subprocess.run(
@@ -50,11 +50,11 @@ def recorded(call: Invocation, netns: str) -> bytes:
         )
         if done.returncode != 0:
             raise RuntimeError(f"{call.program} failed while it was recorded: {(done.stdout + done.stderr)!r}")
-        return recording(trace, netns)
+        return recording(trace, netns, only_netfilter=only_netfilter), done.stdout
 
 
-def recording(trace: Iterable[str], netns: str) -> bytes:
-    """Returns what the lines of strace tell, `netns` being the path that leads to the pod."""
+def recording(trace: Iterable[str], netns: str, *, only_netfilter: bool = False) -> bytes:
+    """Returns what the lines of strace tell, `netns` being the path that leads to the pod; all of it or netfilter's."""
     sends: list[_Send] = []
     pods: set[tuple[str, str]] = set()  # process and descriptor of the pod's namespace
     inside: set[str] = set()  # processes that are there
@@ -92,6 +92,8 @@ def recording(trace: Iterable[str], netns: str) -> bytes:
         elif name in ("recvfrom", "recvmsg") and first in last and "nlmsg_len=" in rest:
             last[first].answers += 1
             last[first].errors += rest.count("{error=-")
+    if only_netfilter:
+        sends = [send for send in sends if send.protocol == _PROTOCOLS["NETLINK_NETFILTER"]]
     return struct.pack("2I", descriptor, len(sends)) + b"".join(send.packed() for send in sends)
 
 

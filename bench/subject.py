@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,6 +201,9 @@ class Subject:
         """Returns the size of some of its files together; what is one file under several names counts once."""
         files = {(stat.st_dev, stat.st_ino): stat.st_size for stat in ((self.bin_dir / name).stat() for name in names)}
         return sum(files.values())
+
+
+Chained = Callable[[Subject, Config], Config]  # a chained plugin's configuration, from the result before it
 
 
 def _masquerading(addresses: list[str]) -> list[str]:

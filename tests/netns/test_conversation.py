@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.chains import Chained, host_port
+from bench.chains import host_port
 from bench.conversation import Talk, of_chain
-from bench.subject import DUAL, NFTABLES, SINGLE, Kind, Subject
+from bench.subject import DUAL, NFTABLES, SINGLE, Chained, Kind, Subject
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 
