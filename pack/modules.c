@@ -10,22 +10,26 @@
 #define NEEDED(X)                                                                                                     \
     X(_abc) X(_blake2) X(_codecs) X(_collections) X(_contextvars) X(_functools) X(_imp) X(_io) X(_json) X(_locale) X(_md5)     \
     X(_operator) X(_podwire) X(_sha1) X(_sha3) X(_signal) X(_socket) X(_sre) X(_stat) X(_string) X(_struct)           \
-    X(_thread) X(_weakref) X(array) X(atexit) X(binascii) X(errno) X(fcntl) X(gc) X(itertools) X(math) X(posix)      \
-    X(select) X(time)
-
-#if PY_VERSION_HEX >= 0x030C0000
-#define VERSION_S(X) X(_sha2) X(_typing)
-#else
-#define VERSION_S(X) X(_sha256) X(_sha512)
-#endif
+    X(_thread) X(_weakref) X(array) X(atexit) X(binascii) X(errno) X(fcntl) X(gc) X(itertools) X(posix) X(select)     \
+    X(time)
 
 #ifdef MORE_MODULES /* CPython's own tests */
 #define MORE(X)                                                                                                       \
     X(_ast) X(_bisect) X(_csv) X(_datetime) X(_elementtree) X(_heapq) X(_opcode) X(_pickle) X(_posixsubprocess)       \
-    X(_random) X(_statistics) X(_symtable) X(_tokenize) X(_tracemalloc) X(cmath) X(faulthandler) X(pyexpat)           \
-    X(syslog) X(unicodedata) X(xxsubtype) X(zlib)
+    X(_random) X(_statistics) X(_symtable) X(_tokenize) X(_tracemalloc) X(cmath) X(faulthandler) X(math) X(pyexpat)   \
+    X(syslog) X(unicodedata) X(zlib)
 #else
 #define MORE(X)
+#endif
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define VERSION_S(X) X(_json) X(_sha2) X(_typing)
+#elif PY_VERSION_HEX >= 0x030C0000
+#define VERSION_S(X) X(_sha2) X(_typing)
+#elif defined MORE_MODULES
+#define VERSION_S(X) X(_sha256) X(_sha512) X(xxsubtype)
+#else
+#define VERSION_S(X) X(_sha256) X(_sha512)
 #endif
 
 #define MODULES(X) NEEDED(X) VERSION_S(X) MORE(X)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import isinf
 
 from cni.keys import (
     ANY,
@@ -50,6 +49,7 @@ _NAMES = {
 _COMMENTS = ("_", "//", "#", "$", "comment", "description")
 # What users of a network put there is for whoever it concerns; what the runtime does is told of as a whole.
 _OPEN = ("args", "runtimeconfig", "prevresult", "capabilities")
+_INFINITE = float("inf")  # what a number too large is read as
 _FEW = 8  # that a hint can list
 
 
@@ -158,7 +158,7 @@ def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
 
 def _check_repeated(root: Spot) -> None:
     for path, node in walk(root.node):
-        if isinstance(node.value, float) and isinf(node.value):
+        if isinstance(node.value, float) and abs(node.value) == _INFINITE:
             root.add(
                 Severity.ERROR, path, "this number is too large for runtimes to read", "JSON numbers end at 1.8e308"
             )
