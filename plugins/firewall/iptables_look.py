@@ -130,8 +130,9 @@ def _relevant(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[
     if FORWARD in present or STAGE_1 in present:
         looked_at.insert(0, ENTRY)
     found = []
+    expected = _expected(wanted, version)
     for name in looked_at:
-        lines = [line for line in _expected(wanted, version) if line.startswith(f"-A {name} ")]
+        lines = [line for line in expected if line.startswith(f"-A {name} ")]
         found += placed(socket, Chain(table, name), version, matters[name], lines)
     return present, found
 
