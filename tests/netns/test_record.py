@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def test_what_is_refused_is_no_change(host: Namespace):
     with host.entered(), record.recorded() as noted, Socket() as socket, nft.opened() as netfilter:
         (lo,) = link.get(socket, link.by_name("lo"))
         assert lo is not None
-        gone = replace(lo, index=1 << 20, name="gone")
+        gone = lo._replace(index=1 << 20, name="gone")
         socket.change(link.deletion(gone), link.settings(lo, mtu=65000))
         with pytest.raises(KernelError):
             nft.change(netfilter, nft.table(table), nft.chain_deletion(nft.Chain(table, "absent")))
