@@ -132,8 +132,10 @@ def remove(
         gone += _way_deletions(outside, found, ours)
     if outside and (wanted is None or wanted.ingress) and found.root and found.root.is_shaper:
         gone.append(traffic.root_deletion(outside.index, found.root))
+    if not gone and not ifbs:  # as before most ADDs
+        return False
     all_of(partial(host.change, *gone), *(partial(delete_on_host, item, host) for item in ifbs))
-    return bool(gone or ifbs)
+    return True
 
 
 def _retract(host: Socket, owner: Owner, outside: Link, wanted: Wanted, *, place_is_ours: bool) -> None:
