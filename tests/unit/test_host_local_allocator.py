@@ -1,9 +1,11 @@
 """host-local's allocator on a store in a temporary directory: which address, and what is told when there is none."""
 
 import os
+from ipaddress import ip_address
 
 import pytest
 
+from ipam.host_local import allocator
 from tests.support.leasing import Net, pool
 
 
@@ -183,3 +185,19 @@ def test_foreign_files_do_no_harm(tmp_path):
         assert held.owners() == {b"a\r\neth0": ["10.1.2.3"], b"": ["10.1.2.2"]}
     names = set(os.listdir(net.store.directory))
     assert names >= {"README", "a.b", "10.1.2", "10.1.2.3.bak", ":::", "10.1.2.2"}
+
+
+@pytest.mark.parametrize("looks", [3, 1000])
+@pytest.mark.parametrize("free", ["10.1.4.99", "10.1.7.254", "10.1.4.2"])
+def test_one_free_address_among_many_taken_is_found(tmp_path, monkeypatch, looks, free):
+    """However many addresses in a row are taken, ADD finds the free one, STATUS is ready until then and not after."""
+    monkeypatch.setattr(allocator, "_LOOKS", looks)
+    net = Net(tmp_path, pool("10.1.4.0/22"))
+    for value in range(int(ip_address("10.1.4.2")), int(ip_address("10.1.7.255"))):
+        if (name := str(ip_address(value))) != free:
+            net.file(name, f"c{value}\r\neth0")
+    net.file("last_reserved_ip.0", "10.1.4.50")
+    assert net.status() is None
+    assert net.add("a") == [f"{free}/22"]
+    assert net.status() is not None
+    assert "no IP addresses available in range set" in net.refusal("b").msg

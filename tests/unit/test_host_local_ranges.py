@@ -120,3 +120,12 @@ def test_overlap_is_an_address_in_common(one, two, expected):
     """Two ranges overlap when they have an address in common, and families never do."""
     assert overlap(one, two) is overlap(two, one) is expected
     assert RangeSet((one,)).overlaps(RangeSet((two,))) is expected
+
+
+@given(pool=POOLS, many=st.integers(1, 9))
+def test_a_look_all_over_a_set_is_at_its_own_addresses(pool, many):
+    """The addresses of a spread are ones that the set can give, each once, and of a large range as many as asked."""
+    some = list(pool.spread(many))
+    assert all(map(pool.holds, some))
+    assert len(some) == len(set(some)) <= many * len(pool.ranges)
+    assert len(list(RangeSet((of("10.0.0.0/8", 1, 2**24 - 2),)).spread(many))) == many
