@@ -127,7 +127,9 @@ def of_chain(
 def everything(subjects: tuple[Subject, Subject]) -> list[Counted]:
     """Counts the verbs of bridge networks, of chained plugins alone, and of whole chains."""
     ours, reference = (dict(_all(subject)) for subject in subjects)
-    return [Counted(case, talk, reference[case]) for case, talk in ours.items()]
+    titles = list(dict.fromkeys(case.rpartition(" ")[0] for case in ours))
+    cases = sorted(ours, key=lambda case: titles.index(case.rpartition(" ")[0]))  # a chain's DEL goes backwards
+    return [Counted(case, ours[case], reference[case]) for case in cases]
 
 
 def text(rows: Sequence[Counted]) -> str:

@@ -90,18 +90,31 @@ def _where(report: Report) -> list[str]:
 
 
 def _aims(wanted: Sequence[Case]) -> str:
+    """Returns a row for each title, its verbs side by side."""
     count = sum(case.reached for case in wanted)
+    titles: dict[str, dict[str, Case]] = {}
+    for case in wanted:
+        title, _, verb = case.name.rpartition(" ")
+        titles.setdefault(title.rstrip(":") or case.name, {})["ADD" if verb == case.name else verb] = case
     lines = [
         f"{count} of {len(wanted)} aims are reached; **bold** is what is missed.",
         "",
-        "| aim, podwire divided by reference | wanted | reached | kernel alone |",
-        "|---|---|---|---|",
+        "| podwire divided by reference | ADD | wanted | kernel alone | CHECK | wanted | kernel alone | DEL | wanted |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for case in wanted:
-        ratio = ratio_text(case.ratio) or "-"
-        least = f"{case.floor / case.reference:.2f}" if case.floor and case.reference else ""
-        lines.append(f"| {case.name} | {case.wanted:.2f} | {ratio if case.reached else f'**{ratio}**'} | {least} |")
+    for title, verbs in titles.items():
+        add, check, delete = (_aim(verbs.get(verb)) for verb in ("ADD", "CHECK", "DEL"))
+        lines.append(f"| {' | '.join([title, *add, *check, *delete[:2]])} |")
     return "\n".join(lines)
+
+
+def _aim(case: Case | None) -> tuple[str, str, str]:
+    """Returns what is reached, what is wanted, and what the kernel alone takes, all divided by the reference's."""
+    if case is None:
+        return "", "", ""
+    reached = ratio_text(case.ratio) or "-"
+    least = ratio_text(case.floor / case.reference) if case.floor and case.reference else ""
+    return reached if case.reached else f"**{reached}**", f"{case.wanted:.2f}", least
 
 
 def _table(unit: str, divisor: float, rows: Sequence[Case]) -> list[str]:

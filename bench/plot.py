@@ -31,6 +31,8 @@ PLOTTED = {
     "2 limits: DEL": "bandwidth: DEL",
     "masquerading bridge, 1 host port, 2 limits, iptables: ADD": "bridge, portmap, bandwidth: ADD",
     "masquerading bridge, 1 host port, 2 limits, iptables: DEL": "bridge, portmap, bandwidth: DEL",
+    "full chain, iptables, 50 at a time: ADD": "the same, 50 pods at once: ADD each",
+    "full chain, iptables, 50 at a time: DEL": "the same, 50 pods at once: DEL each",
     "masquerading bridge, 1 host port, firewall, tuning, iptables: ADD": "podman's default list: ADD",
     "masquerading bridge, 1 host port, firewall, tuning, iptables: DEL": "podman's default list: DEL",
     "host-local ADD, 10,000 taken": "host-local, 10,000 addresses in use: ADD",

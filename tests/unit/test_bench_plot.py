@@ -41,17 +41,18 @@ def test_sizes_are_in_megabytes():
 
 
 def test_the_aims_stand_apart():
-    """What has an aim is a row with the ratio, in bold where it is missed; the rest is not there."""
+    """What has an aim stands by its title, with the ratio in bold where it is missed; the rest is not there."""
     rows = [
+        Row("VERSION", figures([3]), figures([10]), 0.6),
         Row("bridge ADD", figures([1]), figures([2]), 0.5, figures([0.5])),
         Row("bridge CHECK", figures([3]), figures([4]), 0.5),
         Row("loopback ADD", figures([1]), figures([2])),
     ]
     about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
     text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["wanted"]
-    assert "1 of 2 aims are reached" in text
-    assert "| bridge ADD | 0.50 | 0.50 | 0.25 |" in text
-    assert "| bridge CHECK | 0.50 | **0.75** |  |" in text
+    assert "2 of 3 aims are reached" in text
+    assert "| VERSION | 0.30 | 0.60 |  |  |  |  |  |  |" in text
+    assert "| bridge | 0.50 | 0.50 | 0.25 | **0.75** | 0.50 |  |  |  |" in text
     assert "loopback" not in text
 
 
