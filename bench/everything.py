@@ -20,6 +20,7 @@ from tests.support.namespaces import Namespace
 
 _BACKENDS = ((IPTABLES, "iptables"), (NFTABLES, "nftables"))
 _PODS = 16
+_FEWEST = 3  # rounds
 
 
 class Part(NamedTuple):
@@ -82,7 +83,7 @@ def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iter
                 floor = alone.bridge(title, network(subjects[0]), pods[-1]) if alone else None
                 yield Part("ms", title, cases.bridge(subjects, rounds, title, network, pods, floor))
         yield _masqueraded(subjects, rounds, pods, floors)
-        yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", 1)), floors)
+        yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", _FEWEST)), floors)
         for kind, backend in _BACKENDS:
             yield _chains(subjects, few, kind, backend, _lists(backend)[-2:], pods, floors)
     yield _parallel(subjects, 1, IPTABLES, "iptables", (parallel.PODS,))

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench import cases, conversation, everything, floors, mappings, page, plot
 from bench.everything import Part
-from bench.figures import as_json, timing_table
+from bench.figures import as_json, ratio_text, timing_table
 from bench.floors import Floors
 from bench.process import adopt_orphans
 from bench.subject import Subject
@@ -135,7 +135,7 @@ def _report(
     for part in measure(subjects, rounds, floors.compiled(_DISK)):
         _show(part.title, part.text())
         groups.setdefault(part.group, []).extend(as_json(row) for row in part.rows)
-        missed += [f"{row.case}: {row.ratio:.2f}, wanted {row.wanted:.2f}" for row in part.rows if row.missed]
+        missed += [f"{row.case}: {ratio_text(row.ratio)}, wanted {row.wanted:.2f}" for row in part.rows if row.missed]
     _show("Missed", "\n".join(missed) or "nothing")
     return {"about": about, **groups}
 
