@@ -7,7 +7,6 @@ announces the addresses that an interface has when it comes up.
 from __future__ import annotations
 
 import socket as stdlib_socket
-from contextlib import ExitStack
 from ipaddress import IPv6Interface
 from types import TracebackType
 
@@ -37,6 +36,7 @@ class Sandbox:
         self.ifname = ifname
         self.namespace = namespace
         self._socket: Socket | None = None
+        self._routes: dict[int, list[Installed]] = {}
 
     def __enter__(self) -> Sandbox:
         return self
@@ -85,23 +85,19 @@ class Sandbox:
         """
         ips = own_ips(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
-        with ExitStack() as listening:
-            with entered(self.namespace):
-                self._socket = self._socket or Socket()
-                _prepare(self.ifname, ipv6=ipv6, dad=dad)
-                if ipv6:
-                    news = listening.enter_context(Socket())
-                    news.subscribe(address.RTNLGRP_IPV6_IFADDR)
-            with record.step("give it addresses and routes"):
-                self.socket.change(
-                    link.settings(own, arp_notify=True),
-                    *(address.addition(own, ip.address) for ip in ips),
-                    link.settings(own, up=True),
-                    *route_additions(own, result),
-                )
-            if ipv6:
-                with record.step("wait for the IPv6 addresses"):
-                    self._wait_usable(own, news)
+        with entered(self.namespace):
+            self._socket = self._socket or Socket()
+            _prepare(self.ifname, ipv6=ipv6, dad=dad)
+        with record.step("give it addresses and routes"):
+            self.socket.change(
+                link.settings(own, arp_notify=True),
+                *(address.addition(own, ip.address) for ip in ips),
+                link.settings(own, up=True),
+                *route_additions(own, result),
+            )
+        if ipv6:
+            with record.step("wait for the IPv6 addresses"):
+                self._wait_usable(own)
 
     def announce(self, own: Link) -> None:
         """Has the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.
@@ -112,29 +108,39 @@ class Sandbox:
         """
         self.socket.change(link.settings(own, mac=own.mac_bytes))
 
-    def _wait_usable(self, own: Link, news: Socket) -> None:
+    def _wait_usable(self, own: Link) -> None:
         """Waits until no IPv6 address of the interface is tentative any more, told by the kernel, not by the clock."""
+        if not self._tentative(own):  # mostly, as none is without duplicate address detection
+            return
         deadline = Deadline(_DAD_TIMEOUT_S)
-        while True:
-            tentative = False
-            for assigned in address.on_link(self.socket, own, family=stdlib_socket.AF_INET6):
-                if assigned.flags & IFA_F_DADFAILED:
-                    raise CniError(
-                        Code.INTERNAL,
-                        f"link {own.name} has address {assigned.address.ip} in DADFAILED state",
-                        "another host on this network uses the address: take it off there, or out of the IPAM's range",
-                    )
-                tentative = tentative or bool(assigned.flags & IFA_F_TENTATIVE)
-            if not tentative:
-                return
-            if news.notifications(AddressMessage, deadline.left_s()) is None:
-                if self.link().operstate == link.OPERSTATE_UP:
-                    raise CniError(
-                        Code.INTERNAL,
-                        f"link {own.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
-                        "IPv6 duplicate address detection did not finish; does the other end forward?",
-                    )
-                return  # without carrier it cannot finish; that is no failure (reference since 1.9.0)
+        with self.listening(address.RTNLGRP_IPV6_IFADDR) as news:
+            while self._tentative(own):
+                if news.notifications(AddressMessage, deadline.left_s()) is None:
+                    if self.link().operstate == link.OPERSTATE_UP:
+                        raise CniError(
+                            Code.INTERNAL,
+                            f"link {own.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
+                            "IPv6 duplicate address detection did not finish; does the other end forward?",
+                        )
+                    return  # without carrier it cannot finish; that is no failure (reference since 1.9.0)
+
+    def _tentative(self, own: Link) -> bool:
+        """Tells whether an IPv6 address cannot be used yet; raises CniError(999) for one that another host has."""
+        found = address.on_link(self.socket, own, family=stdlib_socket.AF_INET6)
+        for assigned in found:
+            if assigned.flags & IFA_F_DADFAILED:
+                raise CniError(
+                    Code.INTERNAL,
+                    f"link {own.name} has address {assigned.address.ip} in DADFAILED state",
+                    "another host on this network uses the address: take it off there, or out of the IPAM's range",
+                )
+        return any(assigned.flags & IFA_F_TENTATIVE for assigned in found)
+
+    def routes(self, version: int) -> list[Installed]:
+        """Returns the unicast routes of IP `version` as they are when first asked for; raises KernelError."""
+        if version not in self._routes:
+            self._routes[version] = route.unicast(self.socket, version)
+        return self._routes[version]
 
 
 def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
@@ -147,12 +153,8 @@ def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
     for ip in own_ips(prev_result, sandbox.ifname, strict=False):
         if address.key(ip.address) not in present:
             raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
-    installed: dict[int, list[Installed]] = {}
     for item in prev_result.routes:
-        version = item.dst.version
-        if version not in installed:
-            installed[version] = route.unicast(sandbox.socket, version)
-        if not any(_serves(found, item) for found in installed[version]):
+        if not any(_serves(found, item) for found in sandbox.routes(item.dst.version)):
             raise _lost(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
 
 

@@ -68,12 +68,17 @@ def local(socket: Socket, version: int) -> list[Network]:
 
 def interface_to(socket: Socket, address: Address) -> Link | None:
     """Returns the link by which this host sends to `address`, None without a route; raises KernelError."""
+    index = index_to(socket, address)
+    return links.get(socket, links.by_index(index))[0] if index else None
+
+
+def index_to(socket: Socket, address: Address) -> int:
+    """Returns the ifindex of that link, 0 without a route; raises KernelError."""
     values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen}
     attributes: Attributes = [("RTA_DST", address.packed)]
     doing = f"look up the route to {address}"
     (message,) = socket.get(Request(doing, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
-    index = message and message.get_attr("RTA_OIF")
-    return links.get(socket, links.by_index(index))[0] if index else None
+    return (message and message.get_attr("RTA_OIF")) or 0
 
 
 def addition(

@@ -28,10 +28,15 @@ def check_attachment(
 ) -> None:
     """Checks bridge, host end, sandbox end, addresses and routes; raises CniError(999), KernelError."""
     listed = pair.listed_inside(args, prev_result)
-    bridge = _check_bridge(conf, prev_result, host)
+    listed_bridge = _listed_bridge(conf, prev_result)
     with Sandbox(namespace, args.ifname) as sandbox:
-        inside = _check_inside(listed, conf, sandbox)
-        outside = _check_outside(inside, bridge, prev_result, host, namespace)
+        end = sandbox.find()
+        asked = link.across(end, namespace) if end else []
+        found, *answers = host.get(link.by_name(conf.bridge), *asked)
+        bridge = _check_bridge(conf, listed_bridge, found and link.from_message(found))
+        inside = _check_inside(listed, conf, sandbox, end)
+        other = link.led_across(inside, namespace, answers) if answers else None
+        outside = _check_outside(other, bridge, prev_result)
         _check_port(conf, outside, host)
         vlan.check(host, conf, bridge, outside)
         gateway = check_gateway(host, conf, prev_result, bridge)
@@ -44,11 +49,14 @@ def check_attachment(
     netfilter.check(conf)
 
 
-def _check_bridge(conf: BridgeConf, prev_result: Result, host: Socket) -> Link:
+def _listed_bridge(conf: BridgeConf, prev_result: Result) -> Interface:
     listed = next((item for item in prev_result.interfaces if item.name == conf.bridge and not item.sandbox), None)
     if listed is None:
         raise _wrong(f'prevResult has no bridge "{conf.bridge}" on the host', _OTHER_RESULT)
-    (found,) = link.get(host, link.by_name(conf.bridge))
+    return listed
+
+
+def _check_bridge(conf: BridgeConf, listed: Interface, found: Link | None) -> Link:
     if found is None:
         raise _wrong(f"Interface name {conf.bridge} not found", _AGAIN)
     if found.kind != "bridge":
@@ -68,8 +76,7 @@ def _check_bridge(conf: BridgeConf, prev_result: Result, host: Socket) -> Link:
     return found
 
 
-def _check_inside(listed: Interface, conf: BridgeConf, sandbox: Sandbox) -> Link:
-    inside = sandbox.find()
+def _check_inside(listed: Interface, conf: BridgeConf, sandbox: Sandbox, inside: Link | None) -> Link:
     if inside is None:
         raise _wrong(f"Container interface {sandbox.ifname} not found", f"in {sandbox.path}; {_AGAIN}")
     if inside.kind != "veth":
@@ -83,9 +90,8 @@ def _check_inside(listed: Interface, conf: BridgeConf, sandbox: Sandbox) -> Link
     return inside
 
 
-def _check_outside(inside: Link, bridge: Link, prev_result: Result, host: Socket, namespace: Netns) -> Link:
-    """Finds the other end on the host; it must be a port of the bridge and be listed with its address."""
-    outside = link.other_end(host, inside, namespace)
+def _check_outside(outside: Link | None, bridge: Link, prev_result: Result) -> Link:
+    """The other end on the host must be a port of the bridge and be listed with its address."""
     if outside is None:
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", f"it is not on this host; {_AGAIN}")
     if outside.master != bridge.index:

@@ -80,8 +80,8 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
         if (gateway.packed, gateway.max_prefixlen) not in present:
             details = f'put it back: ip address add {alone(gateway)} dev "{outside.name}"'
             raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
-        by = route.interface_to(host, own)
-        if by is None or by.index != outside.index:
+        if route.index_to(host, own) != outside.index:
+            by = route.interface_to(host, own)
             wrong = f'it leads to "{by.name}"' if by else "there is none"
             details = f'{wrong}; set it: ip route replace {own} dev "{outside.name}"'
             raise _wrong(f"The host's route to {own} does not lead to {outside.name}", details)
@@ -95,7 +95,7 @@ def _is_near(sandbox: Sandbox, inside: Link, gateway: Address) -> bool:
     """Tells whether a route leads to the gateway directly: ours, wherever another attachment has a gateway like it."""
     return any(
         way.index == inside.index and way.gw is None and gateway in way.dst.network
-        for way in route.unicast(sandbox.socket, gateway.version)
+        for way in sandbox.routes(gateway.version)
     )
 
 
