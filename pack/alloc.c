@@ -3,10 +3,11 @@
  * Python's heap has to be part of the start-up image, so it must be one block at an address the linker chose: `heap`.
  * pymalloc is switched off (seed.c), so every Python object lives here as well, and there is one heap to understand.
  *
- * One rule: what a block needs to be freed is found from its address alone (page_kind, run_length), so that nothing
+ * One rule: what a block needs to be freed is found from its address alone (page_kind, run_length, packed_class), so that nothing
  * but the caller's bytes lie in the heap and a build in which freed bytes are wiped is the same byte for byte.
  *
- *   up to 2048 bytes   a slot in a page that holds slots of one size only
+ *   up to 2048 bytes   a slot in a page that holds slots of one size only; in the image, blocks that are used (layout.c)
+ *                      are packed one behind the other, and a table has their sizes
  *   more               a run of whole pages; neighbouring free runs are joined
  *   256 KiB and more, or when the array is used up: a mapping of its own, never while the image is built
  *
@@ -51,7 +52,12 @@ typedef struct {
 
 #define CLASSES (STEPS + 1 + sizeof wide_slots / sizeof *wide_slots)
 
-static Slot *free_slots[GROUPS][CLASSES];
+static Slot *free_slots[CLASSES];
+
+/* The classes of the packed blocks, at every 16th byte from the first on. */
+static char *packed;
+static unsigned char *packed_class;
+size_t heap_hot_pages, heap_warm_pages;
 
 /* What follows the array when it is used up: slots that were freed, and the rest of the last shared mapping. */
 #define SHARED_MAPPING (1ul << 20)
@@ -101,14 +107,41 @@ size_t slot_size(unsigned class)
 
 /* ---- slots and mappings of their own ---- */
 
-static void *slot_allocate(unsigned class)
+char *heap_pack(size_t size, size_t hot, size_t warm)
 {
-    unsigned group = heap_sealed ? 0 : layout_group(class);
-    Slot **list = &free_slots[group][class], *slot = *list;
+    size_t first, pages = pages_for(size);
+
+    packed = run_allocate(pages, PACKED);
+    packed_class = run_allocate(pages_for(pages * PAGE / 16), RUN_USED);
+    if (!packed || !packed_class)
+        return NULL;
+    first = page_of(packed);
+    memset(&page_kind[first], PACKED, pages);
+    heap_hot_pages = pages_for(hot);
+    heap_warm_pages = pages_for(warm);
+    return packed;
+}
+
+static unsigned class_of(const void *slot)
+{
+    unsigned kind = page_kind[page_of(slot)];
+
+    return kind == PACKED ? packed_class[((const char *)slot - packed) / 16] : kind;
+}
+
+static void *slot_allocate(unsigned class, int packs)
+{
+    Slot **list = &free_slots[class], *slot;
     size_t size = slot_size(class);
 
+    slot = heap_sealed ? NULL : layout_place(class, packs ? size : 0);
+    if (slot) {
+        packed_class[((char *)slot - packed) / 16] = (unsigned char)class;
+        return slot;
+    }
+    slot = *list;
     if (!slot) {
-        char *page = run_allocate(group, 1, (unsigned char)class);
+        char *page = run_allocate(1, (unsigned char)class);
 
         if (!page)
             return NULL;
@@ -122,15 +155,6 @@ static void *slot_allocate(unsigned class)
     if (!heap_sealed)
         layout_placed(slot, class);
     return slot;
-}
-
-static void *large_allocate(size_t n)
-{
-    void *p = run_allocate(heap_sealed ? 0 : layout_group(LAYOUT_RUN), pages_for(n), RUN_USED);
-
-    if (p && !heap_sealed)
-        layout_placed(p, LAYOUT_RUN);
-    return p;
 }
 
 static void *mapping_allocate(size_t alignment, size_t n)
@@ -198,9 +222,9 @@ static void *allocate(size_t alignment, size_t n)
         n = 1ul << (64 - __builtin_clzl(n));
     heap_lock();
     if (n <= SMALL_MAX)
-        p = slot_allocate(slot_class(n));
+        p = slot_allocate(slot_class(n), alignment == 16);
     else if (alignment <= PAGE && (n < OWN_MAPPING || !heap_sealed))
-        p = large_allocate(n);
+        p = run_allocate(pages_for(n), RUN_USED);
     if (!p && heap_sealed && n <= SMALL_MAX && alignment <= 16)
         p = spare_allocate(slot_class(n));
     if (!p)
@@ -227,7 +251,8 @@ size_t malloc_usable_size(void *p)
     kind = page_kind[page_of(p)];
     if (kind == RUN_USED)
         return run_length[page_of(p)] * PAGE;
-    if (kind == PAGE_FREE || kind == RUN_FREE)
+    kind = kind == RUN_FREE ? PAGE_FREE : (unsigned char)class_of(p);
+    if (kind == PAGE_FREE)
         heap_broken("free() or realloc() of what is not allocated\n");
     return slot_size(kind);
 }
@@ -259,7 +284,7 @@ void free(void *p)
     if (page_kind[page_of(p)] == RUN_USED) {
         run_release(page_of(p), run_length[page_of(p)]);
     } else {
-        Slot **list = &free_slots[group_at(page_of(p))][page_kind[page_of(p)]];
+        Slot **list = &free_slots[class_of(p)];
 
         ((Slot *)p)->next = *list;
         *list = p;
@@ -367,7 +392,7 @@ void *pvalloc(size_t n)
 /* Forgets, and wipes, the links of all free slots. */
 static void forget_free_slots(void)
 {
-    for (Slot **list = &free_slots[0][0]; list < &free_slots[GROUPS][0]; list++)
+    for (Slot **list = free_slots; list < free_slots + CLASSES; list++)
         while (*list) {
             Slot *slot = *list;
 

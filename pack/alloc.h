@@ -11,13 +11,17 @@
 #endif
 
 extern char heap[HEAP_SIZE];
+extern size_t heap_pages_used;
 
-/* How many pages from its start on hold something; all others are zero. */
-size_t heap_pages_used(void);
+/* Behind libc's: as many pages with packed blocks that every start writes to, and that most verbs do. */
+extern size_t heap_hot_pages, heap_warm_pages;
 
 /* What libc allocates before main() is its own, and new in every process: the image begins behind these pages. */
 #define HEAP_LIBC_PAGES 16
 void heap_begin_image(void);
+
+/* Makes room for that many bytes of packed blocks, of which the first are hot, or warm. Returns where, or NULL. */
+char *heap_pack(size_t size, size_t hot, size_t warm);
 
 /* Ends the build: wipes and forgets all free blocks. From here on large blocks may be mappings of their own. */
 void heap_seal(void);

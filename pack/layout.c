@@ -27,29 +27,32 @@
 #define OPEN_MAX 4      /* pages one instruction uses, and more than that */
 
 /* A block used more often than this in one step leaves its page open until LINGERING further faults of its kind:
- * learning takes half of the time and misses one block in a hundred. */
-#define OFTEN 64
-#define LINGERING 8
+ * learning takes a quarter of the time and misses one block in twenty. The first step is short, and part of all. */
+#define OFTEN 16
+#define OFTEN_AT_FIRST 255
+#define LINGERING 16
 
 static uint32_t allocated[CLASSES];
 static int ended;
 
-/* What an earlier run learned: for each class, how many blocks it knows and the group of each. */
+/* What an earlier run learned: for each class, how many blocks it knows and the group of each, two bytes. */
 static uint32_t known[CLASSES];
 static const unsigned char *groups_of[CLASSES];
 
+/* Where the next block of each group goes; group 0 has no such place. */
+typedef struct {
+    char *next, *end;
+} Place;
+
+static Place *places;
+
 /* What this run learns, by granule. Shared, as a verb may fork; but not the faults, which would depend on how far the
  * one is when the other runs. */
-static uint32_t *block_at; /* class and number within the class, from 1 */
-#define NUMBER_BITS 26
-static unsigned char *written_at, *read_at; /* bits are steps */
-static unsigned char *faults_at;            /* in this step and process, up to OFTEN */
+static uint32_t *number_at;           /* within the class, from 1 */
+static uint32_t *written_at, *read_at; /* bits are steps */
+static unsigned char *faults_at;      /* in this step and process, up to OFTEN */
 
-/* For each class three bytes for each block: pages (of a slot: 1), steps that write to it,
- * steps that read it. The bytes of a kind lie together. */
-static unsigned char *learned[CLASSES];
-
-static unsigned char step_bit;
+static uint32_t step_bit;
 static size_t watched_pages;
 static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or both that and PROT_WRITE */
 static size_t open_pages[OPEN_MAX], lingering[LINGERING];
@@ -69,20 +72,29 @@ static size_t granule_of(const void *block)
 
 /* ---- placing ---- */
 
-unsigned layout_group(unsigned class)
+void *layout_place(unsigned class, size_t size)
 {
     uint32_t number;
+    uint16_t group;
+    Place *place;
 
     if (ended)
-        return 0;
+        return NULL;
     number = allocated[class]++;
-    return number < known[class] ? groups_of[class][number] : 0;
+    if (!size || number >= known[class])
+        return NULL;
+    memcpy(&group, groups_of[class] + number * sizeof group, sizeof group);
+    place = &places[group];
+    if ((size_t)(place->end - place->next) < size)
+        return NULL;
+    place->next += size;
+    return place->next - size;
 }
 
 void layout_placed(const void *block, unsigned class)
 {
-    if (block_at)
-        block_at[granule_of(block)] = ended ? 0 : class << NUMBER_BITS | allocated[class];
+    if (number_at)
+        number_at[granule_of(block)] = ended ? 0 : allocated[class];
 }
 
 void layout_end(void)
@@ -90,11 +102,30 @@ void layout_end(void)
     ended = 1;
 }
 
+/* Makes room for the groups as the file says it: how many there are, and the size of each. Returns what follows. */
+static const unsigned char *divide(const unsigned char *file)
+{
+    const uint32_t *sizes = (const uint32_t *)file + 1, count = sizes[-1];
+    size_t size = 0;
+    char *next;
+
+    for (uint32_t group = 0; group < count; group++)
+        size += sizes[group];
+    places = map(count * sizeof *places, MAP_PRIVATE);
+    next = heap_pack(size, sizes[1], sizes[1] + sizes[2]);
+    if (!places || !next)
+        return NULL;
+    for (uint32_t group = 0; group < count; group++) {
+        places[group] = (Place){next, next + sizes[group]};
+        next += sizes[group];
+    }
+    return file + (1 + count) * sizeof *sizes;
+}
+
 int layout_load(const char *path)
 {
     struct stat info;
     const unsigned char *p;
-    uint32_t pages[GROUPS];
     int fd;
 
     /* libc's own blocks do not count: before main() it keeps the name of the program's directory, whose length decides
@@ -107,15 +138,12 @@ int layout_load(const char *path)
         return 1;
     p = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
-    if (p == MAP_FAILED)
+    if (p == MAP_FAILED || !(p = divide(p)))
         return 0;
-    memcpy(pages, p, sizeof pages);
-    pages_divide(pages);
-    p += sizeof pages;
     for (unsigned class = 0; class < CLASSES; class++) {
         memcpy(&known[class], p, sizeof known[class]);
         groups_of[class] = p + sizeof known[class];
-        p = groups_of[class] + known[class];
+        p = groups_of[class] + known[class] * sizeof(uint16_t);
     }
     return 1;
 }
@@ -125,6 +153,7 @@ void layout_forget(void)
     memset(allocated, 0, sizeof allocated);
     memset(known, 0, sizeof known);
     memset(groups_of, 0, sizeof groups_of);
+    places = NULL;
     ended = 0;
 }
 
@@ -132,17 +161,11 @@ void layout_forget(void)
 
 int layout_learn(void)
 {
-    block_at = map(GRANULES * sizeof *block_at, MAP_PRIVATE);
-    written_at = map(GRANULES, MAP_SHARED);
-    read_at = map(GRANULES, MAP_SHARED);
+    number_at = map(GRANULES * sizeof *number_at, MAP_PRIVATE);
+    written_at = map(GRANULES * sizeof *written_at, MAP_SHARED);
+    read_at = map(GRANULES * sizeof *read_at, MAP_SHARED);
     faults_at = map(GRANULES, MAP_PRIVATE);
-    return block_at && written_at && read_at && faults_at && step_prepare();
-}
-
-/* The first of the bytes about the block at granule i. */
-static unsigned char *learned_of(size_t i)
-{
-    return learned[block_at[i] >> NUMBER_BITS] + (block_at[i] & ((1u << NUMBER_BITS) - 1)) - 1;
+    return number_at && written_at && read_at && faults_at && step_prepare();
 }
 
 static void open_page(size_t page, int protection)
@@ -165,27 +188,12 @@ static void linger(size_t page)
     *oldest = page;
 }
 
-/* The granule at which the block begins that holds this address; a large block's page stays open. */
-static size_t block_of(const char *address, int *large)
-{
-    size_t page = page_of(address), size;
-
-    *large = page_kind[page] == PAGE_FREE || page_kind[page] >= RUN_USED;
-    if (!*large) {
-        size = slot_size(page_kind[page]);
-        return granule_of((char *)page_address(page) + (size_t)(address - heap) % PAGE / size * size);
-    }
-    while (page_kind[page] != RUN_USED && page > HEAP_LIBC_PAGES)
-        page--;
-    return granule_of(page_address(page));
-}
-
 /* SIGSEGV, the use of a protected page: notes the block and lets the instruction be executed again. */
 static void on_use(int number, siginfo_t *info, void *context)
 {
     char *address = info->si_addr;
-    size_t page = page_of(address), block;
-    int large, was_open, writes;
+    size_t page = page_of(address), block, size;
+    int was_open, writes;
 
     if (!in_heap(address) || page >= watched_pages || open_count == OPEN_MAX) {
         signal(number, SIG_DFL); /* a true fault: executed again, it ends the process */
@@ -193,12 +201,13 @@ static void on_use(int number, siginfo_t *info, void *context)
     }
     was_open = open_for[page];
     writes = was_open || step_writes(context);
-    block = block_of(address, &large);
-    *(writes ? &written_at[block] : &read_at[block]) |= step_bit;
     open_page(page, writes ? PROT_READ | PROT_WRITE : PROT_READ);
-    if (large)
-        return;
-    if (faults_at[block] == OFTEN) {
+    if (page_kind[page] == PAGE_FREE || page_kind[page] >= RUN_USED)
+        return; /* large blocks lie where they lie: the page stays open */
+    size = slot_size(page_kind[page]);
+    block = granule_of((char *)page_address(page) + (size_t)(address - heap) % PAGE / size * size);
+    *(writes ? &written_at[block] : &read_at[block]) |= step_bit;
+    if (faults_at[block] >= (step_bit == 1 ? OFTEN_AT_FIRST : OFTEN)) {
         linger(page);
         return;
     }
@@ -221,15 +230,6 @@ int layout_watch(size_t pages)
     struct sigaction use = {.sa_sigaction = on_use, .sa_flags = SA_SIGINFO};
     struct sigaction trap = {.sa_sigaction = on_trap, .sa_flags = SA_SIGINFO};
 
-    for (unsigned class = 0; class < CLASSES; class++)
-        if (allocated[class] && !(learned[class] = map(3ul * allocated[class], MAP_PRIVATE)))
-            return 0;
-    for (size_t i = 0; i < pages * (PAGE / GRANULE); i++)
-        if (block_at[i]) {
-            uint32_t length = block_at[i] >> NUMBER_BITS == LAYOUT_RUN ? run_length[i * GRANULE / PAGE] : 1;
-
-            *learned_of(i) = length < 255 ? (unsigned char)length : 255;
-        }
     sigfillset(&use.sa_mask);
     sigfillset(&trap.sa_mask);
     watched_pages = pages;
@@ -238,28 +238,34 @@ int layout_watch(size_t pages)
 
 void layout_step(unsigned step)
 {
-    step_bit = (unsigned char)(1u << step);
+    step_bit = 1u << step;
     memset(faults_at, 0, watched_pages * (PAGE / GRANULE));
     memset(open_for, PROT_NONE, sizeof open_for);
     memset(lingering, 0, sizeof lingering);
     mprotect(page_address(HEAP_LIBC_PAGES), (watched_pages - HEAP_LIBC_PAGES) * PAGE, PROT_NONE);
 }
 
+/* Writes the steps that are noted for each block of a class. */
+static int write_steps(int fd, unsigned class, const uint32_t *steps_at)
+{
+    size_t size = allocated[class] * sizeof(uint32_t);
+    uint32_t *steps = map(size + 1, MAP_PRIVATE);
+
+    for (size_t i = 0; steps && i < watched_pages * (PAGE / GRANULE); i++)
+        if (number_at[i] && page_kind[i * GRANULE / PAGE] == class)
+            steps[number_at[i] - 1] = steps_at[i];
+    return steps && write(fd, steps, size) == (ssize_t)size && munmap(steps, size + 1) == 0;
+}
+
 int layout_write(int fd)
 {
     mprotect(heap, watched_pages * PAGE, PROT_READ | PROT_WRITE);
-    for (size_t i = 0; i < watched_pages * (PAGE / GRANULE); i++)
-        if (block_at[i]) {
-            uint32_t count = allocated[block_at[i] >> NUMBER_BITS];
-
-            learned_of(i)[count] = written_at[i];
-            learned_of(i)[2 * count] = read_at[i];
-        }
     for (unsigned class = 0; class < CLASSES; class++) {
-        uint32_t header[] = {allocated[class], class == LAYOUT_RUN || !allocated[class] ? 0 : (uint32_t)slot_size(class)};
-        ssize_t size = 3 * (ssize_t)allocated[class];
+        uint32_t header[] = {allocated[class], allocated[class] ? (uint32_t)slot_size(class) : 0};
 
-        if (write(fd, header, sizeof header) != sizeof header || write(fd, learned[class], (size_t)size) != size)
+        if (write(fd, header, sizeof header) != sizeof header)
+            return 0;
+        if (!write_steps(fd, class, written_at) || !write_steps(fd, class, read_at))
             return 0;
     }
     return 1;

@@ -4,29 +4,23 @@
 
 #include <stddef.h>
 
-/* Blocks of different groups never share a page; the pages of a group lie together. layout.py says what the groups are;
- * group 0 is the rest, and all after the build. */
-#define GROUPS 7
+/* The place of the block of this class that is about to be allocated, if it is used; NULL: anywhere. If it cannot be
+ * placed, its size is 0. */
+void *layout_place(unsigned class, size_t size);
 
-/* The class of all blocks that are runs of pages, beside those of slots. */
-#define LAYOUT_RUN 0
-
-/* The group of the block of this class that is about to be allocated. */
-unsigned layout_group(unsigned class);
-
-/* That block lies here. */
+/* It lies here. */
 void layout_placed(const void *block, unsigned class);
 
 /* Uses the groups layout.py made of what an earlier seed learned; none if the file is empty. False if it cannot. */
 int layout_load(const char *path);
 
-/* From here on blocks are in group 0 and not numbered. */
+/* From here on blocks are placed anywhere and not numbered. */
 void layout_end(void);
 
 /* Learning: remembers from here on which block is which. False if there is no memory. */
 int layout_learn(void);
 
-/* Notes from here on which blocks in the first `pages` pages are written to and read, for each step, 0 to 7. */
+/* Notes from here on which blocks in the first `pages` pages are written to and read, for each step, 0 to 31. */
 int layout_watch(size_t pages);
 void layout_step(unsigned step);
 

@@ -1,39 +1,36 @@
 """Decides which blocks of the image lie together, from what a seed learned while it played the verbs.
 
-One rule: the fewer verbs use a block, the farther it lies from those that all use.
+One rule: the fewer verbs use a block, the farther it lies from those that all use, beside what the same ones use.
 
-The file is layout.c's: for each class the number of its blocks and their size (0: pages), then for each block how many
-pages it has (a slot: 1), then the steps that write to each, then those that read it (bit by bit, in the order of
-boot.practice). What it becomes: the pages each group needs, then for each class the number of its blocks and the group
-of each.
+The file is layout.c's: for each class the number of its blocks and their size, then the steps that write to each block,
+and those that read it (bit by bit, in the order of boot.practice). What it becomes: the number of groups, how much the
+blocks of each take, then for each class the number of its blocks and the group of each; group 0 is what no
+step uses, 1 what every start writes to, 2 what most verbs do.
 """
 
 from __future__ import annotations
 
 import struct
-from functools import cache
+from array import array
 
-# The steps of boot.practice: VERSION; ADD, CHECK, DEL of loopback, then of bridge; what needs netfilter, portmap too.
+# The steps of boot.practice: VERSION; ADD, CHECK, DEL of loopback, then of bridge; then the plugins that are chained.
 _VERSION = 0b0000_0001
 _BRIDGE = 0b0111_0000
 _HEADER = struct.Struct("=II")
 _COUNT = struct.Struct("=I")
-_GROUPS = 7
-_PAGE = 4096
-_LARGE = 16  # pages: only a part of a larger block is used
+
+Group = tuple[bool, int, int]
+_UNUSED: Group = False, 0, 0
+_HOT: Group = False, 1, 0
+_WARM: Group = False, 2, 0
 
 
-@cache
-def group_of(pages: int, written: int, read: int) -> int:
-    """Returns the group of a block: what 1 every start writes to, 2 reads; 3 and 4 most verbs, 5 and 6 some; 0 none."""
-    if pages > _LARGE:
-        return 0
-    for group, enough in ((1, _every_start), (3, _most_verbs), (5, bool)):
-        if enough(written):
-            return group
-        if enough(read):
-            return group + 1
-    return 0
+def group_of(written: int, read: int) -> Group:
+    """Returns the group of a block: whether it is only read, tier (1 every start, 2 most verbs, 3 some), the steps."""
+    for tier, enough in ((1, _every_start), (2, _most_verbs)):
+        if enough(written | read):
+            return not enough(written), tier, 0
+    return (not written, 3, written | read) if written | read else _UNUSED
 
 
 def _every_start(steps: int) -> bool:
@@ -46,19 +43,22 @@ def _most_verbs(steps: int) -> bool:
 
 def groups(learned: bytes) -> bytes:
     """Returns the file of groups for the file of what was learned."""
-    parts = []
-    needed = [0] * _GROUPS
+    classes: list[tuple[int, list[Group]]] = []
+    taken: dict[Group, int] = {_UNUSED: 0, _HOT: 0, _WARM: 0}
     position = 0
     while position < len(learned):
         count, size = _HEADER.unpack_from(learned, position)
-        position += _HEADER.size
-        pages, written, read = (learned[position + i * count : position + (i + 1) * count] for i in range(3))
-        position += 3 * count
-        own = bytes(map(group_of, pages, written, read))
-        parts += [_COUNT.pack(count), own]
-        for group in range(_GROUPS):
-            if size:
-                needed[group] += -(-own.count(group) // (_PAGE // size))
-            else:
-                needed[group] += sum(length for length, other in zip(pages, own, strict=True) if other == group)
-    return struct.pack(f"={_GROUPS}I", *needed) + b"".join(parts) if parts else b""
+        start, middle = position + _HEADER.size, position + _HEADER.size + 4 * count
+        position = middle + 4 * count
+        steps = (array("I", learned[first : first + 4 * count]) for first in (start, middle))
+        classes.append((size, [group_of(written, read) for written, read in zip(*steps, strict=True)]))
+    for size, own in classes:
+        for group in own:
+            taken[group] = taken.get(group, 0) + size
+    taken[_UNUSED] = 0
+    order = sorted(taken)
+    number = {group: index for index, group in enumerate(order)}
+    parts = [_COUNT.pack(len(order)), *(_COUNT.pack(taken[group]) for group in order)]
+    for _, own in classes:
+        parts += [_COUNT.pack(len(own)), array("H", map(number.__getitem__, own)).tobytes()]
+    return b"".join(parts) if classes else b""

@@ -9,22 +9,15 @@
 #define PAGE HEAP_PAGE
 #define PAGES (HEAP_SIZE / PAGE)
 
-/* page_kind: PAGE_FREE, the class of a page of slots, or what begins or ends there. */
-enum { PAGE_FREE = 0, RUN_USED = 254, RUN_FREE = 255 };
+/* page_kind: PAGE_FREE, the class of a page of slots, a page of packed blocks, or what begins or ends there. */
+enum { PAGE_FREE = 0, PACKED = 253, RUN_USED = 254, RUN_FREE = 255 };
 extern unsigned char page_kind[PAGES];
-
 extern uint32_t run_length[PAGES]; /* pages, at the first page of a run and at the last page of a free one */
 
 extern int heap_sealed; /* the image is complete: freed bytes need no wiping, large blocks may lie elsewhere */
 
-/* Gives each group that many pages, before those of group 0, which has all others. */
-void pages_divide(const uint32_t *pages);
-
-/* The group (layout.h) in whose pages this one is; after the build all are in group 0. */
-unsigned group_at(size_t page);
-
-/* A new run of that many pages, in another place if the group's are used up, or NULL when the array is. */
-void *run_allocate(unsigned group, size_t pages, unsigned char kind);
+/* A new run of that many pages, or NULL when the array is used up. */
+void *run_allocate(size_t pages, unsigned char kind);
 
 /* Makes the run at page `first` longer or shorter where it stands; false if what follows is in use. */
 int run_resize(size_t first, size_t pages);

@@ -101,7 +101,7 @@ def rehearse(plugins: Mapping[str, Any]) -> None:
 
 
 def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
-    """Plays the life of a pod once and yields before each verb; raises RuntimeError when one fails."""
+    """Plays the life of a pod once and yields before each scene; raises RuntimeError when one fails."""
     with _stage() as leases:
         network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": leases}}
         for name in ("loopback", "bridge"):
@@ -110,31 +110,30 @@ def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("CHECK", "DEL"):
                 yield f"{name} {verb}"
                 _play(plugins, name, verb, {**network, "prevResult": result}, leases)
-        # One scene for all verbs, so that what only netfilter and traffic control need lies apart (layout.py).
-        yield "chained"
         for backend in _BACKENDS:
+            yield f"masquerade, {backend}"
             network |= {"ipMasq": True, "ipMasqBackend": backend}
             result = _play(plugins, "bridge", "ADD", network, leases)
             for verb in ("CHECK", "DEL"):
                 _play(plugins, "bridge", verb, {**network, "prevResult": result}, leases)
+            yield f"portmap, {backend}"
             ports = {"backend": backend, "runtimeConfig": {"portMappings": _PORTS}, "prevResult": result}
             # Twice, since the second container finds what all share: that is what most do.
             for verb in ("ADD", "CHECK", "DEL") * 2:
                 _play(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
-            open_host = {"backend": backend, "prevResult": result}
+            yield f"firewall, {backend}"
+            open_host = {**_NETWORK, "type": "firewall", "backend": backend, "prevResult": result}
             for verb in ("ADD", "CHECK", "DEL") * 2:
-                _play(plugins, "firewall", verb, {**_NETWORK, "type": "firewall", **open_host}, leases)
+                _play(plugins, "firewall", verb, open_host, leases)
+            yield f"ptp, {backend}"
             routed = {**network, "type": "ptp"}
             result = _play(plugins, "ptp", "ADD", routed, leases)
             _play(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
-        for verb in ("ADD", "CHECK", "DEL"):
-            _play(
-                plugins, "bandwidth", verb, {**_NETWORK, "type": "bandwidth", **_LIMITS, "prevResult": result}, leases
-            )
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
-        for own in ({}, tuned):
+        for name, own in (("bandwidth", _LIMITS), ("tuning", {}), ("tuning", tuned)):
+            yield name
             for verb in ("ADD", "CHECK", "DEL"):
-                _play(plugins, "tuning", verb, {**_NETWORK, "type": "tuning", **own, "prevResult": result}, leases)
+                _play(plugins, name, verb, {**_NETWORK, "type": name, **own, "prevResult": result}, leases)
         _made.clear()  # a child has deleted the ifb
 
 

@@ -175,7 +175,7 @@ static void import_application(void)
 static _Noreturn void learn_layout(int fd)
 {
     PyObject *steps, *step;
-    size_t image_pages = heap_pages_used();
+    size_t image_pages = heap_pages_used;
 
     heap_seal();
     steps = PyObject_CallNoArgs(attribute_of("_boot", "practice"));
@@ -264,6 +264,6 @@ int seed_main(int argc, char **argv)
     image_ready = 1;
     write_part(fd, __start_pydata, (size_t)(__stop_pydata - __start_pydata));
     write_part(fd, __start_pybss, (size_t)(__stop_pybss - __start_pybss));
-    write_part(fd, heap + HEAP_LIBC_PAGES * HEAP_PAGE, (heap_pages_used() - HEAP_LIBC_PAGES) * HEAP_PAGE);
+    write_part(fd, heap + HEAP_LIBC_PAGES * HEAP_PAGE, (heap_pages_used - HEAP_LIBC_PAGES) * HEAP_PAGE);
     _exit(0);
 }
