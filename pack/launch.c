@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -117,17 +118,25 @@ static int fill_environ(void)
     return 0;
 }
 
-/* What a process will write to, in the image and after it: one request for many pages is cheaper than a fault for each. */
-static void prefault_heap(void)
+static void prefault(const void *start, size_t size)
 {
 #ifdef MADV_POPULATE_WRITE /* Linux 5.14; elsewhere it fails and nothing is lost */
+    uintptr_t page = (uintptr_t)start & -HEAP_PAGE;
+
+    madvise((void *)page, (uintptr_t)start + size - page, MADV_POPULATE_WRITE);
+#endif
+}
+
+/* What a process will write to, in the image and behind it: one request for many pages is cheaper than a fault for each. */
+static void prefault_memory(void)
+{
     const char *command = getenv("CNI_COMMAND");
     int verb = command && strcmp(command, "VERSION") != 0;
-    size_t written = verb ? heap_warm_pages : heap_hot_pages, fresh = verb ? FRESH_OF_VERBS : FRESH;
 
-    madvise(heap + HEAP_LIBC_PAGES * HEAP_PAGE, written * HEAP_PAGE, MADV_POPULATE_WRITE);
-    madvise(heap + heap_pages_used * HEAP_PAGE, fresh, MADV_POPULATE_WRITE);
-#endif
+    prefault(heap + HEAP_LIBC_PAGES * HEAP_PAGE, (verb ? heap_warm_pages : heap_hot_pages) * HEAP_PAGE);
+    prefault(heap + heap_pages_used * HEAP_PAGE, verb ? FRESH_OF_VERBS : FRESH);
+    if (verb)
+        prefault(&_PyRuntime, sizeof _PyRuntime); /* the cache of look-ups */
 }
 
 static int fill_argv(int argc, char **argv)
@@ -155,7 +164,7 @@ int main(int argc, char **argv)
     occupy_standard_fds();
     refuse_setuid();
     ignore_signals();
-    prefault_heap();
+    prefault_memory();
     adopt_thread();
     if (fill_environ() < 0 || fill_argv(argc, argv) < 0)
         Py_FatalError("no memory for the environment");

@@ -24,7 +24,7 @@
 #define CLASSES 64
 #define GRANULE 16ul /* blocks begin at multiples of it */
 #define GRANULES (HEAP_SIZE / GRANULE)
-#define OPEN_MAX 4      /* pages one instruction uses, and more than that */
+#define OPEN_MAX 4 /* pages one instruction uses, and more than that */
 
 /* A block used more often than this in one step leaves its page open until LINGERING further faults of its kind:
  * learning takes a quarter of the time and misses one block in twenty. The first step is short, and part of all. */
@@ -39,18 +39,18 @@ static int ended;
 static uint32_t known[CLASSES];
 static const unsigned char *groups_of[CLASSES];
 
-/* Where the next block of each group goes; group 0 has no such place. */
+/* Room for the next blocks of each group; group 0 has no such room. */
 typedef struct {
     char *next, *end;
-} Place;
+} Room;
 
-static Place *places;
+static Room *rooms;
 
 /* What this run learns, by granule. Shared, as a verb may fork; but not the faults, which would depend on how far the
  * one is when the other runs. */
-static uint32_t *number_at;           /* within the class, from 1 */
+static uint32_t *number_at;            /* within the class, from 1 */
 static uint32_t *written_at, *read_at; /* bits are steps */
-static unsigned char *faults_at;      /* in this step and process, up to OFTEN */
+static unsigned char *faults_at;       /* in this step and process, up to OFTEN */
 
 static uint32_t step_bit;
 static size_t watched_pages;
@@ -76,7 +76,7 @@ void *layout_place(unsigned class, size_t size)
 {
     uint32_t number;
     uint16_t group;
-    Place *place;
+    Room *room;
 
     if (ended)
         return NULL;
@@ -84,11 +84,11 @@ void *layout_place(unsigned class, size_t size)
     if (!size || number >= known[class])
         return NULL;
     memcpy(&group, groups_of[class] + number * sizeof group, sizeof group);
-    place = &places[group];
-    if ((size_t)(place->end - place->next) < size)
+    room = &rooms[group];
+    if ((size_t)(room->end - room->next) < size)
         return NULL;
-    place->next += size;
-    return place->next - size;
+    room->next += size;
+    return room->next - size;
 }
 
 void layout_placed(const void *block, unsigned class)
@@ -111,12 +111,12 @@ static const unsigned char *divide(const unsigned char *file)
 
     for (uint32_t group = 0; group < count; group++)
         size += sizes[group];
-    places = map(count * sizeof *places, MAP_PRIVATE);
+    rooms = map(count * sizeof *rooms, MAP_PRIVATE);
     next = heap_pack(size, sizes[1], sizes[1] + sizes[2]);
-    if (!places || !next)
+    if (!rooms || !next)
         return NULL;
     for (uint32_t group = 0; group < count; group++) {
-        places[group] = (Place){next, next + sizes[group]};
+        rooms[group] = (Room){next, next + sizes[group]};
         next += sizes[group];
     }
     return file + (1 + count) * sizeof *sizes;
@@ -153,7 +153,7 @@ void layout_forget(void)
     memset(allocated, 0, sizeof allocated);
     memset(known, 0, sizeof known);
     memset(groups_of, 0, sizeof groups_of);
-    places = NULL;
+    rooms = NULL;
     ended = 0;
 }
 

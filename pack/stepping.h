@@ -38,7 +38,7 @@ static inline void step_end(ucontext_t *context)
 #include <sys/mman.h>
 
 /* This processor has no such flag for programs. The instruction is executed in another place, with a breakpoint behind
- * it: all that write to memory do the same wherever they stand. Each has a place of its own, so that none is rewritten,
+ * it: all that use the heap do the same wherever they stand. Each has a place of its own, so that none is rewritten,
  * which emulators are slow at. (The second half of an exclusive pair fails there, as after any signal, and is repeated
  * by the program until layout.c has had enough of it and leaves the page open.) */
 #define BREAKPOINT 0xd4200000u
@@ -70,7 +70,7 @@ static inline void step_begin(ucontext_t *context)
     if (stepped_over) /* it writes to a second page */
         return;
     instruction = *(const uint32_t *)context->uc_mcontext.pc;
-    number = instruction * 2654435761u >> 16; /* a hash: some thousand kinds of instructions write */
+    number = instruction * 2654435761u >> 16; /* a hash: some thousand kinds of instructions use it */
     while (places[number].breakpoint && places[number].instruction != instruction)
         number = (number + 1) % PLACES;
     if (!places[number].breakpoint) {
