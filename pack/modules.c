@@ -8,8 +8,8 @@
 
 /* Those whose names and functions agree. */
 #define NEEDED(X)                                                                                                     \
-    X(_abc) X(_blake2) X(_codecs) X(_collections) X(_contextvars) X(_functools) X(_imp) X(_io) X(_json) X(_locale) X(_md5)     \
-    X(_operator) X(_podwire) X(_sha1) X(_sha3) X(_signal) X(_socket) X(_sre) X(_stat) X(_string) X(_struct)           \
+    X(_abc) X(_blake2) X(_codecs) X(_collections) X(_contextvars) X(_functools) X(_imp) X(_io) X(_json) X(_locale)    \
+    X(_md5) X(_operator) X(_podwire) X(_sha1) X(_sha3) X(_signal) X(_socket) X(_sre) X(_stat) X(_string) X(_struct)   \
     X(_thread) X(_weakref) X(array) X(atexit) X(binascii) X(errno) X(fcntl) X(gc) X(itertools) X(posix) X(select)     \
     X(time)
 
@@ -22,9 +22,7 @@
 #define MORE(X)
 #endif
 
-#if PY_VERSION_HEX >= 0x030D0000
-#define VERSION_S(X) X(_json) X(_sha2) X(_typing)
-#elif PY_VERSION_HEX >= 0x030C0000
+#if PY_VERSION_HEX >= 0x030C0000
 #define VERSION_S(X) X(_sha2) X(_typing)
 #elif defined MORE_MODULES
 #define VERSION_S(X) X(_sha256) X(_sha512) X(xxsubtype)
