@@ -7,12 +7,27 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
-from socket import AF_INET, AF_INET6, inet_pton
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import NamedTuple
 
 Address = IPv4Address | IPv6Address
 Interface = IPv4Interface | IPv6Interface
 Network = IPv4Network | IPv6Network
 
+
+class _Family(NamedTuple):
+    """The classes of an address family, which agree in what is used of them, and its netmasks by their lengths."""
+
+    width: int
+    address: type[Address]
+    interface: type[Interface]
+    network: type[Network]
+    masks: tuple[Address, ...]
+
+
+_V4 = _Family(32, IPv4Address, IPv4Interface, IPv4Network, tuple(IPv4Network((0, n)).netmask for n in range(33)))
+_V6 = _Family(128, IPv6Address, IPv6Interface, IPv6Network, tuple(IPv6Network((0, n)).netmask for n in range(129)))
+_EMBEDDED = range(1 << 16, 1 << 48)  # these may end in an IPv4 address, which libc shows as such
 _HEX_OCTET = re.compile(r"[0-9a-fA-F]{2}")
 _MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291: what precedes an IPv4 address in an IPv6 one
 _MAPPED_BITS = 8 * len(_MAPPED)
@@ -47,9 +62,28 @@ def parse_cidr(text: str) -> Interface:
 def with_prefix(address: Address, bits: int) -> Interface:
     """Returns an address with a prefix, its host bits kept; raises ValueError for a prefix that its family has not.
 
-    The standard library would print an address, and read it again, two times: so it is given the number.
+    In place of the standard library's many checks and copies, what it comes to. Networks of one or two addresses have
+    more to them, and what is no prefix is refused there.
     """
-    return (IPv4Interface if isinstance(address, IPv4Address) else IPv6Interface)((int(address), bits))
+    family, value = _V4 if isinstance(address, IPv4Address) else _V6, int(address)
+    if not 0 <= bits < family.width - 1:
+        return family.interface((value, bits))
+    netmask = family.masks[bits]
+    network = object.__new__(family.network)
+    shared = {"netmask": netmask, "_prefixlen": bits}
+    network.__dict__.update(shared, network_address=family.address(value & int(netmask)))
+    made = object.__new__(family.interface)
+    family.address.__init__(made, value)  # type: ignore[arg-type] # the two are of one family
+    made.__dict__.update(shared, network=network)
+    return made
+
+
+def text_of(address: Address | Interface) -> str:
+    """Returns an address as str() does, which spells an IPv6 address in Python."""
+    if not isinstance(address, IPv6Address) or int(address) in _EMBEDDED:
+        return str(address)
+    text = inet_ntop(AF_INET6, address.packed)
+    return f"{text}/{address.network.prefixlen}" if isinstance(address, IPv6Interface) else text
 
 
 def alone(address: Address) -> Interface:

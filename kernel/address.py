@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 from typing import NamedTuple
 
-from cni.address import Interface
+from cni.address import Interface, text_of
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
@@ -75,7 +75,7 @@ def every(socket: Socket) -> dict[int, list[Assigned]]:
 
 def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Request:
     """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference)."""
-    doing = f'add IP addr {address} to "{link.name}"'
+    doing = f'add IP addr {text_of(address)} to "{link.name}"'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     ignore = (errno.EEXIST,) if exists_ok else ()
     return Request(doing, AddressMessage, RTM_NEWADDR, flags, _values(link, address), _attributes(address), ignore)

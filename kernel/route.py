@@ -9,9 +9,9 @@ import errno
 import socket as stdlib_socket
 import struct
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Address, IPv6Address
 
-from cni.address import Address, Interface, Network
+from cni.address import Address, Interface, Network, text_of, with_prefix
 from cni.result import Route
 from cni.values import dataclass
 from kernel import link as links
@@ -89,22 +89,22 @@ def addition(
     `source` is the address that is preferred for what this host sends by it.
     Values as the reference sets them: protocol boot, scope universe unless given; mtu and advmss are honoured too.
     """
-    scope, table = route.scope or 0, route.table or _RT_TABLE_MAIN
+    scope, table, to = route.scope or 0, route.table or _RT_TABLE_MAIN, route.dst.network
     doing = (
-        f"add route '{route.dst.network}{f' via {gateway}' if gateway else ''} dev {link.name} "
-        f"metric {route.priority} (Scope: {scope}, Table: {table})'"
+        f"add route '{text_of(to.network_address)}/{to.prefixlen}{f' via {text_of(gateway)}' if gateway else ''} "
+        f"dev {link.name} metric {route.priority} (Scope: {scope}, Table: {table})'"
     )
     values = {
         "family": _FAMILIES[route.dst.version],
-        "dst_len": route.dst.network.prefixlen,
+        "dst_len": to.prefixlen,
         "table": table if table < 256 else 0,
         "proto": _RTPROT_BOOT,
         "scope": scope,
         "type": _RTN_UNICAST,
     }
     attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", table)]
-    if route.dst.network.prefixlen:
-        attributes.append(("RTA_DST", route.dst.network.network_address.packed))
+    if to.prefixlen:
+        attributes.append(("RTA_DST", to.network_address.packed))
     if gateway:
         attributes.append(("RTA_GATEWAY", gateway.packed))
     if source:
@@ -165,7 +165,7 @@ def _destination(message: Decoded) -> Interface:
     packed = message.get_attr("RTA_DST")
     try:
         if message["family"] == stdlib_socket.AF_INET:
-            return IPv4Interface((packed or bytes(4), message["dst_len"]))
-        return IPv6Interface((packed or bytes(16), message["dst_len"]))
+            return with_prefix(IPv4Address(packed or bytes(4)), message["dst_len"])
+        return with_prefix(IPv6Address(packed or bytes(16)), message["dst_len"])
     except ValueError as error:
         raise AnswerError(str(error)) from error

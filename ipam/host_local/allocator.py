@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, islice
 from os import fsdecode, lstat
 
-from cni.address import Address, parse_ip, with_prefix
+from cni.address import Address, parse_ip, text_of, with_prefix
 from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
@@ -62,7 +62,7 @@ def allocate(
                     given, item = _next(held, range_set, number, owner, cache)
             except CniError as error:
                 raise error.prefixed(f"failed to allocate for range {number}: ") from None
-            name = str(given)
+            name = text_of(given)
             undo.push(f"release {name}", partial(held.release, name, owner))
             held.note_last_reserved(number, name)
             ips.append(IPConfig(with_prefix(given, item.subnet.prefixlen), item.gateway))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cni.address import alone, as_network, format_mac, parse_cidr, parse_ip, parse_mac, with_prefix
+from cni.address import alone, as_network, format_mac, parse_cidr, parse_ip, parse_mac, text_of, with_prefix
 from tests.support.errors import failure_of
 
 
@@ -175,3 +175,30 @@ def test_an_address_with_prefix_is_the_one_of_the_standard_library(address, bits
     assert outcome(alone, address) == outcome(ip_interface, address)
     assert outcome(as_network, address) == outcome(ip_network, address)
     assert as_network(network := ip_network(address)) is network
+
+
+@given(st.ip_addresses(), st.integers(0, 128))
+def test_an_address_with_prefix_has_in_it_what_the_standard_library_puts_there(address, bits):
+    """Nothing is missing in what is made without asking the standard library."""
+    bits = min(bits, address.max_prefixlen)
+    ours = with_prefix(address, bits)
+    theirs = type(ours)((int(address), bits))
+    for one, other in ((ours, theirs), (ours.network, theirs.network)):
+        assert {**vars(one), "hosts": 0, "network": 0} == {**vars(other), "hosts": 0, "network": 0}
+    assert getattr(ours, "_scope_id", None) is None
+
+
+@given(st.ip_addresses() | st.integers(0, 1 << 50).map(IPv6Address) | GROUPS.map(":".join), st.integers(0, 128))
+@example(IPv6Address(0x1_0000), 0)
+@example(IPv6Address(0xFFFF_0102_0304), 0)
+@example(IPv6Address(0xFFFF), 0)
+def test_text_is_what_str_gives(address, bits):
+    """An address is spelled the same by the C library, with a prefix and without."""
+    if isinstance(address, str):
+        try:
+            address = IPv6Address(address)
+        except ValueError:
+            return
+    assert text_of(address) == str(address)
+    whole = with_prefix(address, min(bits, address.max_prefixlen))
+    assert text_of(whole) == str(whole)
