@@ -5,6 +5,7 @@ One rule: the environment is an argument, and an invalid variable is refused bef
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
+_SEPARATOR = re.compile(r"[/:\s]")
 _IFNAME_BYTES = 15  # IFNAMSIZ - 1 (linux/if.h)
 
 
@@ -134,7 +136,7 @@ def _check_ifname(value: str) -> None:
         problem, details = "interface name is too long", "interface name should be less than 16 characters"
     elif value in (".", ".."):
         problem, details = "interface name is . or ..", ""
-    elif any(char in "/:" or char.isspace() for char in value):
+    elif _SEPARATOR.search(value):
         problem = "interface name contains / or : or whitespace characters"
     elif "%" in value or not value.isprintable():  # to the kernel "%d" is a request to choose a number
         problem = "interface name contains % or unprintable characters"

@@ -180,7 +180,7 @@ def _route(fields: Fields) -> Route:
 
 def _filled(**items: object) -> dict[str, object]:
     """Drops unset members (Go's omitempty): empty strings and lists, zeros of plain fields, None."""
-    return {key: value for key, value in items.items() if value is not None and value not in ("", 0) and value != []}
+    return {key: value for key, value in items.items() if value}
 
 
 def _to_v1(result: Result, version: str) -> dict[str, object]:
