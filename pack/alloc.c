@@ -54,11 +54,6 @@ typedef struct {
 
 static Slot *free_slots[CLASSES];
 
-/* The classes of the packed blocks, at every 16th byte from the first on. */
-static char *packed;
-static unsigned char *packed_class;
-size_t heap_hot_pages, heap_warm_pages;
-
 /* What follows the array when it is used up: slots that were freed, and the rest of the last shared mapping. */
 #define SHARED_MAPPING (1ul << 20)
 static Slot *spare_slots[CLASSES];
@@ -107,28 +102,6 @@ size_t slot_size(unsigned class)
 
 /* ---- slots and mappings of their own ---- */
 
-char *heap_pack(size_t size, size_t hot, size_t warm)
-{
-    size_t first, pages = pages_for(size);
-
-    packed = run_allocate(pages, PACKED);
-    packed_class = run_allocate(pages_for(pages * PAGE / 16), RUN_USED);
-    if (!packed || !packed_class)
-        return NULL;
-    first = page_of(packed);
-    memset(&page_kind[first], PACKED, pages);
-    heap_hot_pages = pages_for(hot);
-    heap_warm_pages = pages_for(warm);
-    return packed;
-}
-
-static unsigned class_of(const void *slot)
-{
-    unsigned kind = page_kind[page_of(slot)];
-
-    return kind == PACKED ? packed_class[((const char *)slot - packed) / 16] : kind;
-}
-
 static void *slot_allocate(unsigned class, int packs)
 {
     Slot **list = &free_slots[class], *slot;
@@ -136,7 +109,7 @@ static void *slot_allocate(unsigned class, int packs)
 
     slot = heap_sealed ? NULL : layout_place(class, packs ? size : 0);
     if (slot) {
-        packed_class[((char *)slot - packed) / 16] = (unsigned char)class;
+        set_packed_class(slot, class);
         return slot;
     }
     slot = *list;

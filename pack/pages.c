@@ -144,3 +144,37 @@ void pages_seal(void)
     memset(run_length, 0, HEAP_LIBC_PAGES * sizeof *run_length);
     heap_sealed = 1;
 }
+
+/* ---- packed blocks ---- */
+
+/* The classes of the packed blocks, at every 16th byte from the first on. */
+static char *packed;
+static unsigned char *packed_class;
+size_t heap_hot_pages, heap_warm_pages;
+
+char *heap_pack(size_t size, size_t hot, size_t warm)
+{
+    size_t first, pages = pages_for(size);
+
+    packed = run_allocate(pages, PACKED);
+    packed_class = run_allocate(pages_for(pages * PAGE / 16), RUN_USED);
+    if (!packed || !packed_class)
+        return NULL;
+    first = page_of(packed);
+    memset(&page_kind[first], PACKED, pages);
+    heap_hot_pages = pages_for(hot);
+    heap_warm_pages = pages_for(warm);
+    return packed;
+}
+
+unsigned class_of(const void *slot)
+{
+    unsigned kind = page_kind[page_of(slot)];
+
+    return kind == PACKED ? packed_class[((const char *)slot - packed) / 16] : kind;
+}
+
+void set_packed_class(const void *block, unsigned class)
+{
+    packed_class[((const char *)block - packed) / 16] = (unsigned char)class;
+}

@@ -28,6 +28,10 @@ void run_release(size_t first, size_t pages);
 void pages_begin_image(void);
 void pages_seal(void);
 
+/* The class of a slot or packed block; 0 where there is none. */
+unsigned class_of(const void *slot);
+void set_packed_class(const void *block, unsigned class);
+
 /* The size of the slots of a class, 1 and up. */
 size_t slot_size(unsigned class);
 

@@ -27,7 +27,7 @@ ADD = {
     "CNI_IFNAME": "eth0",
     "CNI_PATH": "/nowhere",
 }
-PEAK_KIB = 20 << 10
+PEAK_KIB = 10 << 10
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_small_limits(program):
 
 
 def test_peak_memory(program):
-    """Up to the reading of stdin no more than 20 MiB have been resident."""
+    """Up to the reading of stdin no more than 10 MiB have been resident."""
     with subprocess.Popen([program], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         status = Path(f"/proc/{process.pid}/status")
         deadline = time.monotonic() + 10
