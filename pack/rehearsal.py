@@ -359,6 +359,7 @@ def _stage() -> Iterator[str]:
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.teardown, "ask_apart", lambda socket, request, report: 0),
+        (kernel.netfilter.nft, "close_apart", lambda socket, ended, microseconds: 0),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]

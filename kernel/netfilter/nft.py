@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
+
+from _podwire import close_apart
 
 from cni import record
 from cni.errors import all_of
@@ -42,8 +43,7 @@ _NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
 _LEAVES_NONE = (_NEWTABLE, _NEWCHAIN, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
 _GETGEN = _SUBSYSTEM << 8 | 16
 _NLM_F_NONREC, _NLM_F_APPEND = 0x100, 0x800
-_FREED_AFTER_S = 0.05  # three times what it takes on an idle machine; coming too early costs time, nothing else
-_DESCRIPTORS = 1024  # more than a verb ever has open
+_FREED_AFTER_US = 50_000  # three times what it takes on an idle machine; coming too early costs time, nothing else
 _TRIES = 5  # each is lost to another plugin that takes a rule away between our look and our change
 _LOOKS = 50  # each is lost to some change of nftables in this namespace while it looks, a millisecond
 NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
@@ -147,7 +147,11 @@ class NftSocket(Socket):
         self.garbage = False
 
     def close(self) -> None:
-        """Closes the socket, or leaves it to a child when that takes long and there is a process for it."""
+        """Closes the socket, or leaves it to a child when that takes long and there is a process for it.
+
+        The child closes it after us, and after the kernel has freed its memory in its own time: closing earlier would
+        hold up every change of nftables in this namespace until then.
+        """
         garbage, self.garbage = self.garbage, False
         if not garbage:
             super().close()
@@ -159,28 +163,11 @@ class NftSocket(Socket):
             return
         try:
             with suppress(OSError):
-                if os.fork() == 0:
-                    _close_last(self.fileno(), readable)
+                close_apart(self.fileno(), readable, _FREED_AFTER_US)
         finally:
             os.close(readable)
             super().close()
             os.close(writable)
-
-
-def _close_last(socket: int, readable: int) -> None:
-    """Runs in the child: closes everything but the socket, and that last of all; never returns.
-
-    It comes after the parent's closing, and after the kernel has freed its memory in its own time: closing earlier
-    would hold up every change of nftables in this namespace until then.
-    """
-    try:
-        os.dup2(readable, 0)
-        os.dup2(socket, 1)
-        os.closerange(2, _DESCRIPTORS)
-        os.read(0, 1)
-        time.sleep(_FREED_AFTER_S)
-    finally:
-        os._exit(0)
 
 
 def change(socket: NftSocket, *requests: Request, generation: int = 0, noted: bool = True) -> None:

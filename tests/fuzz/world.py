@@ -70,7 +70,7 @@ def enter() -> World:
     chained.ip("link", "set", "eth0", "up")
     chained.ip("addr", "add", "10.1.2.5/24", "dev", "eth0")
     host.ip("link", "set", "h0", "up")
-    kernel.netfilter.nft._FREED_AFTER_S = 0
+    kernel.netfilter.nft._FREED_AFTER_US = 0
     return World(host, Namespace("pod"), chained)
 
 
@@ -343,7 +343,7 @@ def pretend(prompter: Prompter) -> Callable[[], None]:
         (kernel.teardown, "wait_readable", readable),
         (kernel.sysctl, "_ROOT", _Parameter(parameters)),
         (kernel.teardown, "ask_apart", lambda socket, request, report: 1 << 22),
-        (os, "fork", lambda: 1 << 22),
+        (kernel.netfilter.nft, "close_apart", lambda socket, ended, microseconds: 1 << 22),
         (os, "urandom", bytes),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]

@@ -231,28 +231,27 @@ def netfilter_sockets(host):
     return [line[2] for line in lines if line[1] == "12" and line[2] != "0"]
 
 
-@pytest.mark.parametrize("lacking", ["nothing", "fork", "pipe"])
+@pytest.mark.parametrize("lacking", ["nothing", "process", "pipe"])
 def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
     """After a deletion a child closes the socket, and we do it ourselves when there can be no child."""
     children = []
-    fork = os.fork
+    close_apart = nft.close_apart
 
-    def forked():
-        pid = fork()
-        if pid:
-            children.append(pid)
-            with open(os.pidfd_open(pid)) as ended:
-                assert not wait_readable([ended.fileno()], 0.2), "the child must be the last to close"
+    def started(*errand):
+        pid = close_apart(*errand)
+        children.append(pid)
+        with open(os.pidfd_open(pid)) as ended:
+            assert not wait_readable([ended.fileno()], 0.2), "the child must be the last to close"
         return pid
 
-    def refused():
+    def refused(*_errand):
         raise OSError(errno.EAGAIN, "no more")
 
     nft.change(made, nft.rule(CHAIN, nft_rule.DROP))
     (rule,) = nft.rules(made, CHAIN)
     nft.change(made, nft.rule_deletion(CHAIN, rule.handle))
     assert len(netfilter_sockets(host)) == 1
-    monkeypatch.setattr(os, "fork", refused if lacking == "fork" else forked)
+    monkeypatch.setattr(nft, "close_apart", refused if lacking == "process" else started)
     if lacking == "pipe":
         monkeypatch.setattr(os, "pipe", refused)
     made.close()
@@ -268,6 +267,6 @@ def test_closing_is_our_own_when_nothing_was_deleted(netfilter, host, monkeypatc
     nft.change(netfilter, nft.table(TABLE))
     assert nft.rules(netfilter, CHAIN) == []
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fork", pytest.fail)
+        patched.setattr(nft, "close_apart", pytest.fail)
         netfilter.close()
     assert netfilter_sockets(host) == []

@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 import struct
+import time
 
 import pytest
-from _podwire import ask_apart
+from _podwire import ask_apart, close_apart
 
 from kernel import link, teardown
 from kernel.link import Link
@@ -166,6 +167,36 @@ def test_many_at_once(pair, pipe):
     for _ in children:
         kernels.send(answer(0))
     assert [status(child) for child in children] == [0] * 50
+
+
+def test_a_socket_is_closed_last_of_all(pair, pipe):
+    """The child closes the socket, and what else it inherited before, a pause after the pipe has ended."""
+    ours, kernels = pair
+    ended, writable = pipe
+    foreign, held = os.pipe()
+    child = close_apart(ours.fileno(), ended, 50_000)
+    os.close(held)
+    ours.close()
+    assert os.read(foreign, 1) == b""
+    os.close(foreign)
+    assert wait_readable([kernels.fileno()], 0.1) == []
+    before = time.monotonic()
+    os.close(writable)
+    assert kernels.recv(1) == b""
+    assert time.monotonic() - before >= 0.05
+    assert status(child) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((-1, 0, 0), "no descriptor: -1"), ((0, -2, 0), "no descriptor: -2"), ((0, 1, -3), "no time: -3")],
+)
+def test_what_cannot_be_closed(arguments, said):
+    """What cannot be a descriptor or a time is refused before anything is started."""
+    with pytest.raises(ValueError, match=said):
+        close_apart(*arguments)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 @pytest.mark.parametrize(
