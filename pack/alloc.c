@@ -125,7 +125,7 @@ static void *slot_allocate(unsigned class, int packs)
     }
     *list = slot->next;
     slot->next = NULL;
-    if (!heap_sealed)
+    if (heap_sealed != SEALED)
         layout_placed(slot, class);
     return slot;
 }

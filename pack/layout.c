@@ -30,6 +30,7 @@
  * learning takes a quarter of the time and misses one block in twenty. The first step is short, and part of all. */
 #define OFTEN 16
 #define OFTEN_AT_FIRST 255
+#define GIVEN 32 /* pages of which a freed block is given to somebody else */
 #define LINGERING 16
 
 static uint32_t allocated[CLASSES];
@@ -55,8 +56,9 @@ static unsigned char *faults_at;       /* in this step and process, up to OFTEN 
 static uint32_t step_bit;
 static size_t watched_pages;
 static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or both that and PROT_WRITE */
-static size_t open_pages[OPEN_MAX], lingering[LINGERING];
-static unsigned open_count, lingering_next;
+static size_t open_pages[OPEN_MAX], lingering[LINGERING], given[GIVEN];
+static unsigned open_count, lingering_next, given_next;
+
 
 static void *map(size_t size, int sharing)
 {
@@ -68,6 +70,31 @@ static void *map(size_t size, int sharing)
 static size_t granule_of(const void *block)
 {
     return (size_t)((const char *)block - heap) / GRANULE;
+}
+
+static void open_page(size_t page, int protection)
+{
+    for (unsigned i = 0; i < GIVEN; i++)
+        if (given[i] == page)
+            return;
+    mprotect(page_address(page), PAGE, protection);
+    open_for[page] = (unsigned char)protection;
+}
+
+/* A block of the image that was freed is given to somebody, who may pass it to a system call: the kernel would not read
+ * or write in it what is protected. So its page stays open until as many others were given. */
+static void give_again(const void *block)
+{
+    size_t page = page_of(block), oldest = given[given_next % GIVEN];
+
+    if (page >= watched_pages)
+        return;
+    written_at[granule_of(block)] |= step_bit;
+    if (open_for[page] != (PROT_READ | PROT_WRITE))
+        open_page(page, PROT_READ | PROT_WRITE);
+    given[given_next++ % GIVEN] = page;
+    if (oldest)
+        open_page(oldest, PROT_NONE);
 }
 
 /* ---- placing ---- */
@@ -93,7 +120,9 @@ void *layout_place(unsigned class, size_t size)
 
 void layout_placed(const void *block, unsigned class)
 {
-    if (number_at)
+    if (heap_sealed == WATCHED)
+        give_again(block);
+    else if (number_at)
         number_at[granule_of(block)] = ended ? 0 : allocated[class];
 }
 
@@ -168,12 +197,6 @@ int layout_learn(void)
     return number_at && written_at && read_at && faults_at && step_prepare();
 }
 
-static void open_page(size_t page, int protection)
-{
-    mprotect(page_address(page), PAGE, protection);
-    open_for[page] = (unsigned char)protection;
-}
-
 /* Leaves the page open until as many others were left open. */
 static void linger(size_t page)
 {
@@ -233,6 +256,7 @@ int layout_watch(size_t pages)
     sigfillset(&use.sa_mask);
     sigfillset(&trap.sa_mask);
     watched_pages = pages;
+    heap_sealed = WATCHED;
     return sigaction(SIGSEGV, &use, NULL) == 0 && sigaction(SIGTRAP, &trap, NULL) == 0;
 }
 
@@ -242,6 +266,7 @@ void layout_step(unsigned step)
     memset(faults_at, 0, watched_pages * (PAGE / GRANULE));
     memset(open_for, PROT_NONE, sizeof open_for);
     memset(lingering, 0, sizeof lingering);
+    memset(given, 0, sizeof given);
     mprotect(page_address(HEAP_LIBC_PAGES), (watched_pages - HEAP_LIBC_PAGES) * PAGE, PROT_NONE);
 }
 

@@ -8,7 +8,7 @@
  * placed, its size is 0. */
 void *layout_place(unsigned class, size_t size);
 
-/* It lies here. */
+/* It lies here; while the layout is learned: a freed one is given again. */
 void layout_placed(const void *block, unsigned class);
 
 /* Uses the groups layout.py made of what an earlier seed learned; none if the file is empty. False if it cannot. */

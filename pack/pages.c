@@ -142,7 +142,7 @@ void pages_seal(void)
     forget_free_runs();
     memset(page_kind, PAGE_FREE, HEAP_LIBC_PAGES);
     memset(run_length, 0, HEAP_LIBC_PAGES * sizeof *run_length);
-    heap_sealed = 1;
+    heap_sealed = SEALED;
 }
 
 /* ---- packed blocks ---- */

@@ -14,7 +14,9 @@ enum { PAGE_FREE = 0, PACKED = 253, RUN_USED = 254, RUN_FREE = 255 };
 extern unsigned char page_kind[PAGES];
 extern uint32_t run_length[PAGES]; /* pages, at the first page of a run and at the last page of a free one */
 
-extern int heap_sealed; /* the image is complete: freed bytes need no wiping, large blocks may lie elsewhere */
+/* The image is complete: freed bytes need no wiping, large blocks may lie elsewhere. WATCHED while the layout is learned. */
+enum { SEALED = 1, WATCHED = 2 };
+extern int heap_sealed;
 
 /* A new run of that many pages, or NULL when the array is used up. */
 void *run_allocate(size_t pages, unsigned char kind);

@@ -347,7 +347,6 @@ def _stage() -> Iterator[str]:
     directory = f"/proc/self/fd/{descriptor}/leases"
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", _Socket),
-        (kernel.netfilter.nft, "_FREED_AFTER_S", 0),
         (
             kernel.netfilter.iptables,
             "_LEGACY_TABLES",
