@@ -5,6 +5,7 @@ import pytest
 from kernel import link, traffic
 from kernel.rtnl import Socket
 from kernel.traffic import Bucket, Filter, Qdisc
+from tests.support.netstate import links
 
 FIRST = 0x80000800  # the handle of a u32 table's first filter
 ALL, IPV4 = 0x0300, 0x0008  # protocols, in network byte order
@@ -151,6 +152,6 @@ def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
 @pytest.mark.needs("ifb", "tbf")
 def test_nothing_is_lacking_and_nothing_made(veth, host):
     """A kernel with all that limits take lacks nothing, and is asked without changing anything."""
-    before = host.ip("link"), host.run("tc", "qdisc", "show")
+    before = list(links(host)), host.run("tc", "qdisc", "show")
     assert traffic.lacking(veth.socket) == []
-    assert (host.ip("link"), host.run("tc", "qdisc", "show")) == before
+    assert (list(links(host)), host.run("tc", "qdisc", "show")) == before
