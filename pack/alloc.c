@@ -3,12 +3,14 @@
  * Python's heap has to be part of the start-up image, so it must be one block at an address the linker chose: `heap`.
  * pymalloc is switched off (seed.c), so every Python object lives here as well, and there is one heap to understand.
  *
- * One rule: what a block needs to be freed is found from its address alone (page_kind, run_length, packed_class), so that nothing
- * but the caller's bytes lie in the heap and a build in which freed bytes are wiped is the same byte for byte.
+ * One rule: what a block needs to be freed is found from its address alone (page_kind, run_length, packed_class), so
+ * that nothing but the caller's bytes lie in the heap and a build in which freed bytes are wiped is the same byte for
+ * byte.
  *
  *   up to 2048 bytes   a slot in a page that holds slots of one size only; in the image, blocks that are used (layout.c)
  *                      are packed one behind the other, and a table has their sizes
- *   more               a run of whole pages; neighbouring free runs are joined
+ *   more               a run of whole pages; neighbouring free runs are joined. Also what is to be aligned to more than
+ *                      16 bytes, as no packed block is, which is a slot like others when it has been freed
  *   256 KiB and more, or when the array is used up: a mapping of its own, never while the image is built
  *
  * The exception are small blocks when the array is used up: a mapping of a page for each would be 50 times what was
@@ -102,12 +104,12 @@ size_t slot_size(unsigned class)
 
 /* ---- slots and mappings of their own ---- */
 
-static void *slot_allocate(unsigned class, int packs)
+static void *slot_allocate(unsigned class)
 {
     Slot **list = &free_slots[class], *slot;
     size_t size = slot_size(class);
 
-    slot = heap_sealed ? NULL : layout_place(class, packs ? size : 0);
+    slot = heap_sealed ? NULL : layout_place(class, size);
     if (slot) {
         set_packed_class(slot, class);
         return slot;
@@ -145,7 +147,7 @@ static void *mapping_allocate(size_t alignment, size_t n)
     return p;
 }
 
-/* A slot outside the array; no alignment beyond 16 bytes. */
+/* A slot outside the array. */
 static void *spare_allocate(unsigned class)
 {
     size_t size = slot_size(class);
@@ -189,16 +191,14 @@ static void *allocate(size_t alignment, size_t n)
         errno = ENOMEM;
         return NULL;
     }
-    if (n < alignment && alignment > 16)
-        n = alignment; /* a slot whose size is a power of two is aligned to it, as its page is */
-    if (alignment > 16 && n <= SMALL_MAX && (n & (n - 1)))
-        n = 1ul << (64 - __builtin_clzl(n));
+    if (alignment > 16 && n <= SMALL_MAX)
+        n = SMALL_MAX + 1;
     heap_lock();
     if (n <= SMALL_MAX)
-        p = slot_allocate(slot_class(n), alignment == 16);
+        p = slot_allocate(slot_class(n));
     else if (alignment <= PAGE && (n < OWN_MAPPING || !heap_sealed))
         p = run_allocate(pages_for(n), RUN_USED);
-    if (!p && heap_sealed && n <= SMALL_MAX && alignment <= 16)
+    if (!p && heap_sealed && n <= SMALL_MAX)
         p = spare_allocate(slot_class(n));
     if (!p)
         p = mapping_allocate(alignment, n);

@@ -108,7 +108,7 @@ void *layout_place(unsigned class, size_t size)
     if (ended)
         return NULL;
     number = allocated[class]++;
-    if (!size || number >= known[class])
+    if (number >= known[class])
         return NULL;
     memcpy(&group, groups_of[class] + number * sizeof group, sizeof group);
     room = &rooms[group];

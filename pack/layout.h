@@ -4,8 +4,7 @@
 
 #include <stddef.h>
 
-/* The place of the block of this class that is about to be allocated, if it is used; NULL: anywhere. If it cannot be
- * placed, its size is 0. */
+/* The place of the block of this class and size that is about to be allocated, if it is used; NULL: anywhere. */
 void *layout_place(unsigned class, size_t size);
 
 /* It lies here; while the layout is learned: a freed one is given again. */
