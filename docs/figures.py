@@ -24,11 +24,9 @@ _LANES = ("runtime", "bridge", "files", "kernel: host", "kernel: pod", "nf_table
 _STEPS = (
     (0, 1, "exec; CNI_* and the configuration on stdin"),
     (1, 3, "is cni0 there? (RTM_GETLINK; else RTM_NEWLINK makes it)"),
-    (1, 4, "a veth pair, both ends in place, one a port of cni0 (RTM_NEWLINK)"),
-    (1, 3, "both as they are now; hairpin mode of the port (RTM_GETLINK, RTM_NEWLINK)"),
+    (1, 4, "one send: a veth pair, both ends in place, one a port of cni0; as they are now (RTM_NEWLINK, GETLINK)"),
     (1, 2, "host-local, the same process: lock, index, 10.22.0.3 appears (linkat)"),
-    (1, 4, "eth0 as it is (setns, socket, RTM_GETLINK)"),
-    (1, 4, "one send: address, up, default route (RTM_NEWADDR, NEWLINK, NEWROUTE)"),
+    (1, 4, "in the pod (setns, socket), one send: address, up, default route (RTM_NEWADDR, NEWLINK, NEWROUTE)"),
     (1, 3, "does the port forward? (RTM_GETLINK)"),
     (1, 5, "chain and rules; one transaction adds the pod's rule"),
     (1, 3, "gateway address and forwarding: made once, looked at now (RTM_GETADDR)"),
@@ -48,7 +46,7 @@ _START = (
     ("libc starts afresh", "stack, TLS, CPU features, canary: this process's"),
     ("descriptors, signals, thread, environment", "what differs between processes is set"),
     ("entry(): argv[0] is the plugin's name", "no import, no initialisation, no search"),
-    ("a page is copied when it is written to", "some 170 of 550: Python counts references"),
+    ("a page is copied when it is written to", "Python counts references: what is used lies together"),
 )
 
 
@@ -79,7 +77,7 @@ def image() -> str:
     """Returns the figure of the start-up image: what the build does, and what a start does."""
     width, left, top, step = 400, 24, 70, 62
     parts = []
-    for column, (head, boxes) in enumerate((("at build time, once", _BUILD), ("at each start, 0.6 ms", _START))):
+    for column, (head, boxes) in enumerate((("at build time, once", _BUILD), ("at each start", _START))):
         x = left + column * (width + 48)
         parts.append(f'<text class="head" x="{x}" y="40">{head}</text>')
         for row, (title, text) in enumerate(boxes):

@@ -69,7 +69,7 @@ static void ignore_signals(void)
 
 /* The part of PyOS_AfterFork_Child() a start needs. Its locks are at rest in the image, there is one thread, and the
  * at-fork hooks are for the application's own forks (what must be renewed at a start is in boot.py): running them all
- * would copy some 170 pages for `threading` alone. */
+ * would copy many pages, most for `threading`. */
 static void adopt_thread(void)
 {
     PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
