@@ -80,7 +80,7 @@ value_of(const Attribute *found, PyObject *form)
         if (size < number.size)
             return PyErr_Format(PyExc_ValueError, "a number has %zd of %d bytes", size, number.size);
         for (int i = 0; i < number.size; i++) /* the supported machines are little-endian */
-            value |= (unsigned long long)(unsigned char)found->content[number.is_big ? number.size - 1 - i : i] << 8 * i;
+            value = value << 8 | (unsigned char)found->content[number.is_big ? i : number.size - 1 - i];
         return number.is_signed ? PyLong_FromLong((int)(unsigned int)value) : PyLong_FromUnsignedLongLong(value);
     }
     if (PyErr_Occurred())
@@ -135,6 +135,16 @@ netlink_picked(PyObject *self, PyObject *args)
     return result;
 }
 
+/* Appends an entry to a list, and gives both up where that fails: returns the list, or NULL. */
+static PyObject *
+extended(PyObject *list, PyObject *entry)
+{
+    if (!entry || PyList_Append(list, entry) < 0)
+        Py_CLEAR(list);
+    Py_XDECREF(entry);
+    return list;
+}
+
 static PyObject *
 netlink_places(PyObject *self, PyObject *args)
 {
@@ -148,13 +158,8 @@ netlink_places(PyObject *self, PyObject *args)
     if (offset < 0)
         return PyErr_Format(PyExc_ValueError, "no place in a message: %zd", offset);
     result = PyList_New(0);
-    for (place = offset; result && next_attribute(data, end, &offset, &found); place = offset) {
-        PyObject *entry = Py_BuildValue("in", found.number, place);
-
-        if (!entry || PyList_Append(result, entry) < 0)
-            Py_CLEAR(result);
-        Py_XDECREF(entry);
-    }
+    for (place = offset; result && next_attribute(data, end, &offset, &found); place = offset)
+        result = extended(result, Py_BuildValue("in", found.number, place));
     return result;
 }
 
@@ -182,9 +187,7 @@ netlink_messages(PyObject *self, PyObject *data)
         else
             entry = Py_BuildValue("HHIy#", header.nlmsg_type, header.nlmsg_flags, header.nlmsg_seq, start + offset,
                                   length);
-        if (!entry || PyList_Append(result, entry) < 0)
-            Py_CLEAR(result);
-        Py_XDECREF(entry);
+        result = extended(result, entry);
         length = length < (Py_ssize_t)sizeof(header) ? (Py_ssize_t)sizeof(header) : length;
         offset = NLMSG_ALIGN(length) < left ? offset + NLMSG_ALIGN(length) : end;
     }
