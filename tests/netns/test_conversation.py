@@ -16,9 +16,9 @@ from tests.support.namespaces import Namespace
 # What all plugins of a chain need together: processes, system calls, files opened, netlink requests, sends. Where less
 # is enough they are to be lowered; what must be more needs a reason in the commit. Of system calls some more are
 # allowed: kernels differ in how many answers they give; and of requests where a verb asks until the kernel is done.
-BRIDGE = {"ADD": (1, 135, 14, 12, 8), "CHECK": (1, 90, 6, 7, 6), "DEL": (2, 155, 7, 13, 10)}
-DUAL_STACK = {"ADD": (1, 185, 22, 18, 12), "CHECK": (1, 95, 7, 8, 7), "DEL": (2, 160, 8, 13, 10)}
-WHOLE = {"ADD": (3, 290, 17, 57, 24), "CHECK": (3, 240, 9, 35, 22), "DEL": (7, 365, 13, 54, 24)}
+BRIDGE = {"ADD": (1, 125, 13, 11, 6), "CHECK": (1, 85, 6, 7, 5), "DEL": (2, 150, 7, 13, 10)}
+DUAL_STACK = {"ADD": (1, 180, 22, 18, 10), "CHECK": (1, 95, 7, 8, 6), "DEL": (2, 155, 8, 13, 10)}
+WHOLE = {"ADD": (3, 290, 16, 57, 23), "CHECK": (3, 240, 9, 35, 21), "DEL": (7, 365, 13, 54, 24)}
 
 
 @pytest.mark.parametrize(
