@@ -84,7 +84,8 @@ close_others(unsigned one, unsigned two)
 }
 
 /* The children's part, with all signals blocked: the memory is the parent's, who goes on in it. So they write to nothing
- * but their own stack, and call nothing that knows of threads or errno. */
+ * but their own stack, and call nothing that knows of threads or errno. Where memory is the reason to kill one, or one
+ * dumps core, the kernel kills both: what was asked for is done all the same. */
 
 /* Ends with the answer's errno. */
 static int
