@@ -47,11 +47,10 @@ typedef struct {
 
 static Room *rooms;
 
-/* What this run learns, by granule. Shared, as a verb may fork; but not the faults, which would depend on how far the
- * one is when the other runs. */
+/* What this run learns, by granule. */
 static uint32_t *number_at;            /* within the class, from 1 */
 static uint32_t *written_at, *read_at; /* bits are steps */
-static unsigned char *faults_at;       /* in this step and process, up to OFTEN */
+static unsigned char *faults_at;       /* in this step, up to OFTEN */
 
 static uint32_t step_bit;
 static size_t watched_pages;
@@ -59,10 +58,9 @@ static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or both that and 
 static size_t open_pages[OPEN_MAX], lingering[LINGERING], given[GIVEN];
 static unsigned open_count, lingering_next, given_next;
 
-
-static void *map(size_t size, int sharing)
+static void *map(size_t size)
 {
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return p == MAP_FAILED ? NULL : p;
 }
@@ -140,7 +138,7 @@ static const unsigned char *divide(const unsigned char *file)
 
     for (uint32_t group = 0; group < count; group++)
         size += sizes[group];
-    rooms = map(count * sizeof *rooms, MAP_PRIVATE);
+    rooms = map(count * sizeof *rooms);
     next = heap_pack(size, sizes[1], sizes[1] + sizes[2]);
     if (!rooms || !next)
         return NULL;
@@ -190,10 +188,10 @@ void layout_forget(void)
 
 int layout_learn(void)
 {
-    number_at = map(GRANULES * sizeof *number_at, MAP_PRIVATE);
-    written_at = map(GRANULES * sizeof *written_at, MAP_SHARED);
-    read_at = map(GRANULES * sizeof *read_at, MAP_SHARED);
-    faults_at = map(GRANULES, MAP_PRIVATE);
+    number_at = map(GRANULES * sizeof *number_at);
+    written_at = map(GRANULES * sizeof *written_at);
+    read_at = map(GRANULES * sizeof *read_at);
+    faults_at = map(GRANULES);
     return number_at && written_at && read_at && faults_at && step_prepare();
 }
 
@@ -274,7 +272,7 @@ void layout_step(unsigned step)
 static int write_steps(int fd, unsigned class, const uint32_t *steps_at)
 {
     size_t size = allocated[class] * sizeof(uint32_t);
-    uint32_t *steps = map(size + 1, MAP_PRIVATE);
+    uint32_t *steps = map(size + 1);
 
     for (size_t i = 0; steps && i < watched_pages * (PAGE / GRANULE); i++)
         if (number_at[i] && page_kind[i * GRANULE / PAGE] == class)
