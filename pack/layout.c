@@ -30,7 +30,7 @@
  * learning takes a quarter of the time and misses one block in twenty. The first step is short, and part of all. */
 #define OFTEN 16
 #define OFTEN_AT_FIRST 255
-#define GIVEN 32 /* pages of which a freed block is given to somebody else */
+#define GIVEN 8 /* pages of which a freed block is given to somebody else */
 #define LINGERING 16
 
 static uint32_t allocated[CLASSES];
@@ -87,7 +87,6 @@ static void give_again(const void *block)
 
     if (page >= watched_pages)
         return;
-    written_at[granule_of(block)] |= step_bit;
     if (open_for[page] != (PROT_READ | PROT_WRITE))
         open_page(page, PROT_READ | PROT_WRITE);
     given[given_next++ % GIVEN] = page;
