@@ -16,8 +16,8 @@
 #ifdef MORE_MODULES /* CPython's own tests */
 #define MORE(X)                                                                                                       \
     X(_ast) X(_bisect) X(_csv) X(_datetime) X(_elementtree) X(_heapq) X(_opcode) X(_pickle) X(_posixsubprocess)       \
-    X(_random) X(_statistics) X(_symtable) X(_tokenize) X(_tracemalloc) X(cmath) X(faulthandler) X(math) X(pyexpat)   \
-    X(syslog) X(unicodedata) X(zlib)
+    X(_random) X(_statistics) X(_symtable) X(_tracemalloc) X(cmath) X(faulthandler) X(math) X(pyexpat) X(syslog)      \
+    X(unicodedata) X(zlib)
 #else
 #define MORE(X)
 #endif
@@ -30,7 +30,14 @@
 #define VERSION_S(X) X(_sha256) X(_sha512)
 #endif
 
-#define MODULES(X) NEEDED(X) VERSION_S(X) MORE(X)
+/* Of Python 3.12, traceback imports tokenize. */
+#if PY_VERSION_HEX >> 16 == 0x030C || defined MORE_MODULES
+#define TOKENS(X) X(_tokenize)
+#else
+#define TOKENS(X)
+#endif
+
+#define MODULES(X) NEEDED(X) VERSION_S(X) TOKENS(X) MORE(X)
 
 PyObject *PyMarshal_Init(void);
 PyObject *_PyWarnings_Init(void);
