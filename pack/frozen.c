@@ -3,13 +3,9 @@
  * libpython holds the code of importlib, os and others as C data, nearly a megabyte, whose reference counts, which
  * change whenever something is used, lie scattered over 200 pages; layout.c can only bring together what is in the heap.
  * So all of it comes from the bundles (freeze.py), importlib too.
- *
- * In Python 3.12 such data are immortal: nobody counts, and this file is empty. From 3.13 on they are not objects but
- * what a bundle holds as well, 0.4 MB of it.
  */
 #include <Python.h>
 
-#if PY_VERSION_HEX < 0x030C0000 || PY_VERSION_HEX >= 0x030D0000
 #define Py_BUILD_CORE 1
 #include "internal/pycore_import.h"
 
@@ -20,7 +16,7 @@ const struct _frozen *_PyImport_FrozenBootstrap = none, *_PyImport_FrozenStdlib 
 const struct _module_alias *_PyImport_FrozenAliases = no_aliases;
 const struct _frozen *PyImport_FrozenModules; /* seed.c sets it */
 
-#if PY_VERSION_HEX < 0x030C0000
+#if PY_VERSION_HEX < 0x030D0000
 int _Py_Deepfreeze_Init(void);
 void _Py_Deepfreeze_Fini(void);
 
@@ -34,4 +30,6 @@ void _Py_Deepfreeze_Fini(void)
 }
 #endif
 
+#if PY_VERSION_HEX >> 16 == 0x030C
+uint32_t _Py_next_func_version = 1; /* as no function has one yet */
 #endif
