@@ -30,6 +30,8 @@ Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 
 _CHUNK_BYTES = 64 << 10
+# CPython's word where it has lost an error: a MemoryError, for want of memory to note in where it was raised.
+_LOST = "error return without exception set"
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 
 
@@ -170,7 +172,7 @@ def as_cni_error(error: BaseException) -> CniError:
             "interrupted by a signal",
             "an interrupted ADD has been undone; an interrupted DEL is to be repeated",
         )
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, SystemError) and str(error) == _LOST):
         return CniError(Code.INTERNAL, "out of memory", "the process may be limited too narrowly (ulimit -v, cgroup)")
     if isinstance(error, OSError) and error.strerror:
         return of_system(error)

@@ -183,6 +183,9 @@ def test_unreadable_stdin_is_an_io_failure():
     assert (body["code"], body["msg"]) == (5, "error reading from stdin: Input/output error")
 
 
+NO_MEMORY = "the process may be limited too narrowly (ulimit -v, cgroup)"
+
+
 def test_unwritable_stdout_is_a_failure_and_no_traceback():
     """When nobody reads the result the exit status tells."""
     stdin = io.BytesIO(json.dumps(CONFIG).encode())
@@ -198,6 +201,9 @@ def test_unwritable_stdout_is_a_failure_and_no_traceback():
             FileNotFoundError(2, "No such file or directory", "/x"),
             (5, "/x: No such file or directory", None),
         ),
+        (MemoryError(), (999, "out of memory", NO_MEMORY)),
+        (SystemError("error return without exception set"), (999, "out of memory", NO_MEMORY)),
+        (SystemError("boom"), (999, "SystemError: boom", "this is a defect of podwire; please report it")),
         (ZeroDivisionError("boom"), (999, "ZeroDivisionError: boom", "this is a defect of podwire; please report it")),
         (RecursionError("deep"), (999, "RecursionError: deep", "this is a defect of podwire; please report it")),
         (
