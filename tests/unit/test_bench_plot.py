@@ -56,6 +56,13 @@ def test_the_aims_stand_apart():
     assert "loopback" not in text
 
 
+def test_what_is_missed_by_less_than_shows_is_shown_to_miss():
+    """A ratio that would look like the one that is wanted has a digit more."""
+    row = as_json(Row("bridge ADD", figures([502]), figures([1000]), 0.5))
+    text = page.markdown({"about": {"rounds": 1, "kernel": "6.1", "cpus": 2}, "ms": [row]})["wanted"]
+    assert "| bridge | **0.502** | 0.50 |" in text
+
+
 def test_what_the_reference_does_not_know_has_no_ratio():
     """A case of podwire alone is a row of the table, and a bar without its neighbour."""
     alone = {"about": {"rounds": 1, "kernel": "6.1", "cpus": 1}, "ms": [as_json(Row("VERSION", figures([2]), None))]}
