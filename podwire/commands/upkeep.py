@@ -1,9 +1,9 @@
 """`podwire gc`, `status` and `version`: what is asked of a whole network, and of the files of its plugins.
 
 With --json `gc` prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, its steps as
-`podwire add` has them; `status` {"networks": [{"network", "path", "ready", "asked", "steps"}, {"path", "problem"}]},
-where `asked` is "STATUS", or "VERSION" for a list before CNI 1.1.0; `version` a list of {"plugin", "file", "versions",
-"program", "podwire"}, with "error" for one that cannot be used.
+`podwire add` has them; `status` {"networks": [{"network", "path", "ready", "asked", "unasked", "steps"}, {"path",
+"problem"}]}, where `asked` is "STATUS", or "VERSION" when `unasked` names plugins that have no STATUS; `version` a list
+of {"plugin", "file", "versions", "program", "podwire"}, with "error" for one that cannot be used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from cni import cache, child, delegate, versions
+from cni import cache, delegate, versions
 from cni.cache import Entry
 from cni.conf import Attachment
 from cni.errors import CniError, Code
@@ -22,12 +22,10 @@ from podwire.commands.verbs import add_dry_run, add_explain, add_options, runtim
 from podwire.networks import Network
 from podwire.node.books import Places
 from podwire.output import Cell, Text
-from podwire.verbs import alive, lists
+from podwire.verbs import alive, lists, origin
 from podwire.verbs.alive import Living
 from podwire.verbs.lists import Runtime
 from podwire.verbs.running import Call, Pod, environment, execute
-
-_PROBE_S = 10.0
 
 
 def _gc(context: Context, options: Namespace) -> Status:
@@ -58,8 +56,7 @@ def _gc(context: Context, options: Namespace) -> Status:
             if options.dry_run and not context.out.as_json:
                 context.out.line(f"{one.path} would be removed")
     if not network.disable_gc:
-        lists.collect(own, network, living.valid)
-        _tell_uncollected(context, network)
+        _tell_uncollected(context, network, lists.collect(own, network, living.valid))
     if context.out.as_json:
         steps = [step.to_json() for step in own.done]
         told = {"kept": _named(living.valid()), "deleted": _named(deleted)}
@@ -75,9 +72,9 @@ def _tell_kept(context: Context, living: Living, number: int, gone: int) -> None
         context.out.line(f"kept, as it has an address and is not in the cache: container {container_id}, {ifname}")
 
 
-def _tell_uncollected(context: Context, network: Network) -> None:
-    if not versions.at_least(network.version, versions.SINCE["GC"]) and not context.out.as_json:
-        context.out.line(f"the plugins were not asked to collect: GC came with 1.1.0, this is {network.version}")
+def _tell_uncollected(context: Context, network: Network, kinds: tuple[str, ...]) -> None:
+    if kinds and not context.out.as_json:
+        context.out.line(f"not asked to collect, as cniVersion {network.version} does not have GC: {', '.join(kinds)}")
 
 
 def _refuse_unknown(results: str, network: str) -> None:
@@ -122,29 +119,25 @@ def _status(context: Context, options: Namespace) -> Status:
 
 
 def _ask(context: Context, own: Runtime, network: Network) -> dict[str, object]:
-    """Asks one network's plugins; those of a list before 1.1.0, which has no STATUS, for their versions at least."""
+    """Asks one network's plugins for their STATUS, those that do not have it for their versions at least."""
     own.done.clear()
-    can_be_asked = versions.at_least(network.version, versions.SINCE["STATUS"])
     if not context.out.as_json:
         context.out.line(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
-    if can_be_asked:
-        lists.status(own, network)
-    else:
-        for plugin in network.plugins:
-            own.run("VERSION", Pod(), plugin, {"cniVersion": network.version})
-    unspoken = [
-        step.kind for step in own.done if not (can_be_asked or step.error) and not _speaks(step.result, network)
-    ]
+    unasked = lists.status(own, network)
+    asked_versions = (step for step in own.done if step.command == "VERSION" and not step.error)
+    unspoken = [step.kind for step in asked_versions if not _speaks(step.result, network)]
     if not context.out.as_json:
         for kind in unspoken:
             context.out.line(Cell(f"{kind} does not know cniVersion {network.version}", "bad"))
-        if not (can_be_asked or own.failed or unspoken):
-            context.out.line(f"  its plugins are there; cniVersion {network.version} has no STATUS to ask for more")
+        if unasked and not unspoken:
+            reason = f"not asked for STATUS, which cniVersion {network.version} does not have"
+            context.out.line(f"  {reason}: {', '.join(unasked)}")
     return {
         "network": network.name,
         "path": network.path,
         "ready": not own.failed and not unspoken,
-        "asked": "STATUS" if can_be_asked else "VERSION",
+        "asked": "VERSION" if unasked else "STATUS",
+        "unasked": list(unasked),
         "steps": [step.to_json() for step in own.done],
     }
 
@@ -198,11 +191,9 @@ def _examined(context: Context, name: str, path: tuple[str, ...]) -> dict[str, o
         env = environment("VERSION", Pod(), context.env, path)
         step = execute(Call(name, "VERSION", {"cniVersion": versions.CURRENT}, env, path))
         body["versions"] = _supported(step.result)
-        silent = {key: value for key, value in env.items() if not key.startswith("CNI_")}
-        (outcome,) = child.run(child.Command((program,), silent, capture_stderr=True), limit_s=_PROBE_S)
-        lines = outcome.stderr.decode("utf-8", "replace").splitlines()
-        body["program"] = lines[0] if lines else "it does not say"
-        body["podwire"] = "+podwire." in str(body["program"])
+        line = origin.about(program, env)
+        body["program"] = line or "it does not say"
+        body["podwire"] = origin.is_podwire(line)
         if step.error:
             raise step.error
     except OSError as error:
@@ -248,9 +239,10 @@ STATUS = Command(
     "status",
     "ask whether networks are ready for pods",
     "Runs STATUS of each plugin of NETWORK, or of every network in net.d, and tells what is missing on the node.\n"
-    "A list before cniVersion 1.1.0 cannot be asked: there the plugins' files are tried, no more.\n\n"
-    '--json: {"networks": [{"network", "path", "ready", "asked", "steps"} or {"path", "problem"}]}; asked: "STATUS",\n'
-    'or "VERSION" for a list that cannot be asked.',
+    "STATUS came with cniVersion 1.1.0. In a list of an earlier version podwire's plugins are asked all the same; of\n"
+    "other plugins, which are named, only VERSION is run.\n\n"
+    '--json: {"networks": [{"network", "path", "ready", "asked", "unasked", "steps"} or {"path", "problem"}]};\n'
+    'unasked lists the plugins without STATUS; asked is "VERSION" when there are any, else "STATUS".',
     _status,
     _status_arguments,
     (("podwire status", "why is the node NotReady (cni plugin not initialized)?"),),

@@ -3,6 +3,8 @@
 One rule: what libcni's callers do is done here, in its order: ADD forwards, each plugin with the result of the one
 before, CHECK with the cached one, DEL backwards; the first failure of ADD and DEL ends it. Unlike cnitool a failed ADD
 is followed by DEL, as every runtime does, so that nothing is left; CHECK, GC and STATUS ask all that there are.
+
+Unlike libcni GC and STATUS also ask podwire's own plugins of a list before CNI 1.1.0: they serve both verbs for it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
 from podwire.networks import Network
-from podwire.verbs import memory
+from podwire.verbs import memory, origin
 from podwire.verbs.running import Call, Done, Pod, Serve, environment
 
 
@@ -110,18 +112,46 @@ def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) 
     return True
 
 
-def collect(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> None:
-    """Runs GC of every plugin, which keeps the `valid` attachments, asked for each anew, as pods come meanwhile."""
-    if versions.at_least(network.version, versions.SINCE["GC"]):
-        for plugin in network.plugins:
-            runtime.run("GC", Pod(), plugin, network.request(plugin, valid=valid()))
+def collect(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> tuple[str, ...]:
+    """Runs GC of every plugin that has it; returns the types of the others.
+
+    GC keeps the `valid` attachments, which are listed anew for each plugin, since pods start meanwhile.
+    """
+    unasked = []
+    for plugin in network.plugins:
+        serving = _serving("GC", runtime, network, plugin)
+        if serving:
+            runtime.run("GC", Pod(), plugin, serving.request(plugin, valid=valid()))
+        else:
+            unasked.append(str(plugin["type"]))
+    return tuple(unasked)
 
 
-def status(runtime: Runtime, network: Network) -> None:
-    """Asks every plugin whether it is ready; a list before 1.1.0 cannot be asked and counts as ready (libcni)."""
-    if versions.at_least(network.version, versions.SINCE["STATUS"]):
-        for plugin in network.plugins:
-            runtime.run("STATUS", Pod(), plugin, network.request(plugin))
+def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
+    """Asks every plugin whether it is ready; returns the types of those without STATUS, which are asked for VERSION."""
+    unasked = []
+    for plugin in network.plugins:
+        serving = _serving("STATUS", runtime, network, plugin)
+        if serving:
+            runtime.run("STATUS", Pod(), plugin, serving.request(plugin))
+        else:
+            runtime.run("VERSION", Pod(), plugin, {"cniVersion": network.version})
+            unasked.append(str(plugin["type"]))
+    return tuple(unasked)
+
+
+def _serving(command: str, runtime: Runtime, network: Network, plugin: Mapping[str, object]) -> Network | None:
+    """Returns the network in the version in which a plugin serves GC or STATUS, None when it does not.
+
+    libcni asks no plugin of a list before 1.1.0. podwire's plugins are asked in the current version instead: what they
+    look at and what they remove does not depend on it.
+    """
+    if network.version not in versions.SUPPORTED:
+        return None
+    if versions.at_least(network.version, versions.SINCE[command]):
+        return network
+    is_ours = origin.is_all_podwire(plugin, runtime.path, runtime.env)
+    return replace(network, version=versions.CURRENT) if is_ours else None
 
 
 def converted(result: object, version: str) -> object:

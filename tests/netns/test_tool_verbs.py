@@ -292,14 +292,15 @@ def test_gc_removes_the_dead_only(tool: Tool, gone: tuple[Namespace, Namespace])
 
 
 def test_gc_respects_the_list(tool: Tool, gone: tuple[Namespace, Namespace]):
-    """A list with disableGC is left alone, one before 1.1.0 has its dead deleted and its plugins not asked."""
+    """A list with disableGC is left alone; in one before 1.1.0 podwire's plugins collect all the same."""
     before = tool.everything()
     tool.configure(tool.bridge(ipMasq=True), PORTMAP, disableGC=True)
     assert tool.json("gc", "net")["steps"] == []
     tool.configure(tool.bridge(ipMasq=True), PORTMAP)
     assert differences(before, tool.everything()) == []
     tool.configure(tool.bridge(ipMasq=True), PORTMAP, version="1.0.0")
-    assert {step["command"] for step in tool.json("gc", "net")["steps"]} == {"DEL"}
+    commands = [(step["plugin"], step["command"]) for step in tool.json("gc", "net")["steps"]]
+    assert commands == [("portmap", "DEL"), ("bridge", "DEL"), ("bridge", "GC"), ("portmap", "GC")]
 
 
 def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
@@ -312,33 +313,6 @@ def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
     tool.cache.rename(tool.cache.with_name("elsewhere"))
     assert "every attachment would count as garbage" in tool.wrong(3, "gc", "net")
     assert (tool.leases / "10.22.0.2").exists()
-
-
-def test_status_tells_what_is_not_ready(tool: Tool):
-    """Each network of net.d is ready or says why not: its plugins' STATUS, a missing file, a file nobody can read."""
-    assert tool.json("status")["networks"][0]["ready"] is True
-    tool.leases.parent.write_text("a file where the store should be")
-    assert "cannot use the reservations" in tool.wrong(1, "status", "net")
-    tool.leases.parent.unlink()
-    tool.configure({"type": "absent"}, name="old", version="1.0.0")
-    (tool.directory / "net.d" / "broken.conflist").write_text("{")
-    found = {one.get("network"): one for one in tool.json("status", status=1)["networks"]}
-    assert (found["net"]["ready"], found["net"]["asked"]) == (True, "STATUS")
-    assert (found["old"]["ready"], found["old"]["asked"]) == (False, "VERSION")
-    assert found[None]["path"].endswith("broken.conflist")
-    tool.ok("status", "net")
-    empty = Tool(tool.host, tool.directory / "empty")
-    assert "there is no network" in empty.wrong(1, "status")
-
-
-def test_version_tells_whose_the_files_are(tool: Tool, reference: Path):
-    """Each plugin that net.d names is told with its file, its versions and whose it is."""
-    found = {one["plugin"]: one for one in tool.json("version")}
-    assert set(found) == {"bridge", "portmap", "host-local"}
-    assert all(one["podwire"] and "1.1.0" in one["versions"] for one in found.values())
-    theirs = Tool(tool.host, tool.directory, reference)
-    assert not any(one["podwire"] for one in theirs.json("version"))
-    assert "failed to find plugin" in tool.wrong(1, "version", "absent")
 
 
 def test_two_at_once(tool: Tool, new_sandbox: Callable[[], Namespace]):

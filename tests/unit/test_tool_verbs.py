@@ -133,15 +133,16 @@ def test_check_status_and_gc_ask_all(tmp_path):
 
 
 def test_versions_decide_what_is_asked(tmp_path):
-    """CHECK is refused before 0.4.0; STATUS and GC before 1.1.0, and CHECK with disableCheck, ask nobody."""
+    """CHECK is refused before 0.4.0; before 1.1.0 plugins of others are not asked for GC, and VERSION for STATUS."""
     own = runtime(tmp_path, serve := Scripted())
     refused = failure_of(lambda: lists.check(own, network("0.3.1"), POD, RESULT), CniError)
     assert refused
     assert refused.code == 1
-    lists.status(own, network("1.0.0"))
-    lists.collect(own, network("1.0.0"), [])
     lists.check(own, network(disable_check=True), POD, RESULT)
+    assert lists.collect(own, network("1.0.0"), list) == ("one", "two")
     assert serve.calls == []
+    assert lists.status(own, network("1.0.0")) == ("one", "two")
+    assert serve.order() == [("one", "VERSION"), ("two", "VERSION")]
 
 
 def test_an_entry_reads_as_the_network_it_was(tmp_path):
