@@ -47,6 +47,7 @@ _LINK_ATTRIBUTES = (
     (28, "IFLA_NET_NS_FD", "uint32"),
     (29, "IFLA_EXT_MASK", "uint32"),
     (37, "IFLA_LINK_NETNSID", "int32"),
+    (46, "IFLA_TARGET_NETNSID", "int32"),
     (50, "IFLA_MIN_MTU", "uint32"),
     (51, "IFLA_MAX_MTU", "uint32"),
 )

@@ -147,6 +147,22 @@ def led_across(own: Link, namespace: Netns, answers: Sequence[Any]) -> Link | No
     return found if number and found.lower_nsid == number.get_attr("NETNSA_NSID") else None
 
 
+def peer(socket: Socket, own: Link) -> Link | None:
+    """Returns the other end of a veth, looked up in the namespace that it is in; None where it cannot be looked at.
+
+    Linux 4.15 and later answer for another namespace, of which the caller must be root, without its being entered, and
+    repeat its number; earlier ones answer for this one. Raises KernelError.
+    """
+    request = by_index(own.lower or own.index)  # kernels before 5.10 leave out an index that is the port's, too
+    number = own.lower_nsid
+    if number is not None:
+        attributes: Attributes = [*request.attributes, ("IFLA_TARGET_NETNSID", number)]
+        ignore = (errno.ENODEV, errno.EINVAL, errno.EACCES, errno.EPERM)
+        request = request._replace(attributes=attributes, ignore=ignore)
+    (message,) = socket.get(request)
+    return from_message(message) if message and message.get_attr("IFLA_TARGET_NETNSID") == number else None
+
+
 def namespace_numbers(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
     """Returns by which number (`Link.lower_nsid`) the socket's namespace knows others, None for those it does not.
 

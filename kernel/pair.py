@@ -127,21 +127,22 @@ def wait_carrier(socket: Socket, end: Link, what: str) -> None:
                 raise CniError(Code.INTERNAL, f"{what} in error state: {state}", f'host interface "{end.name}"')
 
 
-def detach(args: CmdArgs, conf: NetConf, host: Socket) -> tuple[Cidr, ...]:
+def detach(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None) -> tuple[Cidr, ...]:
     """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
 
     Without a namespace there are no others. Who is root in the sandbox may have given our interface another name, and
-    ours to something else, `lo` even, which cannot be deleted; and our address to another interface.
+    ours to something else, `lo` even, which cannot be deleted; and our address to another interface. `bridge` is the
+    bridge that the host veth is a port of, None for a plugin without bridges.
     """
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             inside = sandbox.find()
             others = addresses_beside(sandbox, inside)
             if inside is None or not inside.kind or not delete_interface(sandbox, inside, host):
-                _delete_host_end(conf, host)
+                _delete_host_veth(args, conf, host, bridge, namespace)
             return _elsewhere(others, conf)
     except NetnsMissingError:
-        _delete_host_end(conf, host)
+        _delete_host_veth(args, conf, host, bridge, None)
         return ()
 
 
@@ -214,17 +215,49 @@ def _elsewhere(addresses: tuple[Cidr, ...], conf: NetConf) -> tuple[Cidr, ...]:
     return tuple(item for item in addresses if item.ip not in own)
 
 
-def _delete_host_end(conf: NetConf, host: Socket) -> None:
-    """Deletes the host's end of a pair that is not found from the sandbox, as far as prevResult tells which it is.
+def _delete_host_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None, namespace: Netns | None) -> None:
+    """Deletes the host veth that prevResult names, if the kernel confirms that it is this attachment's.
 
-    A namespace whose file is gone lives on while a process is in it, and so does the pair with its addresses.
+    A namespace whose file is gone lives on while a process is in it, and so does the veth pair with its addresses. An
+    uplink may be a veth, too (kind, LXC), and prevResult may be another attachment's: what is not confirmed stays.
     """
     try:
-        prev_result = conf.prev_result()
+        prev_result = conf.prev_result() or Result()
     except CniError:
         return  # DEL does what it can without
-    for item in prev_result.interfaces if prev_result else ():
+    for item in prev_result.interfaces:
         if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
             (found,) = link.get(host, link.by_name(item.name))
-            if found and found.kind == "veth" and found.mac == item.mac:
+            if (
+                found
+                and found.kind == "veth"
+                and found.mac == item.mac
+                and _leads_to_sandbox(host, found, args, prev_result, namespace)
+                and _is_unused(host, found, prev_result, bridge)
+            ):
                 host.change(link.deletion(found))
+
+
+def _leads_to_sandbox(host: Socket, veth: Link, args: CmdArgs, prev_result: Result, namespace: Netns | None) -> bool:
+    """Tells whether a host veth leads into `namespace`, or to the MAC address that ADD gave the sandbox's interface."""
+    number = link.namespace_numbers(host, [namespace])[0] if namespace else None
+    if number is not None and number == veth.lower_nsid:
+        return True
+    peer = link.peer(host, veth)
+    return peer is not None and any(
+        item.sandbox and item.name == args.ifname and item.mac == peer.mac and args.netns in ("", item.sandbox)
+        for item in prev_result.interfaces
+    )
+
+
+def _is_unused(host: Socket, veth: Link, prev_result: Result, bridge: str | None) -> bool:
+    """Tells whether a host veth is as the plugin made it: a port of `bridge` without addresses, or with gateways only.
+
+    The kernel itself gives each interface a link-local IPv6 address.
+    """
+    gateways = {ip.gateway for ip in prev_result.ips} if bridge is None else set()
+    assigned = (item.address.ip for item in address.on_link(host, veth))
+    if any(ip not in gateways and not (ip.version == 6 and ip.is_link_local) for ip in assigned):
+        return False
+    (master,) = link.get(host, link.by_index(veth.master)) if veth.master else [None]
+    return bridge is None or (master is not None and (master.name, master.kind) == (bridge, "bridge"))

@@ -121,6 +121,14 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
     return parsed
 
 
+def name_for_del(conf: NetConf) -> str:
+    """Returns the bridge's name, "" for a key that ADD refuses: DEL does what it can without."""
+    try:
+        return _bridge_name(conf.fields)
+    except CniError:
+        return ""
+
+
 def _bridge_name(fields: Fields) -> str:
     name = fields.string("bridge", "cni0")
     if not is_interface_name(name):

@@ -82,7 +82,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     what failed is told at the end. Rules are looked for whatever is configured by now: some 0.3 ms, no process.
     """
     with Socket() as host:
-        others = pair.detach(args, conf, host)
+        others = pair.detach(args, conf, host, bridge_conf.name_for_del(conf))
     all_of(*asked.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.forward, args, conf))
 
 
