@@ -19,7 +19,7 @@ from kernel.wire import AnswerError, Attributes, Decoded, picks
 
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTNLGRP_IPV6_IFADDR = 9
-IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x08, 0x40  # linux/if_addr.h
+IFA_F_NODAD, IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x02, 0x08, 0x40  # linux/if_addr.h
 _OF_AN_ADDRESS = picks(AddressMessage, IFA_LOCAL=b"", IFA_ADDRESS=b"", IFA_FLAGS=0)
 
 
@@ -73,12 +73,18 @@ def every(socket: Socket) -> dict[int, list[Assigned]]:
     return found
 
 
-def addition(link: Link, address: Interface, *, exists_ok: bool = False) -> Request:
-    """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference)."""
+def addition(link: Link, address: Interface, *, exists_ok: bool = False, dad: bool = True) -> Request:
+    """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference).
+
+    Without `dad` an IPv6 address can be used at once: its interface's duplicate address detection is not run for it.
+    """
     doing = f'add IP addr {text_of(address)} to "{link.name}"'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     ignore = (errno.EEXIST,) if exists_ok else ()
-    return Request(doing, AddressMessage, RTM_NEWADDR, flags, _values(link, address), _attributes(address), ignore)
+    values = _values(link, address)
+    if not dad and isinstance(address, IPv6Interface):
+        values["flags"] = IFA_F_NODAD
+    return Request(doing, AddressMessage, RTM_NEWADDR, flags, values, _attributes(address), ignore)
 
 
 def removal(link: Link, address: Interface) -> Request:

@@ -97,10 +97,12 @@ def settled(host: Socket, before: Link, after: Link) -> Link:
 def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:
     """Puts the gateway address of every address of `result` on the bridge and switches forwarding on.
 
+    An IPv6 one is used at once, unless "enabledad" is set: with duplicate address detection it answers no neighbour
+    solicitation for two seconds, and the first pod of a node waits that long for its first packet.
     Nothing is changed when one of them cannot be had. Raises CniError(7) for an address in the way, KernelError.
     """
     gateways = [own for ip in result.ips if (own := gateway_on_bridge(ip)) is not None]
-    requests = _plan(host, bridge, gateways, force=conf.force_address)
+    requests = _plan(host, bridge, gateways, conf)
     for version in dict.fromkeys(own.version for own, _ in gateways):
         forwarding.enable(version)
     if requests:
@@ -139,7 +141,7 @@ def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
         host.change(link.deletion(bridge))
 
 
-def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], *, force: bool) -> list[Request]:
+def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf: BridgeConf) -> list[Request]:
     """Returns what must be changed for the bridge to have all `gateways`, in order."""
     if not gateways:
         return []
@@ -154,7 +156,7 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], *, fo
         if own in present:
             continue
         for other in [item for item in present if _conflict(own, item)]:
-            if not force:
+            if not conf.force_address:
                 ports = max(0, sum(1 for _ in link.ports(host, bridge.index)) - 1)  # ours is among them
                 raise CniError(
                     Code.INVALID_NETWORK_CONFIG,
@@ -165,7 +167,7 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], *, fo
             present.remove(other)
             requests.append(address.removal(bridge, other))
         present.append(own)
-        requests.append(address.addition(bridge, own, exists_ok=True))
+        requests.append(address.addition(bridge, own, exists_ok=True, dad=conf.dad))
     return requests
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.attaching import address, host_end, reaches
-from tests.support.netstate import state
+from tests.support.netstate import links, state
 
 
 def flags_of(namespace, name="eth0"):
@@ -22,6 +22,16 @@ def test_pods_reach_each_other_and_the_gateway_by_ipv6(dual_network, new_sandbox
     assert reaches(two, address(first, 1))
     assert reaches(one, first["ips"][1]["gateway"])
     assert reaches(dual_network.host, address(second, 1))
+
+
+@pytest.mark.parametrize("dad", [None, True])
+def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
+    """The bridge's IPv6 gateway is not tentative when the first ADD returns; with enabledad it is checked first."""
+    dual_network.having(enabledad=dad).add(sandbox)
+    (gateway,) = (item for item in links(dual_network.host)["cni0"]["addresses"] if item["local"] == "fd00:22::1")
+    assert gateway.get("nodad", False) is not bool(dad)
+    if not dad:
+        assert flags_of(dual_network.host, "cni0")["fd00:22::1"] == set()
 
 
 def test_a_network_may_have_ipv6_alone(dual_network, new_sandbox):

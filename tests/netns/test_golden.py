@@ -66,6 +66,15 @@ def assert_links_equal(found, wanted):
         assert ("qlen" in found[name]) == ("qlen" in attributes), name  # a queue length of 0 is not shown
 
 
+def usable_at_once(addresses):
+    """Returns the reference's addresses of the host as ours are: no duplicate address detection of an IPv6 gateway.
+
+    That is a difference of ours (docs/bridge.md); every other flag of every address counts.
+    """
+    on_bridge = [f"{line} nodad" if line.startswith("inet6 fd") else line for line in addresses.get("cni0", [])]
+    return addresses | ({"cni0": on_bridge} if on_bridge else {})
+
+
 def await_operstate(pod):
     """Waits until the pod's end says that it is up: before Linux 6.8 the kernel gets to that in its own time."""
     deadline = time.monotonic() + 5
@@ -91,7 +100,8 @@ def test_add_leaves_what_the_reference_left(network, sandbox, expected, store):
     for namespace, wanted in ((network.host, expected["host"]), (sandbox, expected["pod"])):
         found = golden.of(namespace)
         assert_links_equal(found["links"], wanted["links"])
-        assert found["addresses"] == wanted["addresses"]
+        is_host = namespace is network.host
+        assert found["addresses"] == (usable_at_once(wanted["addresses"]) if is_host else wanted["addresses"])
         assert found["routes"] == wanted["routes"]
     assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
     assert files(store / "goldnet") == expected["store"]
