@@ -4,7 +4,8 @@ One rule: only exit statuses decide, never texts, which differ between versions 
 
 `iptables-restore --noflush` takes "-S CHAIN" beside the lines that change something, so that a process reads any
 number of chains, and another applies any number of changes, all of them or none. Whether it is iptables-legacy or
-iptables-nft behind the name is the host's choice; both are served.
+iptables-nft behind the name is the host's choice; both are served. The host may switch while pods run: what
+iptables-legacy made is then read and changed (`legacy`) by the program that has the variant in its name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from _podwire import spawn_bound
 
@@ -29,6 +31,7 @@ NFPROTO = nft.NFPROTO
 LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
 
 _PROGRAMS = {version: f"{tool}-restore" for version, tool in TOOLS.items()}
+_LEGACY_PROGRAMS = {version: f"{tool}-legacy-restore" for version, tool in TOOLS.items()}
 _LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 # All that a program gets of our environment: wrappers need a PATH, the others are iptables' own. What the runtime says
@@ -41,6 +44,13 @@ _TRIES = 10  # iptables-nft: a conflict takes another program that commits withi
 
 # Exit statuses (iptables: enum xtables_exittype in xtables.h).
 _REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
+
+
+class _Ended(NamedTuple):
+    """How a program ended, with its name for messages."""
+
+    program: str
+    outcome: Outcome
 
 
 class UnusableError(CniError):
@@ -59,19 +69,22 @@ class WordsError(RefusedError):
         self.family = family
 
 
-def read(families: Iterable[int], table: str, chains: Sequence[str] = ()) -> dict[int, list[str]]:
+def read(
+    families: Iterable[int], table: str, chains: Sequence[str] = (), *, legacy: bool = False
+) -> dict[int, list[str]]:
     """Returns what `-S` prints of the `chains`, for each of the `families` (4, 6): -P or -N lines, then -A lines.
 
     The first chain must be a built-in one; of the others, those behind one that is missing are not listed. Without
-    `chains` it is the whole table. Raises CniError(11) when the lock is not had, UnusableError.
+    `chains` it is the whole table, with `legacy` that of iptables-legacy. Raises CniError(11) when the lock is not had,
+    UnusableError.
     """
     lines = [f"-S {chain}" for chain in chains] or ["-S"]
     listings = {}
-    for family, (listing, outcome) in _listed(dict.fromkeys(families, lines), table).items():
+    for family, (listing, ended) in _listed(dict.fromkeys(families, lines), table, legacy=legacy).items():
         # A built-in chain can be listed wherever there is an iptables that works.
         start = f"-P {chains[0]} " if chains else "-P "
         if not listing[0].startswith(start):
-            raise _unusable(family, outcome)
+            raise _unusable(ended)
         listings[family] = listing
     return listings
 
@@ -88,42 +101,41 @@ def ask(
     for family, further in (questions or {}).items():
         lines[family] += further
     listings = {}
-    for family, (listing, outcome) in _listed(lines, table).items():
+    for family, (listing, ended) in _listed(lines, table).items():
         found = {line.split()[1] for line in listing if line.startswith(("-P ", "-N "))}
         if not chains[family] and not found:
-            raise _unusable(family, outcome)
+            raise _unusable(ended)
         if missing := [chain for chain in chains[family] if chain not in found]:
-            raise _unlisted(family, missing[0], outcome)
+            raise _unlisted(missing[0], ended)
         listings[family] = listing
     return listings
 
 
-def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str) -> None:
+def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legacy: bool = False) -> None:
     """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `doing` is for the errors.
 
-    Where it can be done without the programs (kernel.netfilter.iptables_direct), it is.
+    Where it can be done without the programs (kernel.netfilter.iptables_direct), it is. With `legacy` iptables-legacy
+    applies them.
     Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
     another may have been changed.
     """
     if record.is_planned():
         record.made(*_words(changes, table))
         return
-    done = iptables_direct.written(
-        changes, table, {family: _find(family) for family, lines in changes.items() if lines}
-    )
+    programs = {family: _find(family, legacy=legacy) for family, lines in changes.items() if lines}
+    done = iptables_direct.written(changes, table, programs)
     texts = {family: _document(table, lines) for family, lines in changes.items() if lines and family not in done}
-    outcomes = _run(texts)
+    ended = _run(texts, legacy=legacy)
+    failed = {family: one for family, one in ended.items() if one.outcome.status}
     if record.is_asked():
-        failed = {family for family, outcome in outcomes.items() if outcome.status}
         record.made(*_words({family: lines for family, lines in changes.items() if family not in failed}, table))
-    for family, outcome in outcomes.items():
-        if outcome.status:
-            raise _failure(doing, family, outcome)
+    for family, one in failed.items():
+        raise _failure(doing, family, one)
 
 
 def understands(family: int, table: str, lines: Sequence[str]) -> bool:
     """Tells whether a family's program understands the lines and would apply them; nothing is changed."""
-    return _run({family: _document(table, lines)}, "--test")[family].status == 0
+    return _run({family: _document(table, lines)}, "--test")[family].outcome.status == 0
 
 
 def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
@@ -142,22 +154,25 @@ def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
 
 
 def has_legacy(family: int, table: str) -> bool:
-    """Tells whether iptables-legacy has made `table` for a family; where that cannot be known, whether it could have.
+    """Tells whether iptables-legacy has made `table` for a family; where that cannot be read, whether it may have.
 
-    `unshare -Urn` makes a network before its user has a name in it: then the kernel's list is the host's root's.
+    `unshare -Urn` makes a network before its user has a name in it: then the kernel's list is the host's root's. Only
+    the host's own program counts there: another would make the table just by listing it.
     """
     try:
         return table in _legacy_tables(family)
     except PermissionError:
-        return bool(_find(family))
+        program = _find(family)
+        return bool(program) and not iptables_direct.is_nft(program)
 
 
 def legacy_families(table: str) -> list[int]:
     """Returns the families in which iptables-legacy has made `table`, as far as there is a program for them."""
     found = [family for family in FAMILIES if has_legacy(family, table)]
-    missing = [family for family in found if not _find(family)]
+    missing = [family for family in found if not _find(family, legacy=True)]
     if missing:
-        print(f"podwire: rules of iptables-legacy were not looked for: no {_names(missing)}", file=sys.stderr)
+        names = ", ".join(_LEGACY_PROGRAMS[family] for family in missing)
+        print(f"podwire: rules of iptables-legacy were not looked for: no {names}", file=sys.stderr)
     return [family for family in found if family not in missing]
 
 
@@ -190,14 +205,17 @@ def _legacy_tables(family: int) -> list[str]:
         os.close(descriptor)
 
 
-def _listed(lines: Mapping[int, Sequence[str]], table: str) -> dict[int, tuple[list[str], Outcome]]:
+def _listed(
+    lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = False
+) -> dict[int, tuple[list[str], _Ended]]:
     found = {}
-    for family, outcome in _run({family: _document(table, own) for family, own in lines.items()}).items():
-        if outcome.status not in (0, _REFUSED):
-            raise _unusable(family, outcome)
-        said = outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
+    texts = {family: _document(table, own) for family, own in lines.items()}
+    for family, ended in _run(texts, legacy=legacy).items():
+        if ended.outcome.status not in (0, _REFUSED):
+            raise _unusable(ended)
+        said = ended.outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
         # An empty answer has a first line, too; a word alone is none of -P, -N and -A, which name a chain.
-        found[family] = [line for line in said if len(line.split(maxsplit=1)) != 1] or [""], outcome
+        found[family] = [line for line in said if len(line.split(maxsplit=1)) != 1] or [""], ended
     return found
 
 
@@ -205,7 +223,7 @@ def _document(table: str, lines: Sequence[str]) -> bytes:
     return "\n".join((f"*{table}", *lines, "COMMIT", "")).encode("utf-8", "surrogateescape")
 
 
-def _run(texts: Mapping[int, bytes], *options: str) -> dict[int, Outcome]:
+def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dict[int, _Ended]:
     """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock.
 
     They die with us: one that waits for the lock must not get it, and commit, when our DEL has come and gone.
@@ -213,24 +231,25 @@ def _run(texts: Mapping[int, bytes], *options: str) -> dict[int, Outcome]:
     if not texts:
         return {}
     start = time.monotonic()
-    commands = {family: _command(family, text, options) for family, text in texts.items()}
-    outcomes: dict[int, Outcome] = {}
+    commands = {family: _command(family, text, options, legacy=legacy) for family, text in texts.items()}
+    ended: dict[int, _Ended] = {}
     for _ in range(_TRIES):
-        busy = [family for family in texts if family not in outcomes or outcomes[family].status == _RESOURCE_PROBLEM]
-        left_s = start + _LIMIT_S - time.monotonic()
+        busy = [family for family in texts if family not in ended or ended[family].outcome.status == _RESOURCE_PROBLEM]
+        names = [os.path.basename(commands[family].argv[0]) for family in busy]
         try:
-            with record.step(f"run {_names(busy)}"):
-                ended = child.run(*(commands[family] for family in busy), spawn=spawn_bound, limit_s=left_s)
+            with record.step(f"run {', '.join(names)}"):
+                left_s = start + _LIMIT_S - time.monotonic()
+                outcomes = child.run(*(commands[family] for family in busy), spawn=spawn_bound, limit_s=left_s)
         except TimeoutError as error:
             raise CniError(
                 Code.TRY_AGAIN_LATER,
-                f"{_names(busy)} did not end within {_LIMIT_S} s and was killed, try again later",
+                f"{', '.join(names)} did not end within {_LIMIT_S} s and was killed, try again later",
                 f"see whether it hangs when run by hand: {commands[busy[0]].argv[0]} --test </dev/null",
             ) from error
         except OSError as error:
-            raise UnusableError(Code.INTERNAL, f"cannot run {_names(busy)}: {error.strerror}", "") from error
-        outcomes.update(zip(busy, ended, strict=True))
-        conflict = any(outcome.status == _RESOURCE_PROBLEM for outcome in outcomes.values())
+            raise UnusableError(Code.INTERNAL, f"cannot run {', '.join(names)}: {error.strerror}", "") from error
+        ended.update(zip(busy, map(_Ended, names, outcomes), strict=True))
+        conflict = any(one.outcome.status == _RESOURCE_PROBLEM for one in ended.values())
         if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions count in whole seconds
             raise CniError(
                 Code.TRY_AGAIN_LATER,
@@ -239,11 +258,11 @@ def _run(texts: Mapping[int, bytes], *options: str) -> dict[int, Outcome]:
             )
         if not conflict:
             break
-    return outcomes
+    return ended
 
 
-def _command(family: int, text: bytes, options: tuple[str, ...]) -> Command:
-    program = _find(family)
+def _command(family: int, text: bytes, options: tuple[str, ...], *, legacy: bool) -> Command:
+    program = _find(family, legacy=legacy)
     if not program:
         raise UnusableError(
             Code.INTERNAL,
@@ -255,39 +274,48 @@ def _command(family: int, text: bytes, options: tuple[str, ...]) -> Command:
     return Command(argv, {**env, "LC_ALL": "C"}, text, capture_stderr=True)
 
 
-def _find(family: int) -> str:
-    """Returns the path of a family's program or ""; runtimes start plugins with a PATH without sbin, or with none."""
+def _find(family: int, *, legacy: bool = False) -> str:
+    """Returns the path of a family's program or "".
+
+    With `legacy` it is iptables-legacy's: the host's program, unless that is known to be iptables-nft's, then the one
+    that has the variant in its name.
+    """
+    program = _installed(_PROGRAMS[family])
+    if legacy and (not program or iptables_direct.is_nft(program)):
+        return _installed(_LEGACY_PROGRAMS[family])
+    return program
+
+
+def _installed(name: str) -> str:
+    """Returns the path of a program or ""; runtimes start plugins with a PATH without sbin, or with none."""
     for directory in (*os.environ.get("PATH", "").split(":"), *_DIRECTORIES):
-        path = f"{directory}/{_PROGRAMS[family]}"
+        path = f"{directory}/{name}"
         if directory.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return ""
 
 
-def _names(families: Iterable[int]) -> str:
-    return ", ".join(_PROGRAMS[family] for family in families)
-
-
-def _unusable(family: int, outcome: Outcome) -> UnusableError:
+def _unusable(ended: _Ended) -> UnusableError:
     return UnusableError(
         Code.INTERNAL,
-        f"{_PROGRAMS[family]} cannot be used: {outcome.how}",
-        _said(outcome) or "does the kernel have the tables that iptables needs?",
+        f"{ended.program} cannot be used: {ended.outcome.how}",
+        _said(ended.outcome) or "does the kernel have the tables that iptables needs?",
     )
 
 
-def _unlisted(family: int, chain: str, outcome: Outcome) -> RefusedError:
-    msg = f"{_PROGRAMS[family]} does not list chain {chain}: {outcome.how}"
-    return RefusedError(Code.INTERNAL, msg, _said(outcome) or "does `iptables-save` list it?")
+def _unlisted(chain: str, ended: _Ended) -> RefusedError:
+    msg = f"{ended.program} does not list chain {chain}: {ended.outcome.how}"
+    return RefusedError(Code.INTERNAL, msg, _said(ended.outcome) or "does `iptables-save` list it?")
 
 
-def _failure(doing: str, family: int, outcome: Outcome) -> CniError:
-    if outcome.status == _VERSION_PROBLEM:
-        return _unusable(family, outcome)
-    msg = f"failed to {doing}: {_PROGRAMS[family]} ended with {outcome.how}"
-    if outcome.status == _PARAMETER_PROBLEM:
-        return WordsError(family, Code.INTERNAL, msg, _said(outcome))
-    return (RefusedError if outcome.status == _REFUSED else CniError)(Code.INTERNAL, msg, _said(outcome))
+def _failure(doing: str, family: int, ended: _Ended) -> CniError:
+    status, said = ended.outcome.status, _said(ended.outcome)
+    if status == _VERSION_PROBLEM:
+        return _unusable(ended)
+    msg = f"failed to {doing}: {ended.program} ended with {ended.outcome.how}"
+    if status == _PARAMETER_PROBLEM:
+        return WordsError(family, Code.INTERNAL, msg, said)
+    return (RefusedError if status == _REFUSED else CniError)(Code.INTERNAL, msg, said)
 
 
 def _said(outcome: Outcome) -> str:

@@ -88,7 +88,8 @@ def change_legacy(table: str, plan: Plan, doing: str) -> None:
     """
     families = iptables.legacy_families(table)
     for tries_left in reversed(range(_ROUNDS if families else 0)):
-        if apply_planned(table, iptables.read(families, table), plan, doing, may_fail=tries_left > 0):
+        listings = iptables.read(families, table, legacy=True)
+        if apply_planned(table, listings, plan, doing, may_fail=tries_left > 0, legacy=True):
             return
 
 
@@ -101,10 +102,13 @@ def missing(doing: str, what: str, version: int) -> CniError:
     )
 
 
-def apply_planned(table: str, listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool) -> bool:
+def apply_planned(
+    table: str, listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool, legacy: bool = False
+) -> bool:
     """Applies what `plan` makes of the listings; returns False when that was refused, and `may_fail`."""
+    changes = {family: plan(family, listing) for family, listing in listings.items()}
     try:
-        iptables.apply({family: plan(family, listing) for family, listing in listings.items()}, table, doing)
+        iptables.apply(changes, table, doing, legacy=legacy)
     except iptables.RefusedError:
         if not may_fail:
             raise
@@ -164,7 +168,11 @@ def owned_legacy(kinds: Iterable[ContainerChains], what: str) -> list[tuple[Owne
     Names are told where they prove themselves, see `gc_legacy`. One program is run where there is such a table.
     """
     families = iptables.legacy_families(TABLE)
-    listed = [line for listing in (iptables.read(families, TABLE) if families else {}).values() for line in listing]
+    listed = [
+        line
+        for listing in (iptables.read(families, TABLE, legacy=True) if families else {}).values()
+        for line in listing
+    ]
     found = []
     for kind in kinds:
         name = re.compile(rf" -[jg] ({re.escape(kind.start)}[0-9a-f]+)$")

@@ -46,7 +46,7 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
             continue
         own = Table(nft.NFPROTO[version], table)
         rules = [translated(version, line) for line in lines]
-        if not lines or not all(rules) or not _is_nft(programs[version]):
+        if not lines or not all(rules) or not is_nft(programs[version]):
             continue
         made = [rule for rule in rules if rule]
         names = dict.fromkeys(rule.chain for rule in made if (table, rule.chain) in _BUILT_IN)
@@ -98,14 +98,7 @@ def standing(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[
     return found if all(found) else None
 
 
-def _request(table: Table, rule: Translated) -> Request:
-    chain = Chain(table, rule.chain)
-    if rule.verb == "-N":
-        return nft.chain(chain, new=True)
-    return nft.rule(chain, rule.expressions, first=rule.verb == "-I", protocol=rule.protocol)
-
-
-def _is_nft(program: str) -> bool:
+def is_nft(program: str) -> bool:
     """Tells whether a program is iptables-nft's; one that is wrapped in another is not known."""
     path = program
     try:
@@ -114,3 +107,10 @@ def _is_nft(program: str) -> bool:
     except OSError:  # no link any more
         return os.path.basename(path) == _PROGRAM
     return False
+
+
+def _request(table: Table, rule: Translated) -> Request:
+    chain = Chain(table, rule.chain)
+    if rule.verb == "-N":
+        return nft.chain(chain, new=True)
+    return nft.rule(chain, rule.expressions, first=rule.verb == "-I", protocol=rule.protocol)

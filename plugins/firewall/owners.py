@@ -34,7 +34,7 @@ def owned(socket: NftSocket) -> list[Owned]:
 def owned_legacy() -> list[Owned]:
     """Returns what iptables-legacy has; raises CniError."""
     families = iptables.legacy_families(TABLE)
-    listings = iptables.read(families, TABLE) if families else {}
+    listings = iptables.read(families, TABLE, legacy=True) if families else {}
     return [item for listing in listings.values() for item in _recorded(listing, f"chain {OWNERS} (legacy)")]
 
 

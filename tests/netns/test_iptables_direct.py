@@ -102,7 +102,7 @@ def directly(changes, table):
 def test_the_rules_are_the_programs(prepared, monkeypatch):
     """Every word that is translated gives the expressions that iptables-restore gives, in every chain."""
     with monkeypatch.context() as patch:
-        patch.setattr(iptables_direct, "_is_nft", lambda program: False)
+        patch.setattr(iptables_direct, "is_nft", lambda program: False)
         write(lambda changes, table: iptables.apply(changes, table, "write"))
     wanted = found(prepared)
     assert all(rules for place, rules in wanted[0].items() if place[2] != "CNI-a-b")

@@ -200,21 +200,48 @@ def test_legacy_tables_without_a_program_are_told_of(programs, tmp_path, monkeyp
     names.write_text("nat\n")
     monkeypatch.setattr(iptables, "_LEGACY_TABLES", {4: str(names), 6: str(tmp_path / "absent")})
     assert iptables.legacy_families("nat") == []
-    assert "iptables-restore" in capfd.readouterr().err
+    assert "no iptables-legacy-restore" in capfd.readouterr().err
     programs.install()
     assert iptables.legacy_families("nat") == [4]
 
 
+@pytest.mark.parametrize("host", ["xtables-nft-multi", "xtables-legacy-multi", "wrapper", ""])
+def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
+    """Where the host's program is iptables-nft's, or there is none, the one with "legacy" in its name is run."""
+    if host:
+        programs.install().rename(programs.directory / host)
+        (programs.directory / "iptables-restore").symlink_to(host)
+    other = programs.directory / "iptables-legacy-restore"
+    other.write_text("#!/bin/sh\necho '-P POSTROUTING ACCEPT'\n")
+    other.chmod(0o755)
+    expected = other if host in ("xtables-nft-multi", "") else programs.directory / "iptables-restore"
+    assert iptables._find(4, legacy=True) == str(expected)
+    if expected == other:
+        assert iptables.read([4], "nat", ["POSTROUTING"], legacy=True) == {4: ["-P POSTROUTING ACCEPT", ""]}
+
+
+def test_a_failure_names_the_program_of_that_variant(programs):
+    """What iptables-legacy refuses is told with the name of its program."""
+    program = programs.directory / "iptables-legacy-restore"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    error = failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"], legacy=True), UnusableError)
+    assert error.msg == "iptables-legacy-restore cannot be used: exit status 3"
+
+
 def test_legacy_tables_that_cannot_be_known_are_looked_for(programs, tmp_path, monkeypatch):
-    """Where the kernel's list is the host's root's (unshare -Urn), the program is asked if there is one."""
+    """Where the kernel's list is the host's root's (unshare -Urn), the program is asked, but for iptables-nft's."""
 
     def denied(path, flags):
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(iptables.os, "open", denied)
     assert not iptables.has_legacy(4, "nat")
-    programs.install()
+    program = programs.install()
     assert iptables.has_legacy(4, "nat")
+    program.rename(programs.directory / "xtables-nft-multi")
+    program.symlink_to("xtables-nft-multi")
+    assert not iptables.has_legacy(4, "nat")
 
 
 def test_a_problem_is_told_in_words(programs):

@@ -30,10 +30,10 @@ class Tables:
     def legacy_families(self, table):
         return [4, 6]
 
-    def read(self, families, table, chains=()):
+    def read(self, families, table, chains=(), *, legacy=False):
         return {family: self._listing(family, chains or self.chains[family]) for family in families}
 
-    def apply(self, changes, table, doing):
+    def apply(self, changes, table, doing, *, legacy=False):
         if self.meanwhile:
             self.meanwhile.pop()()
         for family, lines in changes.items():

@@ -35,7 +35,7 @@ def listing():
 def legacy(monkeypatch):
     """Has iptables-legacy made the tables, with the rules above."""
     monkeypatch.setattr(iptables, "legacy_families", lambda table: [4])
-    monkeypatch.setattr(iptables, "read", lambda families, table: {4: listing()})
+    monkeypatch.setattr(iptables, "read", lambda families, table, *, legacy: {4: listing()} if legacy else {})
 
 
 def test_masquerade_rules_are_the_container_s():

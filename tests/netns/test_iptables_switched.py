@@ -1,0 +1,89 @@
+"""The host's iptables becomes another variant while pods run: what the first variant made is removed all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import chained, namespaces, xtables
+
+PLUGINS = ("bridge", "portmap", "firewall")  # all that make rules of iptables
+TABLES = ("nat", "filter")
+pytestmark = pytest.mark.needs("iptables_legacy_nat", "iptables_nft_nat")
+
+
+@pytest.fixture
+def legacy(tmp_path):
+    """Programs of iptables-legacy."""
+    return xtables.variant(tmp_path / "legacy", "legacy")
+
+
+@pytest.fixture
+def nft(tmp_path):
+    """Programs of iptables-nft by the usual names; those with "legacy" in their names are installed beside them."""
+    return xtables.variant(tmp_path / "nft", "nft")
+
+
+@pytest.fixture
+def chain(root, bin_dir, host, store):
+    return chained.Chain(host, store, "iptables")
+
+
+def run(chain, verb, plugin, pod, tools, prev_result=None, **keys):
+    path = f"PATH={xtables.path(tools)['PATH']}"
+    return chain.run(plugin, verb, pod, prev_result, "/usr/bin/env", path, **keys)
+
+
+def add(chain, pod, tools):
+    result = None
+    for plugin in PLUGINS:
+        result = run(chain, "ADD", plugin, pod, tools, result).result()
+    return result
+
+
+def of_containers(host, tools):
+    """Returns the rules and chains that are one container's."""
+    found = [line for table in TABLES for lines in xtables.saved(host, tools, table).values() for line in lines]
+    return [line for line in found if "10.22.0." in line or "CNI-DN-" in line or "id: " in line]
+
+
+@pytest.mark.parametrize("collected", [False, True], ids=["DEL", "GC"])
+def test_what_legacy_made_is_removed_with_nft(chain, sandbox, legacy, nft, collected):
+    """DEL, or GC alone, removes what iptables-legacy made of a container before the host took iptables-nft."""
+    with namespaces.temporary() as other:
+        add(chain, sandbox, legacy)
+        result = add(chain, other, legacy)
+        kept = {line for line in of_containers(chain.host, legacy) if "10.22.0.3" in line}
+        valid = [{"containerID": other.name, "ifname": "eth0"}]
+        for plugin in reversed(PLUGINS):
+            keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid, "runtimeConfig": None}
+            verb, own = ("GC", keys) if collected else ("DEL", {})
+            run(chain, verb, plugin, sandbox, nft, **own).silence()
+        found = of_containers(chain.host, legacy)
+        assert kept <= set(found)
+        assert not [line for line in found if "10.22.0.2" in line or sandbox.name in line]
+        for plugin in reversed(PLUGINS):
+            run(chain, "DEL", plugin, other, nft, result).silence()
+    assert of_containers(chain.host, legacy) == []
+    assert of_containers(chain.host, nft) == []
+
+
+def test_what_nft_made_is_removed_with_legacy(chain, sandbox, legacy, nft):
+    """DEL removes what iptables-nft made before the host took iptables-legacy."""
+    result = add(chain, sandbox, nft)
+    for plugin in reversed(PLUGINS):
+        run(chain, "DEL", plugin, sandbox, legacy, result).silence()
+    assert of_containers(chain.host, nft) == []
+
+
+def test_where_legacy_made_nothing_no_program_is_run(chain, sandbox, nft, tmp_path):
+    """DEL and GC with iptables-nft start no program, though iptables-legacy is installed, too."""
+    tools = xtables.counted(nft, tmp_path / "counted")
+    for name in ("iptables", "ip6tables"):
+        (tools / f"{name}-legacy-restore").write_text((tools / f"{name}-restore").read_text())
+        (tools / f"{name}-legacy-restore").chmod(0o755)
+    result = add(chain, sandbox, nft)
+    for plugin in reversed(PLUGINS):
+        run(chain, "DEL", plugin, sandbox, tools, result).silence()
+        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [], "runtimeConfig": None}
+        run(chain, "GC", plugin, sandbox, tools, **keys).silence()
+    assert xtables.calls(tools) == []
