@@ -13,7 +13,7 @@ from cni.errors import CniError, Code
 # The cure, where an errno means one thing in all that is asked of the kernel here.
 _CURES = {
     numbers.EPERM: "this needs root with CAP_NET_ADMIN in the network namespace",
-    numbers.EXFULL: "a bridge has room for 1023 ports: use a second bridge",
+    numbers.EXFULL: "the bridge is full: the kernel allows 1023 ports",
     numbers.ENETUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
     numbers.EHOSTUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
     numbers.EOPNOTSUPP: "the kernel lacks this, perhaps a module is not loaded",

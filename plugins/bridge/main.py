@@ -148,6 +148,7 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         bridge = switch.find(host, own.bridge)
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
+            pair.refuse_full(host, bridge)
         else:
             refuse_unmakeable(host, own.bridge, filtering=own.vlans.filtering)
     netfilter.refuse_unavailable(own)

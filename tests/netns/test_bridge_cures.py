@@ -141,16 +141,23 @@ def test_no_permission(network, refused, new_sandbox, capability, code):
 
 
 def test_a_bridge_without_a_free_port(network, refused, host):
-    """The error tells how many ports a bridge can have."""
+    """STATUS and ADD say that the bridge is full and what to do; STATUS is ready again with one free port."""
     host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
     lines = []
     for number in range(512):  # the last end finds no port any more
         lines.append(f"link add name a{number} type veth peer name b{number}")
         lines += [f"link set {end}{number} master cni0" for end in "ab"]
     output("ip", "-n", host.name, "-force", "-batch", "-", stdin="\n".join(lines), check=False)
+    text = 'bridge "cni0" is full: it has 1023 ports, and the kernel allows no more'
     error = refused(network)
-    assert error["msg"].startswith("failed to make veth pair: ")
-    assert "room for 1023 ports" in error["details"]
+    assert error["msg"] == f"failed to make veth pair: {text}"
+    status = network.having(cniVersion="1.1.0").run("STATUS").error()
+    assert (status["code"], status["msg"], status["details"]) == (50, text, error["details"])
+    assert "run fewer pods on this node" in error["details"]
+    shown = host.run("sh", "-c", error["details"].rpartition(": ")[2])
+    assert len(shown.splitlines()) == 1023
+    host.ip("link", "set", "a0", "nomaster")
+    network.having(cniVersion="1.1.0").run("STATUS").silence()
 
 
 def test_a_namespace_that_is_gone(network):
