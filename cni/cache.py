@@ -1,6 +1,6 @@
-"""libcni's result cache: which attachments of a network a runtime knows, and whether their containers still live.
+"""libcni's result cache: which attachments of a network a runtime knows, and whether their containers may be running.
 
-One rule: it is read only, and what is unknown counts as alive.
+One rule: it is read only, and a container counts as gone only with proof (presence.py).
 
 The libcni of containerd 1.6 and podman 4 (before 1.2) keeps no "netns": there the result tells the namespace.
 """
@@ -14,6 +14,7 @@ from cni import files, gojson
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
+from cni.presence import Presence, presence
 from cni.result import from_json
 from cni.values import dataclass, field
 
@@ -36,9 +37,14 @@ class Entry:
         return self.content.get("result")
 
     @property
+    def presence(self) -> Presence:
+        """Whether the container's network namespace exists; looked up anew each time."""
+        return presence(self.netns, _host_interface(self.result, self.attachment.ifname))
+
+    @property
     def lives(self) -> bool:
-        """Tells whether the container lives, or may: its namespace is there, or cannot be judged."""
-        return _may_live(self.netns)
+        """Tells whether the container may be running: nothing proves that its namespace is gone."""
+        return self.presence is not Presence.GONE
 
 
 def entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
@@ -96,20 +102,20 @@ class ResultCache:
     def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
         """Returns the addresses of the container's other interfaces that may live, as far as they are known."""
         found: set[Address] = set()
-        for other, netns in self.sandboxes.items():
+        for other in self.sandboxes:
             same = other.container_id == attachment.container_id and other.ifname != attachment.ifname
-            if same and _may_live(netns):
+            if same and self._lives(other):
                 found.update(_addresses(self._results.get(other)))
         return frozenset(found)
 
     def is_gone(self, attachment: Attachment) -> bool:
         """Tells whether the container surely does not live any more; an `ifname` of "" stands for any.
 
-        It is gone when the cache knows this network but not this attachment, or when its namespace is not there.
+        It is gone when the cache knows this network but not this attachment, or when its namespace is proven gone.
         """
-        own = self._sandboxes_of(attachment)
+        own = self._cached(attachment)
         if own:
-            return not any(map(_may_live, own))
+            return not any(map(self._lives, own))
         return bool(self.sandboxes) and not self.may_have(attachment)
 
     def may_have(self, attachment: Attachment) -> bool:
@@ -117,14 +123,18 @@ class ResultCache:
         return any(self._is_of(attachment, name) for name in self._files)
 
     def has_lost(self, attachment: Attachment) -> bool:
-        """Tells whether the cache knows the attachment, and its namespace is not there; "" as above."""
-        own = self._sandboxes_of(attachment)
-        return bool(own) and not any(map(_may_live, own))
+        """Tells whether the cache knows the attachment, and its namespace is proven gone; "" as above."""
+        own = self._cached(attachment)
+        return bool(own) and not any(map(self._lives, own))
 
-    def _sandboxes_of(self, attachment: Attachment) -> list[str]:
+    def _cached(self, attachment: Attachment) -> list[Attachment]:
         if attachment.ifname:
-            return [self.sandboxes[attachment]] if attachment in self.sandboxes else []
-        return [netns for known, netns in self.sandboxes.items() if known.container_id == attachment.container_id]
+            return [attachment] if attachment in self.sandboxes else []
+        return [known for known in self.sandboxes if known.container_id == attachment.container_id]
+
+    def _lives(self, known: Attachment) -> bool:
+        found = presence(self.sandboxes[known], _host_interface(self._results.get(known), known.ifname))
+        return found is not Presence.GONE
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""
@@ -172,17 +182,19 @@ def _sandbox(result: object, ifname: str) -> str:
     return ""
 
 
-def _may_live(netns: str) -> bool:
-    """Tells whether `netns` is a namespace, or cannot be judged; a plain file left at its path is none."""
-    if not netns:
-        return True
-    try:
-        found = os.stat(netns)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError):
-        return True
-    try:
-        return found.st_dev == os.stat("/proc/self/ns/net").st_dev
-    except OSError:
-        return True
+def _host_interface(result: object, ifname: str) -> str:
+    """Returns the name of the interface on the host that a cached result lists before the container's, "" if none.
+
+    It is the host's end of the veth pair with ours, the reference's and others' plugins; a bridge stands before it.
+    """
+    interfaces = result.get("interfaces") if isinstance(result, dict) else None
+    found = ""
+    for item in interfaces if isinstance(interfaces, list) else []:
+        if not isinstance(item, dict):
+            continue
+        if item.get("sandbox"):
+            if item.get("name") == ifname:
+                return found
+        elif isinstance(item.get("name"), str):
+            found = item["name"]
+    return ""

@@ -92,6 +92,7 @@ def root() -> None:
     """Demands root: on a laptop the test is skipped without it, in CI it fails. What killed tests left is swept."""
     if os.geteuid() != 0:
         binaries.leave_out("this test needs root")
+    namespaces.show_init()
     namespaces.sweep()
 
 

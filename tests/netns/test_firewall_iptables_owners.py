@@ -27,9 +27,10 @@ def theirs(firewall, reference):
 
 
 def remember(net, container_id, *, alive=True, network="net"):
-    """Writes a container's entry into the cache."""
+    """Writes a container's entry into the cache; its interfaces went with its namespace."""
     netns = "" if alive else libcni.GONE
-    libcni.remember(net.bin_dir, network, container_id, netns=netns, result=net.config.get("prevResult"))
+    result = {**net.config.get("prevResult", {}), "interfaces": []}
+    libcni.remember(net.bin_dir, network, container_id, netns=netns, result=result)
 
 
 def owner(container_id="cid", network="net", ifname="eth0"):

@@ -9,7 +9,7 @@ import pytest
 
 from podwire.commands import COMMANDS
 from tests.support.doctoring import Clinic, bad
-from tests.support.namespaces import Namespace
+from tests.support.namespaces import Namespace, lose
 from tests.support.netlist import NetworkList
 from tests.support.running import run_plugin
 
@@ -183,7 +183,7 @@ def test_what_is_left_of_the_dead(clinic, network, new_sandbox):
     dead, living = new_sandbox(), new_sandbox()
     clinic.attach(network, dead)
     clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
-    dead.delete()
+    lose(dead, clinic.host)
     found = clinic.findings()
     assert {one["name"] for one in bad(found)} == {"dead-attachments", "stale-rules", "stale-reservations"}, found
     assert {one["cure"] for one in bad(found)} == {"podwire gc podwire-podman"}

@@ -13,6 +13,7 @@ from podwire.node.books import Places
 from podwire.node.look import joined
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
+from tests.support.namespaces import lose
 from tests.support.node import NET, Node
 from tests.support.running import finish, start_plugin
 
@@ -53,7 +54,7 @@ def test_every_file_is_what_it_is(node, sandbox, new_sandbox):
     """The list tells addresses of the living, the dead, of remarks, of residue and of files that name nobody."""
     dead = new_sandbox()
     living, gone = address(node.attach(sandbox, name="web")), address(node.attach(dead))
-    dead.delete()
+    lose(dead, node.host)
     reserve(node, f"{NET}.15", b"kept for the printer")
     reserve(node, f"{NET}.16", b"")
     reserve(node, f"{NET}.17", b" \n")
@@ -89,7 +90,7 @@ def test_each_wrong_is_found(node, sandbox, new_sandbox):
     dead, robbed, shared = new_sandbox(), new_sandbox(), new_sandbox()
     node.attach(sandbox)
     gone, lost, taken = (address(node.attach(pod)) for pod in (dead, robbed, shared))
-    dead.delete()
+    lose(dead, node.host)
     (node.store / lost).unlink()
     reserve(node, taken, f"{sandbox.name}\r\neth0".encode())
     (node.store / "notes.txt").write_text("mine")
@@ -126,7 +127,7 @@ def test_the_dead_are_freed_and_nobody_else(node, sandbox, new_sandbox):
     """--gone frees what dead containers have left, and the next pods may have it again."""
     dead = new_sandbox()
     living, gone = address(node.attach(sandbox)), address(node.attach(dead))
-    dead.delete()
+    lose(dead, node.host)
     reserve(node, f"{NET}.15", b"kept for the printer")
     reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     done = node.tool("ipam", "free", "--gone", "podnet", "--json")

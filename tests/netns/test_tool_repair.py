@@ -12,6 +12,7 @@ from tests.netns.conftest import LEGACY, NFT, NFTABLES
 from tests.support import xtables
 from tests.support.attaching import address
 from tests.support.chained import differences
+from tests.support.namespaces import lose
 from tests.support.netstate import links
 from tests.support.publishing import NODE, OUTSIDE, connect, hasty
 from tests.support.repairing import Node, network
@@ -210,8 +211,8 @@ def test_the_dead_stay_dead(node, new_sandbox):
         node.asking(f"{8080 + number}:80").add(pod)
     reused = node.file(gone.name).read_text().replace(gone.path, node.host.path).replace(gone.name, "reused")
     node.file("reused").write_text(reused)
-    gone.delete()
-    file.delete()
+    lose(gone, node.host)
+    lose(file, node.host)
     Path(file.path).touch()
     node.flush()
     states = node.repair()

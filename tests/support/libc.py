@@ -13,6 +13,7 @@ NEW_MOUNTS, NEW_USERS, NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # CLONE
 
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38  # linux/prctl.h
 _MS_BIND, _MNT_DETACH = 4096, 2  # linux/mount.h, sys/mount.h
+_MS_REC, _MS_SLAVE = 16384, 1 << 19  # linux/mount.h
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,6 +37,11 @@ def limit_rights(capabilities: Iterable[int]) -> None:
 def bind(source: str, target: str) -> None:
     """Mounts a file over another."""
     _call("mount", source.encode(), target.encode(), None, ctypes.c_ulong(_MS_BIND), None)
+
+
+def receive_mounts_only() -> None:
+    """Keeps the mounts of this mount namespace in it; what is mounted outside appears here, too."""
+    _call("mount", None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None)
 
 
 def unmount(target: str) -> None:

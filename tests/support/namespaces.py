@@ -12,18 +12,21 @@ import itertools
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from _podwire import setns
 
+from cni import presence
 from kernel.netns import Netns, entered
 from tests.support import libc
 from tests.support.processes import output
 
 _PREFIX = "pwt-"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
+_GONE_S = 20.0
 _numbers = itertools.count()
 
 
@@ -100,6 +103,32 @@ def sweep() -> None:
     for path in Path("/run/netns").glob(f"{_PREFIX}*-*-*"):
         if not Path("/proc", path.name.split("-")[-2]).exists():
             Namespace(path.name).delete()
+
+
+def lose(pod: Namespace, host: Namespace) -> None:
+    """Removes a pod's namespace, and waits until the kernel has removed the host's ends of the veth pairs into it."""
+    before = _links(host)
+    pod.delete()
+    deadline = time.monotonic() + _GONE_S
+    while _links(host) >= before and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _links(host: Namespace) -> int:
+    return len(host.ip("-o", "link").splitlines())
+
+
+def show_init() -> None:
+    """Lets this process stand for process 1 where root may not look into that, as on a machine that a sandbox runs.
+
+    Only with a look at it is a namespace proven gone (cni.presence). The mount is this process's and its children's.
+    """
+    try:
+        os.stat(f"{presence.INIT}/root")
+    except PermissionError:
+        libc.unshare(libc.NEW_MOUNTS)
+        libc.receive_mounts_only()
+        libc.bind(f"/proc/{os.getpid()}", presence.INIT)
 
 
 @contextlib.contextmanager

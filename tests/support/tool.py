@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, netstate
+from tests.support import binaries, namespaces, netstate
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 from tests.support.running import Outcome
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
-_TIMEOUT_S, _GONE_S = 60.0, 20.0
+_TIMEOUT_S = 60.0
 _OUR_NOTES = "last_reserved_ip"  # where host-local's next search begins
 
 
@@ -91,15 +90,8 @@ class Tool:
         return done.json
 
     def lose(self, pod: Namespace) -> None:
-        """Removes the namespace of a pod on cni0, and waits until the kernel has taken away what was in it."""
-        before = self._ports()
-        pod.delete()
-        deadline = time.monotonic() + _GONE_S
-        while self._ports() >= before and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-    def _ports(self) -> int:
-        return self.host.ip("link").count(" master cni0 ")
+        """Removes the namespace of a pod, and waits until the kernel has taken away what was in it."""
+        namespaces.lose(pod, self.host)
 
     def files(self) -> dict[str, bytes]:
         """Returns every file below the directory with its content, but host-local's notes on where to go on."""

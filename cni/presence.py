@@ -1,0 +1,143 @@
+"""Does the network namespace of an attachment still exist? The one judgement that everything else relies on.
+
+One rule: GONE needs proof. A path that is missing here may be missing only in this process's view of the file system:
+in a container, or after `unshare --mount`, /run/netns is another directory while the pods run. So the view of the
+machine's first process is asked, too, and an interface of the attachment that still exists proves that it is running.
+
+Costs two stat(2) for a namespace that is at its path, and some ten system calls more for one that is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+from enum import Enum
+
+INIT = "/proc/1"
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the number of the machine's own
+_SIOCGIFINDEX, _MOST_NAME_BYTES = 0x8933, 15  # linux/sockios.h, linux/if.h (IFNAMSIZ)
+_MOST_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
+
+
+class Presence(Enum):
+    """Whether an attachment's network namespace exists."""
+
+    HERE = "here"  # at its path
+    ELSEWHERE = "elsewhere"  # missing at its path here, but it exists: init sees it, or its veth is there
+    UNKNOWN = "unknown"  # missing here, and nothing proves that it is gone; or it has no path
+    GONE = "gone"
+
+
+def presence(netns: str, host_interface: str = "") -> Presence:
+    """Returns whether the namespace at `netns` exists; `host_interface` is the attachment's interface on the host.
+
+    A plain file at the path is no namespace: an unmount leaves one, and another mount namespace sees one.
+    """
+    if not netns:
+        return Presence.UNKNOWN
+    here = _look(netns)
+    if here is not Presence.GONE:
+        return here
+    if host_interface and _exists(host_interface):
+        return Presence.ELSEWHERE
+    there = _look_as_init(netns)
+    if there is Presence.GONE and not _is_machines_init() and not _is_runtimes_directory(netns):
+        return Presence.UNKNOWN
+    return Presence.ELSEWHERE if there is Presence.HERE else there
+
+
+def _look(path: str) -> Presence:
+    try:
+        return Presence.HERE if _is_namespace(path) else Presence.GONE
+    except (FileNotFoundError, NotADirectoryError):
+        return Presence.GONE
+    except (OSError, ValueError):
+        return Presence.UNKNOWN
+
+
+def _is_namespace(path: str) -> bool:
+    return os.stat(path).st_dev == os.stat("/proc/self/ns/net").st_dev
+
+
+def _exists(interface: str) -> bool:
+    """Tells whether this network namespace has the interface, or may have: the kernel could not be asked."""
+    name = interface.encode("utf-8", "replace")
+    if len(name) > _MOST_NAME_BYTES:
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, _SIOCGIFINDEX, struct.pack("16s24x", name))
+        return True
+    except OSError as error:
+        return error.errno != errno.ENODEV
+
+
+def _look_as_init(netns: str) -> Presence:
+    """Returns what process 1 of this /proc has at the path, UNKNOWN where we may not look."""
+    root = f"{INIT}/root"
+    try:
+        os.stat(root)
+    except OSError:
+        return Presence.UNKNOWN
+    try:
+        return _look(_resolved(root, netns))
+    except (FileNotFoundError, NotADirectoryError):
+        return Presence.GONE
+    except (OSError, ValueError):
+        return Presence.UNKNOWN
+
+
+def _resolved(root: str, path: str) -> str:
+    """Returns where `path` leads for a process with that root directory; raises OSError.
+
+    The kernel would follow an absolute symbolic link (/var/run to /run) from our own root directory.
+    """
+    at, rest = root, path.split("/")[::-1]
+    for _ in range(_MOST_STEPS):
+        if not rest:
+            return at
+        name = rest.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            at = os.path.dirname(at) if at != root else root
+            continue
+        step = f"{at}/{name}"
+        if not rest and _look(step) is Presence.HERE:
+            return step  # also a link of /proc, whose text is no path
+        try:
+            target = os.readlink(step)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            at = step
+            continue
+        if target.startswith("/"):
+            at = root
+        rest += target.split("/")[::-1]
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _is_machines_init() -> bool:
+    """Tells whether process 1 of this /proc is the machine's; a container without the host's pids has its own."""
+    try:
+        return os.stat(f"{INIT}/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _is_runtimes_directory(netns: str) -> bool:
+    """Tells whether the directory of a missing file has other namespaces, so that a runtime keeps them there.
+
+    The file must be missing: a plain one may be a mount point whose mount this mount namespace did not get.
+    """
+    try:
+        if os.path.lexists(netns):
+            return False
+        with os.scandir(os.path.dirname(netns)) as entries:
+            return any(_look(entry.path) is Presence.HERE for entry in entries)
+    except (OSError, ValueError):
+        return False
