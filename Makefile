@@ -7,11 +7,12 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 # image: one static executable with a start-up image. pyinstaller: the portable variant, slower to start.
 PACKER ?= image
-KERNELS := build/kernels
 FIREWALLD := build/firewalld
 ARM64 := build/arm64
 APT := -qq -o APT::Sandbox::User=root
 
+# The release for which this is written: of the test root, and of the packages that are built here.
+DEBIAN := bookworm
 # What newer-python builds in. For Ubuntu, a line of sources.list: MIRROR="deb [signed-by=FILE] URL noble main universe".
 DISTRIBUTION ?= trixie
 MIRROR ?= http://deb.debian.org/debian
@@ -22,18 +23,15 @@ RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
-# The parts of `make test`, those first that others wait for, then the longest. Five at a time on two processors: much of
-# the first kernel's tests is waiting, for a lock to be given up, for a packet not to come, for the kernel.
-AT_ONCE := $(shell expr 5 '*' $$(nproc) / 2)
-FIRST_KERNEL  := $(addprefix first-kernel-,0 1 2 3 4)
-SECOND_KERNEL := $(if $(wildcard /usr/bin/linux.uml),$(addprefix second-kernel-,0 1 2 3))
-HARD_SAMPLE   := $(addprefix hard-sample-,0 1 2)
-ROOMS := $(addprefix test-,arm64 clients release deploy)
-PARTS := $(FIRST_KERNEL) $(SECOND_KERNEL) test-arm64 test-clients $(HARD_SAMPLE) built-files check \
-    test-release test-deploy portable-sample
+# The root file system of `make test`: the same packages everywhere, whatever the machine has.
+TEST_ROOT := build/root
+TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FIREWALLD_PACKAGES) \
+    $(SECOND_KERNEL_PACKAGES) $(ARM64_TEST_PACKAGES)
+# Unpacked again when the list changes.
+TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
-ARM64_MACHINE_TOOLS := qemu-system-arm kmod
+ARM64_TEST_PACKAGES := qemu-user qemu-system-arm
 LIBPYTHON := lib$(notdir $(realpath $(PYTHON)))
 ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zlib1g-dev libmd-dev
 # With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
@@ -45,8 +43,9 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-runtimes newer-python parts $(PARTS) release \
-    arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
+    needs-build needs-test needs-second-kernel needs-runtimes newer-python release test-root new-test-root \
+    test-clients test-deploy test-release test-arm64 \
+    arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine needs-arm64-test
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -79,55 +78,39 @@ dist/arm64/bin/podwire: $(SOURCES) $(VENV)/.made $(ARM64)/sysroot/.made | needs-
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
 check: venv ## linters, types, import rules, unit tests: no root, no network
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy --strict -p pack -p bench
-	$(VENV)/bin/lint-imports
-	$(PY) -m pytest tests/unit
+	@$(PY) -m tests.runner check
 
-test: ## every test (as root: against the real kernel, and a second one)
-	@$(MAKE) --no-print-directory -j2 binaries needs-second-kernel needs-runtimes
-	@rm -rf $(KERNELS) build/promises
-	@echo "$(AT_ONCE) parts at a time, each shown when it is done (minutes):"
-	@$(MAKE) --no-print-directory -j$(AT_ONCE) --keep-going --output-sync parts; \
-	status=$$?; $(PY) -m tests.support.kernels $(KERNELS) && exit $$status
+test: venv ## every test (as root: against the real kernel, and a second one)
+	@rm -rf build/promises
+	@$(PY) -m tests.runner test
 
-parts: $(PARTS)
+test-root: $(FIREWALLD)/usr/sbin/firewalld ## the root file system in which `make test` runs its parts (root)
+
+	@[ -e $(TEST_ROOT_STAMP) ] || $(MAKE) --no-print-directory new-test-root
+
+new-test-root:
+	@$(call need,mmdebstrap)
+	@echo "unpacking Debian's packages into $(TEST_ROOT)"
+	@rm -rf $(TEST_ROOT)
+	@mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --include="$(TEST_ROOT_PACKAGES)" \
+	    $(DEBIAN) $(TEST_ROOT) $(MIRROR)
+	@echo '127.0.0.1 localhost' >$(TEST_ROOT)/etc/hosts
+	@rm -f $(TEST_ROOT)/etc/resolv.conf && touch $(TEST_ROOT)/etc/resolv.conf $(TEST_ROOT_STAMP)
 
 test-portable: needs-test ## the specification suite on the portable variant (ten minutes: it starts slowly)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
 
-portable-sample: needs-test
-	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
-	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest --share 0/16 tests/spec
-
 test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
-
-$(FIRST_KERNEL): first-kernel-%: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --kernel-report $(KERNELS)/first-$*.json \
-	    --share $*/$(words $(FIRST_KERNEL)) tests/netns
-
-# After the first kernel: what passed there it need not run whole.
-$(SECOND_KERNEL): second-kernel-%: needs-test needs-second-kernel binaries $(FIRST_KERNEL)
-	$(PY) -m tests.support.second_kernel --kernel-report $(KERNELS)/second-$*.json \
-	    --share $*/$(words $(SECOND_KERNEL)) --besides $(KERNELS) tests/netns
-
-built-files: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/pack tests/spec
 
 test-clients: needs-runtimes ## podman and containerd with the built files, on machines of their own (root)
 test-deploy: needs-runtimes ## what is in deploy/, with the built files (root)
 test-release: needs-runtimes needs-second-kernel arm64 ## what `make release` packs (root)
-test-arm64: arm64 arm64-machine ## the executables for 64-bit ARM, in emulation (root)
+test-arm64: arm64 arm64-machine needs-arm64-test ## the executables for 64-bit ARM, in emulation (root)
 
-$(ROOMS): test-%: needs-test binaries
+test-clients test-deploy test-release test-arm64: test-%: needs-test binaries
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/$*
-
-$(HARD_SAMPLE): hard-sample-%: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --share $*/$(words $(HARD_SAMPLE)) tests/hard
 
 nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm, all on both kernels (hours)
 	@rm -rf build/promises
@@ -184,8 +167,11 @@ endef
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
 
+needs-arm64-test:
+	@$(call need,$(ARM64_TEST_PACKAGES))
+
 needs-arm64-machine:
-	@$(call need,$(ARM64_MACHINE_TOOLS))
+	@$(call need,kmod)
 
 needs-arm64:
 	@$(call need,$(ARM64_TOOLS))

@@ -23,7 +23,7 @@ from tests.support.processes import PATH  # noqa: E402 - as above
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options with which the Makefile says what to run, and learns what ran on which kernel."""
-    parser.addoption("--kernel-report", metavar="FILE", type=Path, help="write what ran on this kernel, as JSON")
+    parser.addoption("--report", metavar="FILE", type=Path, help="write what ran on this kernel, as JSON")
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
     about = "of what passed on other kernels, of these reports, run each third test only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Adds the markers that say on which kernels a test runs, and the report of what ran."""
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
     config.addinivalue_line("markers", "crowd: a hundred verbs, which `make test` runs on one kernel only")
-    if path := config.getoption("--kernel-report"):
+    if path := config.getoption("--report"):
         config.pluginmanager.register(kernels.Recorder(path))
 
 

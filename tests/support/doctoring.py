@@ -28,6 +28,7 @@ done
 mount -t sysfs podwire /sys
 mkdir -p {conf} {cache}/results {bin}
 mount -t tmpfs podwire /etc/cni; mkdir /etc/cni/net.d; mount --bind {conf} /etc/cni/net.d
+test -d /var/lib/cni || {{ mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; }}
 mount --bind {cache} /var/lib/cni
 {before}
 exec {wrapped} {tool} "$@"

@@ -32,7 +32,8 @@ BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
 _TIMEOUT_S = 60
-_CGROUPS = "pwt-"  # and the id of the machine's first process
+_CGROUPS = "pwt-"  # then the PID namespace of the tests, "-", and the id of the machine's first process
+_STALE_S = 3600  # no test takes that long
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 _ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
 # The first process: whoever dies is nobody's zombie, as SIGCHLD is ignored (which dash's `trap` does not do).
@@ -80,7 +81,7 @@ class Machine:
     @property
     def cgroup(self) -> str:
         """The control group for its containers, in every hierarchy; it goes with the machine."""
-        return f"{_CGROUPS}{self.pid}"
+        return f"{_cgroups()}{self.pid}"
 
     def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
@@ -269,14 +270,31 @@ def _wire(network: Namespace, peer: Namespace) -> None:
         network.ip("route", "add", "default", "via", gateway)
 
 
+def _cgroups() -> str:
+    """Returns the beginning of the names of this PID namespace's control groups."""
+    return f"{_CGROUPS}{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
 def _sweep() -> set[int]:
-    """Removes the control groups of machines that are gone, also of killed tests'; returns whose are left, by pid."""
-    top = Path("/sys/fs/cgroup")
-    found = {
-        root: int(root.name.removeprefix(_CGROUPS)) for root in (*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*"))
-    }
-    dead = {root: pid for root, pid in found.items() if not Path(f"/proc/{pid}").exists()}
+    """Removes the control groups of machines that have ended, of killed tests too; returns the process ids of the rest.
+
+    Whether a process of another PID namespace runs cannot be seen: control groups of others are removed when they are
+    old. The kernel keeps those that still have processes.
+    """
+    top, prefix = Path("/sys/fs/cgroup"), _cgroups()
+    found = [*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*")]
+    pids = {root: int(root.name.removeprefix(prefix)) for root in found if root.name.startswith(prefix)}
+    dead = [root for root, pid in pids.items() if not Path(f"/proc/{pid}").exists()]
+    dead += [root for root in found if root not in pids and _age_s(root) > _STALE_S]
     for directory in (directory for root in dead for directory, _, _ in os.walk(root, topdown=False)):
         with contextlib.suppress(OSError):  # its last process is about to end
             os.rmdir(directory)
-    return {pid for root, pid in found.items() if root.exists()}
+    return {pid for root, pid in pids.items() if root.exists()}
+
+
+def _age_s(path: Path) -> float:
+    """Returns the seconds since a directory was last changed; 0 for one that is no longer there."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0

@@ -120,7 +120,7 @@ def _memory_directory() -> str:
 def main(arguments: list[str]) -> int:
     """Runs pytest with `arguments` in the second kernel; returns its exit status."""
     parser = argparse.ArgumentParser(description=main.__doc__, allow_abbrev=False)
-    parser.add_argument("--kernel-report", metavar="FILE", type=Path, help="as tests/conftest.py has it, but out here")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="as tests/conftest.py has it, but out here")
     parser.add_argument("--share", default="0/1", help="as tests/conftest.py has it; shares have different processors")
     ours, theirs = parser.parse_known_args(arguments)
     if problem := missing():
@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> int:
     processor = int(number) if shares != "1" else None
     options = [_TIMEOUT, f"--share={ours.share}", f"--color={'yes' if sys.stdout.isatty() else 'no'}"]
     with tempfile.TemporaryDirectory(prefix="podwire-kernel-", dir="/var/tmp") as directory:
-        options += [f"--kernel-report={SHARED}/report", *theirs]
+        options += [f"--report={SHARED}/report", *theirs]
         pytest = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *options]
         try:
             status = boot(pytest, Path(directory), env=passed_on, processor=processor)
@@ -140,9 +140,9 @@ def main(arguments: list[str]) -> int:
             print(error, file=sys.stderr)
             return 1
         report = Path(directory) / "report"
-        if ours.kernel_report and report.exists():
-            ours.kernel_report.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(report, ours.kernel_report)
+        if ours.report and report.exists():
+            ours.report.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(report, ours.report)
         return status
 
 

@@ -1,0 +1,58 @@
+"""tests/runner/isolated.sh: what a part of `make test` sees of the machine, and what it leaves."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support import binaries
+from tests.support.binaries import ROOT
+
+TEST_ROOT = ROOT / "build" / "root"
+ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
+
+
+@pytest.fixture
+def isolated(root, tmp_path):
+    """A function that runs a line of shell as a part is run, and returns what it printed."""
+    if not (TEST_ROOT / "usr").is_dir():
+        binaries.leave_out("no test root file system: make test-root")
+    (tmp_path / "scratch").mkdir()
+
+    def run(script):
+        command = [ISOLATED, TEST_ROOT, tmp_path / "scratch", "sh", "-c", script]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    return run
+
+
+def test_a_part_sees_no_process_link_or_file_of_the_machine(isolated, tmp_path):
+    """Its PID 1 and its loopback are its own, /run is empty, and a file of the machine is not there."""
+    (tmp_path / "secret").touch()
+    assert isolated(
+        "cat /proc/1/comm; ls /sys/class/net; ls /run/netns; test -e " + str(tmp_path / "secret") + " || echo no"
+    ) == ("bash\nlo\nno\n")
+
+
+def test_a_part_writes_to_no_place_outside_the_project(isolated):
+    """Its root file system is read-only but for /run, /tmp, /var/tmp, /root and /dev/shm."""
+    assert "Read-only" in isolated("touch /etc/x /usr/x /var/lib/x 2>&1 || true")
+    isolated("touch /run/x /tmp/x /root/x /dev/shm/x; mkdir /var/tmp/y")
+
+
+def test_a_part_leaves_no_process(isolated, tmp_path):
+    """A daemon that a part has started ends with it."""
+    stays = tmp_path / "scratch" / "stays"
+    isolated(
+        "setsid sh -c 'while sleep 0.05; do date >/tmp/stays; done' >/dev/null 2>&1 & sleep 0.5; test -e /tmp/stays"
+    )
+    stays.unlink(missing_ok=True)
+    subprocess.run(["sleep", "0.5"], check=True)
+    assert not os.path.exists(stays)
+
+
+def test_the_exit_status_of_a_part_is_its_command_s(isolated):
+    """A failing command fails the part."""
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        isolated("exit 7")
+    assert failed.value.returncode == 7

@@ -1,0 +1,107 @@
+"""`python -m tests.runner check` or `test`: runs the parts, prints each when it ends, then one total.
+
+Exit status: 0 when every part succeeded, 1 when one did not, 130 after Ctrl-C.
+
+With root and a test root file system (`make test-root`) each part runs in namespaces of its own (isolated.sh).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.runner import parts, totals
+from tests.runner.schedule import Part, Result, Schedule
+from tests.support import kernels
+from tests.support.binaries import ROOT
+
+_ISOLATED = Path(__file__).with_name("isolated.sh")
+_TEST_ROOT = ROOT / "build" / "root"
+_SCRATCH = ROOT / "build" / "scratch"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PASSED_ON = ("CI", "REFERENCE", "TERM")
+_MAKE_S = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # make's own: its job server is not for our parts
+_QUIET_S = 30  # after that long without a line one says what runs
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `check` or `test`; returns the exit status."""
+    os.chdir(ROOT)
+    whole = list(arguments) == ["test"]
+    chosen = parts.everything() if whole else parts.check()
+    shutil.rmtree(parts.REPORTS, ignore_errors=True)
+    shutil.rmtree(_SCRATCH, ignore_errors=True)
+    parts.KERNELS.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    processors = os.cpu_count() or 1
+    # Of the tests that need root most wait: for a lock, for a packet that must not come, for the kernel.
+    at_once = processors * 5 // 2 if whole else processors
+    print(f"{len(chosen)} parts, {at_once} in parallel; the output of each is in {parts.REPORTS}/", flush=True)
+    try:
+        return _run(chosen, at_once)
+    except KeyboardInterrupt:
+        print("\nstopped; every process that was started has ended", file=sys.stderr)
+        return 130
+    finally:
+        shutil.rmtree(_SCRATCH, ignore_errors=True)
+
+
+def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
+    """Starts the process of a part, in a session of its own: Ctrl-C is for the runner alone."""
+    env = {name: value for name, value in os.environ.items() if name not in _MAKE_S}
+    command = part.command
+    if part.isolated and os.geteuid() == 0:
+        scratch = _SCRATCH / part.name
+        scratch.mkdir(parents=True)
+        command = (str(_ISOLATED), str(_TEST_ROOT), str(scratch), *command)
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        env |= {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            ("setpriv", "--pdeathsig=KILL", *command),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _run(chosen: Sequence[Part], at_once: int) -> int:
+    schedule = Schedule(chosen, at_once, start)
+    results, sessions = [], []
+    started = printed = time.monotonic()
+    for result in schedule.results(parts.REPORTS):
+        if result:
+            session = totals.report_of(result, parts.REPORTS)
+            results.append(result)
+            sessions += [session] if session else []
+            _print(result, totals.line(result, session))
+        elif time.monotonic() - printed < _QUIET_S:
+            continue
+        else:
+            print(f"{totals.minutes(time.monotonic() - started)}  running: {', '.join(schedule.running)}", flush=True)
+        printed = time.monotonic()
+    failed = any(not result.succeeded for result in results)
+    if any(parts.KERNELS.iterdir()):
+        failed |= bool(kernels.main(parts.KERNELS))
+    print("\n".join(totals.summary(results, sessions, time.monotonic() - started)), flush=True)
+    return int(failed)
+
+
+def _print(result: Result, line: str) -> None:
+    """Prints the line of a part that has ended, and before it all output of one that failed."""
+    if result.status:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(result.log.read_bytes())
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""The parts of `make test` and `make check`, in the order in which they start.
+
+One rule: a part depends on the parts that it names, and on no other.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.runner.schedule import Part
+
+REPORTS = Path("build/reports")
+KERNELS = REPORTS / "kernels"  # of tests/netns, which run on two kernels
+
+# How many parts share the tests of a directory.
+_FIRST_KERNEL, _SECOND_KERNEL, _HARD, _UNIT = 5, 4, 3, 2
+_BUILT = ("test-root", "binaries")
+_LINT = ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports"
+_TYPES = ".venv/bin/mypy && .venv/bin/mypy --strict -p pack -p bench"
+
+
+def check() -> list[Part]:
+    """Returns linters, types and unit tests, which need neither root nor built files."""
+    return [*_linters(), *(_unit(share) for share in range(_UNIT))]
+
+
+def everything() -> list[Part]:
+    """Returns every part: the builds, then the parts that others wait for, then the longest."""
+    first = [_first_kernel(share) for share in range(_FIRST_KERNEL)]
+    second = [_second_kernel(share, tuple(part.name for part in first)) for share in range(_SECOND_KERNEL)]
+    portable = ["--share", "0/16", "tests/spec"]
+    return [
+        Part("test-root", ("make", "test-root"), isolated=False),
+        Part("binaries", ("make", "binaries"), isolated=False),
+        Part("build-arm64", ("make", "arm64", "arm64-machine"), isolated=False),
+        *_linters(),
+        *first,
+        *second,
+        _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
+        _pytest("clients", ["tests/clients"]),
+        *(_pytest(f"hard-sample-{share}", [f"--share={share}/{_HARD}", "tests/hard"]) for share in range(_HARD)),
+        _pytest("built-files", ["tests/pack", "tests/spec"]),
+        *(_unit(share, isolated=True) for share in range(_UNIT)),
+        _pytest("release", ["tests/release"], needs=(*_BUILT, "build-arm64")),
+        _pytest("deploy", ["tests/deploy"]),
+        Part("build-portable", ("make", "binaries", "PACKER=pyinstaller"), needs=("binaries",), isolated=False),
+        _pytest("portable", portable, needs=("test-root", "build-portable"), bin_dir="dist/pyinstaller/bin"),
+    ]
+
+
+def _linters() -> list[Part]:
+    return [Part("lint", ("sh", "-c", _LINT), isolated=False), Part("types", ("sh", "-c", _TYPES), isolated=False)]
+
+
+def _unit(share: int, *, isolated: bool = False) -> Part:
+    needs = ("test-root",) if isolated else ()
+    return _pytest(f"unit-{share}", [f"--share={share}/{_UNIT}", "tests/unit"], needs=needs, isolated=isolated)
+
+
+def _first_kernel(share: int) -> Part:
+    return _pytest(f"first-kernel-{share}", [f"--share={share}/{_FIRST_KERNEL}", "tests/netns"], reports=KERNELS)
+
+
+def _second_kernel(share: int, first: tuple[str, ...]) -> Part:
+    """Returns a share of the tests that did not pass on the first kernel, and of a third of those that did."""
+    name = f"second-kernel-{share}"
+    options = [f"--share={share}/{_SECOND_KERNEL}", f"--besides={KERNELS}", f"--report={KERNELS}/{name}.json"]
+    program = (sys.executable, "-m", "tests.support.second_kernel")
+    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options, "tests/netns"), _BUILT, first)
+
+
+def _pytest(
+    name: str,
+    arguments: list[str],
+    *,
+    needs: tuple[str, ...] = _BUILT,
+    isolated: bool = True,
+    reports: Path = REPORTS,
+    bin_dir: str = "dist/bin",
+) -> Part:
+    program = ("env", f"PODWIRE_BIN_DIR={bin_dir}", sys.executable, "-m", "pytest", f"--report={reports}/{name}.json")
+    return Part(name, (*program, *arguments), needs, isolated=isolated)

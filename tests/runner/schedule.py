@@ -1,0 +1,128 @@
+"""Runs commands in parallel, each after those that it depends on.
+
+One rule: when the runner ends, however that happens, so has every process that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_STOP_S = 10  # after SIGTERM; then SIGKILL
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command and the names of the parts that must succeed (`needs`) or end (`after`) before it starts."""
+
+    name: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    isolated: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a part: its exit status, None if a part that it needs failed; `log` has its output."""
+
+    part: Part
+    status: int | None
+    seconds: float
+    log: Path
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the part ran and exited with 0."""
+        return self.status == 0
+
+
+@dataclass(frozen=True)
+class _Running:
+    part: Part
+    process: subprocess.Popen[bytes]
+    started: float
+    pidfd: int
+    log: Path
+
+
+class Schedule:
+    """The parts that wait, run and have ended; `start` starts a part's process with its output in a file."""
+
+    def __init__(self, parts: Sequence[Part], at_once: int, start: Callable[[Part, Path], subprocess.Popen[bytes]]):
+        self._waiting = list(parts)
+        self._at_once = at_once
+        self._start = start
+        self._running: dict[int, _Running] = {}
+        self._ended: dict[str, Result] = {}
+
+    @property
+    def running(self) -> list[str]:
+        """The names of the parts that run."""
+        return [one.part.name for one in self._running.values()]
+
+    def results(self, logs: Path) -> Iterator[Result | None]:
+        """Runs all parts and yields each one's result when it ends, and None once a second in between."""
+        try:
+            while self._waiting or self._running:
+                yield from self._skipped(logs)
+                self._start_ready(logs)
+                yield from self._wait()
+        finally:
+            self._stop()
+
+    def _skipped(self, logs: Path) -> Iterator[Result]:
+        """Yields the parts that cannot run; one such part may be needed by another."""
+        while part := next((part for part in self._waiting if self._lacks(part)), None):
+            self._waiting.remove(part)
+            yield self._end(Result(part, None, 0, logs / f"{part.name}.log"))
+
+    def _start_ready(self, logs: Path) -> None:
+        for part in [part for part in self._waiting if self._is_ready(part)][: self._at_once - len(self._running)]:
+            self._waiting.remove(part)
+            log = logs / f"{part.name}.log"
+            process = self._start(part, log)
+            self._running[process.pid] = _Running(part, process, time.monotonic(), os.pidfd_open(process.pid), log)
+
+    def _wait(self) -> Iterator[Result | None]:
+        ready = select.select([one.pidfd for one in self._running.values()], [], [], _TICK_S)[0]
+        if not ready:
+            yield None
+        for one in [one for one in self._running.values() if one.pidfd in ready]:
+            status = one.process.wait()
+            self._forget(one)
+            yield self._end(Result(one.part, status, time.monotonic() - one.started, one.log))
+
+    def _stop(self) -> None:
+        """Ends the parts that still run, with all processes of their process groups."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for one in self._running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(one.process.pid, number)
+            end = time.monotonic() + _STOP_S
+            for one in list(self._running.values()):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(max(0, end - time.monotonic()))
+                    self._forget(one)
+
+    def _forget(self, one: _Running) -> None:
+        os.close(one.pidfd)
+        del self._running[one.process.pid]
+
+    def _end(self, result: Result) -> Result:
+        self._ended[result.part.name] = result
+        return result
+
+    def _lacks(self, part: Part) -> bool:
+        return any(name in self._ended and not self._ended[name].succeeded for name in part.needs)
+
+    def _is_ready(self, part: Part) -> bool:
+        return all(name in self._ended for name in (*part.needs, *part.after))

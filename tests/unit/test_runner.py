@@ -1,0 +1,157 @@
+"""The runner of `make test`: the order of the parts, what a failure stops, the totals, Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runner import parts, totals
+from tests.runner.schedule import Part, Result, Schedule
+from tests.runner.totals import Counts
+from tests.support.binaries import ROOT
+from tests.support.kernels import FAILED, PASSED, Session
+from tests.support.machine import eventually
+
+RUNNER = """
+import sys
+from pathlib import Path
+from tests.runner.__main__ import start
+from tests.runner.schedule import Part, Schedule
+
+part = Part("part", ("sh", "-c", sys.argv[1]), isolated=False)
+for _ in Schedule([part], 1, start).results(Path(sys.argv[2])):
+    pass
+"""
+
+
+def run(tmp_path, chosen, at_once=4):
+    """Runs parts; returns their results by name, in the order in which they ended."""
+
+    def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
+        with log.open("wb") as output:
+            return subprocess.Popen(part.command, stdout=output, stderr=output, cwd=tmp_path, start_new_session=True)
+
+    return {result.part.name: result for result in Schedule(chosen, at_once, start).results(tmp_path) if result}
+
+
+def shell(name, script, **order):
+    """Returns a part that runs a line of shell."""
+    return Part(name, ("sh", "-ec", script), **order)
+
+
+def test_parts_start_after_those_they_depend_on(tmp_path):
+    """A part that another needs, or comes after, has ended when that starts."""
+    chosen = [
+        shell("last", "test -e second", after=("second",)),
+        shell("second", "test -e first; touch second", needs=("first",)),
+        shell("first", "sleep 0.1; touch first"),
+    ]
+    results = run(tmp_path, chosen)
+    assert list(results) == ["first", "second", "last"]
+    assert all(result.succeeded for result in results.values())
+
+
+def test_a_part_that_fails_stops_only_the_parts_that_need_it(tmp_path):
+    """What needs a failed part is not run, nor what needs that; what only comes after it is run."""
+    chosen = [
+        shell("broken", "exit 3"),
+        shell("needs", "true", needs=("broken",)),
+        shell("needs that", "true", needs=("needs",)),
+        shell("after", "true", after=("broken", "needs")),
+    ]
+    status = {name: result.status for name, result in run(tmp_path, chosen).items()}
+    assert status == {"broken": 3, "needs": None, "needs that": None, "after": 0}
+
+
+def test_no_more_parts_run_in_parallel_than_allowed(tmp_path):
+    """Of three parts two run at once, and the third follows."""
+    script = "touch $$; test $(ls | grep -c '^[0-9]') -le 2; sleep 0.1; rm $$"
+    results = run(tmp_path, [shell(name, script) for name in "abc"], at_once=2)
+    assert {result.status for result in results.values()} == {0}
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A function that sends a signal to a runner with one part, and returns the part's process and its child."""
+
+    def stop(number):
+        script = f"sleep 1000 & echo $$ $! >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; wait"
+        command = [sys.executable, "-c", RUNNER, script, str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as runner:
+            assert eventually((tmp_path / "pids").exists)
+            runner.send_signal(number)
+        return (tmp_path / "pids").read_text().split()
+
+    return stop
+
+
+def is_gone(pid):
+    return eventually(lambda: not os.path.exists(f"/proc/{pid}/exe"))
+
+
+def test_ctrl_c_leaves_no_process(stopped):
+    """A part that runs ends with the runner, and so do the processes that it has started."""
+    part, child = stopped(signal.SIGINT)
+    assert is_gone(part)
+    assert is_gone(child)
+
+
+def test_a_killed_runner_leaves_no_part(stopped):
+    """The process of a part ends also when the runner could not end it."""
+    part, child = stopped(signal.SIGKILL)
+    os.kill(int(child), signal.SIGKILL)
+    assert is_gone(part)
+
+
+def test_the_parts_name_each_other():
+    """Every part of `make test` has a name of its own and depends on parts that come before it in time."""
+    chosen = parts.everything()
+    names = [part.name for part in chosen]
+    assert len(set(names)) == len(names)
+    assert {name for part in chosen for name in (*part.needs, *part.after)} <= set(names)
+    unordered, ended = list(chosen), set()
+    while unordered:
+        ready = [part for part in unordered if {*part.needs, *part.after} <= ended]
+        assert ready, [part.name for part in unordered]
+        ended |= {part.name for part in ready}
+        unordered = [part for part in unordered if part.name not in ended]
+
+
+def test_every_directory_of_tests_is_run():
+    """Each directory with tests is an argument of some part."""
+    directories = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert directories <= {word for part in parts.everything() for word in part.command}
+
+
+def test_the_total_adds_up_all_parts(tmp_path):
+    """Passed, failed and skipped tests of all reports are one total, and each failure has a line."""
+    good = Session("1.0", {"t::a": PASSED, "t::b": "no such feature"})
+    bad = Session("1.0", {"t::c": FAILED, "t::d": PASSED})
+    good.save(tmp_path / "kernels" / "good.json")
+    bad.save(tmp_path / "bad.json")
+    results = [
+        Result(Part("good", ()), 0, 61, Path("good.log")),
+        Result(Part("bad", ()), 1, 2, Path("bad.log")),
+        Result(Part("absent", (), needs=("x",)), None, 0, Path("absent.log")),
+    ]
+    sessions = [totals.report_of(result, tmp_path) for result in results]
+    assert sessions == [good, bad, None]
+    assert totals.line(results[0], sessions[0]) == " 1:01  good             1 passed, 0 failed, 1 skipped"
+    assert totals.line(results[1], sessions[1]) == (
+        " 0:02  bad              FAILED (exit status 1): 1 passed, 1 failed, 0 skipped"
+    )
+    assert totals.line(results[2], None) == " 0:00  absent           NOT RUN: it needs x"
+    assert totals.summary(results, [good, bad], 63) == [
+        "failed: t::c",
+        "failed: bad, its output: bad.log",
+        "not run: absent",
+        "total: 2 passed, 1 failed, 1 skipped; 2 of 3 parts failed;  1:03 minutes",
+    ]
+
+
+def test_counts_are_readable():
+    """Numbers have separators."""
+    assert str(Counts(12345, 0, 2)) == "12,345 passed, 0 failed, 2 skipped"
