@@ -43,9 +43,9 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel needs-runtimes newer-python release test-root new-test-root \
+    needs-build needs-test needs-second-kernel newer-python release test-root new-test-root \
     test-clients test-deploy test-release test-arm64 \
-    arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine needs-arm64-test
+    arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -82,7 +82,7 @@ check: venv ## linters, types, import rules, unit tests: no root, no network
 
 test: venv ## every test (as root: against the real kernel, and a second one)
 	@rm -rf build/promises
-	@$(PY) -m tests.runner test
+	@$(PY) -m tests.runner
 
 test-root: $(FIREWALLD)/usr/sbin/firewalld ## the root file system in which `make test` runs its parts (root)
 
@@ -104,13 +104,13 @@ test-portable: needs-test ## the specification suite on the portable variant (te
 test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
-test-clients: needs-runtimes ## podman and containerd with the built files, on machines of their own (root)
-test-deploy: needs-runtimes ## what is in deploy/, with the built files (root)
-test-release: needs-runtimes needs-second-kernel arm64 ## what `make release` packs (root)
-test-arm64: arm64 arm64-machine needs-arm64-test ## the executables for 64-bit ARM, in emulation (root)
+test-clients: venv ## podman and containerd with the built files, on machines of their own (root)
+test-deploy: venv ## what is in deploy/, with the built files (root)
+test-release: venv ## what `make release` packs (root)
+test-arm64: venv ## the executables for 64-bit ARM, in emulation (root)
 
-test-clients test-deploy test-release test-arm64: test-%: needs-test binaries
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest tests/$*
+test-clients test-deploy test-release test-arm64: test-%:
+	@$(PY) -m tests.runner $*
 
 nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm, all on both kernels (hours)
 	@rm -rf build/promises
@@ -167,9 +167,6 @@ endef
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
 
-needs-arm64-test:
-	@$(call need,$(ARM64_TEST_PACKAGES))
-
 needs-arm64-machine:
 	@$(call need,kmod)
 
@@ -208,6 +205,3 @@ $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 # Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
 needs-second-kernel:
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
-
-needs-runtimes: needs-test
-	@$(call need,$(RUNTIME_PACKAGES))

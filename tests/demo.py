@@ -28,6 +28,11 @@ _LEASES = Path("/var/lib/cni/networks")  # host-local's default
 _CONF = binaries.ROOT / "conf"
 _RATE, _BURST = 10_000_000, 4_294_967_295  # what containerd makes of "10M", in bits
 _LIMITS = {"ingressRate": _RATE, "ingressBurst": _BURST, "egressRate": _RATE, "egressBurst": _BURST}
+_NEXT = """\
+Next, on a node, as root (README.md, "Install"):
+  dist/bin/podwire install --conf --subnet 10.22.0.0/16   # the plugins, and a network
+  /opt/cni/bin/podwire doctor                             # checks the node
+To work on podwire: CONTRIBUTING.md; make check (under a minute), make test (everything)."""
 _HOST, _CLIENT, _HOST_PORT = "192.0.2.1", "192.0.2.2", 80
 
 
@@ -96,7 +101,7 @@ def main() -> int:
         sys.stdout.flush()
         print(f"\nNOT AS IT SHOULD BE: {error}", file=sys.stderr)
         return 1
-    print("\nEverything was as it should be.")
+    print(f"\nEverything was as it should be.\n\n{_NEXT}")
     return 0
 
 

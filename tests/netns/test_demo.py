@@ -17,4 +17,5 @@ def test_demo_finds_everything_as_it_should_be(root, bin_dir):
         [sys.executable, "-m", "tests.demo"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("Everything was as it should be.\n")
+    assert "\nEverything was as it should be.\n" in done.stdout
+    assert "dist/bin/podwire install --conf" in done.stdout.rpartition("Next, ")[2]

@@ -83,7 +83,7 @@ def network(host: Namespace, store: Path, tmp_path: Path) -> Network:
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     for name in (*OPTIONS, "host-local"):
-        (bin_dir / name).hardlink_to(binaries.directory() / name)
+        (bin_dir / name).symlink_to(binaries.directory() / name)
     config = {"cniVersion": "1.1.0", "name": "net", "ipam": ipam, "dataDir": str(store)}
     return Network(host, config, bin_dir=bin_dir)
 

@@ -1,4 +1,4 @@
-"""A root file system for dpkg: this machine's /usr, to be written to without consequences, and an empty database.
+"""A root file system for dpkg: a private, writable copy of the test root's /usr, and an empty database.
 
 One rule: there is nothing to clean up: it is in memory, in a mount namespace that ends with the process that holds it,
 and that process ends with the test's, however that ends.
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import binaries
+from tests.support.binaries import ROOT
 from tests.support.processes import PATH
 
 # /usr/lib/cni has the reference's plugins, which nobody owns: the database is empty.
@@ -22,7 +24,7 @@ set -e
 mount -t tmpfs podwire "$1" && cd "$1"
 mkdir up work root && cd root
 mkdir -p usr etc dev proc tmp opt var/lib/dpkg/info var/lib/dpkg/updates var/lib/dpkg/triggers
-mount -t overlay -o "lowerdir=/usr,upperdir=$1/up,workdir=$1/work" podwire usr
+mount -t overlay -o "lowerdir=$2/usr,upperdir=$1/up,workdir=$1/work" podwire usr
 for name in bin lib lib64 sbin; do ln -s usr/$name $name; done
 mount --rbind /dev dev && mount --rbind /proc proc
 touch var/lib/dpkg/status var/lib/dpkg/available
@@ -30,6 +32,7 @@ echo made
 exec cat
 """
 _SEEN = ("opt", "usr/lib/cni")
+_TEST_ROOT = ROOT / "build" / "root"  # not this machine's /usr: dpkg removes empty directories of other packages
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Root:
         } | {"diversions": self.run("dpkg-divert", "--list")}
 
     def written(self) -> set[str]:
-        """Returns the files of /usr that are not as they are on the machine, by whoever, changed or taken away."""
+        """Returns the files of /usr that differ from the test root's: created, changed or deleted."""
         up = Path(f"/proc/{self.pid}/root{self.top}/up")
         return {str(path.relative_to(up)) for path in up.rglob("*") if path.is_symlink() or not path.is_dir()}
 
@@ -86,7 +89,9 @@ class Root:
 @contextlib.contextmanager
 def temporary(top: Path) -> Iterator[Root]:
     """Makes one at the empty directory `top`, and takes it away."""
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top)]
+    if not (_TEST_ROOT / "usr").is_dir():
+        binaries.leave_out("no test root file system: make test-root")
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top), str(_TEST_ROOT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == b"made\n"

@@ -6,6 +6,7 @@ One rule: a part depends on the parts that it names, and on no other.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.runner.schedule import Part
@@ -47,6 +48,23 @@ def everything() -> list[Part]:
         Part("build-portable", ("make", "binaries", "PACKER=pyinstaller"), needs=("binaries",), isolated=False),
         _pytest("portable", portable, needs=("test-root", "build-portable"), bin_dir="dist/pyinstaller/bin"),
     ]
+
+
+def named(names: Sequence[str]) -> list[Part]:
+    """Returns the parts of these names, and the parts that they need; "clients", or "first-kernel" for all its shares.
+
+    Raises KeyError for a name of no part.
+    """
+    every = everything()
+    chosen = set()
+    for name in names:
+        matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}
+        if not matching:
+            raise KeyError(name)
+        chosen |= matching
+    while missing := {need for part in every if part.name in chosen for need in part.needs} - chosen:
+        chosen |= missing
+    return [part for part in every if part.name in chosen]
 
 
 def _linters() -> list[Part]:

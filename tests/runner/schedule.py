@@ -21,7 +21,10 @@ _TICK_S = 1.0
 
 @dataclass(frozen=True)
 class Part:
-    """A command and the names of the parts that must succeed (`needs`) or end (`after`) before it starts."""
+    """A command and the names of the parts that must succeed (`needs`) or end (`after`) before it starts.
+
+    A part that is not run is not waited for.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -63,6 +66,7 @@ class Schedule:
         self._start = start
         self._running: dict[int, _Running] = {}
         self._ended: dict[str, Result] = {}
+        self._names = {part.name for part in parts}
 
     @property
     def running(self) -> list[str]:
@@ -125,4 +129,4 @@ class Schedule:
         return any(name in self._ended and not self._ended[name].succeeded for name in part.needs)
 
     def _is_ready(self, part: Part) -> bool:
-        return all(name in self._ended for name in (*part.needs, *part.after))
+        return all(name in self._ended for name in {*part.needs, *part.after} & self._names)

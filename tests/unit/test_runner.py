@@ -66,6 +66,11 @@ def test_a_part_that_fails_stops_only_the_parts_that_need_it(tmp_path):
     assert status == {"broken": 3, "needs": None, "needs that": None, "after": 0}
 
 
+def test_a_part_that_is_not_run_is_not_waited_for(tmp_path):
+    """A part may be run without the one after which it usually comes."""
+    assert run(tmp_path, [shell("second", "true", after=("first",))])["second"].succeeded
+
+
 def test_no_more_parts_run_in_parallel_than_allowed(tmp_path):
     """Of three parts two run at once, and the third follows."""
     script = "touch $$; test $(ls | grep -c '^[0-9]') -le 2; sleep 0.1; rm $$"
@@ -118,6 +123,15 @@ def test_the_parts_name_each_other():
         assert ready, [part.name for part in unordered]
         ended |= {part.name for part in ready}
         unordered = [part for part in unordered if part.name not in ended]
+
+
+def test_a_named_part_is_run_with_what_it_needs():
+    """A name stands for a part or for all shares of one; the parts that they need are run, too."""
+    assert [part.name for part in parts.named(["release"])] == ["test-root", "binaries", "build-arm64", "release"]
+    shares = [part.name for part in parts.named(["hard-sample"])]
+    assert shares == ["test-root", "binaries", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
+    with pytest.raises(KeyError, match="releases"):
+        parts.named(["releases"])
 
 
 def test_every_directory_of_tests_is_run():
