@@ -130,7 +130,9 @@ def needs_programs(root: None) -> Callable[..., None]:
     def demand(*names: str) -> None:
         missing = [name for name in names if not shutil.which(name, path=PATH)]
         if missing:
-            binaries.leave_out(f"no {', '.join(missing)}: install the Debian packages of RUNTIME_PACKAGES in the Makefile")
+            binaries.leave_out(
+                f"no {', '.join(missing)}: install the Debian packages of RUNTIME_PACKAGES in the Makefile"
+            )
 
     return demand
 

@@ -56,3 +56,9 @@ def test_the_exit_status_of_a_part_is_its_command_s(isolated):
     with pytest.raises(subprocess.CalledProcessError) as failed:
         isolated("exit 7")
     assert failed.value.returncode == 7
+
+
+def test_a_part_starts_with_signals_as_they_are_by_default(isolated):
+    """It ignores and blocks no signal, so that programs that tests start do not either."""
+    masks = dict(line.split(":\t") for line in isolated("grep -E 'SigBlk|SigIgn' /proc/self/status").splitlines())
+    assert {int(mask, 16) for mask in masks.values()} == {0}

@@ -10,7 +10,7 @@ set -eu
 
 if [ "$1" != --inside ]; then
     exec setpriv --pdeathsig=KILL unshare --net --mount --pid --ipc --uts --propagation private \
-        --fork --kill-child -- "$0" --inside "$@"
+        --fork --kill-child -- env --default-signal "$0" --inside "$@"  # unshare ignores SIGTERM
 fi
 
 root=$2 scratch=$3 project=$PWD
@@ -37,4 +37,5 @@ pivot_root . mnt
 cd "$project"
 umount -l /mnt
 # As process 1, bash reaps the processes whose parents have ended; SIGTERM needs a trap to have an effect on it.
-exec /bin/bash -c 'trap "exit 143" TERM; "$@" & wait $!' bash "$@"
+# A command in the background would ignore SIGINT.
+exec /bin/bash -c 'trap "exit 143" TERM; env --default-signal "$@" & wait $!' bash "$@"
