@@ -14,6 +14,7 @@ from enum import IntEnum
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
+from podwire import runtimes
 from podwire.output import Output
 
 # Where the runtimes look, and the variables that cnitool knows.
@@ -73,14 +74,18 @@ def conf_dir(context: Context, options: Namespace) -> str:
 def add_bin_dir(parser: ArgumentParser) -> None:
     """Adds --bin-dir; `bin_dirs` reads it."""
     parser.add_argument(
-        "--bin-dir", metavar="DIR[:DIR]", help=f"where the plugins are, first hit wins ({BIN_DIR}; ${BIN_DIR_VARIABLE})"
+        "--bin-dir",
+        metavar="DIR[:DIR]",
+        help=f"where the plugins are, first hit wins ({BIN_DIR}, then where the installed runtimes look; "
+        f"${BIN_DIR_VARIABLE})",
     )
 
 
 def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
     """Returns the directories of plugins, in the order in which they are searched."""
-    text = options.bin_dir or context.env.get(BIN_DIR_VARIABLE) or BIN_DIR
-    return tuple(directory for directory in text.split(":") if directory)
+    text = options.bin_dir or context.env.get(BIN_DIR_VARIABLE)
+    directories = text.split(":") if text else (BIN_DIR, *runtimes.bin_dirs(context.env))
+    return tuple(dict.fromkeys(directory for directory in directories if directory))
 
 
 def add_cache_dir(parser: ArgumentParser) -> None:

@@ -100,6 +100,14 @@ class Directory:
                 self._forget()
                 _sync(self.path)
 
+    def is_current(self, program: str) -> bool:
+        """Tells whether each name is a file equal to `program`; not if one cannot be read."""
+        try:
+            own = self._hash(program)
+            return all(self._present(name) == own for name in self.names)
+        except OSError:
+            return False
+
     def manifest(self) -> Manifest:
         """Reads the manifest, an empty one where there is none; raises CniError(6) for one that is broken."""
         path = os.path.join(self.path, _KEPT, _MANIFEST)

@@ -58,5 +58,5 @@ def cast(kind: object, value: object) -> object:
 
 
 TYPE_CHECKING = False
-Any = BinaryIO = Callable = Dict = Literal = NoReturn = Optional = Self = TextIO = Union = _Form()
+Any = BinaryIO = Callable = Dict = Literal = NoReturn = Optional = Self = TextIO = Tuple = Union = _Form()
 ClassVar, _GenericAlias = object(), TypeVar  # dataclasses looks whether a field is of one

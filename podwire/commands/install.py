@@ -9,12 +9,15 @@ import hashlib
 import os
 import stat
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 
 from cni import files, gojson, signals
 from cni.errors import CniError, Code
-from podwire import default_network, networks, pod_cidrs
+from podwire import default_network, networks, pod_cidrs, runtimes
 from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_conf_dir, conf_dir
 from podwire.installing import Directory, Manifest, sentence, write_whole
+from podwire.runtimes import Runtime
+from podwire.shell import quote
 
 _PROGRAM = "/proc/self/exe"
 
@@ -29,7 +32,10 @@ uninstall`. An installation that is interrupted leaves every name working; the n
 --conf also writes a network into {CONF_DIR}: of FILE, or without one {default_network.FILE}, a masqueraded bridge with
 host ports and limits. Its addresses are what --subnet says, or --node, a file with this node's object of Kubernetes;
 a FILE has them itself, or gets them where its host-local has no "ranges". Runtimes use the first file in lexicographic
-order. A file that podwire has written and nobody changed since is replaced, another one is not overwritten."""
+order. A file that podwire has written and nobody changed since is replaced, another one is not overwritten.
+
+At the end it reads the settings of containerd, CRI-O and podman, as far as they are installed, prints the directory
+from which each runs plugins, and the command that installs there if it is another one (Debian 12: /usr/lib/cni)."""
 
 _UNINSTALL = """\
 Puts back what `podwire install` has replaced, and removes the names that it has made. A file that is not podwire's is
@@ -75,7 +81,35 @@ def _install(context: Context, options: Namespace) -> Status:
     found = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
     if not (directory.dry_run or any(os.access(one, os.X_OK) for one in found)):
         context.out.line(f"the tool is not on PATH yet: ln -s {own} /usr/local/bin/")
+    written_to = os.path.dirname(path) if content is not None else ""
+    for runtime in runtimes.installed(context.env):
+        for line in _about(runtime, directory, written_to):
+            context.out.line(line)
     return Status.FINE
+
+
+def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[str]:
+    """Yields where a runtime of this host looks for plugins, and the command to run if that is another directory.
+
+    `written_to` is the directory into which a network was written, "" if none was.
+    """
+    if runtime.problem:
+        yield f"{runtime.name}: where it looks for plugins is not known: {runtime.problem.msg}"
+        return
+    if runtime.without_cni:
+        yield f"{runtime.name} runs no CNI plugins: {runtime.without_cni}"
+        return
+    place = runtime.install_dir(directory.names)
+    source = f" ({runtime.source})" if runtime.source else ""
+    if os.path.realpath(place) == os.path.realpath(directory.path):
+        yield f"{runtime.name} runs the plugins in {place}{source}"
+    elif Directory(place, directory.names).is_current(_PROGRAM):
+        yield f"{runtime.name} runs the plugins in {place}{source}, which are this podwire, too"
+    else:
+        command = f"podwire install --bin-dir {quote(place)}"
+        yield f"{runtime.name} runs the plugins in {place}{source}, not in {directory.path}: {command}"
+    if written_to and os.path.realpath(runtime.conf_dir) != os.path.realpath(written_to):
+        yield f"{runtime.name} reads networks from {runtime.conf_dir}: repeat this with --conf-dir {runtime.conf_dir}"
 
 
 def _uninstall(context: Context, options: Namespace) -> Status:

@@ -14,7 +14,7 @@ from ipaddress import IPv4Network, ip_network
 
 from cni import args as cni_args
 from cni import conf as cni_conf
-from cni import files, gojson, versions
+from cni import delegate, files, gojson, versions
 from cni.address import Network as Subnet
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
@@ -31,9 +31,10 @@ from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
 from kernel.route import Installed
 from kernel.rtnl import Socket
-from podwire import attachments, networks
+from podwire import attachments, networks, runtimes
 from podwire.attachments import Known
 from podwire.networks import Network, NetworkFile
+from podwire.runtimes import Runtime
 from podwire.shell import quote
 
 _MOST_BYTES = 1 << 20
@@ -98,6 +99,25 @@ class Node:
         """Returns a command line of this tool for a network, to be told as a cure."""
         options = [f" {option} {quote(value)}" for option, value in self._given.items() if value]
         return f"podwire {name} {quote(network)}{''.join(options)}"
+
+    def find(self, kind: str) -> str:
+        """Returns the file of plugin `kind` that is looked at, "" if there is none."""
+        try:
+            return delegate.find(kind, self.bin_dirs)
+        except CniError:
+            return ""
+
+    @property
+    def install_dir(self) -> str:
+        """The directory into which podwire belongs on this node: a runtime's, if it is one that is looked at."""
+        usable = [one for one in self.runtimes if one.bin_dirs and not one.without_cni]
+        theirs = [one.install_dir(self.plugins) for one in usable]
+        return next((path for path in theirs if path in self.bin_dirs), "".join(self.bin_dirs[:1]))
+
+    @cached_property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        """The runtimes that are installed."""
+        return runtimes.installed(self.env)
 
     @cached_property
     def files(self) -> tuple[NetworkFile, ...]:

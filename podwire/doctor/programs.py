@@ -88,8 +88,7 @@ def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
     try:
         path = delegate.find(kind, node.bin_dirs)
     except CniError:
-        where = node.bin_dirs[0] if node.bin_dirs else ""
-        ours = f"podwire install --bin-dir {where}"
+        ours = f"podwire install --bin-dir {quote(node.install_dir)}"
         cure = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
         return _MISSING.found(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", cure)
     if not os.access(path, os.X_OK):

@@ -1,21 +1,18 @@
 """The runtimes' settings and what they keep: directories that point elsewhere, the cache, its disk, the clock.
 
-One rule: of their configuration only the lines that name directories are read.
+One rule: a runtime that is not installed gives no finding.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
-from cni import delegate
-from cni.errors import CniError
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.node import Node, mount_point, read_text, types_of
+from podwire.doctor.node import Node, mount_point, types_of
 from podwire.output import counted
+from podwire.runtimes import Runtime
 from podwire.shell import quote
 
 _GROUP = "runtime"
@@ -24,14 +21,20 @@ _SKEW_S = 60.0
 _ELSEWHERE = Fault(
     "runtime-looks-elsewhere",
     Severity.WARNING,
-    "a runtime is configured with other directories than those that are looked at: what is told is not about its pods",
-    "set its directories, or call `podwire doctor` with --conf-dir and --bin-dir",
+    "an installed runtime runs other plugin files than those that doctor looks at, or reads networks from elsewhere",
+    "`podwire install --bin-dir DIR` installs where the runtime looks; `podwire doctor --conf-dir DIR` looks there",
 )
-_NETAVARK = Fault(
-    "podman-without-cni",
+_UNREAD = Fault(
+    "runtime-settings-unreadable",
+    Severity.WARNING,
+    "the settings of an installed runtime cannot be read, or are not TOML: which directories it uses is not known",
+    "correct the file; call doctor as root",
+)
+_NO_CNI = Fault(
+    "runtime-without-cni",
     Severity.NOTE,
-    "podman is here and its configuration asks for netavark: it uses no CNI plugins",
-    'network_backend = "cni" in containers.conf, if it is to use them',
+    "an installed runtime runs no CNI plugins (podman with netavark, containerd with its CRI plugin disabled)",
+    'podman: `network_backend = "cni"` in containers.conf; containerd: take the name out of `disabled_plugins`',
 )
 _GONE = Fault(
     "dead-attachments",
@@ -52,60 +55,45 @@ _CLOCK = Fault(
     "set the clock (`timedatectl`)",
 )
 
-_CONTAINERD = "/etc/containerd/config.toml"
-_CRIO = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
-_PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
-_PODMAN_DIRS = ("/usr/local/libexec/cni", "/usr/libexec/cni", "/usr/local/lib/cni", "/usr/lib/cni", "/opt/cni/bin")
-_KEY = re.compile(r"""^\s*(?P<key>\w+)\s*=\s*(?P<value>\[[^]]*\]|"[^"]*"|'[^']*')""", re.MULTILINE)
-_TEXT = re.compile(r"""["']([^"']*)["']""")
-
 
 def _directories(node: Node) -> Iterator[Finding]:
-    conf_dir, bin_dirs = os.path.normpath(node.conf_dir), [os.path.normpath(one) for one in node.bin_dirs]
-    for path, section, conf_key, bin_key in _settings():
-        found = values(read_text(path), section)
-        for value in found.get(conf_key, [])[:1]:
-            if os.path.normpath(value) != conf_dir:
-                text = f"it has {conf_key} = {value}, and {conf_dir} is looked at"
-                yield _ELSEWHERE.found(path, text, f"podwire doctor --conf-dir {value}")
-        texts = found.get(bin_key) or found.get(f"{bin_key}s", [])  # containerd 2 has a list
-        listed = [os.path.normpath(value) for value in texts if value]
-        if listed and not set(listed).intersection(bin_dirs):
-            text = f"it has {bin_key} = {':'.join(listed)}, and {':'.join(bin_dirs)} is looked at"
-            yield _ELSEWHERE.found(path, text, f"podwire doctor --bin-dir {':'.join(listed)}")
-    for path in _PODMAN:
-        if _backend(path) == "netavark":
-            yield _NETAVARK.found(path, 'network_backend is "netavark"', _NETAVARK.cure)
-    yield from _others_first(node)
+    for runtime in node.runtimes:
+        if runtime.problem:
+            yield _UNREAD.found(runtime.name, runtime.problem.msg, runtime.problem.details)
+        elif runtime.without_cni:
+            yield _NO_CNI.found(runtime.name, f"it runs no CNI plugins: {runtime.without_cni}")
+        else:
+            found = [*_networks(node, runtime), *_plugins(node, runtime)]
+            where = f"runs plugins from {':'.join(runtime.bin_dirs)}, reads networks from {runtime.conf_dir}"
+            yield from found or [fine_one("directories", runtime.name, where)]
 
 
-def _others_first(node: Node) -> Iterator[Finding]:
-    """Yields the first plugin of which podman, with the CNI backend, finds another file than the one looked at."""
-    settings: dict[str, list[str]] = {}
-    for path in _PODMAN:
-        settings.update(values(read_text(path), "network"))
-    listed = tuple(settings.get("cni_plugin_dirs") or _PODMAN_DIRS)
-    shared = {os.path.normpath(one) for one in listed} & {os.path.normpath(one) for one in node.bin_dirs}
-    if settings.get("network_backend") != ["cni"] or not shared:
-        return
-    for kind in sorted({kind for network in node.networks for kind in types_of(network)}):
-        theirs, ours = _first(kind, listed), _first(kind, node.bin_dirs)
-        if not theirs or (ours and _is_same(theirs, ours)):
-            continue
-        text = f"podman runs {theirs}, and {ours or ':'.join(node.bin_dirs)} is looked at"
-        order = ", ".join(f'"{os.path.dirname(one)}"' for one in (ours, theirs))
-        others = f"podwire doctor --bin-dir {os.path.dirname(theirs)}"
-        yield _ELSEWHERE.found(
-            _PODMAN[-1], text, f"in containers.conf: cni_plugin_dirs = [{order}]" if ours else others
-        )
+def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:
+    if os.path.realpath(runtime.conf_dir) != os.path.realpath(node.conf_dir):
+        text = f"it reads networks from {runtime.conf_dir}, and doctor looks at {node.conf_dir}"
+        yield _ELSEWHERE.found(runtime.name, text, f"podwire doctor --conf-dir {quote(runtime.conf_dir)}")
+
+
+def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
+    """Yields the first plugin of which the runtime runs another file than the one that doctor looks at."""
+    kinds = {kind for network in node.networks for kind in types_of(network)} or set(node.plugins)
+    for kind in sorted(kinds):
+        theirs, ours = runtime.find(kind), node.find(kind)
+        if theirs == ours or (theirs and ours and _is_same(theirs, ours)):
+            continue  # without either, another check reports it
+        runs = f"runs {theirs}" if theirs else f'finds no "{kind}" in {":".join(runtime.bin_dirs)}'
+        text = f"it {runs}{_set_by(runtime)}, and doctor looks at {ours or ':'.join(node.bin_dirs)}"
+        fix = f"podwire doctor --bin-dir {quote(':'.join(runtime.bin_dirs))}"
+        if kind in node.plugins and _is_podwire(ours):
+            fix = f"podwire install --bin-dir {quote(runtime.install_dir(node.plugins))}"
+        elif not theirs:
+            fix = f'install "{kind}" into {runtime.install_dir(node.plugins)}'
+        yield _ELSEWHERE.found(runtime.name, text, fix)
         return
 
 
-def _first(kind: str, path: tuple[str, ...]) -> str:
-    """Returns the file of that name which is found first, "" where there is none, which another check tells."""
-    with suppress(CniError):
-        return delegate.find(kind, path)
-    return ""
+def _set_by(runtime: Runtime) -> str:
+    return f" ({runtime.source})" if runtime.source else ""
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -113,35 +101,10 @@ def _is_same(one: str, other: str) -> bool:
     return os.path.samefile(one, other) or os.path.getsize(one) == os.path.getsize(other)
 
 
-def _backend(path: str) -> str:
-    return "".join(values(read_text(path), "network").get("network_backend", []))
-
-
-def _settings() -> Iterator[tuple[str, str, str, str]]:
-    """Yields the runtimes' files, each with its section and the keys of the two directories."""
-    yield _CONTAINERD, "cni", "conf_dir", "bin_dir"
-    yield _CRIO[0], "crio.network", "network_dir", "plugin_dirs"
-    if os.path.isdir(_CRIO[1]):
-        for name in sorted(os.listdir(_CRIO[1])):
-            yield os.path.join(_CRIO[1], name), "crio.network", "network_dir", "plugin_dirs"
-    for path in _PODMAN:
-        if _backend(path) != "netavark":
-            yield path, "network", "network_config_dir", "cni_plugin_dirs"
-
-
-def values(text: str, section: str) -> dict[str, list[str]]:
-    """Returns the texts of the keys in a TOML file's sections whose name ends with `section`, without comments.
-
-    A list of texts, or one text; what else TOML can say these keys are not.
-    """
-    found: dict[str, list[str]] = {}
-    for part in re.split(r"^\s*(?=\[[^]\n=]*\]+\s*(?:#.*)?$)", text, flags=re.MULTILINE):
-        head, _, body = part.partition("\n")
-        name = head.partition("#")[0].strip().strip("[]").replace('"', "").replace("'", "")
-        if name == section or name.endswith(f".{section}"):
-            for match in _KEY.finditer(body):
-                found.setdefault(match["key"], _TEXT.findall(match["value"]))
-    return found
+def _is_podwire(path: str) -> bool:
+    """Tells whether a plugin's file is the `podwire` that `podwire install` puts beside it."""
+    beside = os.path.join(os.path.dirname(path), "podwire")
+    return bool(path) and os.path.isfile(beside) and _is_same(path, beside)
 
 
 def _cache(node: Node) -> Iterator[Finding]:
@@ -179,7 +142,7 @@ def _clock(node: Node) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(_GROUP, "directories", "runtimes look where we look", _directories, (_ELSEWHERE, _NETAVARK)),
+    Check(_GROUP, "directories", "no installed runtime looks elsewhere", _directories, (_ELSEWHERE, _UNREAD, _NO_CNI)),
     Check(_GROUP, "cache", "the cache has no attachment", _cache, (_GONE,)),
     Check(_GROUP, "disk", "the cache can be written", _disk, (_DISK,)),
     Check(_GROUP, "clock", "no file is from the future", _clock, (_CLOCK,)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +10,7 @@ from podwire.commands import COMMANDS
 from tests.support.doctoring import Clinic, bad
 from tests.support.namespaces import Namespace, lose
 from tests.support.netlist import NetworkList
+from tests.support.processes import PATH
 from tests.support.running import run_plugin
 
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
@@ -312,16 +312,26 @@ def test_a_store_that_cannot_be_used(clinic, before, text):
 
 
 def test_a_runtime_that_looks_elsewhere(clinic):
-    """Containerd's directories that are others than those looked at are told, with what to call."""
+    """A containerd that runs plugins from another directory is reported, with the command that installs there.
+
+    After that command nothing is wrong; of a containerd that is not installed nothing is reported.
+    """
     clinic.sample("60-podman.conflist")
-    config = (
-        '[plugins."io.containerd.grpc.v1.cri".cni]\\n  bin_dir = "/opt/elsewhere"\\n  conf_dir = "/etc/cni/net.d"\\n'
+    elsewhere, program = clinic.directory / "elsewhere", clinic.directory / "containerd"
+    config = f'version = 2\\n[plugins."io.containerd.grpc.v1.cri".cni]\\n  bin_dir = "{elsewhere}"\\n'
+    copy = clinic.directory / "etc"
+    write = (
+        f"rm -rf {copy}; cp -a /etc {copy}; mkdir -p {copy}/containerd; "
+        f"printf '{config}' > {copy}/containerd/config.toml; "
+        f"mount --rbind /etc/cni {copy}/cni; mount --rbind {copy} /etc"
     )
-    write = f"mkdir -p /etc/containerd; printf '{config}' > /etc/containerd/config.toml"
-    if subprocess.run(["test", "-d", "/etc/containerd"], check=False).returncode:
-        write = f"mount -t tmpfs podwire /etc/containerd || exit 9; {write}"
-    found = clinic.found("runtime-looks-elsewhere", before=write)
-    assert found["cure"] == "podwire doctor --bin-dir /opt/elsewhere"
+    how = {"before": write, "env": {"PATH": f"{clinic.directory}:{PATH}"}}
+    assert "runtime-looks-elsewhere" not in [one["name"] for one in clinic.findings(**how)]
+    program.touch(0o755)
+    found = clinic.found("runtime-looks-elsewhere", **how)
+    assert (found["subject"], found["cure"]) == ("containerd", f"podwire install --bin-dir {elsewhere}")
+    clinic.cure(found)
+    assert "runtime-looks-elsewhere" not in [one["name"] for one in clinic.findings(**how)]
 
 
 def test_what_cannot_be_checked_is_counted(clinic, sandbox):

@@ -19,11 +19,14 @@ from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.running import environment, run_plugin
 
-# What the tool sees instead of the tester's: the runtimes' settings, other networks, sysfs of the throwaway host.
+# What the tool sees instead of the tester's: no runtimes, other networks, sysfs of the throwaway host.
 _INSIDE = """
 mount --make-rprivate /
 for d in /etc/containerd /etc/crio /etc/containers /run/NetworkManager /run/systemd/netif /run/flannel /run/cilium; do
     test ! -d $d || mount -t tmpfs podwire $d
+done
+for p in /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin /sbin /bin; do
+    for p in $p/containerd $p/crio $p/podman; do test ! -f $p || mount --bind /dev/null $p; done
 done
 mount -t sysfs podwire /sys
 mkdir -p {conf} {cache}/results {bin}

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from cni.errors import CniError
 from kernel.address import Assigned
 from kernel.link import IFF_LOOPBACK, Link
-from podwire.doctor import addresses, attached, kernel, links, runtime
+from podwire.doctor import addresses, attached, kernel, links
 from podwire.doctor.checks import CHECKS, UNSEEN, examined
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.node import Node, overlapping
 from podwire.main import PLUGINS
+from podwire.runtimes import Runtime
 from tests.support import doctor_manual
 from tests.support.binaries import ROOT
 
@@ -31,7 +33,9 @@ def node(tmp_path) -> Node:
     conf_dir = tmp_path / "net.d"
     conf_dir.mkdir()
     (conf_dir / "10.conflist").write_text(LIST % f'"subnet": "10.9.0.0/24", "dataDir": "{tmp_path}/leases"')
-    return Node(PLUGINS, {}, str(conf_dir), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
+    made = Node(PLUGINS, {}, str(conf_dir), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
+    made.runtimes = ()  # whatever is installed on the machine of the tests
+    return made
 
 
 @pytest.fixture
@@ -180,98 +184,92 @@ def test_what_cannot_be_looked_at_stops_nothing(node, monkeypatch):
     assert {group for group, _ in found} == {check.group for check in CHECKS}
 
 
-def test_values_of_a_toml_section():
-    """Of containerd's and CRI-O's files the keys of the sections that name directories are read, without comments."""
-    text = """
-[plugins."io.containerd.grpc.v1.cri"]
-  bin_dir = "/wrong"
-  [plugins."io.containerd.grpc.v1.cri".cni] # here
-    # bin_dir = "/comment"
-    bin_dir = '/opt/a'
-    conf_dir = "/etc/b"
-[crio.network]
-plugin_dirs = [
-  "/c",
-  "/d",
-]
-[other]
-bin_dir = "/wrong"
-"""
-    assert runtime.values(text, "cni") == {"bin_dir": ["/opt/a"], "conf_dir": ["/etc/b"]}
-    assert runtime.values(text, "crio.network") == {"plugin_dirs": ["/c", "/d"]}
-    assert runtime.values("network_backend = x", "network") == {}
+def put(path: Path, content: str = "a plugin") -> Path:
+    """Makes an executable file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(0o755)
+    return path
 
 
-@pytest.mark.parametrize(
-    ("conf_dir", "bin_key", "told"),
-    [
-        ("{net}", 'bin_dir = "{bin}/"', []),
-        ("{net}", 'bin_dirs = ["/opt/a", "{bin}"]', []),
-        ("/etc/b", 'bin_dir = "{bin}"', ["podwire doctor --conf-dir /etc/b"]),
-        ("{net}", 'bin_dirs = ["/opt/a"]', ["podwire doctor --bin-dir /opt/a"]),
-    ],
-)
-def test_a_containerd_that_looks_elsewhere(node, monkeypatch, tmp_path, conf_dir, bin_key, told):
-    """Containerd's directories, in either of its spellings, are told when they are others than those looked at."""
-    places = {"net": tmp_path / "net.d", "bin": tmp_path / "bin"}
-    path = tmp_path / "config.toml"
-    path.write_text(f"[x.cni]\nconf_dir = '{conf_dir.format(**places)}'\n{bin_key.format(**places)}\n")
-    monkeypatch.setattr(runtime, "_PODMAN", ())
-    monkeypatch.setattr(runtime, "_CONTAINERD", str(path))
-    monkeypatch.setattr(runtime, "_CRIO", ("/absent", "/absent"))
-    assert [one.cure for one in look(node, "directories")] == told
+def with_runtime(node: Node, *places: Path, **keys: object) -> None:
+    """Installs a runtime that searches these directories."""
+    how = {"conf_dir": node.conf_dir, **keys}
+    node.runtimes = (Runtime("containerd", tuple(map(str, places)), **how),)  # type: ignore[misc,arg-type]
 
 
-def test_podman_without_cni(node, monkeypatch, tmp_path):
-    """A podman that is configured for netavark is a note."""
-    path = tmp_path / "containers.conf"
-    path.write_text('[network]\nnetwork_backend = "netavark"\n')
-    monkeypatch.setattr(runtime, "_PODMAN", (str(path),))
-    monkeypatch.setattr(runtime, "_settings", lambda: iter(()))
-    assert [one.name for one in look(node, "directories")] == ["podman-without-cni"]
+def directories(node: Node) -> list[tuple[str, str]]:
+    """Returns name and fix of what the check finds."""
+    return [(one.name, one.cure) for one in look(node, "directories")]
 
 
-@pytest.mark.parametrize(("directories", "told"), [('["/opt/a", "{bin}"]', False), ('["/opt/a"]', True)])
-def test_a_podman_that_looks_elsewhere(node, monkeypatch, tmp_path, directories, told):
-    """A podman whose list of plugin directories has none of those looked at is told, with what to call."""
-    path = tmp_path / "containers.conf"
-    path.write_text(f"[network]\ncni_plugin_dirs = {directories.format(bin=tmp_path / 'bin')}\n")
-    monkeypatch.setattr(runtime, "_PODMAN", (str(path),))
-    monkeypatch.setattr(runtime, "_CONTAINERD", "/absent")
-    monkeypatch.setattr(runtime, "_CRIO", ("/absent", "/absent"))
-    expected = [("runtime-looks-elsewhere", "podwire doctor --bin-dir /opt/a")] if told else []
-    assert [(one.name, one.cure) for one in look(node, "directories")] == expected
+def test_a_runtime_that_runs_the_plugins_of_another_directory(node, tmp_path):
+    """The fix installs podwire where the runtime looks, if doctor looks at podwire; after it all is in order."""
+    lib, own = tmp_path / "lib", tmp_path / "bin"
+    with_runtime(node, lib)
+    fix = [("runtime-looks-elsewhere", f"podwire install --bin-dir {lib}")]
+    put(own / "bridge")
+    put(own / "host-local")
+    assert directories(node) == [("runtime-looks-elsewhere", f'install "bridge" into {lib}')]
+    put(own / "podwire")
+    assert directories(node) == fix
+    put(lib / "bridge", "the reference's")
+    assert directories(node) == fix
+    put(lib / "bridge")
+    assert directories(node) == fix
+    put(lib / "host-local")
+    assert directories(node) == []
 
 
-@pytest.mark.parametrize("usual", [False, True])
-def test_a_podman_that_finds_others_first(node, monkeypatch, tmp_path, usual):
-    """A podman that meets another file of a name before ours is told, also by its usual order; the same file is not."""
+def test_a_runtime_that_has_what_doctor_does_not_see(node, tmp_path):
+    """Where the runtime has plugins and the directories that doctor looks at have none, doctor is to look there."""
+    lib = tmp_path / "lib"
+    with_runtime(node, tmp_path / "absent", lib)
+    put(lib / "bridge")
+    text = f"podwire doctor --bin-dir {tmp_path}/absent:{lib}"
+    assert directories(node) == [("runtime-looks-elsewhere", text)]
+
+
+def test_a_runtime_that_finds_others_first(node, tmp_path):
+    """Of several directories the one that shadows podwire's is the one to install into."""
+    with_runtime(node, tmp_path / "absent", tmp_path / "lib", tmp_path / "bin")
+    for name in ("bridge", "host-local", "podwire"):
+        put(tmp_path / "bin" / name)
+    assert directories(node) == []
+    put(tmp_path / "lib" / "host-local", "the reference's")
+    assert directories(node) == [("runtime-looks-elsewhere", f"podwire install --bin-dir {tmp_path}/lib")]
+
+
+def test_a_runtime_that_reads_other_networks(node, tmp_path):
+    """A directory of networks other than the one looked at is reported; the same one by another path is not."""
+    (tmp_path / "link").symlink_to(node.conf_dir)
+    with_runtime(node, conf_dir=f"{tmp_path}/link/")
+    assert directories(node) == []
+    with_runtime(node, conf_dir="/etc/b")
+    assert directories(node) == [("runtime-looks-elsewhere", "podwire doctor --conf-dir /etc/b")]
+
+
+def test_settings_that_cannot_be_read(node):
+    """Settings of an installed runtime that are no TOML are a warning, which names the file."""
+    node.runtimes = (Runtime("containerd", problem=CniError(6, "/etc/x is not TOML: line 1", "correct the file")),)
+    (found,) = look(node, "directories")
+    assert (found.name, found.text) == ("runtime-settings-unreadable", "/etc/x is not TOML: line 1")
+
+
+def test_a_runtime_without_cni(node):
+    """A runtime that runs no plugins is a note, whatever its directories are."""
+    with_runtime(node, Path("/opt/other"), without_cni="network_backend is netavark")
+    assert directories(node) == [("runtime-without-cni", "")]
+
+
+def test_a_plugin_is_installed_where_the_runtime_looks(node, tmp_path):
+    """A missing plugin is to be installed into the runtime's directory, if that is one of those looked at."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "lib").mkdir()
-    ours, theirs = tmp_path / "bin" / "bridge", tmp_path / "lib" / "bridge"
-    places = [str(tmp_path / "absent"), str(tmp_path / "lib"), str(tmp_path / "bin")]
-    path = tmp_path / "containers.conf"
-    path.write_text('[network]\nnetwork_backend = "cni"\n' + ("" if usual else f"cni_plugin_dirs = {places}\n"))
-    monkeypatch.setattr(runtime, "_PODMAN", (str(path),))
-    monkeypatch.setattr(runtime, "_PODMAN_DIRS", tuple(places))
-    monkeypatch.setattr(runtime, "_CONTAINERD", "/absent")
-    monkeypatch.setattr(runtime, "_CRIO", ("/absent", "/absent"))
-    ours.write_text("ours")
-    ours.chmod(0o755)
-    assert look(node, "directories") == []
-    theirs.symlink_to(ours)
-    assert look(node, "directories") == []
-    theirs.unlink()
-    theirs.write_text("theirs")
-    theirs.chmod(0o755)
-    ours.rename(tmp_path / "away")
-    assert [one.cure for one in look(node, "directories")] == [f"podwire doctor --bin-dir {theirs.parent}"]
-    (tmp_path / "away").rename(ours)
-    (told,) = look(node, "directories")
-    assert (told.name, told.text) == ("runtime-looks-elsewhere", f"podman runs {theirs}, and {ours} is looked at")
-    assert told.cure == f'in containers.conf: cni_plugin_dirs = ["{ours.parent}", "{theirs.parent}"]'
-    path.write_text(f'[network]\nnetwork_backend = "cni"\ncni_plugin_dirs = ["{ours.parent}", "{theirs.parent}"]\n')
-    assert look(node, "directories") == []
+    node.bin_dirs = (str(tmp_path / "opt"), str(tmp_path / "bin"))
+    with_runtime(node, tmp_path / "bin")
+    assert node.install_dir == str(tmp_path / "bin")
+    with_runtime(node, tmp_path / "lib")
+    assert node.install_dir == str(tmp_path / "opt")
 
 
 @pytest.mark.parametrize(

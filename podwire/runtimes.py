@@ -1,0 +1,250 @@
+"""The container runtimes installed on this host, and the directories in which each looks for plugins and networks.
+
+One rule: settings are read as the runtime reads them: the same files in the same order, by a TOML parser. A runtime
+whose program is not here is not mentioned: its files may be there without it (`apt remove` leaves them).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cni import delegate, files
+from cni.errors import CniError, Code
+
+BIN_DIR, CONF_DIR = "/opt/cni/bin", "/etc/cni/net.d"  # built into containerd and CRI-O
+
+_MOST_BYTES = 1 << 20
+_RUN = "/run"
+_PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+_CONTAINERD = "/etc/containerd/config.toml"
+# The plugin whose settings count, by the file's version. 1.x knows versions 1 and 2, containerd 2.x all of them.
+_CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri"}
+_CRI_SINCE_3 = "io.containerd.cri.v1.runtime"
+_CRI_NAMES = (*_CRI.values(), _CRI_SINCE_3, "io.containerd.cri.v1.images")
+
+_CRIO, _CRIO_MORE = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
+
+# containers.conf(5), of root.
+_PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+_PODMAN_BIN_DIRS = (
+    "/usr/local/libexec/cni",
+    "/usr/libexec/cni",
+    "/usr/local/lib/cni",
+    "/usr/lib/cni",
+    "/opt/cni/bin",
+)
+_PODMAN_HELPER_DIRS = (
+    "/usr/local/libexec/podman",
+    "/usr/local/lib/podman",
+    "/usr/libexec/podman",
+    "/usr/lib/podman",
+)
+_PODMAN_CHOICE = "/var/lib/containers/storage/defaultNetworkBackend"  # podman writes it at its first start
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One runtime: `bin_dirs` in the order in which it searches them, `source` the file that sets them, "" for none.
+
+    `without_cni` is the reason why it runs no CNI plugins, "" if it does. `problem` is set if its settings cannot be
+    read; the directories are unknown then.
+    """
+
+    name: str
+    bin_dirs: tuple[str, ...] = ()
+    conf_dir: str = CONF_DIR
+    source: str = ""
+    without_cni: str = ""
+    problem: CniError | None = None
+
+    def find(self, kind: str) -> str:
+        """Returns the file that it runs as plugin `kind`, "" if there is none."""
+        try:
+            return delegate.find(kind, self.bin_dirs)
+        except CniError:
+            return ""
+
+    def install_dir(self, names: Iterable[str]) -> str:
+        """Returns the directory to install `names` into so that it runs these files: its first one that has any."""
+        kinds = list(names)
+        taken = (one for one in self.bin_dirs if any(os.path.isfile(os.path.join(one, kind)) for kind in kinds))
+        present = (one for one in self.bin_dirs if os.path.isdir(one))
+        return next(taken, "") or next(present, "") or self.bin_dirs[0]
+
+
+def installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
+    """Returns the runtimes whose program is on PATH or in a usual directory, or which run."""
+    found = []
+    for name, program, state, read in _RUNTIMES:
+        if _is_installed(program, state, env):
+            try:
+                found.append(read())
+            except CniError as error:
+                found.append(Runtime(name, problem=error))
+    return tuple(found)
+
+
+def bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the existing directories in which the installed runtimes look for plugins."""
+    every = (path for runtime in installed(env) for path in runtime.bin_dirs)
+    return tuple(dict.fromkeys(path for path in every if os.path.isdir(path)))
+
+
+def _is_installed(program: str, state: str, env: Mapping[str, str]) -> bool:
+    places = (*env.get("PATH", "").split(":"), *_PROGRAM_DIRS)
+    is_here = any(os.path.isabs(one) and os.access(os.path.join(one, program), os.X_OK) for one in places)
+    return is_here or os.path.isdir(os.path.join(_RUN, state))
+
+
+def _containerd() -> Runtime:
+    main = _read(_CONTAINERD)
+    source, disabled = "", set[str]()
+    cni: Mapping[str, object] = {}
+    for path, document in _imported(_CONTAINERD, main or {}):
+        version = _integer(document.get("version")) or _integer((main or {}).get("version")) or 1
+        disabled.update(_texts(document.get("disabled_plugins")))
+        section = _table(document, "plugins").get(_CRI.get(version, _CRI_SINCE_3))
+        if isinstance(section, dict):  # containerd replaces the whole section of a plugin, it does not merge keys
+            source, cni = path, _table(section, "cni")
+    listed = _texts(cni.get("bin_dirs")) or _texts(cni.get("bin_dir"))
+    disabled_cri = sorted(disabled.intersection(_CRI_NAMES))
+    return Runtime(
+        "containerd",
+        _normal(listed) or (BIN_DIR,),
+        _text(cni.get("conf_dir")) or CONF_DIR,
+        source if listed else "",
+        f'{_CONTAINERD} has "{disabled_cri[0]}" in disabled_plugins' if disabled_cri else "",
+    )
+
+
+def _imported(path: str, document: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yields a file of containerd and all that it imports, in the order in which they override each other."""
+    pending, done = [(path, document)], set()
+    while pending:
+        path, document = pending.pop(0)
+        yield path, document
+        done.add(path)
+        for pattern in _texts(document.get("imports")):
+            for one in _matching(os.path.join(os.path.dirname(path), pattern)):
+                if one not in done and one not in [waiting for waiting, _ in pending]:
+                    pending.append((one, _read(one) or {}))
+
+
+def _matching(path: str) -> list[str]:
+    """Returns the files that a path stands for, whose last part may be a pattern."""
+    path = os.path.normpath(path)
+    directory, pattern = os.path.split(path)
+    if "*" not in pattern:
+        return [path]
+    return [os.path.join(directory, name) for name in _listed(directory) if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _crio() -> Runtime:
+    paths = (_CRIO, *(os.path.join(_CRIO_MORE, name) for name in _listed(_CRIO_MORE)))
+    network, sources = _merged(paths, "crio", "network")
+    listed = _normal(_texts(network.get("plugin_dirs")))
+    conf_dir = _text(network.get("network_dir")) or CONF_DIR
+    return Runtime("CRI-O", listed or (BIN_DIR,), conf_dir, sources.get("plugin_dirs", "") if listed else "")
+
+
+def _podman() -> Runtime:
+    paths = []
+    for path in _PODMAN:
+        more = f"{path}.d"
+        paths += [path, *(os.path.join(more, name) for name in _listed(more) if name.endswith(".conf"))]
+    network, sources = _merged(paths, "network")
+    engine, _ = _merged(paths, "engine")
+    listed = _normal(_texts(network.get("cni_plugin_dirs")))
+    backend = _text(network.get("network_backend"))
+    chosen = f'{sources.get("network_backend")} has network_backend = "{backend}"'
+    if not backend:
+        backend, chosen = _podman_default(_texts(engine.get("helper_binaries_dir")) or _PODMAN_HELPER_DIRS)
+    return Runtime(
+        "podman",
+        listed or _PODMAN_BIN_DIRS,
+        _text(network.get("network_config_dir")) or CONF_DIR,
+        sources.get("cni_plugin_dirs", "") if listed else "",
+        "" if backend == "cni" else chosen,
+    )
+
+
+def _podman_default(helpers: Iterable[str]) -> tuple[str, str]:
+    """Returns the backend that podman uses where no file names one, and the reason."""
+    try:
+        return files.read(_PODMAN_CHOICE, _MOST_BYTES).decode("utf-8", "replace"), f"{_PODMAN_CHOICE} says so"
+    except (OSError, ValueError):
+        pass
+    for directory in helpers:
+        program = os.path.join(directory, "netavark")
+        if os.path.exists(program):
+            return "netavark", f"it uses {program}"
+    return "cni", ""
+
+
+_RUNTIMES = (
+    ("containerd", "containerd", "containerd", _containerd),
+    ("CRI-O", "crio", "crio", _crio),
+    ("podman", "podman", "libpod", _podman),
+)
+
+
+def _merged(paths: Iterable[str], *section: str) -> tuple[dict[str, object], dict[str, str]]:
+    """Returns the keys of a section, later files overriding earlier ones, and the file that sets each key."""
+    keys: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for path in paths:
+        table: Mapping[str, object] = _read(path) or {}
+        for name in section:
+            table = _table(table, name)
+        keys.update(table)
+        sources.update(dict.fromkeys(table, path))
+    return keys, sources
+
+
+def _read(path: str) -> dict[str, object] | None:
+    """Returns a TOML file's content, None if there is no such file; raises CniError(5) and CniError(6)."""
+    try:
+        document: dict[str, object] = tomllib.loads(files.read(path, _MOST_BYTES).decode())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}", "call it as root") from error
+    except (ValueError, RecursionError) as error:
+        raise CniError(Code.DECODING_FAILURE, f"{path} is not TOML: {error}", "correct the file") from error
+    return document
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}", "call it as root") from error
+
+
+def _table(table: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """Returns the texts of a list; one text is a list of one."""
+    return tuple(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str) and item)
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _normal(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(os.path.normpath(path) for path in paths)
