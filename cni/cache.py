@@ -120,6 +120,8 @@ class ResultCache:
 
     def may_have(self, attachment: Attachment) -> bool:
         """Tells whether there is a file of the attachment's by its name, although it may not be readable."""
+        if self.network and attachment.ifname:
+            return f"{self.network}-{attachment.container_id}-{attachment.ifname}" in self._files
         return any(self._is_of(attachment, name) for name in self._files)
 
     def has_lost(self, attachment: Attachment) -> bool:
@@ -127,21 +129,25 @@ class ResultCache:
         own = self._cached(attachment)
         return bool(own) and not any(map(self._lives, own))
 
+    def is_running(self, attachment: Attachment) -> bool:
+        """Tells whether the cache names a namespace of the attachment that surely exists; "" as above."""
+        return any(self._presence(known) in (Presence.HERE, Presence.ELSEWHERE) for known in self._cached(attachment))
+
     def _cached(self, attachment: Attachment) -> list[Attachment]:
         if attachment.ifname:
             return [attachment] if attachment in self.sandboxes else []
         return [known for known in self.sandboxes if known.container_id == attachment.container_id]
 
     def _lives(self, known: Attachment) -> bool:
-        found = presence(self.sandboxes[known], _host_interface(self._results.get(known), known.ifname))
-        return found is not Presence.GONE
+        return self._presence(known) is not Presence.GONE
+
+    def _presence(self, known: Attachment) -> Presence:
+        return presence(self.sandboxes[known], _host_interface(self._results.get(known), known.ifname))
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""
         own = f"-{attachment.container_id}-{attachment.ifname}"
-        if not self.network:
-            return own in name
-        return name == self.network + own if attachment.ifname else name.startswith(self.network + own)
+        return name.startswith(self.network + own) if self.network else own in name
 
 
 def addresses_of(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:

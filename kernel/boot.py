@@ -1,15 +1,24 @@
-"""Which boot this is: what tells notes of this one from those of an earlier one.
+"""Which boot this is, and when it began: this tells records of the current boot from those of an earlier one.
 
-One rule: where it cannot be told there is no name for it, and nothing is taken for left over.
+One rule: what cannot be read has no value here, and callers then treat nothing as stale.
 """
 
 from __future__ import annotations
 
 import os
+import time
+
+from cni import files
+
+_NS = 1_000_000_000
+_OFFSETS_BYTES = 4096
 
 
 def boot_id() -> bytes:
-    """Returns the kernel's name for the present boot, b"" where there is no /proc."""
+    """Returns the kernel's ID of the current boot, b"" where it cannot be read.
+
+    A container may see another one: systemd-nspawn and LXC mount a file of theirs over the kernel's.
+    """
     try:
         fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
     except OSError:
@@ -18,3 +27,28 @@ def boot_id() -> bytes:
         return os.read(fd, 64)
     finally:
         os.close(fd)
+
+
+def began_ns() -> int:
+    """Returns when the machine booted, by its wall clock as it is now, in ns since 1970; 0 where it cannot be read.
+
+    It is the machine's boot in every container, whose time namespace may shift CLOCK_BOOTTIME (time_namespaces(7)).
+    """
+    try:
+        shift_ns = _boottime_shift_ns()
+    except (OSError, ValueError, IndexError):
+        return 0
+    return time.time_ns() - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - shift_ns)
+
+
+def _boottime_shift_ns() -> int:
+    """Returns what our time namespace adds to CLOCK_BOOTTIME; before Linux 5.6 there are none."""
+    try:
+        table = files.read("/proc/self/timens_offsets", _OFFSETS_BYTES).decode()
+    except FileNotFoundError:
+        os.stat("/proc/self")  # raises where there is no /proc to say so
+        return 0
+    for clock, seconds, nanoseconds in (line.split() for line in table.splitlines()):
+        if clock == "boottime":
+            return int(seconds) * _NS + int(nanoseconds)
+    return 0

@@ -187,7 +187,8 @@ def _may_take_back(held: Reservations, name: str, attachment: Attachment, cache:
     holder = held.content(name)
     had = attachment_of(holder)
     own = had in (attachment, Attachment(attachment.container_id, ""))
-    return is_left_over(f"{held.directory}/{name}", had, held.origin(holder, name), cache) or (
+    origin, returns = held.origin(holder, name), had == attachment
+    return is_left_over(f"{held.directory}/{name}", had, origin, cache, returns=returns) or (
         own and cache.has_lost(had)
     )
 

@@ -1,12 +1,20 @@
-"""Which reservations outlived their containers in a reboot, and may be taken back when addresses are needed.
+"""Which reservations outlived their containers in a reboot, and may be reclaimed when addresses are needed.
 
-One rule: what was made in the present boot, or might have been, is nobody's to take but DEL's and GC's.
+One rule: only DEL and GC release what was made in the current boot, or may have been.
 
-No container survives a reboot, but its reservation does when DEL was not run before it, and nothing tells a file of the
-reference's format that it is one of those. What tells is the index (index.py), which lists the reservations with the id
-of the boot in which it was written. Of reservations it never knew (the reference's, above all) the clock is asked, and
-since clocks are set, the runtime's own books have to agree. Where several machines may share the store, against all
-advice, one's present boot is not the other's, and nothing is taken back.
+No container survives a reboot, but its reservation does when DEL was not run before it, and nothing in a file of the
+reference's format shows that. Three witnesses are heard, because each may be wrong:
+
+- The index (index.py) lists reservations with the ID of the boot in which it was written. A container on the same
+  store may see another ID (systemd-nspawn and LXC mount one over the kernel's), and its index then accuses all others.
+- The file's change time is older than the boot. The clock is the machine's in every container, but it may be set:
+  a machine without a clock of its own is behind when it has booted, and then earlier files seem to be of the future.
+- The runtime's cache says that the container is gone. It is wrong where namespaces are out of sight.
+
+The first two together suffice, unless the cache names a namespace that exists; so do the last two for a reservation
+that no index lists (the reference's). For one of the future, the first and the last have to agree. One that is neither
+older than the boot nor of the future stays until the clock is right. Where several machines may share the store,
+against all advice, one's current boot is not the other's, and nothing is reclaimed.
 """
 
 from __future__ import annotations
@@ -19,8 +27,8 @@ from functools import cache as remembered
 from cni import files
 from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment
+from kernel import boot
 
-_NS = 1_000_000_000
 _MOUNTS_BYTES = 4 << 20
 # File systems of one machine; one that is not known may be shared. hostfs is user-mode Linux's.
 _LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hostfs", "jfs", "nilfs2", "overlay", "ramfs", "tmpfs"}
@@ -35,18 +43,24 @@ class Origin(IntEnum):
     EARLIER_BOOT = 2
 
 
-def is_left_over(path: str, attachment: Attachment, origin: Origin, cache: ResultCache) -> bool:
+def is_left_over(
+    path: str, attachment: Attachment, origin: Origin, cache: ResultCache, *, returns: bool = False
+) -> bool:
     """Tells whether the reservation at `path` is of a container that a reboot ended.
 
-    One of unknown origin is when its file is older than the boot and the runtime's cache knows its container as gone.
+    `returns` says that ADD runs for this very attachment: its namespace is then a new one, whatever path it has.
     """
-    if not VALID_NAME.fullmatch(attachment.container_id):
-        return False  # a note of the administrator's, who keeps the address to himself
-    if origin is Origin.UNKNOWN:
-        found = _is_older_than_boot(path) and cache.is_gone(attachment)
-    else:
-        found = origin is Origin.EARLIER_BOOT
-    return found and _is_local(os.path.dirname(path))
+    if origin is Origin.THIS_BOOT or not VALID_NAME.fullmatch(attachment.container_id):
+        return False  # invalid: a note of the administrator's, who reserves the address
+    gone = cache.is_gone(attachment)
+    if origin is Origin.UNKNOWN and not gone:
+        return False
+    if origin is Origin.EARLIER_BOOT and not returns and cache.is_running(attachment):
+        return False
+    changed_ns = _changed_ns(path)
+    is_older = changed_ns < boot.began_ns()
+    is_of_the_future = origin is Origin.EARLIER_BOOT and gone and changed_ns > time.time_ns()
+    return (is_older or is_of_the_future) and _is_local(os.path.dirname(path))
 
 
 def file_system(directory: str) -> str:
@@ -74,9 +88,9 @@ def _is_local(directory: str) -> bool:
     return file_system(directory) in _LOCAL
 
 
-def _is_older_than_boot(path: str) -> bool:
+def _changed_ns(path: str) -> int:
+    """Returns the change time of a file; now for one that cannot be read, which is of the current boot."""
     try:
-        changed_ns = os.lstat(path).st_ctime_ns
+        return os.lstat(path).st_ctime_ns
     except OSError:
-        return False
-    return changed_ns < time.time_ns() - int(time.clock_gettime(time.CLOCK_BOOTTIME) * _NS)
+        return time.time_ns()

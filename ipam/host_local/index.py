@@ -260,6 +260,8 @@ class Index:
     def _judged(self, record: bytes) -> tuple[Origin, int]:
         """Returns when the reservation of a record was made, and its change time in ns, 0 where that says nothing."""
         known = table.origin_of(record)
+        if not self._boot:  # /proc/sys is hidden: no record is known to be of another boot
+            return Origin.UNKNOWN, 0
         if self._is_of_this_boot and known is not Origin.EARLIER_BOOT:
             return known, 0
         try:

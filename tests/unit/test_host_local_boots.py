@@ -24,13 +24,20 @@ class Node:
         """Starts a new boot a moment later, with the clocks where they are."""
         time.sleep(0.02)  # two ticks of the clock that stamps files
         self._boots += 1
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        name = b"boot %d" % self._boots
+        name, began_ns = b"boot %d" % self._boots, time.time_ns()
         self._monkeypatch.setattr(boot, "boot_id", lambda: name)
-        self._monkeypatch.setattr(
-            boots.time, "clock_gettime", lambda clock, real=time.clock_gettime: real(time.CLOCK_MONOTONIC) - began
-        )
+        self._monkeypatch.setattr(boot, "began_ns", lambda: began_ns)
         time.sleep(0.02)
+
+    def set_clock_back(self, seconds):
+        """Sets the machine's clock, and with it the time of the boot."""
+        began_ns, time_ns = boot.began_ns(), time.time_ns
+        self._monkeypatch.setattr(boot, "began_ns", lambda: began_ns - seconds * 10**9)
+        self._monkeypatch.setattr(boots.time, "time_ns", lambda: time_ns() - seconds * 10**9)
+
+    def show(self, boot_id):
+        """Shows another boot ID, as a container does, or none."""
+        self._monkeypatch.setattr(boot, "boot_id", lambda: boot_id)
 
     def written(self, name, owner):
         """Writes a reservation as the reference does."""
@@ -239,9 +246,59 @@ def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, m
     assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
 
 
+@pytest.mark.parametrize("boot_id", [b"another", b""])
+def test_a_boot_id_alone_reclaims_nothing(node, boot_id):
+    """Another boot ID, or one that cannot be read, is no reboot: reservations younger than the boot stay."""
+    node.reboot()
+    for name in "abc":
+        node.net.add(name)
+    node.show(boot_id)
+    for name in "de":
+        node.net.refusal(name)
+    node.net.cached("a", "/run/netns/gone")
+    node.net.refusal("f")
+    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
+
+
+def test_a_namespace_that_exists_keeps_its_address(node):
+    """A reservation of before the boot stays while the cache names a namespace of its attachment that exists."""
+    for name in "abc":
+        node.net.add(name)
+    node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
+    node.net.cached("b", "")
+    node.reboot()
+    node.net.add("d")
+    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "d"}
+
+
+def test_while_the_clock_is_behind_the_cache_has_to_agree(node):
+    """On a machine that booted with its clock behind, earlier reservations are reclaimed if their container is gone."""
+    for name in "abc":
+        node.net.add(name)
+    node.reboot()
+    node.set_clock_back(3600)
+    node.net.refusal("d")
+    node.net.cached("a", "/run/netns/gone")
+    node.net.cached("b", "")
+    node.net.add("d")
+    assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "b"}
+    node.set_clock_back(-3600)
+    node.net.add("e")
+    node.net.add("f")
+    node.net.refusal("g")
+    assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "f", "10.1.2.4": "e"}
+
+
 def test_the_kind_of_afile_system(tmp_path):
     """It is told of directories, also through links; of what is not there it is unknown."""
     (tmp_path / "link").symlink_to("/proc/self")
     assert boots.file_system(str(tmp_path / "link")) == "proc"
     assert boots.file_system("/sys/kernel") == "sysfs"
     assert boots.file_system(str(tmp_path / "absent")) == ""
+
+
+def test_the_boot_began_when_the_kernel_says():
+    """The time of the boot is the kernel's btime (proc_stat(5)), which has full seconds."""
+    with open("/proc/stat") as table:
+        btime_s = next(int(line.split()[1]) for line in table if line.startswith("btime "))
+    assert abs(boot.began_ns() / 10**9 - btime_s) < 2
