@@ -99,9 +99,11 @@ class Cri:
         )
 
     def run(self, name: str, *what: Any, **how: Any) -> Pod:
-        """Starts a pod, as `config` takes it, whose own process is a web server."""
+        """Starts a pod, as `config` takes it, whose own process is a web server, and waits until that answers."""
         made = self.call("RunPodSandbox", config=self.config(name, *what, **how)).pod_sandbox_id
-        return self.pod(made, name)
+        pod = self.pod(made, name)
+        assert how.get("host_network") or eventually(lambda: page(pod.namespace, "127.0.0.1") != ""), name
+        return pod
 
     def pod(self, sandbox_id: str, name: str) -> Pod:
         """Returns a pod as containerd tells of it."""
