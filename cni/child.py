@@ -1,7 +1,8 @@
 """Running other programs to their end, several at once when need be.
 
-One rule: no program started here outlives `run`, however `run` ends. What a program has started itself is its own
-affair: neither that nor a pipe it holds is waited for.
+One rule: `run` ends in limited time, and no program started here outlives it. What a program has started itself is its
+own affair while it ends in time: neither that nor a pipe it holds is waited for. A program that is ended from here is
+ended with its process group, since the one that hangs may be started by a script.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ from cni.values import dataclass, field
 
 STDOUT_BYTES = 64 << 20  # more is an error
 STDERR_BYTES = 1 << 20  # more is read and forgotten
+# Within what the kubelet waits: 2 minutes for a DEL, and twice as long for an ADD, which undoes what it did by a DEL.
+LIMIT_S = 100.0
 
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
+_KILLED_S = 5.0  # from SIGKILL on; one that waits for a disk or a file server is not ended by it
 _CHUNK_BYTES = 65536
 _PIPE_CHUNKS = 16  # what a pipe holds at most, unless somebody with CAP_SYS_RESOURCE made it larger
 # We ignore SIGPIPE and hold SIGTERM back; a program starts with the defaults, as from a shell.
 _DEFAULTS = (signal.SIGPIPE, *TERMINATION)
 
 # Starts a program: its words, its environment ("NAME=value"), the descriptors for 0, 1 and 2 (-1: ours), the signals
-# that start with their default actions, none of them held back. Returns the process; raises OSError.
+# that start with their default actions, none of them held back. Returns the process, which leads a process group;
+# raises OSError.
 Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...]], int]
 
 
@@ -62,16 +67,18 @@ def posix_spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, in
     """Starts a program as `Spawn` says; one that goes on when we are killed."""
     actions = [(os.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(streams) if fd >= 0]
     environment = dict(entry.split(b"=", 1) for entry in env)
-    return os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsigmask=(), setsigdef=defaults)
+    return os.posix_spawn(
+        argv[0], argv, environment, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=defaults
+    )
 
 
-def run(*commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = None) -> list[Outcome]:
+def run(*commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = LIMIT_S) -> list[Outcome]:
     """Starts all `commands`, waits until all have ended, and returns their outcomes in the same order.
 
     Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), TimeoutError
-    when not all have ended in `limit_s` seconds. Then, and when a signal ends the waiting (Terminated), those that run
-    get SIGTERM and are waited for: they take back what they have done, then it is our turn. One that takes too long
-    is killed.
+    when not all have ended in `limit_s` seconds; None is for a caller who watches it. Then, and when a signal ends the
+    waiting (Terminated), those that run get SIGTERM and are waited for: they take back what they have done, then it is
+    our turn. One that takes too long is killed.
     """
     children: list[_Child] = []
     # No signal may come between a start and the place that ends what was started.
@@ -176,14 +183,31 @@ def _attend(children: list[_Child], deaths: int, limit_s: float | None) -> None:
 
 
 def _end(children: list[_Child], deaths: int) -> None:
-    for child in children:
-        os.kill(child.pid, signal.SIGTERM)
+    running = [child for child in children if not child.has_ended()]
+    _signal(running, signal.SIGTERM)
     with suppress(OSError):
         _attend(children, deaths, _GRACE_S)
+    _signal(running, signal.SIGKILL)
+    _await_deaths(children, deaths)
     for child in children:
-        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, os.WNOHANG)
+
+
+def _signal(children: list[_Child], number: int) -> None:
+    """Sends a signal to the programs' process groups, which exist as long as nobody has waited for their leaders."""
     for child in children:
-        os.waitpid(child.pid, 0)
+        with suppress(OSError):  # one of them may have become another user's
+            os.killpg(child.pid, number)
+
+
+def _await_deaths(children: list[_Child], deaths: int) -> None:
+    """Waits until programs that were killed have ended; the kernel may keep one that is in the middle of a request."""
+    deadline = time.monotonic() + _KILLED_S
+    news = select.poll()
+    news.register(deaths, select.POLLIN)
+    while not all(child.has_ended() for child in children) and (left_s := deadline - time.monotonic()) > 0:
+        if news.poll(left_s * 1000):
+            os.read(deaths, _CHUNK_BYTES)
 
 
 def _outcome(child: _Child) -> Outcome:

@@ -139,6 +139,10 @@ def _execute(program: str, args: CmdArgs) -> bytes:
     command = Command((program,), {**args.env, "CNI_COMMAND": args.command}, args.stdin)
     try:
         outcome = _run_when_free(command)
+    except TimeoutError as error:
+        msg = f"{program} did not end {args.command} within {child.LIMIT_S:.0f} s and was killed, try again later"
+        hint = 'it is the network\'s "ipam.type"; a plugin that asks a server waits for it: see whether that answers'
+        raise CniError(Code.TRY_AGAIN_LATER, msg, hint) from error
     except OSError as error:
         raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
     if outcome.status != 0:
@@ -149,7 +153,7 @@ def _execute(program: str, args: CmdArgs) -> bytes:
 def _run_when_free(command: Command) -> Outcome:
     for attempt in range(_BUSY_TRIES):
         try:
-            (outcome,) = child.run(command)
+            (outcome,) = child.run(command, limit_s=child.LIMIT_S)
         except OSError as error:
             if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
                 raise

@@ -106,6 +106,8 @@ become(Program *program)
         goto failed;
     if (getppid() != program->parent)
         _exit(127);
+    if (setpgid(0, 0) < 0) /* whoever ends the program ends what it has started, too */
+        goto failed;
     for (int number = 1; number < NSIG; number++)
         if (sigismember(&program->defaults, number) == 1 && signal(number, SIG_DFL) == SIG_ERR)
             goto failed;
@@ -201,6 +203,7 @@ podwire_spawn_bound(PyObject *self, PyObject *args)
 
 PyDoc_STRVAR(spawn_bound_doc,
              "spawn_bound(argv, env, streams, defaults) -> pid: start a program that gets SIGKILL when we end.\n"
+             "It leads a process group. "
              "argv, env: lists of bytes; streams: what becomes 0, 1, 2 (negative: ours); defaults: signals to reset.");
 
 static PyMethodDef methods[] = {

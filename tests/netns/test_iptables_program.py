@@ -3,13 +3,15 @@
 import fcntl
 import os
 import signal
+import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.support import xtables
+from tests.support import unkillable, xtables
 from tests.support.netstate import links
 from tests.support.running import finish
 
@@ -79,7 +81,11 @@ def await_(condition, within_s=10):
 
 
 def has_ended(pid):
-    return not os.path.exists(f"/proc/{pid}")
+    """Tells whether a process has ended; its parent, which may be init, need not have noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def nothing_is_left(net, sandbox):
@@ -117,6 +123,35 @@ def test_a_program_that_hangs_is_try_again_later(net, program, sandbox):
     assert 19 < time.monotonic() - start < 50
     assert error["code"] == 11
     assert "iptables-restore did not end within 20 s" in error["msg"]
+    assert nothing_is_left(net, sandbox)
+
+
+@NEEDS_LEGACY
+def test_what_a_program_commits_before_it_hangs_goes_with_the_next_del(net, legacy, tools, sandbox):
+    """A program that hangs behind a script is ended with it; the next DEL removes what it committed."""
+    restore = tools / "iptables-restore"
+    working = restore.read_text()
+    restore.write_text(working.replace("exec ", "") + f"sleep 100 &\necho $! >> {tools}/started\nwait\n")
+    error = net.run("ADD", sandbox).error()
+    assert (error["code"], "did not end within 20 s" in error["msg"]) == (11, True)
+    assert rules(net, tools) != []
+    started = (tools / "started").read_text().split()
+    assert started
+    assert all(await_(lambda pid=pid: has_ended(pid), within_s=3) for pid in started)
+    restore.write_text(working)
+    net.delete(sandbox)
+    assert rules(net, tools) == []
+    assert nothing_is_left(net, sandbox)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no FUSE here")
+def test_a_program_that_no_signal_ends_is_left_behind(net, program, sandbox):
+    """ADD fails in time though its program waits for a file server and cannot be killed, as with a dead disk."""
+    program(f'exec {sys.executable} {unkillable.__file__} "$PID_FILE"')
+    start = time.monotonic()
+    error = net.run("ADD", sandbox).error()
+    assert time.monotonic() - start < 60
+    assert (error["code"], "did not end within 20 s" in error["msg"]) == (11, True)
     assert nothing_is_left(net, sandbox)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import signal
 import time
 from functools import partial
@@ -228,6 +229,17 @@ def test_a_program_that_hangs_is_ended(run):
         run(shell("exec sleep 60"), shell("trap '' TERM; while :; do sleep 0.1; done"), limit_s=0.2)
     assert 1 < time.monotonic() - start < 5
     assert children() == []
+
+
+def test_what_a_hanging_program_started_is_ended_with_it(run, tmp_path):
+    """When time is up the process is ended that a script waits for, also when it ignores SIGTERM."""
+    os.mkfifo(tmp_path / "held")
+    with open(os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK), "rb") as held:
+        with pytest.raises(TimeoutError):
+            run(shell(f"(trap '' TERM; exec sleep 60 >{tmp_path}/held) & wait"), limit_s=0.5)
+        end = select.poll()
+        end.register(held, 0)
+        assert end.poll(5000) == [(held.fileno(), select.POLLHUP)]  # nobody has it open for writing any more
 
 
 def test_a_program_that_ends_in_time_is_no_timeout(run):

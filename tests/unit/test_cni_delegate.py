@@ -12,8 +12,8 @@ from ipaddress import ip_interface
 import pytest
 
 from cni import args as cni_args
+from cni import child, delegate, skel
 from cni import conf as cni_conf
-from cni import delegate, skel
 from cni.errors import CniError
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
@@ -380,3 +380,15 @@ def test_another_file_of_the_same_name_is_run_as_a_process(script, request_for, 
     seen = []
     assert add(request_for(delegates=inside(seen, Result()))) == RESULT
     assert (seen, calls()) == ([], ["ADD"])
+
+
+@pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
+def test_a_plugin_that_hangs_is_ended(script, request_for, calls, monkeypatch, command):
+    """A delegate that does not end is killed, and the error is "try again later"; a failed ADD is followed by DEL."""
+    monkeypatch.setattr(child, "LIMIT_S", 0.3)
+    file = script('[ "$CNI_COMMAND" = DEL ] && [ -e "$0.added" ] && exit 0; : > "$0.added"; exec sleep 60')
+    request = request_for(command)
+    error = failure(lambda: add(request) if command == "ADD" else delegate.run("ipam", *request))
+    assert error.code == 11
+    assert error.msg == f"{file} did not end {command} within 0 s and was killed, try again later"
+    assert calls() == (["ADD", "DEL"] if command == "ADD" else [command])
