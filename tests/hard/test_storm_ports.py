@@ -2,20 +2,28 @@
 
 import pytest
 
-from tests.support import netstate
+from tests.support import netstate, xtables
 from tests.support.hostports import HostPorts, at_once
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
+LEGACY = pytest.param("iptables-legacy", marks=pytest.mark.needs("iptables_legacy_nat"))
 CONTENDERS = 4
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_of_those_who_take_a_port_at_once_one_gets_it(host, bin_dir, backend, nightly):
+@pytest.fixture
+def network(host, bin_dir, backend, tmp_path):
+    """A network with portmap, and with iptables-legacy the programs of that variant."""
+    legacy = xtables.variant(tmp_path / "tools", "legacy") if backend == "iptables-legacy" else None
+    config = {"cniVersion": "1.0.0", "name": "net", "type": "portmap", "backend": backend.removesuffix("-legacy")}
+    return HostPorts(host, config, tools=legacy)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, LEGACY])
+def test_of_those_who_take_a_port_at_once_one_gets_it(network, nightly):
     """Whoever is told that it has the port has it, and whoever is not leaves nothing and is told to try again."""
-    network = HostPorts(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"})
     pods = {
         f"pod-{number}": network.having(
-            "8080:80", "8443:443", addresses=[f"10.22.0.{number + 2}/16"], onConflict="fail", backend=backend
+            "8080:80", "8443:443", addresses=[f"10.22.0.{number + 2}/16"], onConflict="fail"
         )
         for number in range(CONTENDERS)
     }
@@ -33,17 +41,13 @@ def test_of_those_who_take_a_port_at_once_one_gets_it(host, bin_dir, backend, ni
 
 @pytest.mark.needs("nft_nat")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_first_pods_at_once_make_what_they_share_once(host, bin_dir, backend, nightly):
+def test_first_pods_at_once_make_what_they_share_once(host, network, nightly):
     """Of the rules that all pods share there is one each, however many first pods made them at the same time."""
     host.ip("link", "add", "cni0", "type", "bridge")
     host.ip("addr", "add", "10.22.0.1/16", "dev", "cni0")
     host.ip("link", "set", "cni0", "up")
-    network = HostPorts(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"})
     pods = [
-        (
-            f"pod-{number}",
-            network.having(f"{8000 + number}:80", addresses=[f"10.22.0.{number + 2}/16"], backend=backend),
-        )
+        (f"pod-{number}", network.having(f"{8000 + number}:80", addresses=[f"10.22.0.{number + 2}/16"]))
         for number in range(4 * CONTENDERS)
     ]
     alone, *_ = pods
