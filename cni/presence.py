@@ -49,6 +49,15 @@ def presence(netns: str, host_interface: str = "") -> Presence:
     return Presence.ELSEWHERE if there is Presence.HERE else there
 
 
+def obstacle() -> str:
+    """Says why this process cannot prove of any missing namespace that it is gone, "" if it can."""
+    try:
+        os.stat(f"{INIT}/root")
+    except OSError as error:
+        return f"{INIT}/root cannot be read: {error.strerror}"
+    return "" if _is_machines_init() else "this is a container that has not got the host's processes"
+
+
 def _look(path: str) -> Presence:
     try:
         return Presence.HERE if _is_namespace(path) else Presence.GONE

@@ -15,6 +15,7 @@ from cni import cache
 from cni.cache import Entry
 from cni.conf import Attachment
 from cni.errors import CniError
+from cni.presence import Presence
 from cni.result import Result, from_json
 from podwire import networks
 from podwire.networks import Network
@@ -25,17 +26,23 @@ class Known:
     """One attachment of the cache: where it is, and what it was asked for and got.
 
     `network` is None when the cache has no configuration that can be read; `result` is the JSON of ADD's result.
+    `presence` is what the paths of namespaces prove; node/presences.py also asks the kernel.
     """
 
     path: str
     network_name: str
     attachment: Attachment
     netns: str
-    lives: bool
+    presence: Presence
     network: Network | None = None
     cni_args: str = ""
     capability_args: Mapping[str, object] = field(default_factory=dict)
     result: object = None
+
+    @property
+    def lives(self) -> bool:
+        """Tells whether its container may be running: nothing proves that its namespace is gone."""
+        return self.presence is not Presence.GONE
 
     @property
     def typed_result(self) -> Result:
@@ -71,6 +78,12 @@ def known(cache_dir: str, network: str = "") -> Iterator[Known]:
         yield _known(entry)
 
 
+def configuration(cache_dir: str, network: str) -> Network | None:
+    """Returns the configuration of a network with which its newest attachment was made, None where there is none."""
+    made = [one for one in known(cache_dir, network) if one.network]
+    return max(made, key=_made_ns).network if made else None
+
+
 def read(path: str) -> Known | None:
     """Reads the attachment of one file; None when it is not there, or cannot be read."""
     found = cache.entry(path)
@@ -84,12 +97,19 @@ def _known(entry: Entry) -> Known:
         entry.network,
         entry.attachment,
         entry.netns,
-        entry.lives,
+        entry.presence,
         _network(entry),
         _cni_args(entry.content.get("cniArgs")),
         capability_args if isinstance(capability_args, dict) else {},
         entry.result,
     )
+
+
+def _made_ns(one: Known) -> int:
+    try:
+        return os.stat(one.path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _network(entry: Entry) -> Network | None:

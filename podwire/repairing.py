@@ -17,6 +17,7 @@ from cni import gojson, skel
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
+from cni.presence import Presence
 from cni.record import recorded
 from cni.signals import waiting
 from cni.skel import Plugin
@@ -26,7 +27,7 @@ from podwire.attachments import Known
 
 # States of an attachment.
 FINE, REPAIRED, MISSING, FAILED = "fine", "repaired", "missing", "failed"
-GONE, UNKNOWN, RETRACTED, UNTRIED = "gone", "unknown", "retracted", "untried"
+GONE, UNSEEN, UNKNOWN, RETRACTED, UNTRIED = "gone", "unseen", "unknown", "retracted", "untried"
 _POLL_S = 0.05  # two files to look at for each attachment; no event tells of both
 
 
@@ -106,7 +107,7 @@ class Repairer:
         if known.network is None or known.result is None or not known.netns:
             return Outcome(known, UNKNOWN)
         if identity is None or not _lives(known):
-            return Outcome(known, GONE)
+            return Outcome(known, UNSEEN if known.presence in (Presence.ELSEWHERE, Presence.UNKNOWN) else GONE)
         self._seen[known.path] = identity
         parts = tuple(self._part(known, plugin) for plugin in known.network.plugins)
         outcome = Outcome(known, self._state(parts), parts)

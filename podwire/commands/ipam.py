@@ -29,11 +29,11 @@ of pods that are gone."""
 _LIST = """\
 Prints every reserved address with its owner.
 
-STATE   living        its container lives, or the address is configured in some network namespace
-        gone          nobody lives who has it: `podwire ipam free` releases it
+STATE   living        its container is running, or the address is in use in a namespace that leads to the network
+        gone          its container is proven gone: `podwire ipam free` releases it
         new           not a minute old and unknown to the runtime's cache: an ADD may be under way
-        unknown       the runtime's cache does not know its container, and not everything could be looked at, or this is
-                      not the host of any pod
+        unknown       its container may be running: not everything could be looked at from here, or this is not the
+                      host of any pod
         remark        of an administrator, who keeps the address to himself
         empty         left by a killed ADD; it is free
         foreign       the file names nobody, so that the address is given to nobody

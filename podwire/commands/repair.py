@@ -34,6 +34,7 @@ from podwire.repairing import (
     REPAIRED,
     RETRACTED,
     UNKNOWN,
+    UNSEEN,
     UNTRIED,
     Outcome,
     Part,
@@ -47,11 +48,12 @@ _SAID = {
     MISSING: Cell("would be repaired", "warning"),
     FAILED: Cell("FAILED", "bad"),
     GONE: Cell("gone: nothing is made for it; the runtime's DEL or GC is due", "dim"),
+    UNSEEN: Cell("NOT REPAIRED: its network namespace cannot be seen from here; run this on the node itself", "bad"),
     UNKNOWN: Cell("NOT REPAIRED: the cache lacks its configuration, result or namespace; make the pod again", "bad"),
     RETRACTED: Cell("went away meanwhile; what was made for it, too", "dim"),
     UNTRIED: Cell("NOT REPAIRED: the lock would be waited for in vain again; try again later", "bad"),
 }
-_BAD = (FAILED, UNKNOWN, UNTRIED)
+_BAD = (FAILED, UNSEEN, UNKNOWN, UNTRIED)
 
 _DESCRIPTION = """\
 Makes again what somebody has flushed: masquerading, MAC spoof checks, host ports, the firewall's rules and firewalld's
@@ -68,9 +70,10 @@ is the time that the command takes. What the plugins of others have made (flanne
 --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"plugin",
 "changes": [...], "error": {"code", "msg", "details"}, "foreign"}]}], "counts": {state: number}, "unread": [files of
 the cache that cannot be read]}. "foreign" is true of a plugin that is not in this file. The states: "fine" (nothing was
-missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unknown" (the
-cache does not have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what
-was made, too), "untried" (the packet filter's lock was not to be had)."""
+missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unseen" (its
+namespace is missing here, and nothing proves that it is gone: run it on the node itself), "unknown" (the cache does not
+have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what was made, too),
+"untried" (the packet filter's lock was not to be had)."""
 
 
 def _arguments(parser: ArgumentParser) -> None:

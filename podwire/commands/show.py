@@ -26,11 +26,12 @@ of every ADD), host-local's stores of addresses, and the kernel (interfaces here
 rules of masquerading, host ports and firewall in nftables and iptables).
 
 STATE   ok            its namespace and its interface are there
-        gone          its namespace is not there any more, but the runtime's cache still has it: DEL was not run
+        gone          its namespace is proven gone, but the runtime's cache still has it: DEL was not run
         no cache      an address is reserved for it, but the runtime's cache does not know it: an ADD that is under way
                       or was killed, or a runtime that keeps no cache
         no interface  its namespace is there, the interface is not: somebody deleted it; remove the pod, create it again
-        not seen      its namespace cannot be looked into (without root)
+        not seen      its namespace exists, and cannot be looked into: without root, or not from here, as in a container
+        unknown       its namespace is missing here, and nothing proves that it is gone: it may be running
 
 HOST PORTS  8080->80/tcp is port 8080 of the host, which leads to port 80 of the pod; "!" tells that the packet filter
             has no rule for it, "?" that it could not be read.

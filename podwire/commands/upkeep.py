@@ -30,15 +30,17 @@ from podwire.verbs.running import Call, Pod, environment, execute
 
 def _gc(context: Context, options: Namespace) -> Status:
     require_root("gc")
-    network = networks.find(conf_dir(context, options), options.network)
+    network = _collected(context, options)
     results = attachments.results_dir(options.cache_dir)
     _refuse_unknown(results, network.name)
     known = list(attachments.known(options.cache_dir, network.name))
     if not (options.all or network.disable_gc):
         alive.require_witness(known, results, network.name)
     own = runtime(context, options, dry_run=options.dry_run)
-    living = Living.looked_at(Places(conf_dir(context, options), options.cache_dir), network.name)
-    gone = [one for one in known if not one.lives]
+    living = Living.looked_at(Places(conf_dir(context, options), options.cache_dir), network.name, options.force)
+    if not network.disable_gc:
+        living.require_proof()
+    gone = [one for one in known if living.is_gone(one)]
     _tell_kept(context, living, len(known) - len(gone), len(gone))
     if network.disable_gc:
         gone = []
@@ -46,7 +48,7 @@ def _gc(context: Context, options: Namespace) -> Status:
             context.out.line("nothing was done: the network has disableGC")
     deleted = []
     for one in gone:
-        if not alive.still_gone(one):
+        if not alive.is_unchanged(one):
             continue
         if not context.out.as_json:
             context.out.line(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
@@ -62,6 +64,19 @@ def _gc(context: Context, options: Namespace) -> Status:
         told = {"kept": _named(living.valid()), "deleted": _named(deleted)}
         context.out.json({"network": network.name, **told, "steps": steps})
     return Status.WRONG if own.failed else Status.FINE
+
+
+def _collected(context: Context, options: Namespace) -> Network:
+    """Returns the network: of net.d, else of the cache, which keeps that of podman's default, or of a removed file."""
+    try:
+        return networks.find(conf_dir(context, options), options.network)
+    except CniError:
+        network = attachments.configuration(options.cache_dir, options.network)
+        if network is None:
+            raise
+    if not context.out.as_json:
+        context.out.line(f"{conf_dir(context, options)} has no network {network.name}: taken from the cache")
+    return network
 
 
 def _tell_kept(context: Context, living: Living, number: int, gone: int) -> None:
@@ -206,6 +221,13 @@ def _examined(context: Context, name: str, path: tuple[str, ...]) -> dict[str, o
 def _gc_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", help="name of a network of net.d")
     parser.add_argument("--all", action="store_true", help="also if the cache knows no attachment of NETWORK")
+    parser.add_argument(
+        "--force",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="take this container for gone where nothing proves it; repeatable",
+    )
     add_dry_run(parser)
     add_explain(parser)
     add_options(parser)
@@ -226,10 +248,16 @@ GC = Command(
     "gc",
     "remove what attachments have left that are gone",
     "Runs DEL for each attachment of NETWORK in the cache whose namespace is gone, then GC of every plugin with\n"
-    "those that live, which removes leases, interfaces and rules of all others. The cache must be that of every\n"
-    "runtime on this node (--cache-dir): what it does not know is garbage. Only who has an address of host-local\n"
-    "that is configured somewhere, or not a minute old (an ADD may be under way), is kept without the cache.\n"
-    "cnitool keeps none, this the living. Run it while no pod is being started.\n\n"
+    "the running ones, which removes leases, interfaces and rules of all others. The cache must be that of every\n"
+    "runtime on this node (--cache-dir): what it does not know is garbage. An attachment that it does not know is\n"
+    "kept only if its address of host-local is configured in a namespace that leads to NETWORK, or is not a minute\n"
+    "old (an ADD may be under way). Run it while no pod is being started.\n\n"
+    "A namespace is gone if its path is missing here and in the view of process 1 (/proc/1/root), and no veth of\n"
+    "the attachment exists. Where that cannot be proven, nothing is removed, with exit status 3; so it is where\n"
+    "all attachments look gone and a veth of NETWORK's bridge leads into a namespace that cannot be found. Run it\n"
+    "on the node then, not in a container. --force ID collects a container that you know to be gone; one that is\n"
+    "proven to be running it refuses.\n\n"
+    "A network without a file in net.d (podman's default, a removed one) is taken from the cache.\n\n"
     '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
     _gc,
     _gc_arguments,

@@ -90,7 +90,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
                 yield _NEARLY.found(name, f"range {own}: {usage}", cure)
             else:
                 yield fine_one("ranges", name, f"range {own}: {usage}")
-        if stale:
+        if stale and not node.unseen(name):
             yield _STALE.found(
                 name,
                 f"{stale} address(es) in {store.directory} are of containers that are gone",

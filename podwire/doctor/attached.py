@@ -19,6 +19,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from cni.presence import Presence
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
@@ -84,7 +85,7 @@ def _look(node: Node) -> Iterator[Finding]:
     end = time.monotonic() + _LIMIT_S
     tally = _Tally()
     for one in node.living:
-        why = "time was up" if time.monotonic() > end else _unchecked(one)
+        why = "time was up" if time.monotonic() > end else _unchecked(node, one)
         if why:
             tally.leave(why)
             continue
@@ -113,7 +114,7 @@ def _remedy(node: Node, network: str, line: str) -> str:
     return node.command("repair", network) if "podwire repair" in line else ""
 
 
-def _unchecked(one: Known) -> str:
+def _unchecked(node: Node, one: Known) -> str:
     """Tells why an attachment cannot be checked, "" when it can be."""
     if one.network is None or not isinstance(one.result, dict):
         return "the cache has no configuration or result"
@@ -121,6 +122,8 @@ def _unchecked(one: Known) -> str:
         return 'their network has "disableCheck"'
     if not one.netns:
         return "the cache has no namespace"
+    if node.presence(one) is not Presence.HERE:
+        return "their network namespaces cannot be seen from here"
     if one.network.version not in versions.SUPPORTED or not versions.at_least(one.network.version, "0.4.0"):
         return f"cniVersion {one.network.version} has no CHECK"
     if not os.access(one.netns, os.R_OK) or os.geteuid() != 0:

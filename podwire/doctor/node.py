@@ -20,6 +20,7 @@ from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.fields import Fields
+from cni.presence import Presence
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
@@ -34,6 +35,8 @@ from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
 from podwire.attachments import Known
 from podwire.networks import Network, NetworkFile
+from podwire.node.books import Places
+from podwire.node.look import joined
 from podwire.runtimes import Runtime
 from podwire.shell import quote
 
@@ -154,10 +157,26 @@ class Node:
         names = {self.network, *(file.network.name for file in self.files if file.network)}
         return tuple(one for one in found if one.network_name in names or not one.is_loopback)
 
+    def presence(self, one: Known) -> Presence:
+        """Returns whether an attachment's namespace exists."""
+        return self._presences.get(one.path, one.presence)
+
+    @cached_property
+    def _presences(self) -> Mapping[str, Presence]:
+        """What the kernel objects to paths; it is asked only if one is missing."""
+        if all(one.presence is Presence.HERE for one in self.known if one.netns):
+            return {}
+        return joined(Places(self.conf_dir, self.cache_dir), rules=False).presences.by_file
+
     @cached_property
     def living(self) -> tuple[Known, ...]:
-        """Those whose namespaces are there."""
-        return tuple(one for one in self.known if one.lives)
+        """Those that may be running."""
+        return tuple(one for one in self.known if self.presence(one) is not Presence.GONE)
+
+    def unseen(self, network: str) -> tuple[Known, ...]:
+        """Returns the living attachments of a network whose namespaces are missing at their paths here."""
+        own = (one for one in self.living if one.network_name == network and one.netns)
+        return tuple(one for one in own if self.presence(one) is not Presence.HERE)
 
     def has_pods(self, network: str) -> bool:
         """Tells whether an attachment of the network lives."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 
+from cni.presence import Presence
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Node, mount_point, types_of
 from podwire.output import counted
@@ -41,6 +43,13 @@ _GONE = Fault(
     Severity.WARNING,
     "the cache has attachments whose namespaces are gone: their DEL was never run, or failed",
     "`podwire gc NETWORK`",
+)
+_UNSEEN = Fault(
+    "namespaces-not-seen",
+    Severity.WARNING,
+    "network namespaces of attachments are missing here, and nothing proves that they are gone: this is another view "
+    "of the file system than the runtime's, as in a container",
+    "run podwire on the node itself; `podwire gc NETWORK --help` says what proves that an attachment is gone",
 )
 _DISK = Fault(
     "cache-full",
@@ -108,14 +117,16 @@ def _is_podwire(path: str) -> bool:
 
 
 def _cache(node: Node) -> Iterator[Finding]:
-    dead: dict[str, int] = {}
-    for one in node.known:
-        if not one.lives:
-            dead[one.network_name] = dead.get(one.network_name, 0) + 1
-    for name, number in dead.items():
+    names = dict.fromkeys(one.network_name for one in node.known)
+    gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
+    for name, number in gone.items():
         text = f"{counted(number, 'attachment')} in {node.cache_dir}/results without a namespace any more"
         yield _GONE.found(name, text, node.command("gc", name))
-    if node.known and not dead:
+    unseen = {name: found for name in names if (found := node.unseen(name))}
+    for name, found in unseen.items():
+        text = f"{counted(len(found), 'attachment')} may be running: {found[0].netns} is missing here"
+        yield _UNSEEN.found(name, text, "run podwire on the node itself, not in a container")
+    if node.known and not (gone or unseen):
         yield fine_one("cache", f"{node.cache_dir}/results", f"{counted(len(node.known), 'attachment')}, all alive")
 
 
@@ -143,7 +154,7 @@ def _clock(node: Node) -> Iterator[Finding]:
 
 CHECKS = (
     Check(_GROUP, "directories", "no installed runtime looks elsewhere", _directories, (_ELSEWHERE, _UNREAD, _NO_CNI)),
-    Check(_GROUP, "cache", "the cache has no attachment", _cache, (_GONE,)),
+    Check(_GROUP, "cache", "the cache has no attachment", _cache, (_GONE, _UNSEEN)),
     Check(_GROUP, "disk", "the cache can be written", _disk, (_DISK,)),
     Check(_GROUP, "clock", "no file is from the future", _clock, (_CLOCK,)),
 )

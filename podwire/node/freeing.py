@@ -23,7 +23,7 @@ _REFUSED = {
     Use.REMARK: "it is a remark of the administrator's, who keeps the address",
     Use.FOREIGN: "its file names nobody",
     Use.NEW: "it was reserved less than a minute ago: an ADD may be under way",
-    Use.UNKNOWN: "nobody knows its container, but not everything could be looked at",
+    Use.UNKNOWN: "its container may be running: not everything could be looked at from here",
     Use.UNREADABLE: "its file cannot be read",
 }
 
@@ -54,7 +54,7 @@ def refusal(join: Join, item: Reservation) -> str:
         return ""
     if kind is not Use.LIVING:
         return _REFUSED[kind]
-    place = next(iter(join.kernel.configured.get(item.address, ())), None)
+    place = next(iter(join.places(item.network, item.address)), None)
     if place:
         inside, ifname = place
         return f"the address is configured on {ifname} in {inside.path}"

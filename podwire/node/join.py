@@ -1,7 +1,7 @@
 """Who is who: the attachments of cache and stores, joined with what the kernel has of each.
 
-One rule: an attachment lives until the contrary is known: its namespace is gone, or it has no namespace, no interface
-and no entry in the cache, and its ADD cannot be under way any more.
+One rule: an attachment may be running until the contrary is proven: its namespace is gone (presences.py), or it has no
+namespace, no interface and no entry in the cache, and its ADD cannot be under way any more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from cni.cache import ResultCache
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.fields import Fields
+from cni.presence import Presence
 from cni.result import Result
 from kernel.configure import own_ips
 from kernel.link import Link
@@ -27,6 +28,7 @@ from podwire.attachments import Known
 from podwire.node.books import Books, Reservation
 from podwire.node.links import Inside, Kernel
 from podwire.node.model import HostPort, Pod, State
+from podwire.node.presences import Presences
 from podwire.node.rules import Rules
 
 _BITS = 8
@@ -53,6 +55,11 @@ class Join:
     def pods(self) -> tuple[Pod, ...]:
         """All attachments: those of the cache, then those that only have an address reserved."""
         return tuple(sorted((*map(self._known, self.books.known), *self._unknown()), key=_by_name))
+
+    @cached_property
+    def presences(self) -> Presences:
+        """Which attachments may be running."""
+        return Presences(self.books, self.kernel)
 
     @cached_property
     def reservations(self) -> Mapping[tuple[str, Attachment], list[Reservation]]:
@@ -85,8 +92,12 @@ class Join:
         return [pod for pod in found if attachment.ifname in ("", pod.attachment.ifname)]
 
     def is_configured(self, item: Reservation) -> bool:
-        """Tells whether some interface in some namespace has the reserved address."""
-        return item.address in self.kernel.configured
+        """Tells whether an interface of the network has the reserved address, in whichever namespace."""
+        return bool(self.places(item.network, item.address))
+
+    def places(self, network: str, address: Address) -> list[tuple[Inside, str]]:
+        """Returns where an address of a network is in use: the namespaces and the interfaces that have it."""
+        return self.presences.places(network, address)
 
     def is_gone(self, item: Reservation) -> bool:
         """Tells whether surely nobody lives who has the reserved address."""
@@ -96,8 +107,9 @@ class Join:
     def _known(self, item: Known) -> Pod:
         result = item.typed_result
         ifname = item.attachment.ifname
-        inside = self.kernel.insides.get(item.netns) or self._holder(item, result)
         told = [own.name for own in result.interfaces if not own.sandbox]
+        inside = self.kernel.insides.get(item.netns) or self._behind(told) or self._holder(item, result)
+        presence = self.presences.by_file[item.path]
         outside = self.kernel.host_end(inside, ifname, told) if inside else None
         try:
             addresses = tuple(str(ip.address) for ip in own_ips(result, ifname, strict=False))
@@ -106,12 +118,12 @@ class Join:
         return Pod(
             item.network_name,
             item.attachment,
-            _state(item, inside, outside),
+            _state(item, presence, inside, outside),
             item.pod,
             item.netns or (inside.path if inside else ""),
             addresses=addresses,
             host_ports=tuple(self._host_ports(item)),
-            leaked=not item.lives,
+            leaked=presence is Presence.GONE,
             **self._outside(item.network_name, item.attachment, outside),
         )
 
@@ -122,7 +134,7 @@ class Join:
             is_legacy = not attachment.ifname and (network, attachment.container_id) in containers
             if (network, attachment) in known or is_legacy:
                 continue
-            inside, ifname = self._place(item.address for item in found)
+            inside, ifname = self._place(network, (item.address for item in found))
             outside = self.kernel.host_end(inside, ifname) if inside else None
             yield Pod(
                 network,
@@ -136,16 +148,22 @@ class Join:
 
     def _holder(self, item: Known, result: Result) -> Inside | None:
         """Returns where the addresses are of one whose namespace the cache does not have (results before 0.3.0)."""
-        inside, ifname = self._place(ip.address.ip for ip in result.ips) if not item.netns else (None, "")
+        addresses = (ip.address.ip for ip in result.ips)
+        inside, ifname = self._place(item.network_name, addresses) if not item.netns else (None, "")
         return inside if ifname == item.attachment.ifname else None
 
-    def _place(self, addresses: Iterable[Address]) -> tuple[Inside | None, str]:
-        """Returns where one of the addresses is configured; others may have the same address, but not by our links."""
-        places = [place for address in addresses for place in self.kernel.configured.get(address, ())]
-        return next((place for place in places if self.kernel.host_end(*place)), (None, ""))
+    def _behind(self, told: Iterable[str]) -> Inside | None:
+        """Returns the namespace into which a veth of these leads: its path may be another one here."""
+        ends = (self.kernel.by_name.get(name) for name in told)
+        return next((found for end in ends if end and (found := self.kernel.behind(end))), None)
+
+    def _place(self, network: str, addresses: Iterable[Address]) -> tuple[Inside | None, str]:
+        """Returns where one of a network's addresses is configured, by a veth pair of the host."""
+        found = (place for address in addresses for place in self.places(network, address))
+        return next((place for place in found if self.kernel.host_end(*place)), (None, ""))
 
     def _may_live(self, item: Reservation) -> bool:
-        """Tells whether somebody may live who has the reserved address, and whom the cache does not know."""
+        """Tells whether a container that the cache does not know may be running with the reserved address."""
         if item.is_young or self.is_configured(item):
             return True
         if item.before_boot:
@@ -155,6 +173,8 @@ class Join:
         cache = self._caches[item.network]
         if not self.books.whole and cache.may_have(item.attachment):
             return True  # a pod may have lost its address
+        if self.presences.hidden_ports(item.network):
+            return True
         return self.kernel.is_blind and not (self.books.whole and cache.is_gone(item.attachment))
 
     def _outside(self, network: str, attachment: Attachment, outside: Link | None) -> _Outside:
@@ -186,11 +206,13 @@ class Join:
                     yield HostPort(port.host_port, port.container_port, port.protocol, own_ip, confirmed)
 
 
-def _state(item: Known, inside: Inside | None, outside: Link | None) -> State:
-    if not item.lives:
+def _state(item: Known, presence: Presence, inside: Inside | None, outside: Link | None) -> State:
+    if presence is Presence.GONE:
         return State.GONE
     if outside:
         return State.OK
+    if presence is Presence.UNKNOWN and item.netns:
+        return State.UNKNOWN
     if inside is None or inside.links is None:
         return State.NOT_SEEN
     return State.OK if item.attachment.ifname in inside.links else State.NO_INTERFACE

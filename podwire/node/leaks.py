@@ -167,7 +167,7 @@ class _Finder:
         """
         own = [pod for pod in self.join.pods if pod.network == network]
         lost = (pod for pod in own if pod.state is State.NO_CACHE and not pod.leaked)
-        seen = all(pod.state is not State.NOT_SEEN for pod in own)
+        seen = all(pod.state not in (State.NOT_SEEN, State.UNKNOWN) for pod in own)
         return self._keeps_books(network) and seen and all(pod.host_interface for pod in lost)
 
     @cached_property

@@ -29,10 +29,11 @@ class State(StrEnum):
     """How an attachment is."""
 
     OK = "ok"
-    GONE = "gone"  # its network namespace is not there, but it stands in the runtime's cache
+    GONE = "gone"  # its network namespace is proven gone, but it stands in the runtime's cache
     NO_CACHE = "no cache"  # it has an address reserved, but the runtime's cache does not know it
     NO_INTERFACE = "no interface"  # its namespace is there, its interface is not
-    NOT_SEEN = "not seen"  # its namespace is there, and cannot be looked into
+    NOT_SEEN = "not seen"  # its namespace exists, and cannot be looked into from here
+    UNKNOWN = "unknown"  # its namespace is missing here, and nothing proves that it is gone
 
 
 @dataclass(frozen=True)

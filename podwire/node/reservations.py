@@ -29,7 +29,7 @@ class Use(StrEnum):
     LIVING = "living"
     GONE = "gone"  # surely nobody lives who has it
     NEW = "new"  # not a minute old and unknown to the cache: an ADD may be under way
-    UNKNOWN = "unknown"  # the cache does not know it, and not everything could be looked at
+    UNKNOWN = "unknown"  # whether its container is running: not everything could be looked at from here
     REMARK = "remark"  # of an administrator, who keeps the address to himself
     EMPTY = "empty"  # residue of a killed ADD: it is free
     FOREIGN = "foreign"  # it names nobody, so that the address is not given to anybody
@@ -128,8 +128,10 @@ def use(join: Join, item: Reservation) -> Use:
     if join.is_gone(item):
         return Use.GONE
     states = {pod.state for pod in join.pods_of(item.network, item.attachment)}
-    if join.is_configured(item) or states != {State.NO_CACHE}:
+    if join.is_configured(item) or states - {State.NO_CACHE, State.UNKNOWN}:
         return Use.LIVING
+    if State.UNKNOWN in states:
+        return Use.UNKNOWN
     # A container with several addresses gets them one after another.
     return Use.NEW if any(own.is_young for own in join.reservations[item.network, item.attachment]) else Use.UNKNOWN
 

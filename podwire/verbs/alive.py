@@ -1,4 +1,4 @@
-"""Who lives of a network, before GC takes the rest for garbage.
+"""Which attachments of a network are running, before GC takes the rest for garbage.
 
 One rule: the cache is not the only witness. It is written when the last plugin of an ADD is done, and a second runtime
 may have another: who has an address that is young or configured somewhere is kept, too.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from cni import presence
 from cni.conf import Attachment
 from cni.errors import CniError, Code
+from cni.presence import Presence
 from podwire import attachments
 from podwire.attachments import Known
 from podwire.node import books
@@ -18,31 +20,83 @@ from podwire.node.books import Places
 from podwire.node.join import Join
 from podwire.node.look import joined
 from podwire.node.model import State
+from podwire.output import counted
+
+_RUNNING = {Presence.HERE, Presence.ELSEWHERE}
 
 
 @dataclass(frozen=True)
 class Living:
-    """The living of `network`: the kernel is looked at once, the files each time that it is asked."""
+    """The running attachments of `network`: the kernel is looked at once, the files each time that they are listed.
+
+    `forced` are containers that the operator knows to be gone.
+    """
 
     join: Join
     places: Places
     network: str
+    forced: frozenset[str] = frozenset()
 
     @classmethod
-    def looked_at(cls, places: Places, network: str) -> Living:
-        """Looks at the node."""
-        return cls(joined(places, rules=False), places, network)
+    def looked_at(cls, places: Places, network: str, forced: Iterable[str] = ()) -> Living:
+        """Looks at the node; raises CniError(4) for a forced container that is running or has no attachment."""
+        found = cls(joined(places, rules=False), places, network, frozenset(forced))
+        for name in sorted(found.forced):
+            found._require_forcible(name)
+        return found
+
+    def presence(self, one: Known) -> Presence:
+        """Returns whether an attachment's namespace exists, as far as the kernel does not object to its path."""
+        return self.join.presences.by_file.get(one.path, one.presence)
+
+    def is_gone(self, one: Known) -> bool:
+        """Tells whether an attachment is to be collected: proven gone, or forced."""
+        return self.presence(one) is Presence.GONE or self._is_forced(one)
 
     def valid(self) -> list[Attachment]:
-        """Returns whom GC must keep."""
-        by_cache = [one.attachment for one in attachments.known(self.places.cache_dir, self.network) if one.lives]
-        return sorted({*by_cache, *self.unlisted()})
+        """Returns the attachments that GC must keep."""
+        known = attachments.known(self.places.cache_dir, self.network)
+        kept = {one.attachment for one in known if one.presence in _RUNNING or not self.is_gone(one)}
+        return sorted({*kept, *self.unlisted()})
 
     def unlisted(self) -> list[Attachment]:
         """Returns those of them that the cache does not know."""
         fresh = replace(self.join, books=books.read(self.places))
         own = (pod for pod in fresh.pods if pod.network == self.network and pod.state is State.NO_CACHE)
         return sorted(pod.attachment for pod in own if not pod.leaked and pod.attachment.ifname)
+
+    def require_proof(self) -> None:
+        """Raises CniError(5) if an attachment may be running or not, unless containers are named that are gone."""
+        own = (item for item in self.join.books.known if item.network_name == self.network and item.netns)
+        unproven = [item for item in own if self.presence(item) is Presence.UNKNOWN]
+        if not unproven or self.forced:
+            return
+        first = unproven[0]
+        number = counted(len(unproven), "attachment")
+        where = f'{number} of "{self.network}" may be running: {first.netns} is missing here'
+        hidden = self.join.presences.hidden_ports(self.network)
+        if obstacle := presence.obstacle():
+            why = f"and nothing proves that it is gone: {obstacle}"
+        elif hidden:
+            why = f"but {hidden[0].name} leads into a network namespace that cannot be seen from here"
+        else:
+            why = "and nothing proves that it is gone"
+        hint = "run it on the node itself, not in a container; --force ID collects a container that you know to be gone"
+        raise CniError(Code.IO_FAILURE, f"{where}, {why}", hint)
+
+    def _require_forcible(self, container_id: str) -> None:
+        """Raises CniError(4) for a container that is proven to be running, or that the cache does not know."""
+        own = [item for item in self.join.books.known if item.network_name == self.network]
+        judged = {self.presence(item) for item in own if item.attachment.container_id == container_id}
+        if not judged:
+            msg = f'--force: the cache knows no container {container_id} of "{self.network}"'
+            raise CniError(Code.INVALID_ENVIRONMENT, msg, "podwire show --json lists the containers with their IDs")
+        if judged & _RUNNING:
+            msg = f"--force: container {container_id} is running: its network namespace or its veth exists"
+            raise CniError(Code.INVALID_ENVIRONMENT, msg, "have its runtime remove it")
+
+    def _is_forced(self, one: Known) -> bool:
+        return one.attachment.container_id in self.forced
 
 
 def require_witness(known: Iterable[Known], results: str, network: str) -> None:
@@ -52,7 +106,7 @@ def require_witness(known: Iterable[Known], results: str, network: str) -> None:
         raise CniError(Code.IO_FAILURE, f'the cache {results} knows no attachment of "{network}"', hint)
 
 
-def still_gone(one: Known) -> bool:
-    """Tells whether an attachment is still in the cache and gone: a runtime may have deleted it, or made it again."""
+def is_unchanged(one: Known) -> bool:
+    """Tells whether the cache still has an attachment as it was: a runtime may have deleted it, or made it again."""
     found = attachments.read(one.path)
-    return found is not None and found.attachment == one.attachment and not found.lives
+    return found is not None and (found.attachment, found.presence) == (one.attachment, one.presence)

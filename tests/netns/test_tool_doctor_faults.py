@@ -178,6 +178,13 @@ def test_a_host_port_behind_anothers(clinic, network, new_sandbox):
     assert "8080" in clinic.found("host-port-shadowed")["text"]
 
 
+def test_a_view_without_the_pods_namespaces(clinic, network, sandbox):
+    """Where /run/netns is not the runtime's, doctor says so, and does not recommend gc."""
+    clinic.attach(network, sandbox)
+    found = bad(clinic.findings(before="mount -t tmpfs podwire /run/netns"))
+    assert [one["name"] for one in found] == ["namespaces-not-seen"], found
+
+
 def test_what_is_left_of_the_dead(clinic, network, new_sandbox):
     """A pod that vanished without DEL is told by its cache, its rules and its address, and GC takes it all away."""
     dead, living = new_sandbox(), new_sandbox()

@@ -7,6 +7,7 @@ from ipaddress import ip_address, ip_interface
 import pytest
 
 from cni.conf import Attachment
+from cni.presence import Presence
 from ipam.host_local.listing import Reserved
 from kernel.link import Link
 from kernel.netfilter import nft_owner
@@ -33,9 +34,10 @@ HOST = (link(2, "cni0", kind="bridge"), link(7, "veth1", master=2, lower=3, lowe
 POD = Inside("/run/netns/a", 0, {"eth0": link(3, "eth0", lower=7)}, {3: (ip_interface("10.22.0.2/24"),)})
 
 
-def known(container_id="a", *, lives=True, netns="/run/netns/a"):
-    result = {"cniVersion": "1.0.0", "ips": [{"address": "10.22.0.2/24"}]}
-    return Known(f"net-{container_id}", "net", Attachment(container_id, "eth0"), netns, lives, NET, result=result)
+def known(container_id="a", *, lives=True, netns="/run/netns/a", address="10.22.0.2/24"):
+    result = {"cniVersion": "1.0.0", "ips": [{"address": address}]}
+    presence = Presence.HERE if lives else Presence.GONE
+    return Known(f"net-{container_id}", "net", Attachment(container_id, "eth0"), netns, presence, NET, result=result)
 
 
 def reserved(name, owner, *, old=True, before_boot=False):
