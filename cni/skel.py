@@ -7,11 +7,12 @@ plugin's own namespace comes before the work, not after it.
 
 from __future__ import annotations
 
-import errno
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from io import RawIOBase
 from typing import BinaryIO
 
 from cni import args as cni_args
@@ -26,6 +27,7 @@ from cni.signals import Terminated, waiting
 from cni.undo import Undo
 from cni.values import dataclass, replace
 
+Stream = BinaryIO | RawIOBase  # of the latter, `read` and `write` return None where they would block
 Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 
@@ -70,8 +72,8 @@ class Plugin:
 def run(
     plugin: Plugin,
     env: Mapping[str, str],
-    stdin: BinaryIO,
-    stdout: BinaryIO,
+    stdin: Stream,
+    stdout: Stream,
     *,
     about: str,
     delegates: Mapping[str, Plugin] | None = None,
@@ -104,23 +106,29 @@ def run(
                 _tell(result, plugin, args, conf, stdout)
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
-        try:
-            if isinstance(error, _UnwritableError):
-                raise
-            _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
-        except _UnwritableError:  # nobody reads stdout: the exit status and stderr must tell
-            print(one_line(f"podwire: {failure}"), file=sys.stderr)
+        status = refuse(failure, stdout, version)
         own_log.write(failure=failure)
-        return 1
+        return status
     own_log.write(result)
     return 0
+
+
+def refuse(failure: CniError, stdout: Stream, version: str = versions.CURRENT) -> int:
+    """Writes the error object of `failure`, to stderr if `stdout` cannot be written; returns the exit status."""
+    try:
+        if isinstance(failure, _UnwritableError):
+            raise failure
+        _write(stdout, gojson.dumps(failure.to_json(version), indent=4))
+    except _UnwritableError:
+        print(one_line(f"podwire: {failure}"), file=sys.stderr)
+    return 1
 
 
 class _UnwritableError(CniError):
     """Nothing more can be told on stdout."""
 
 
-def _tell(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: BinaryIO) -> None:
+def _tell(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: Stream) -> None:
     """Writes ADD's result; an attachment that cannot be told of is taken away, as the runtime believes it failed."""
     try:
         _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
@@ -183,36 +191,48 @@ def _version_info(plugin: Plugin) -> dict[str, object]:
     return {"cniVersion": versions.CURRENT, "supportedVersions": list(plugin.versions)}
 
 
-def _read(stdin: BinaryIO) -> bytes:
+def _read(stdin: Stream) -> bytes:
     """Returns what is on stdin; of what is longer than any JSON text may be, enough for the reader to refuse it."""
-    data = b""
+    data = bytearray()
     try:
         with waiting():
             while len(data) <= gojson.MAX_BYTES:
                 chunk = stdin.read(_CHUNK_BYTES)
                 if chunk is None:
-                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-                data += chunk
-                if len(chunk) < _CHUNK_BYTES:  # the end, and the usual case: not another call to see it
+                    _wait_until_ready(stdin, select.POLLIN)
+                elif chunk:
+                    data += chunk
+                else:
                     break
-            return data
+            return bytes(data)
     except (OSError, ValueError) as error:
         raise CniError(Code.IO_FAILURE, f"error reading from stdin: {_reason(error)}") from error
+
+
+def _wait_until_ready(stream: Stream, event: int) -> None:
+    """Waits until a non-blocking stream can be read (POLLIN) or written (POLLOUT); raises OSError.
+
+    The stream stays non-blocking: the process at its other end may share that setting.
+    """
+    ready = select.poll()
+    ready.register(stream, event)
+    ready.poll()
 
 
 def _reason(error: OSError | ValueError) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _write(stdout: BinaryIO, text: str) -> None:
+def _write(stdout: Stream, text: str) -> None:
     """Writes the one document; lone surrogates (from the environment) cannot be encoded and become "?"."""
     data = text.encode("utf-8", "replace")
     try:
         while data:
             written = stdout.write(data)  # an unbuffered stream may take a part
             if written is None:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            data = data[written:]
+                _wait_until_ready(stdout, select.POLLOUT)
+            else:
+                data = data[written:]
         stdout.flush()
     except (OSError, ValueError) as error:
         raise _UnwritableError(Code.IO_FAILURE, f"error writing to stdout: {_reason(error)}") from error

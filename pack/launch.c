@@ -38,11 +38,13 @@ static Py_tss_t *const thread_keys[] = {&_PyRuntime.gilstate.autoTSSkey};
 #define THREAD_KEYS (sizeof thread_keys / sizeof *thread_keys)
 
 /* A file opened by the application must not become number 0, 1 or 2, where somebody would read or write it as a
- * standard stream. As Go does, put /dev/null there; where there is none, a descriptor that fails every read and write. */
+ * standard stream. As Go does, put /dev/null there; where there is none, a descriptor that fails every read and write.
+ * As standard output it is opened for reading: each write fails, and so does an ADD whose result nobody gets. */
 static void occupy_standard_fds(void)
 {
     for (int fd = 0; fd <= 2; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) < 0 && open("/", O_PATH) < 0)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 1 ? O_RDONLY : O_RDWR) < 0
+            && open("/", O_PATH) < 0)
             _exit(1);
 }
 

@@ -3,6 +3,7 @@
 System calls are made to fail, and signals to arrive at them, with strace's injection.
 """
 
+import os
 import re
 import signal
 
@@ -70,14 +71,26 @@ def test_sigterm_during_del_lets_it_finish(attached):
     assert network.leases() == {}
 
 
-def test_an_attachment_nobody_can_be_told_of_is_taken_away(network, sandbox, new_sandbox):
-    """When the result cannot be written, the runtime takes ADD as failed: nothing of it stays."""
+UNWRITABLE = {
+    "closed": (">&-", "Bad file descriptor"),
+    "full": (">/dev/full", "No space left on device"),
+    "not open for writing": ("1</dev/null", "Bad file descriptor"),
+    "a pipe without a reader": ("", "Broken pipe"),
+}
+
+
+@pytest.mark.parametrize("stdout", UNWRITABLE)
+def test_an_attachment_whose_result_cannot_be_written_is_removed(network, sandbox, new_sandbox, stdout):
+    """ADD that cannot write its result fails and leaves nothing: the runtime knows nothing of the attachment."""
+    redirection, reason = UNWRITABLE[stdout]
     network.add(new_sandbox())
     before = state(network.host), state(sandbox), network.leases()
-    with open("/dev/full", "wb") as full:
-        outcome = injected(network, "ADD", sandbox, "", stdout=full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    outcome = injected(network, "ADD", sandbox, "", stdout=writer, redirection=redirection)
+    os.close(writer)
     assert outcome.status == 1
-    assert re.search(r"podwire: error writing to stdout: .*No space left", outcome.stderr)
+    assert re.search(f"^podwire: error writing to stdout: {reason}$", outcome.stderr, re.MULTILINE)
     assert (state(network.host), state(sandbox), network.leases()) == before
 
 

@@ -23,21 +23,23 @@ def injected(
     pod: Namespace,
     injection: str = "",
     *,
-    stdout: IO[bytes] | None = None,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    redirection: str = "",
     follow: bool = False,
 ) -> Outcome:
     """Runs one verb of a built plugin for eth0 of `pod`; with `follow` its children meet the injection, too.
 
-    `stdout` takes the answer, which the outcome has otherwise.
+    The answer goes to `stdout`, or where the shell's `redirection` (">&-") sends it; otherwise the outcome has it.
     """
     names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     strace = ["strace", *(["-f"] if follow else []), "-o", "/dev/null"]
     strace += ["-e", f"inject={injection}"] if injection else []
+    shell = ["sh", "-c", f'exec "$0" "$@" {redirection}']
     done = subprocess.run(
-        ["nsenter", f"--net={host.path}", "--", *strace, str(binaries.directory() / plugin)],
+        ["nsenter", f"--net={host.path}", "--", *shell, *strace, str(binaries.directory() / plugin)],
         input=json.dumps(config).encode(),
         env=environment(command, CNI_PATH=str(binaries.directory()), **names),
-        stdout=stdout or subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         timeout=60,
         check=False,
