@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
+from cni.errors import CniError, Code
+
 TERMINATION = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -24,10 +26,20 @@ class Terminated(BaseException):
 
 
 def hold() -> None:
-    """Holds the signals back in this process and makes them raise Terminated inside `waiting()`."""
-    pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
-    for number in TERMINATION:
-        set_handler(number, _raise)
+    """Holds the signals back in this process and makes them raise Terminated inside `waiting()`.
+
+    Raises CniError(5) when the process may not do that: without it a signal could cut a change in half.
+    """
+    try:
+        pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
+        for number in TERMINATION:
+            set_handler(number, _raise)
+    except OSError as error:
+        raise CniError(
+            Code.IO_FAILURE,
+            f"cannot hold back SIGTERM and SIGINT: {error.strerror}",
+            "the seccomp filter of the process that starts podwire must allow rt_sigprocmask and rt_sigaction",
+        ) from error
 
 
 def waiting() -> AbstractContextManager[None]:

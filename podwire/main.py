@@ -1,4 +1,4 @@
-"""The multi-call entry: the name the file was started under chooses the plugin (argv[0]).
+"""The multi-call entry: the name the file was started under chooses the plugin (argv[0]), or else the file's name.
 
 One rule: this is the only room that knows every plugin, so it alone hands the table of delegates down. A new plugin
 is one line in PLUGINS: a table in code, which the type checker and both packers read, rather than package metadata.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import BinaryIO, TextIO, cast
 
-from cni import gojson, signals, skel, versions
+from cni import signals, skel
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
@@ -32,20 +33,26 @@ PLUGINS: dict[str, Plugin] = {
 # The reference whose options these plugins know. nerdctl reads it from firewall's first line, as a semantic version,
 # and asks no other firewall than one from 1.7.1 on to isolate.
 _REFERENCE = "1.9.1"
+_TOOL = "podwire"
 
 
 def entry() -> int:
-    """Runs the program named by argv[0] on the process's own environment and streams; returns the exit status."""
-    name = os.path.basename(sys.argv[0])
+    """Runs the program that its name chooses on the process's environment and streams; returns the exit status."""
+    name = _name()
     plugin = PLUGINS.get(name)
     if plugin is None:
         return _operator(name, sys.argv[1:])
-    signals.hold()
+    sys.stderr = _STDERR
+    stdout = _binary(sys.stdout)
+    try:
+        signals.hold()
+    except CniError as failure:
+        return skel.refuse(failure, stdout)
     return skel.run(
         plugin,
         os.environ,
         _binary(sys.stdin),
-        _binary(sys.stdout),
+        stdout,
         about=f"CNI {name} plugin v{_REFERENCE}+podwire.{__version__}",
         delegates=PLUGINS,
         release=__version__,
@@ -57,20 +64,49 @@ def console() -> None:
     sys.exit(entry())
 
 
-def _binary(stream: TextIO | None) -> BinaryIO:
-    """Returns the bytes of a standard stream, unbuffered for writing; one that always fails when it is closed."""
+def _binary(stream: TextIO | None) -> skel.Stream:
+    """Returns the bytes of a standard stream, unbuffered; one that always fails when it is closed."""
     if stream is not None:
-        return cast(BinaryIO, stream.buffer.raw) if isinstance(stream.buffer, io.BufferedWriter) else stream.buffer
+        return cast(skel.Stream, getattr(stream.buffer, "raw", stream.buffer))
     closed = io.BytesIO()
     closed.close()
     return closed
 
 
+def _name() -> str:
+    """Returns the name that chooses the program: of argv[0], or of the file when that is no name of ours.
+
+    A program may set argv[0] to any text; the reference plugins, one file each, do not read it.
+    """
+    started_as = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if started_as in PLUGINS or started_as == _TOOL:
+        return started_as
+    try:
+        file = os.path.basename(os.readlink("/proc/self/exe")).removesuffix(" (deleted)")
+    except OSError:
+        return started_as
+    return file if file in PLUGINS else started_as
+
+
 def _operator(name: str, arguments: list[str]) -> int:
     """Runs the operator's tool: what this file does under any name that is no plugin's."""
     if os.environ.get("CNI_COMMAND") and not arguments:  # a runtime, which understands an error object, nothing else
-        known = f"this file is podwire; its plugins are {', '.join(sorted(PLUGINS))}"
-        failure = CniError(Code.INVALID_NETWORK_CONFIG, f"there is no plugin named {name!r} in this file", known)
-        print(gojson.dumps(failure.to_json(versions.CURRENT), indent=4))
-        return 1
+        msg = f"there is no plugin named {name!r} in this file"
+        hint = f"the file's name chooses the plugin: link or rename it to one of {', '.join(sorted(PLUGINS))}"
+        return skel.refuse(CniError(Code.INVALID_NETWORK_CONFIG, msg, hint), _binary(sys.stdout))
     return cli.run(arguments, os.environ, sys.stdout, PLUGINS)
+
+
+class _Stderr(io.RawIOBase):
+    """Standard error that drops what cannot be written: a warning that nobody can read must not fail a verb."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # a plain str cannot come here
+        with suppress(OSError):
+            os.write(2, data)
+        return len(data)
+
+
+_STDERR = io.TextIOWrapper(cast(BinaryIO, _Stderr()), "utf-8", "backslashreplace", line_buffering=True)

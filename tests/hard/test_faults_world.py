@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import promises
+from tests.support import denied
 from tests.support.chained import CHAIN, differences
 from tests.support.dramas import DRAMAS, told
 from tests.support.private import mount_disk
@@ -211,6 +212,8 @@ def test_a_resolver_file_that_is_none(new_stage, tmp_path, kind):
     chain.run("bridge", "DEL", pod, None, ipam=ipam).silence()
 
 
+_REDIRECTIONS = ("<&-", ">&-", "2>&-", ">/dev/full", "2>/dev/full")
+
 # Words that start a verb in a worse world, each with how often.
 WORLDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "descriptors": tuple(("prlimit", f"--nofile={number}") for number in range(3, 16)),
@@ -232,7 +235,8 @@ WORLDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "no /proc": (("unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$0"'),),
-    "closed": tuple(("sh", "-c", f'exec "$0" {redirection}') for redirection in ("<&-", "2>&-", ">/dev/full")),
+    "closed": tuple(("sh", "-c", f'exec "$0" {redirection}') for redirection in _REDIRECTIONS),
+    "seccomp": tuple(denied.words(call) for call in denied.CALLS),
 }
 
 

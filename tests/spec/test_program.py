@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import binaries, netstate, scripted
+from tests.support import binaries, denied, netstate, scripted
 from tests.support.running import Outcome, environment, feed, finish, start_plugin
 
 DEADLINE_S = 20.0
@@ -61,9 +61,30 @@ def test_under_another_name_it_is_the_operators_tool(plugin, bin_dir, tmp_path):
     done = subprocess.run([tmp_path / "nonsense"], env=environment("ADD"), capture_output=True, timeout=60, check=False)
     error = Outcome(done.returncode, done.stdout, done.stderr.decode()).error()
     assert error["msg"] == "there is no plugin named 'nonsense' in this file"
+    assert "to one of bandwidth, bridge, " in error["details"]
     done = subprocess.run([tmp_path / "nonsense"], env=environment(None), capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"usage: podwire" in done.stderr
+
+
+@pytest.mark.parametrize("make", [shutil.copy2, os.link])
+def test_a_foreign_argv0_leaves_the_choice_to_the_files_name(refused, make, tmp_path):
+    """Started with an argv[0] that names no plugin, as some programs do, the file is the plugin that its name says."""
+    original = shutil.copy2(binaries.directory() / refused.plugin, tmp_path / "original")
+    make(original, tmp_path / refused.plugin)
+    for argv0 in ("", "nonsense", "/proc/self/fd/3", "cni plugin"):
+        done = subprocess.run(
+            [argv0], executable=tmp_path / refused.plugin, env=environment("VERSION"), capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, refused("VERSION").stdout), done
+
+
+def test_a_link_under_another_name_is_the_plugin_that_it_leads_to(refused, tmp_path):
+    """A symbolic link whose name is no plugin's works when it leads to a file with a plugin's name."""
+    shutil.copy2(binaries.directory() / refused.plugin, tmp_path / refused.plugin)
+    (tmp_path / "renamed").symlink_to(refused.plugin)
+    done = subprocess.run([tmp_path / "renamed"], env=environment("VERSION"), capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, refused("VERSION").stdout)
 
 
 def test_it_may_be_replaced_while_it_runs(invoke, tmp_path):
@@ -87,6 +108,26 @@ def test_a_signal_while_reading_is_told(refused):
     process.send_signal(signal.SIGTERM)
     process.wait(DEADLINE_S)  # with its stdin still open
     assert finish(process).error()["code"] == 11
+
+
+@pytest.mark.parametrize("call", ["rt_sigaction", "rt_sigprocmask"])
+def test_a_seccomp_filter_that_denies_signals_is_an_error_object(invoke, call):
+    """Where a plugin may not hold back signals it says so in an error object, and touches nothing."""
+    before = netstate.state(invoke.host), netstate.state(invoke.sandbox)
+    variables = {"CNI_CONTAINERID": "cid", "CNI_NETNS": invoke.sandbox.path, "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
+    for command in ("VERSION", "ADD"):
+        done = subprocess.run(
+            ["nsenter", f"--net={invoke.host.path}", *denied.words(call), str(binaries.directory() / invoke.plugin)],
+            input=json.dumps(invoke.config()).encode(),
+            env=environment(command, **variables),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        error = Outcome(done.returncode, done.stdout, done.stderr.decode()).error()
+        assert (error["code"], error["msg"]) == (5, "cannot hold back SIGTERM and SIGINT: Operation not permitted")
+        assert call in error["details"]
+    assert (netstate.state(invoke.host), netstate.state(invoke.sandbox)) == before
 
 
 def test_without_proc_there_is_still_an_error_object(invoke):

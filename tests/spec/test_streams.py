@@ -1,0 +1,86 @@
+"""Standard streams as runtimes and shells leave them: non-blocking, full, closed."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import binaries
+from tests.support.running import environment, finish, strict_json
+
+DEADLINE_S = 20.0
+ENDS = {"pipe": os.pipe, "socket": lambda: tuple(end.detach() for end in socket.socketpair())}
+
+
+def start(plugin, command, **streams):
+    """Starts a plugin with the test's streams; those that it does not name are pipes."""
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
+    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/no/such/netns", "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
+    return subprocess.Popen([str(binaries.directory() / plugin)], env=environment(command, **names), **streams)
+
+
+def wait_until_asleep(process):
+    """Waits until a process sleeps or has ended."""
+    end = time.monotonic() + DEADLINE_S
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "SZ":
+        assert time.monotonic() < end, "it neither sleeps nor ends"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_late_input_on_a_nonblocking_stream(refused, kind):
+    """A plugin waits for all parts of its configuration when stdin is non-blocking, and leaves it non-blocking."""
+    reader, writer = ENDS[kind]()
+    os.set_blocking(reader, False)
+    process = start(refused.plugin, "NOPE", stdin=reader)
+    text = json.dumps(refused.config()).encode()
+    for part in (text[:20], text[20:]):
+        wait_until_asleep(process)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(writer, part)
+    os.close(writer)
+    assert finish(process).error()["msg"] == "unknown CNI_COMMAND: NOPE"
+    assert not os.get_blocking(reader)
+    os.close(reader)
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_late_reader_of_a_nonblocking_stream(refused, kind):
+    """A plugin waits until a full, non-blocking stdout has room, and then writes its whole answer."""
+    reader, writer = ENDS[kind]()
+    os.set_blocking(writer, False)
+    filled = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            filled += os.write(writer, b" " * 4096)
+    process = start(refused.plugin, "VERSION", stdout=writer)
+    os.close(writer)
+    wait_until_asleep(process)
+    with open(reader, "rb") as rest:
+        answer = rest.read()[filled:]
+    assert (finish(process).status, strict_json(answer)["cniVersion"]) == (0, "1.1.0")
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_an_answer_without_a_reader(refused, redirection):
+    """When stdout is closed or full, exit status and stderr say that nobody got the answer."""
+    program = str(binaries.directory() / refused.plugin)
+    shell = ["/bin/sh", "-c", f'exec "$0" {redirection}', program]
+    done = subprocess.run(shell, env=environment("VERSION"), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("podwire: error writing to stdout: ")
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_a_warning_without_a_reader_fails_no_verb(refused, redirection):
+    """When stderr is closed or full, a verb that has a warning to write succeeds all the same."""
+    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
+    shell = ["/bin/sh", "-c", f'exec "$0" {redirection}', str(binaries.directory() / refused.plugin)]
+    config = json.dumps(refused.config(**{"cni.dev/valid-attachments": None})).encode()  # GC then removes nothing
+    done = subprocess.run(shell, env=environment("GC", **names), input=config, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b""), done
