@@ -5,6 +5,9 @@ One rule: name, content and mode are the reference's to the byte; what else we m
     <dataDir>/<container id>_<ifname>.json           what was changed, as it was (mode 0600)
     <dataDir>.podwire/<container id>_<ifname>.json   the note: whose it is, of which life of the container, which file
 
+- The reference's name can be that of two attachments: `a_b_c.json` is of `a` and `b_c`, and of `a_b` and `c`. ADD saves
+  such an attachment under a name with the container ID's SHA-512. A file under the shared name is read where there is
+  none with the hash: the reference made it, or an earlier podwire, whose note names the attachment.
 - The first values count, however many ADDs and entries of a chain there are: a file that is there gets what it lacks.
   Only one of another life of the container, by its note, is replaced.
 - A note names its file by inode and time, so a file that the reference has written since has no note. Such a one is the
@@ -30,13 +33,14 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code, all_of
 from cni.fields import Fields
 from cni.undo import Undo
-from cni.values import dataclass
+from cni.values import dataclass, replace
 from kernel.errors import reason
 from plugins.tuning.attributes import Attributes
 
 _SUFFIX, _DRAFT, _JSON = ".podwire", "~", ".json"  # no container's name begins with a tilde
 _MOST_BYTES = 1 << 16
 _LONG = 200  # of 255 bytes (NAME_MAX)
+_IFNAME_BYTES = 15  # IFNAMSIZ - 1 (linux/if.h)
 # What is in the directories is ours or nobody's: a link there is not followed, and a FIFO is no reason to hang.
 _OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES)
@@ -48,12 +52,24 @@ _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 class Saved:
     """What an interface was like, and what the note says: the host's end's MTU, and of which life it is ("" unknown).
 
-    An unreadable file is one without any values.
+    An unreadable file is one without any values. `is_shared`: the file may be another attachment's of the same name.
     """
 
     original: Attributes
     host_mtu: int | None = None
     life: str = ""
+    is_shared: bool = False
+
+
+class _Files:
+    """The paths of one backup: the file, its draft and its note."""
+
+    __slots__ = ("draft", "note", "path")
+
+    def __init__(self, data_dir: str, network: str, name: str) -> None:
+        self.path = f"{data_dir}/{name}"
+        self.draft = f"{data_dir}/{_drafted(network)}{name}"
+        self.note = f"{_side(data_dir)}/{name}"
 
 
 class Backup:
@@ -61,27 +77,33 @@ class Backup:
 
     def __init__(self, data_dir: str, network: str, container_id: str, ifname: str) -> None:
         self._attachment, self._network = Attachment(container_id, ifname), network
-        name = _name(self._attachment)
-        self._path, self._draft, self._note = (
-            f"{data_dir}/{name}",
-            f"{data_dir}/{_drafted(network)}{name}",
-            f"{_side(data_dir)}/{name}",
-        )
+        own, shared = _names(self._attachment)
+        self._files = _Files(data_dir, network, own)
+        self._shared = _Files(data_dir, network, shared) if shared != own else None
 
     def load(self) -> Saved | None:
         """Returns what is saved, None when nothing is; raises OSError when that cannot be told."""
+        saved = self._load(self._files)
+        if saved or not self._shared:
+            return saved
+        shared = self._load(self._shared)
+        return shared and replace(shared, is_shared=not shared.life)
+
+    def _load(self, files: _Files) -> Saved | None:
         try:
-            content, status = _read(self._path)
+            content, status = _read(files.path)
         except OSError as error:
             if error.errno in _FOREIGN:
                 return Saved(Attributes())
             if error.errno in _ABSENT:
                 return None
             raise
-        note = _noted(self._note)
+        note = _noted(files.note)
         original = _decoded(content)
         if note is None or note.string("file") != _identity(status):
             return Saved(original)
+        if _attachment_of(note) != self._attachment:
+            return None
         return Saved(original, note.integer("hostMTU"), note.string("life"))
 
     def save(self, now: Saved, undo: Undo) -> None:
@@ -90,46 +112,46 @@ class Backup:
         What was there is put back when a later step fails.
         """
         try:
-            before = self.load()
+            before = self._load(self._files)
             kept = before if before and before.life in ("", now.life) else None
             if kept:
                 host_mtu = now.host_mtu if kept.host_mtu is None else kept.host_mtu
                 now = Saved(kept.original.filled(now.original), host_mtu, now.life)
             if now == before:
                 return
-            undo.push(f"put {self._path} back", partial(self._take_back, before))
+            undo.push(f"put {self._files.path} back", partial(self._take_back, before))
             if before and not kept:
-                os.unlink(self._path)  # with the note of this life it would be taken for one of this life
+                os.unlink(self._files.path)  # with the note of this life it would be taken for one of this life
             self._put(now)
         except OSError as error:
             doing = f"failed to save file {self._attachment.ifname}{_JSON}"
-            hint = f'at {error.filename or self._path}; "dataDir" must be a directory that can be written'
+            hint = f'at {error.filename or self._files.path}; "dataDir" must be a directory that can be written'
             raise CniError(Code.IO_FAILURE, f"{doing}: {reason(error.errno or 0)}", hint) from error
 
-    def remove(self) -> None:
+    def remove(self, *, shared: bool = False) -> None:
         """Removes the backup, its note and its draft, what can be of them; absent is success. Raises CniError.
 
-        The note stays as long as the backup does: without it nobody knows later whose that is.
+        The note stays as long as the backup does: without it nobody knows later whose that is. A `shared` file without
+        a note goes only on demand.
         """
-        all_of(partial(_forget, self._draft), self._remove_noted)
-
-    def _remove_noted(self) -> None:
-        for path in (self._path, self._note):
-            _forget(path)
+        all_files = [self._files]
+        if self._shared and (saved := self._load(self._shared)) and (saved.life or shared):
+            all_files.append(self._shared)
+        all_of(*(partial(step, files) for files in all_files for step in (_remove_draft, _remove_noted)))
 
     def _take_back(self, before: Saved | None) -> None:
         """Makes file and note what they were; raises OSError."""
-        _forget(self._draft)
+        _forget(self._files.draft)
         if before is None or not before.life:
-            _forget(self._note)
+            _forget(self._files.note)
         if before:
             self._put(before)
         else:
-            _forget(self._path)
+            _forget(self._files.path)
 
     def _put(self, saved: Saved) -> None:
         """Writes file and note, in an order in which neither is ever taken for another's; raises OSError."""
-        status = _write(self._draft, gojson.dumps(_encoded(saved.original), indent=1))
+        status = _write(self._files.draft, gojson.dumps(_encoded(saved.original), indent=1))
         if saved.life:
             note = {
                 "network": self._network,
@@ -139,22 +161,31 @@ class Backup:
                 "file": _identity(status),
                 **({"hostMTU": saved.host_mtu} if saved.host_mtu else {}),
             }
-            _write(self._note, gojson.dumps(note))  # half written it is none
-        os.rename(self._draft, self._path)
-        record.made(f"save what {self._attachment.ifname} was like in {self._path}")
+            _write(self._files.note, gojson.dumps(note))  # half written it is none
+        os.rename(self._files.draft, self._files.path)
+        record.made(f"save what {self._attachment.ifname} was like in {self._files.path}")
+
+
+def _remove_draft(files: _Files) -> None:
+    _forget(files.draft)
+
+
+def _remove_noted(files: _Files) -> None:
+    for path in (files.path, files.note):
+        _forget(path)
 
 
 def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     """Removes the backups of a network's attachments that are not `valid`; returns how many others name no network."""
     keep = frozenset(valid)
-    kept, drafted, names = {_name(item) for item in keep}, _drafted(network), _listed(data_dir)
+    kept, drafted, names = {name for item in keep for name in _names(item)}, _drafted(network), _listed(data_dir)
     unknown = {name for name in names if name.endswith(_JSON) and not name.startswith(_DRAFT)} - kept
     drafts = {name.removeprefix(drafted) for name in names if name.startswith(drafted)} - kept
 
     def collect_noted(name: str) -> None:
         note = _noted(f"{_side(data_dir)}/{name}")
-        attachment = Attachment(note.string("containerID"), note.string("ifname")) if note else None
-        if not note or not attachment or _name(attachment) != name:
+        attachment = _attachment_of(note) if note else None
+        if not note or not attachment or name not in _names(attachment):
             return
         backup = Backup(data_dir, network, *attachment)
         saved = backup.load()
@@ -174,8 +205,8 @@ def owners(data_dir: str) -> list[tuple[str, Attachment]]:
     found = []
     for name in sorted(_listed(_side(data_dir))):
         note = _noted(f"{_side(data_dir)}/{name}")
-        attachment = Attachment(note.string("containerID"), note.string("ifname")) if note else None
-        if note and attachment and _name(attachment) == name:
+        attachment = _attachment_of(note) if note else None
+        if note and attachment and name in _names(attachment):
             found.append((note.string("network"), attachment))
     return found
 
@@ -197,12 +228,22 @@ def _side(data_dir: str) -> str:
     return f"{data_dir.rstrip('/') or '/'}{_SUFFIX}"
 
 
-def _name(attachment: Attachment) -> str:
-    """Returns the reference's name, or one of a fixed length where that would be too long for a file system."""
-    container_id = attachment.container_id
+def _names(attachment: Attachment) -> tuple[str, str]:
+    """Returns the name that ADD uses, and the reference's, which is the same unless another attachment may have it.
+
+    A container ID that is too long for a file system is replaced by its hash in both.
+    """
+    container_id, ifname = attachment
+    hashed = f"{sha512(container_id.encode()).hexdigest()}_{ifname}{_JSON}"
     if len(container_id) > _LONG:
-        container_id = sha512(container_id.encode()).hexdigest()
-    return f"{container_id}_{attachment.ifname}{_JSON}"
+        return hashed, hashed
+    joined = f"{container_id}_{ifname}"
+    others = joined[1:][-_IFNAME_BYTES - 1 : -1].count("_") - 1  # container IDs with the rest as an interface's name
+    return hashed if others > 0 else f"{joined}{_JSON}", f"{joined}{_JSON}"
+
+
+def _attachment_of(note: Fields) -> Attachment:
+    return Attachment(note.string("containerID"), note.string("ifname"))
 
 
 def _listed(directory: str) -> list[str]:

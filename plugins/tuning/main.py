@@ -64,13 +64,15 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     if saved is None:
         own.remove()  # what a killed ADD may have left
         return
+    restored = False
     try:
         with Netns(args.netns) as namespace, ends.opened(namespace, args.ifname, both=bool(saved.host_mtu)) as found:
             if found and (saved.life == found.life or not (saved.life and found.life)):
                 _restore(found, saved)
+                restored = True
     except NetnsMissingError:
         pass
-    own.remove()
+    own.remove(shared=saved.is_shared and restored)
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:

@@ -87,6 +87,45 @@ def test_a_note_of_another_life_beside_the_references_backup(both, host, new_san
     assert (now(lives[1])["mtu"], ours.backups(), ours.notes()) == (1500, {}, {})
 
 
+@pytest.fixture
+def alike(host, new_sandbox):
+    """Two pods (namespace, result, names) whose backups the reference calls both `a_b_c.json`."""
+    attachments = (("a", "b_c"), ("a_b", "c"))
+    pods = [new_sandbox() for _ in attachments]
+    return [
+        (pod, joined(host, pod, f"veth{number}", ifname), {"container_id": container_id, "ifname": ifname})
+        for number, (pod, (container_id, ifname)) in enumerate(zip(pods, attachments, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_attachments_of_one_name_are_not_mixed(tuning, alike, order):
+    """Each DEL restores what that pod's interface was like, in whichever order they come, and nothing stays."""
+    mtus = [1800, 2000]
+    for (pod, result, how), mtu in zip(alike, mtus, strict=True):
+        pod.ip("link", "set", how["ifname"], "mtu", str(mtu))
+        tuning.having(mtu=1400).add(pod, result, **how)
+    for pod, _, how in alike[::order]:
+        for _ in range(2):
+            tuning.delete(pod, **how)
+    assert [now(pod, how["ifname"])["mtu"] for pod, _, how in alike] == mtus
+    assert (tuning.backups(), tuning.notes()) == ({}, {})
+
+
+def test_the_references_backup_of_a_name_that_two_have(both, alike):
+    """What the reference made is restored; DEL of an attachment that is gone leaves it to the other one."""
+    ours, theirs = (net.having(mtu=1400) for net in both)
+    (gone, gone_result, gone_how), (pod, result, how) = alike
+    ours.add(gone, gone_result, **gone_how)
+    theirs.add(pod, result, **how)
+    for netns in (gone, "", "/no/such/netns"):
+        ours.delete(netns, **gone_how)
+    assert ours.backups().keys() == {"a_b_c.json"}
+    ours.delete(pod, **how)
+    assert [now(each, names["ifname"])["mtu"] for each, _, names in alike] == [1500, 1500]
+    assert (ours.backups(), ours.notes()) == ({}, {})
+
+
 def test_gc(both, host, new_sandbox):
     """GC removes the backups of this network's attachments that are not listed; all else stays, and is counted."""
     ours, theirs = (net.having(mtu=1400) for net in both)

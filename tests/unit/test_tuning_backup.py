@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from cni.conf import Attachment
 from cni.errors import CniError
 from cni.undo import Undo
+from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.backup import Backup, Saved, collect
+from plugins.tuning.backup import Backup, Saved, collect, owners
 from tests.support.errors import failure_of
 
 MAC = bytes([2, 0, 0, 0, 0, 1])
@@ -132,6 +133,84 @@ def test_a_long_container_id(tmp_path):
     assert backup.load() == WHOLE
     assert collect(str(tmp_path / "tuning"), "net", []) == 0
     assert backup.load() is None
+
+
+ALIKE = (("a", "b_c"), ("a_b", "c"))  # the reference calls both files a_b_c.json
+
+
+def of_an_earlier_release(data_dir, attachment, monkeypatch):
+    """Saves a backup under the reference's name with a note, as earlier releases did."""
+    with monkeypatch.context() as patched:
+        patched.setattr(backup_module, "_names", lambda item: ("_".join(item) + ".json",) * 2)
+        save(Backup(data_dir, "net", *attachment), WHOLE)
+
+
+def test_attachments_of_which_the_reference_gives_both_the_same_name(tmp_path):
+    """Each has a backup of its own: saving, loading, removing and collecting one leaves the other alone."""
+    data_dir = str(tmp_path / "tuning")
+    pair = [Backup(data_dir, "net", *attachment) for attachment in ALIKE]
+    saved = [Saved(Attributes(mtu=mtu), None, f"life {mtu}") for mtu in (1400, 9000)]
+    for one, values in zip(pair, saved, strict=True):
+        save(one, values)
+    assert [one.load() for one in pair] == saved
+    assert sorted(owners(data_dir)) == [("net", Attachment(*attachment)) for attachment in ALIKE]
+    pair[0].remove()
+    assert [one.load() for one in pair] == [None, saved[1]]
+    save(pair[0], saved[0])
+    assert collect(data_dir, "net", [Attachment(*ALIKE[0])]) == 0
+    assert [one.load() for one in pair] == [saved[0], None]
+
+
+@pytest.mark.parametrize(
+    ("attachment", "is_shared"),
+    [
+        (("cid", "eth0"), False),
+        (("c" * 64, "net_1"), True),
+        (("c" * 64, "eth0"), False),
+        (("pod_" + "c" * 64, "eth0"), False),
+        (("pod_01234567890", "eth0"), False),
+        (("pod_0123456789", "eth0"), True),
+        (("cid", "e_"), False),
+        (("cid", "_e"), True),
+        (("c", "_"), False),
+    ],
+)
+def test_the_reference_name_is_used_unless_another_attachment_may_have_it(tmp_path, attachment, is_shared):
+    """Only where another ID and a name of at most 15 characters join to the same text, the name has a hash."""
+    save(Backup(str(tmp_path), "net", *attachment), WHOLE)
+    assert ("_".join(attachment) + ".json" in os.listdir(tmp_path)) != is_shared
+
+
+def test_a_file_of_the_reference_under_a_shared_name(tmp_path):
+    """It is loaded for either attachment, not mixed into what ADD saves, and goes only on demand."""
+    data_dir, shared = str(tmp_path), tmp_path / "a_b_c.json"
+    shared.write_text('{"mtu": 7}')
+    one, other = (Backup(data_dir, "net", *attachment) for attachment in ALIKE)
+    assert one.load() == other.load() == Saved(Attributes(mtu=7), is_shared=True)
+    save(one, WHOLE)
+    assert one.load() == WHOLE
+    for _ in range(2):
+        one.remove()
+        assert shared.exists()
+    assert collect(data_dir, "net", [Attachment(*ALIKE[0])]) == 0
+    assert collect(data_dir, "net", []) == 1
+    other.remove(shared=True)
+    assert not shared.exists()
+
+
+def test_a_backup_of_an_earlier_release_under_a_shared_name(tmp_path, monkeypatch):
+    """Its note says whose it is: that attachment's alone, for DEL as for GC."""
+    data_dir = str(tmp_path / "tuning")
+    one, other = (Backup(data_dir, "net", *attachment) for attachment in ALIKE)
+    for take_away in (one.remove, lambda: collect(data_dir, "net", [Attachment(*ALIKE[1])])):
+        of_an_earlier_release(data_dir, ALIKE[0], monkeypatch)
+        assert (one.load(), other.load()) == (WHOLE, None)
+        assert owners(data_dir) == [("net", Attachment(*ALIKE[0]))]
+        other.remove(shared=True)
+        assert one.load() == WHOLE
+        assert not take_away()
+        assert one.load() is None
+        assert os.listdir(data_dir) == os.listdir(f"{data_dir}.podwire") == []
 
 
 def test_what_goes_and_what_stays(tmp_path):
