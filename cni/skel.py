@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import RawIOBase
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from cni import args as cni_args
 from cni import conf as cni_conf
@@ -27,7 +27,9 @@ from cni.signals import Terminated, waiting
 from cni.undo import Undo
 from cni.values import dataclass, replace
 
-Stream = BinaryIO | RawIOBase  # of the latter, `read` and `write` return None where they would block
+if TYPE_CHECKING:
+    Stream = BinaryIO | RawIOBase  # of the latter, `read` and `write` return None where they would block
+
 Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 

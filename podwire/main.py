@@ -67,7 +67,7 @@ def console() -> None:
 def _binary(stream: TextIO | None) -> skel.Stream:
     """Returns the bytes of a standard stream, unbuffered; one that always fails when it is closed."""
     if stream is not None:
-        return cast(skel.Stream, getattr(stream.buffer, "raw", stream.buffer))
+        return cast("skel.Stream", getattr(stream.buffer, "raw", stream.buffer))
     closed = io.BytesIO()
     closed.close()
     return closed

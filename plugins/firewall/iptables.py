@@ -20,6 +20,7 @@ from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
 from kernel import link, rtnl
+from kernel.link import Link
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
 from kernel.netfilter.iptables_chains import change_legacy
@@ -192,17 +193,22 @@ def _dead(listing: Iterable[str], own: str = "") -> set[str]:
 
 
 def _is_there(name: str) -> bool:
+    """Tells whether an interface exists; raises KernelError."""
     try:
         stdlib_socket.if_nametoindex(name)
-    except OSError:
-        return False
+    except OSError:  # without an errno: the interface is gone, or no descriptor was left, or a filter denies ioctl
+        return _get(name) is not None
     return True
 
 
 def _is_veth(name: str) -> bool:
-    with rtnl.Socket() as socket:
-        (found,) = link.get(socket, link.by_name(name))
+    found = _get(name)
     return found is not None and found.kind == "veth"
+
+
+def _get(name: str) -> Link | None:
+    with rtnl.Socket() as socket:
+        return link.get(socket, link.by_name(name))[0]
 
 
 def _delete(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import binaries, libcni, xtables
+from tests.support import binaries, denied, libcni, xtables
 from tests.support.firewall_tables import DUAL, IPV4, passing
 from tests.support.xtables import TOOLS
 
@@ -215,6 +215,19 @@ def test_the_policy_of_a_bridge_that_is_gone(firewall, verb):
     assert not any("cni1" in line for lines in net.rules().values() for line in lines)
     stages = [line for line in net.rules()["iptables"] if "ISOLATION" in line]
     assert stages == [line for line in before["iptables"] if "ISOLATION" in line]
+
+
+@pytest.mark.parametrize("verb", ["DEL", "GC"])
+def test_the_policy_of_a_bridge_that_the_plugin_may_not_look_up(firewall, tmp_path, verb):
+    """Where a seccomp filter denies ioctl, a bridge that exists does not count as gone: its policy stays."""
+    net = firewall.having(ingressPolicy="isolated")
+    net.add("stays")
+    before = [line for line in net.rules()["iptables"] if "ISOLATION" in line]
+    bin_dir = denied.install(tmp_path, binaries.directory() / "firewall", "ioctl")
+    keys = {"name": "other", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
+    outcome = replace(firewall.forgotten().having(**keys), bin_dir=bin_dir).run(verb, "gone")
+    assert (outcome.status, outcome.stdout) == (0, b"") or outcome.error()["msg"].startswith("cannot run iptables")
+    assert [line for line in net.rules()["iptables"] if "ISOLATION" in line] == before
 
 
 def test_the_policy_of_a_link_to_one_pod(firewall):

@@ -46,6 +46,14 @@ def words(call: str) -> tuple[str, ...]:
     return sys.executable, str(Path(__file__)), call
 
 
+def install(directory: Path, program: Path, call: str) -> Path:
+    """Makes a program of the same name in `directory` that runs without a system call; returns the directory."""
+    script = directory / program.name
+    script.write_text(f"#!/bin/sh\nexec {' '.join(words(call))} {program}\n")
+    script.chmod(0o755)
+    return directory
+
+
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
