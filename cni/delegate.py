@@ -10,9 +10,11 @@ import errno
 import os
 import select
 import stat
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from cni import child, gojson, record, skel
+from cni.address import Interface
 from cni.args import CmdArgs
 from cni.child import Command, Outcome
 from cni.conf import NetConf
@@ -69,6 +71,16 @@ def forward(args: CmdArgs, conf: NetConf) -> None:
     """Runs the verb in `args` of the network's IPAM plugin, if there is one; raises its error unchanged."""
     if conf.ipam_type:
         run(conf.ipam_type, args, conf)
+
+
+def gateways(args: CmdArgs, conf: NetConf) -> Iterator[Iterable[Interface]]:
+    """Yields the gateways that the network's IPAM plugin may name (skel.Plugin), none where it is another file.
+
+    Raises its error for a wrong configuration, also while they are iterated over.
+    """
+    plugin = args.delegates.get(conf.ipam_type)
+    if plugin and plugin.gateways and _is_ourselves(_find_other(conf.ipam_type, args, conf)):
+        yield from plugin.gateways(conf)
 
 
 def find(kind: str, path: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from io import RawIOBase
 from typing import TYPE_CHECKING, BinaryIO
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import gojson, log, versions
+from cni.address import Interface
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, of_system, one_line
@@ -50,7 +51,8 @@ class Plugin:
     it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `cmd_retract`
     takes the same away again, without the interface and its addresses: the attachment has gone meanwhile. `parse` reads
     a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
-    the common ones (keys.COMMON).
+    the common ones (keys.COMMON). `gateways` reads from the configuration of an IPAM plugin which gateways ADD may
+    name, with the prefix of their subnet: for each address that ADD allocates, the gateways of its alternative ranges.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Plugin:
     cmd_retract: Verb | None = None
     parse: Callable[[CmdArgs, NetConf], object] | None = None
     keys: tuple[Key, ...] = ()
+    gateways: Callable[[NetConf], Iterable[Iterable[Interface]]] | None = None
     versions: tuple[str, ...] = versions.SUPPORTED
 
     @property

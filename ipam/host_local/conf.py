@@ -6,11 +6,12 @@ configuration never keeps an address from being released.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from ipaddress import IPv4Interface
 from itertools import combinations
 
 from cni import addressing
-from cni.address import Address, parse_cidr, parse_ip
+from cni.address import Address, Interface, parse_cidr, parse_ip, with_prefix
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
@@ -85,13 +86,8 @@ def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
 
     Raises CniError(7), "invalid range set N: ...".
     """
-    ipam = conf.fields.section("ipam")
-    raw = conf.runtime_config.object_lists("ipRanges") if conf.fields.has("runtimeConfig") else ()
-    if ipam.has("subnet"):
-        raw += ((ipam,),)
-    raw += ipam.object_lists("ranges")
     sets = []
-    for number, items in enumerate(raw):
+    for number, items in enumerate(_raw_sets(conf)):
         try:
             sets.append(_range_set(items))
         except CniError as error:
@@ -99,9 +95,30 @@ def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
     return tuple(sets)
 
 
+def gateways(conf: NetConf) -> Iterator[Iterator[Interface]]:
+    """Yields the gateways of each range set, with the prefixes of their subnets; raises CniError(7).
+
+    A range is read when its gateway is asked for, since a set may have thousands.
+    """
+    for items in _raw_sets(conf):
+        yield (
+            with_prefix(item.gateway, item.subnet.prefixlen)
+            for item in map(_range, items)
+            if item.gateway.version == item.subnet.version
+        )
+
+
 def check_families(sets: tuple[RangeSet, ...], conf: NetConf) -> None:
     """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
     addressing.refuse_many([item.version for item in sets], conf, "put the ranges into one set")
+
+
+def _raw_sets(conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
+    ipam = conf.fields.section("ipam")
+    raw = conf.runtime_config.object_lists("ipRanges") if conf.fields.has("runtimeConfig") else ()
+    if ipam.has("subnet"):
+        raw += ((ipam,),)
+    return raw + ipam.object_lists("ranges")
 
 
 def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:

@@ -137,4 +137,5 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=lambda args, netconf: conf.parse(netconf, args),
     keys=conf.KEYS,
+    gateways=conf.gateways,
 )

@@ -44,6 +44,14 @@ def refuse_long_name(conf: BridgeConf) -> None:
         )
 
 
+def find_gateway(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
+    """Returns the interface that has the gateway's addresses, None where it is still to be made; raises KernelError."""
+    if not conf.vlans.access:
+        return bridge
+    (found,) = link.get(host, link.by_name(gateway_name(conf)))
+    return found
+
+
 def add_gateways(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, result: Result, undo: Undo) -> Link:
     """Puts the gateway addresses on the interface that is in the port's VLAN, made if missing, and returns it.
 

@@ -28,7 +28,7 @@ from plugins.bridge import addresses, mtu, netfilter, port, spoof, switch, vlan
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
-from plugins.bridge.gateway import add_gateways, refuse_long_name
+from plugins.bridge.gateway import add_gateways, find_gateway, refuse_long_name
 from plugins.bridge.repair import repair
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
@@ -149,6 +149,9 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
             pair.refuse_full(host, bridge)
+            gateway = find_gateway(host, bridge, own)
+            if own.is_gateway and gateway and not own.force_address:
+                switch.refuse_conflict(host, gateway, delegate.gateways(args, conf))
         else:
             refuse_unmakeable(host, own.bridge, filtering=own.vlans.filtering)
     netfilter.refuse_unavailable(own)

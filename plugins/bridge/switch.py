@@ -6,6 +6,7 @@ One rule: what other attachments share is only ever made right, never taken away
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 from itertools import starmap
 from socket import AF_INET, AF_INET6, AF_UNSPEC
@@ -118,6 +119,20 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
             raise told from error
 
 
+def refuse_conflict(host: Socket, gateway: Link, sets: Iterable[Iterable[Interface]]) -> None:
+    """Raises CniError(7) when none of the gateways of a range set can be put on the link `gateway`, KernelError.
+
+    Nothing is said of ranges that cannot be read: IPAM's own STATUS does that.
+    """
+    present = [item.address for item in address.on_link(host, gateway)]
+    try:
+        conflict = next(filter(None, (_unserved(candidates, present) for candidates in sets)), None)
+    except CniError:
+        return
+    if conflict:
+        raise _in_the_way(host, gateway, *conflict, joined=0)
+
+
 def gateway_on_bridge(ip: IPConfig) -> tuple[Address, int] | None:
     """Returns the address that the bridge must have for `ip`, and its prefix; None when it has no gateway.
 
@@ -153,22 +168,53 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf:
     present = [item.address for item in assigned]
     requests = []
     for own in starmap(with_prefix, gateways):
-        if own in present:
-            continue
-        for other in [item for item in present if _conflict(own, item)]:
-            if not conf.force_address:
-                ports = max(0, sum(1 for _ in link.ports(host, bridge.index)) - 1)  # ours is among them
-                raise CniError(
-                    Code.INVALID_NETWORK_CONFIG,
-                    f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
-                    f"bridge {bridge.name} has {other}, the network wants {own}; {ports} other port(s) in use; "
-                    'set "forceAddress" to true, or "bridge" to another name',
-                )
+        others = _conflicts(own, present)
+        if others and not conf.force_address:
+            raise _in_the_way(host, bridge, own, others[0], joined=1)
+        for other in others:
             present.remove(other)
             requests.append(address.removal(bridge, other))
-        present.append(own)
-        requests.append(address.addition(bridge, own, exists_ok=True, dad=conf.dad))
+        if own not in present:
+            present.append(own)
+            requests.append(address.addition(bridge, own, exists_ok=True, dad=conf.dad))
     return requests
+
+
+def _in_the_way(host: Socket, bridge: Link, own: Interface, other: Interface, *, joined: int) -> CniError:
+    """Returns the error of an address that keeps the gateway `own` from the bridge, of which `joined` ports are ours.
+
+    The ports of the bridge under a VLAN's gateway are not looked at: there the address counts as in use.
+    """
+    ports = link.count_ports(host, bridge.index) - joined
+    if bridge.kind == "bridge" and ports <= 0:
+        fix = f'has {other}, and no port is in use; remove it: ip address del {other} dev "{bridge.name}"'
+    else:
+        use = "" if bridge.kind != "bridge" else f", and {ports} port{' is' if ports == 1 else 's are'} in use"
+        fix = (
+            f'has {other}{use}; give the network the subnet of that address, or set "bridge" to another name; '
+            '"forceAddress" replaces it, and running pods lose their gateway'
+        )
+    return CniError(
+        Code.INVALID_NETWORK_CONFIG,
+        f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
+        f'"{bridge.name}" {fix}',
+    )
+
+
+def _unserved(candidates: Iterable[Interface], present: list[Interface]) -> tuple[Interface, Interface] | None:
+    """Returns the first of some gateways, and the address in its way; None when one of them can be had."""
+    first = None
+    for own in candidates:
+        others = _conflicts(own, present)
+        if not others:
+            return None
+        first = first or (own, others[0])
+    return first
+
+
+def _conflicts(own: Interface, present: list[Interface]) -> list[Interface]:
+    """Returns the addresses that may not stay beside the gateway `own`, none when it is there already."""
+    return [] if own in present else [other for other in present if _conflict(own, other)]
 
 
 def _conflict(own: Interface, other: Interface) -> bool:

@@ -54,8 +54,8 @@ def test_an_address_in_the_way(network, refused, new_sandbox):
     error = refused(network.having(ipam=ipam))
     assert error["msg"].endswith('"cni0" already has an IP address different from 10.99.0.1/24')
     assert error["details"] == (
-        "bridge cni0 has 10.22.0.1/16, the network wants 10.99.0.1/24; 2 other port(s) in use; "
-        'set "forceAddress" to true, or "bridge" to another name'
+        '"cni0" has 10.22.0.1/16, and 2 ports are in use; give the network the subnet of that address, or set "bridge" '
+        'to another name; "forceAddress" replaces it, and running pods lose their gateway'
     )
 
 
