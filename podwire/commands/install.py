@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 from cni import files, gojson, signals
 from cni.errors import CniError, Code
-from podwire import default_network, networks, pod_cidrs, runtimes
-from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_conf_dir, conf_dir
+from podwire import default_network, networks, pod_cidrs, renumbering, runtimes
+from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_cache_dir, add_conf_dir, conf_dir
 from podwire.installing import Directory, Manifest, sentence, write_whole
+from podwire.renumbering import Change
 from podwire.runtimes import Runtime
 from podwire.shell import quote
 
@@ -32,7 +33,9 @@ uninstall`. An installation that is interrupted leaves every name working; the n
 --conf also writes a network into {CONF_DIR}: of FILE, or without one {default_network.FILE}, a masqueraded bridge with
 host ports and limits. Its addresses are what --subnet says, or --node, a file with this node's object of Kubernetes;
 a FILE has them itself, or gets them where its host-local has no "ranges". Runtimes use the first file in lexicographic
-order. A file that podwire has written and nobody changed since is replaced, another one is not overwritten.
+order. A file that podwire has written and nobody changed since is replaced, another one is not overwritten. A change of
+the network's addresses is printed, and refused without --force while pods run on its bridge: the bridge has their
+gateway, and new pods would fail.
 
 At the end it reads the settings of containerd, CRI-O and podman, as far as they are installed, prints the directory
 from which each runs plugins, and the command that installs there if it is another one (Debian 12: /usr/lib/cni)."""
@@ -56,8 +59,10 @@ def _add_install(parser: ArgumentParser) -> None:
         "--subnet", metavar="CIDR", action="append", default=[], help="the pods' addresses, for --conf"
     )
     subnets.add_argument("--node", metavar="FILE", help="the same: the podCIDRs of this Node object (JSON)")
-    parser.add_argument("--force", action="store_true", help="overwrite that file, keeping a copy FILE.podwire-backup")
+    force = "overwrite that file, keeping a copy FILE.podwire-backup, and change addresses while pods run"
+    parser.add_argument("--force", action="store_true", help=force)
     add_conf_dir(parser)
+    add_cache_dir(parser)
 
 
 def _install(context: Context, options: Namespace) -> Status:
@@ -67,16 +72,21 @@ def _install(context: Context, options: Namespace) -> Status:
     path = os.path.abspath(
         os.path.join(conf_dir(context, options), os.path.basename(options.conf or default_network.FILE))
     )
+    change = None
     if content is not None:
-        networks.parse(content, path)
+        change = renumbering.find(networks.parse(content, path), os.path.dirname(path), options.cache_dir)
         if not options.force:
             _refuse_overwriting(directory, path, content)
+            if change:
+                change.refuse_with_pods()
     try:
         directory.install(_PROGRAM)
         if content is not None:
             _configure(directory, path, content)
     finally:
         _tell(context, directory)
+    if change:
+        context.out.line(f"{change}{_advice(change, options)}")
     own = os.path.join(directory.path, "podwire")
     found = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
     if not (directory.dry_run or any(os.access(one, os.X_OK) for one in found)):
@@ -86,6 +96,14 @@ def _install(context: Context, options: Namespace) -> Status:
         for line in _about(runtime, directory, written_to):
             context.out.line(line)
     return Status.FINE
+
+
+def _advice(change: Change, options: Namespace) -> str:
+    """Returns the command that finds the old gateway on the bridge, "" where none can be left."""
+    if not change.bridges:
+        return ""
+    directory = f" --conf-dir {quote(options.conf_dir)}" if options.conf_dir else ""
+    return f"; to see whether the bridge still has the old gateway: podwire doctor {quote(change.name)}{directory}"
 
 
 def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[str]:

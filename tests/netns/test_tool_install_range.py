@@ -1,0 +1,88 @@
+"""`podwire install --conf` with other addresses than before: printed, and refused while pods of the network run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.namespaces import Namespace
+from tests.support.tool import Tool
+
+OLD, NEW = "10.22.0.0/16", "10.30.0.0/16"
+FILE = "10-net.conflist"
+
+
+@pytest.fixture
+def installing(tool: Tool, tmp_path: Path) -> Callable[..., str]:
+    """A function that installs a network of the subnet that it is given, and returns all that is printed."""
+    for file in (tool.directory / "net.d").iterdir():
+        file.unlink()
+    (tmp_path / "template").mkdir()
+
+    def install(subnet: str, *words: str, bridge: str = "cni0", status: int = 0) -> str:
+        plugin = tool.bridge(bridge=bridge)
+        del plugin["ipam"]["ranges"]
+        template = tmp_path / "template" / FILE
+        template.write_text(json.dumps({"cniVersion": "1.0.0", "name": "net", "plugins": [plugin]}))
+        line = [f"{tool.bin_dir}/podwire", "install", f"--bin-dir={tmp_path}/bin", f"--cache-dir={tmp_path}/cache"]
+        line += [f"--conf={template}", "--subnet", subnet, "--conf-dir", f"{tmp_path}/net.d", *words]
+        with tool.host.entered():
+            done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return install
+
+
+@pytest.fixture
+def running(tool: Tool, installing: Callable[..., str], sandbox: Namespace) -> Namespace:
+    """A running pod of the network as it was installed first."""
+    installing(OLD)
+    tool.ok("add", "net", sandbox.path, "--container-id", sandbox.name)
+    return sandbox
+
+
+def configured(tool: Tool) -> str:
+    """Returns the text of the network's file."""
+    return (tool.directory / "net.d" / FILE).read_text()
+
+
+def test_a_change_is_refused_while_pods_run(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
+    """With a running pod another subnet is refused, both ranges are printed, and nothing is written."""
+    before = configured(tool)
+    text = installing(NEW, status=3)
+    assert f'1 pod runs in network "net" with addresses of {OLD}; the new file has {NEW}' in text
+    assert "--force" in text
+    assert configured(tool) == before
+    assert f"{OLD} -> {NEW}" not in installing(OLD)
+
+
+def test_a_forced_change_is_printed(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
+    """With --force the file is written, the ranges are printed, and the command that is printed finds what follows."""
+    text = installing(NEW, "--force")
+    (line,) = (line for line in text.splitlines() if " -> " in line)
+    assert line.startswith(f'addresses of network "net": {OLD} -> {NEW}; ')
+    assert NEW in configured(tool)
+    command = line.rpartition(": ")[2]
+    assert command.startswith("podwire doctor net --conf-dir ")
+    assert "already has an IP address different from 10.30.0.1/16" in tool.wrong(1, "doctor", "net")
+
+
+def test_without_pods_a_change_is_printed(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
+    """When the pod is gone, the change is made and printed, and the command of doctor lets the next pod start."""
+    tool.ok("del", "net", running.path, "--container-id", running.name)
+    assert f"{OLD} -> {NEW}" in installing(NEW)
+    (found,) = (one for one in tool.json("doctor", "net", status=1)["checks"] if one["name"] == "not-ready")
+    tool.host.run("sh", "-ec", found["cure"].rpartition(": ")[2])
+    tool.ok("add", "net", running.path, "--container-id", running.name)
+
+
+def test_another_bridge_is_not_refused(installing: Callable[..., str], running: Namespace) -> None:
+    """A network that moves to another bridge with its new addresses leaves running pods their gateway."""
+    text = installing(NEW, bridge="cni5")
+    assert f"{OLD} -> {NEW}" in text
+    assert "doctor" not in text
