@@ -32,6 +32,12 @@ class Network:
     disable_gc: bool = False
     path: str = ""
 
+    @property
+    def capabilities(self) -> list[str]:
+        """The capabilities that at least one of `plugins` declares, each once."""
+        names = (name for plugin in self.plugins for name in _declared(plugin))
+        return list(dict.fromkeys(names))
+
     def request(
         self,
         plugin: Mapping[str, object],
@@ -45,11 +51,10 @@ class Network:
         Of `capability_args` a plugin gets those whose capability it declares. `valid` are the attachments GC must keep.
         """
         asked = {**plugin, "name": self.name, "cniVersion": self.version}
-        declared = plugin.get("capabilities")
-        if isinstance(declared, dict):
-            runtime = {key: value for key, value in (capability_args or {}).items() if declared.get(key) is True}
-            if runtime:
-                asked["runtimeConfig"] = runtime
+        declared = _declared(plugin)
+        runtime = {key: value for key, value in (capability_args or {}).items() if key in declared}
+        if runtime:
+            asked["runtimeConfig"] = runtime
         if prev_result is not None:
             asked["prevResult"] = prev_result
         if valid is not None:
@@ -145,6 +150,12 @@ def unknown(name: str, directory: str, found: Iterable[NetworkFile]) -> CniError
     return CniError(
         Code.INVALID_NETWORK_CONFIG, f'there is no network "{name}" in {directory}', f"networks there: {known}{broken}"
     )
+
+
+def _declared(plugin: Mapping[str, object]) -> list[str]:
+    """Returns the capabilities that a plugin declares: those that are true."""
+    declared = plugin.get("capabilities")
+    return [name for name, value in declared.items() if value is True] if isinstance(declared, dict) else []
 
 
 def _plugins(fields: Fields, name: str, path: str) -> tuple[Mapping[str, object], ...]:

@@ -100,6 +100,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
         hint = f"detach it first: podwire del {network.name} {options.netns}"
         raise CniError(Code.INVALID_ENVIRONMENT, f'{netns} is attached to "{network.name}" already, {where}', hint)
     pod = _pod(context, options, None)
+    target.require_declared(network, context.plugins, pod.capability_args)
     target.require_free(netns, pod.attachment.ifname)
     if options.dry_run:
         return _rehearse(context, options, network, pod)
@@ -246,7 +247,7 @@ def _add_attachment(parser: ArgumentParser) -> None:
         "--container-id", metavar="ID", default="", help="the container's ID (made of NETNS as cnitool does)"
     )
     parser.add_argument(
-        "--capability-args", metavar="JSON", default="", help="what capabilities are given, an object ($CAP_ARGS)"
+        "--capability-args", metavar="JSON", default="", help="arguments of capabilities, a JSON object ($CAP_ARGS)"
     )
     parser.add_argument("--args", metavar="K=V", action="append", help="a pair of CNI_ARGS, repeatable ($CNI_ARGS)")
     add_explain(parser)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from cni import gojson
 from cni.args import is_interface_name
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
+from cni.skel import Plugin
 from kernel.configure import Sandbox
 from kernel.netns import NAMED, Netns
 from podwire import attachments
 from podwire.attachments import Known
 from podwire.exclusive import exclusive
+from podwire.lint.known import nearest
+from podwire.networks import Network
 
 
 def namespace_path(text: str) -> str:
@@ -113,6 +117,28 @@ def capability_args(text: str) -> dict[str, object]:
     if not isinstance(found, dict):
         raise _bad_capabilities("it is not a JSON object")
     return found
+
+
+def require_declared(network: Network, plugins: Mapping[str, Plugin], arguments: Iterable[str]) -> None:
+    """Refuses capability arguments that no plugin of a network would get, since none declares them; raises CniError(4).
+
+    libcni drops them without a word, so that a pod would have no host port and nobody would know.
+    """
+    declared = network.capabilities
+    for name in arguments:
+        if name in declared:
+            continue
+        kinds = [str(plugin["type"]) for plugin in network.plugins]
+        taker = next((kind for kind in kinds if kind in plugins and name in plugins[kind].capabilities), "")
+        likely = nearest(name, declared)
+        if likely:
+            hint = f'did you mean "{likely}"?'
+        elif taker:
+            hint = f'add "capabilities": {{"{name}": true}} to the plugin {taker} in {network.path}'
+        else:
+            hint = f"capabilities that its plugins declare: {', '.join(declared) or 'none'}"
+        msg = f'no plugin of network "{network.name}" declares the capability "{name}"'
+        raise CniError(Code.INVALID_ENVIRONMENT, msg, hint)
 
 
 def cni_args(pairs: list[str]) -> str:

@@ -47,7 +47,7 @@ def test_who_has_an_address_and_is_not_in_the_cache_is_kept(node: Tool, new_sand
         os.utime(node.leases / address, (1, 1))
     coming.ip("addr", "flush", "dev", "eth0")
     node.lose(left)
-    kept = [{"containerID": pod.name, "ifname": "eth0"} for pod in (known, other, coming)]
+    kept = [{"containerID": name, "ifname": "eth0"} for name in sorted(pod.name for pod in (known, other, coming))]
     told = node.ok("gc", "net", "--dry-run")
     assert [pod.name for pod in (known, other, coming, left) if f"not in the cache: container {pod.name}" in told] == [
         other.name,

@@ -52,9 +52,9 @@ def with_scripts(tool: Tool) -> Tool:
     return Tool(tool.host, tool.directory, Path(f"{tool.directory}/bin:{binaries.directory()}"))
 
 
-def used(tool: Tool, pod: Namespace) -> dict[str, Any]:
+def used(tool: Tool, pod: Namespace, *options: str) -> dict[str, Any]:
     """Returns all there is after one attachment came and went: what the first one makes for all is there then."""
-    tool.ok("add", "net", pod.name, *PORTS)
+    tool.ok("add", "net", pod.name, *options)
     tool.ok("del", "net", pod.name)
     return tool.everything(pod)
 
@@ -62,7 +62,7 @@ def used(tool: Tool, pod: Namespace) -> dict[str, Any]:
 def test_a_round_trip_leaves_nothing(anyones: Tool, sandbox: Namespace):
     """Attached, checked and detached, a pod leaves host, pod and files as they were, whoever's plugins it has."""
     before = used(anyones, sandbox)
-    told = anyones.ok("add", "net", sandbox.name, *PORTS)
+    told = anyones.ok("add", "net", sandbox.name)
     assert "10.22.0." in told
     assert told.count(" ok\n") == 2
     assert "eth0" in sandbox.ip("link")
@@ -113,7 +113,7 @@ def test_an_attachment_of_a_runtime_is_found_by_its_namespace(tool: Tool, sandbo
 
 def test_an_attachment_goes_with_the_configuration_it_came_with(tool: Tool, sandbox: Namespace):
     """A network that is no more in net.d is still deleted, by the container's ID alone."""
-    before = used(tool, sandbox)
+    before = used(tool, sandbox, *PORTS)
     tool.ok("add", "net", sandbox.name, "--container-id", "c1", *PORTS)
     (tool.directory / "net.d" / "net.conflist").unlink()
     tool.ok("del", "net", "--container-id", "c1")
@@ -123,7 +123,7 @@ def test_an_attachment_goes_with_the_configuration_it_came_with(tool: Tool, sand
 
 def test_a_failure_in_the_middle_leaves_nothing(tool: Tool, sandbox: Namespace):
     """When a plugin fails its error and hint are told, and DEL of all leaves what was before."""
-    before = used(tool, sandbox)
+    before = used(tool, sandbox, *PORTS)
     failing = script(tool, "failing", f'[ "$CNI_COMMAND" != ADD ] || {{ {FAILING}; }}')
     tool.configure(tool.bridge(ipMasq=True), failing, PORTMAP)
     told = with_scripts(tool).wrong(1, "add", "net", sandbox.name, *PORTS)
@@ -152,7 +152,7 @@ def test_a_plugin_that_talks_nonsense_is_a_failure(tool: Tool, sandbox: Namespac
 
 def test_an_interrupted_add_leaves_nothing(tool: Tool, sandbox: Namespace):
     """SIGTERM while a plugin works ends the plugin, and DEL of all leaves what was before."""
-    before = used(tool, sandbox)
+    before = used(tool, sandbox, *PORTS)
     started = tool.directory / "started"
     slow = script(tool, "slow", f'[ "$CNI_COMMAND" != ADD ] || {{ touch {started}; exec sleep 60; }}')
     tool.configure(tool.bridge(ipMasq=True), slow)
@@ -173,7 +173,7 @@ def test_an_interrupted_add_leaves_nothing(tool: Tool, sandbox: Namespace):
 
 def test_what_cannot_be_remembered_is_taken_away(tool: Tool, sandbox: Namespace):
     """Without a place for the cache a pod is not attached, since nobody could detach it."""
-    before = used(tool, sandbox)
+    before = used(tool, sandbox, *PORTS)
     tool.cache.rmdir()
     tool.cache.write_text("no directory")
     told = tool.wrong(3, "add", "net", sandbox.name)
@@ -253,6 +253,27 @@ def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
     assert "needs root" in tool.wrong(3, "add", "net", sandbox.name, user=65534, group=65534)
     assert "15 characters" in tool.wrong(3, "add", "net", sandbox.name, "-i", "a/b")
     assert "\\x1b" in tool.wrong(3, "add", "a\x1bb", sandbox.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "hint"),
+    [
+        ("portMapping", True, 'did you mean "portMappings"?'),
+        ("portmappings", True, 'did you mean "portMappings"?'),
+        ("portMappings", False, 'add "capabilities": {"portMappings": true} to the plugin portmap in '),
+        ("other", True, "capabilities that its plugins declare: portMappings"),
+        ("other", False, "capabilities that its plugins declare: none"),
+    ],
+)
+def test_capability_arguments_that_no_plugin_would_get(tool: Tool, sandbox: Namespace, name, declared, hint):
+    """ADD refuses a capability that no plugin declares, with the name that may be meant, and attaches nothing."""
+    tool.configure(tool.bridge(), PORTMAP if declared else {"type": "portmap"})
+    before = tool.everything(sandbox)
+    arguments = json.dumps({name: [{"hostPort": 8080, "containerPort": 80}]})
+    told = tool.wrong(3, "add", "net", sandbox.name, "--capability-args", arguments)
+    assert f'podwire: no plugin of network "net" declares the capability "{name}"\n  {hint}' in told
+    assert "no plugin" in tool.wrong(3, "add", "net", sandbox.name, "--dry-run", env={"CAP_ARGS": arguments})
+    assert differences(before, tool.everything(sandbox)) == []
 
 
 def test_the_steps_are_explained(tool: Tool, sandbox: Namespace):
