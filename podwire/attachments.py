@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import binascii
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cni import cache
 from cni.cache import Entry
 from cni.conf import Attachment
-from cni.errors import CniError
+from cni.errors import CniError, Code
 from cni.presence import Presence
 from cni.result import Result, from_json
 from podwire import networks
@@ -82,6 +82,39 @@ def configuration(cache_dir: str, network: str) -> Network | None:
     """Returns the configuration of a network with which its newest attachment was made, None where there is none."""
     made = [one for one in known(cache_dir, network) if one.network]
     return max(made, key=_made_ns).network if made else None
+
+
+def require_cache(cache_dir: str) -> None:
+    """Raises CniError(5) for a cache that cannot be read.
+
+    The default one may be missing, as on a node that never had a pod; another one was named by mistake then.
+    """
+    directory = results_dir(cache_dir)
+    try:
+        os.listdir(directory)
+    except FileNotFoundError as error:
+        if directory != cache.RESULTS_DIR:
+            hint = "give the runtime's cache with --cache-dir"
+            raise CniError(Code.IO_FAILURE, f"there is no cache: {directory} is missing", hint) from error
+    except OSError as error:
+        hint = "call it as root" if isinstance(error, PermissionError) else "give the runtime's cache with --cache-dir"
+        raise CniError(Code.IO_FAILURE, f"cannot read the cache {directory}: {error.strerror}", hint) from error
+
+
+def unread(cache_dir: str, found: Iterable[Known], network: str = "") -> list[str]:
+    """Returns the paths of the cache's files that are none of `found`, and no attachment at a second look either.
+
+    They are not readable, truncated, or of the form before CNI 0.8. Runtimes write and remove files meanwhile.
+    """
+    directory = results_dir(cache_dir)
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    known_paths = {one.path for one in found}
+    own = (name for name in names if not name.startswith(".") and (not network or name.startswith(f"{network}-")))
+    paths = (path for name in own if (path := os.path.join(directory, name)) not in known_paths)
+    return [path for path in paths if read(path) is None and os.path.lexists(path)]
 
 
 def read(path: str) -> Known | None:

@@ -25,7 +25,7 @@ A container runtime runs this file under the name of a plugin (`podwire list`), 
 network configuration on standard input. Under its own name it is the operator's tool.
 
 Exit status: 0 all in order; 1 something is wrong, and what has been told; 2 wrong usage; 3 the command could not do
-its work (rights, files)."""
+its work (rights, files); 4 nothing wrong was found, but not everything could be looked at (doctor, show, ipam)."""
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:

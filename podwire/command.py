@@ -30,6 +30,18 @@ class Status(IntEnum):
     WRONG = 1  # something is wrong on the node or in a file: what, has been told; a verb failed
     USAGE = 2  # the command line is wrong (argparse's own number)
     FAILED = 3  # the command could not do its work: no rights, no such network, a file that cannot be read
+    INCOMPLETE = 4  # nothing wrong was found, but not everything could be looked at
+
+
+def judge(*, wrong: bool, complete: bool) -> Status:
+    """Returns the exit status of a command that looks for faults.
+
+    A fault wins over an incomplete look: it is certain, and there is something to repair. `complete` in the JSON
+    document has the other half.
+    """
+    if wrong:
+        return Status.WRONG
+    return Status.FINE if complete else Status.INCOMPLETE
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,7 @@ def add_bin_dir(parser: ArgumentParser) -> None:
 
 def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
     """Returns the directories of plugins, in the order in which they are searched."""
-    text = options.bin_dir or context.env.get(BIN_DIR_VARIABLE)
+    text = getattr(options, "bin_dir", None) or context.env.get(BIN_DIR_VARIABLE)
     directories = text.split(":") if text else (BIN_DIR, *runtimes.bin_dirs(context.env))
     return tuple(dict.fromkeys(directory for directory in directories if directory))
 

@@ -71,6 +71,11 @@ class NetworkFile:
     network: Network | None = None
     problem: CniError | None = field(default=None, compare=False)
 
+    @property
+    def is_hidden(self) -> bool:
+        """Tells whether we may not read the file: a runtime, which is root, may."""
+        return os.path.lexists(self.path) and not os.access(self.path, os.R_OK)
+
 
 def read_directory(directory: str) -> tuple[NetworkFile, ...]:
     """Reads all files of `directory` that runtimes look at, in lexicographic order; no directory has none.

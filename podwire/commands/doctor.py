@@ -19,9 +19,10 @@ from podwire.command import (
     add_json,
     bin_dirs,
     conf_dir,
+    judge,
 )
 from podwire.doctor.checks import examined
-from podwire.doctor.finding import Check, Finding, Severity
+from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.output import Cell, Output, counted
 
@@ -34,12 +35,13 @@ directories and cache. It changes nothing.
 
 Problems come first. Below each stands, behind "cure:", what mends it: a command, or the key to set. A problem is why
 pods have no network now or the next ADD fails; a warning can become one; a note is for who still looks for a reason.
-What cannot be seen, because root is needed, is told as a note. All that it can tell, and what it means: docs/doctor.md.
+What could not be looked at is a note named "not-seen". All findings and what they mean: docs/doctor.md.
 
-Exit status: 0 no problem and no warning, 1 otherwise.
+Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everything could be looked at (root is needed,
+a wrong --cache-dir, a file that cannot be read, time was up): whether the node is healthy is not known.
 
---json: {"checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is "problem",
-"warning", "note" or "ok", cure "" where there is none."""
+--json: {"complete", "checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is
+"problem", "warning", "note" or "ok", cure "" where there is none; complete is false if anything is "not-seen"."""
 
 Found = Sequence[tuple[Check, Finding]]
 
@@ -64,12 +66,13 @@ def _run(context: Context, options: Namespace) -> Status:
         _given(options),
     )
     node.require_network()
-    found = list(examined(node))
+    found = examined(node)
+    complete = all(finding.name != UNSEEN.name for _, finding in found)
     if context.out.as_json:
-        context.out.json({"checks": [_json(check, finding) for check, finding in found]})
+        context.out.json({"complete": complete, "checks": [_json(check, finding) for check, finding in found]})
     else:
         _print(found, context.out, everything=options.all)
-    return Status.WRONG if any(finding.severity in _BAD for _, finding in found) else Status.FINE
+    return judge(wrong=any(finding.severity in _BAD for _, finding in found), complete=complete)
 
 
 def _given(options: Namespace) -> dict[str, str]:
@@ -92,8 +95,10 @@ def _json(check: Check, finding: Finding) -> dict[str, str]:
 def _print(found: Found, out: Output, *, everything: bool) -> None:
     for severity in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE):
         for check, finding in found:
-            if finding.severity == severity:
+            if finding.severity == severity and finding.name != UNSEEN.name:
                 _print_one(check, finding, out)
+    unseen = [(check, finding) for check, finding in found if finding.name == UNSEEN.name]
+    _print_unseen(unseen, out)
     for group in dict.fromkeys(check.group for check, _ in found):
         fine = [finding for check, finding in found if check.group == group and finding.severity == Severity.OK]
         if everything:
@@ -104,7 +109,18 @@ def _print(found: Found, out: Output, *, everything: bool) -> None:
     counts = [sum(finding.severity == severity for _, finding in found) for severity in Severity]
     words = (("problem", counts[0]), ("warning", counts[1]), ("note", counts[2]))
     told = ", ".join(counted(number, word) for word, number in words)
-    out.line(Cell(told, "bad" if counts[0] else "warning" if counts[1] else "good"))
+    told += "; incomplete: not everything could be looked at" if unseen else ""
+    out.line(Cell(told, "bad" if counts[0] else "warning" if counts[1] or unseen else "good"))
+
+
+def _print_unseen(unseen: Found, out: Output) -> None:
+    """Prints what could not be looked at; several things for the same reason as one."""
+    subjects: dict[tuple[str, str], list[str]] = {}
+    for _, finding in unseen:
+        subjects.setdefault((finding.text, finding.cure), []).append(finding.subject)
+    for (text, cure), names in subjects.items():
+        out.line(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
+        out.line("  cure:", Cell(cure, "bold"))
 
 
 def _print_one(check: Check, finding: Finding, out: Output) -> None:

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, add_json, require_root
+from podwire.command import Command, Context, Status, add_json, judge, require_root
 from podwire.commands.show import add_places, places
 from podwire.node import freeing, reservations
 from podwire.node.books import Places, Reservation
@@ -39,14 +39,18 @@ STATE   living        its container is running, or the address is in use in a na
         foreign       the file names nobody, so that the address is given to nobody
         last_reserved with --json only, no reservation: behind this address the next free one is searched
 
+Exit status: 0, or 4 when not everything could be looked at.
+
 --json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
 _VERIFY = """\
 Compares the reservations with the runtime's cache and the kernel, both ways: addresses of containers that are gone,
 addresses in use that are not reserved (another pod may get them) or that are reserved for another, addresses that two
 pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree
-with the files. Each with its cure. Exit status 1 if anything was found. Nothing is changed.
+with the files. Each with its cure. Nothing is changed.
 
---json prints {"findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}."""
+Exit status: 0 nothing wrong, 1 something is, 4 nothing wrong was found, but not everything could be looked at.
+
+--json prints {"complete", "findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}."""
 _FREE = """\
 Releases addresses whose owner is gone, under the lock that ADD takes, after a second look. It refuses, unless forced:
 an address whose container lives or that is configured on an interface, one that was reserved less than a minute ago and
@@ -66,15 +70,18 @@ _EXAMPLES = {
 
 
 def _list(context: Context, options: Namespace) -> Status:
-    found = list(reservations.lines(joined(places(context, options), options.network, rules=False), options.network))
+    join = joined(places(context, options), options.network, rules=False)
+    found, unseen = list(reservations.lines(join, options.network)), _unseen(join)
     if context.out.as_json:
         context.out.json([line.to_json() for line in found])
     elif found := [line for line in found if line.use is not Use.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.table(headers, [_row(line) for line in found])
-    else:
+    elif not unseen:
         context.out.line("no addresses are reserved")
-    return Status.FINE
+    if not context.out.as_json:
+        _print_unseen(context, unseen)
+    return judge(wrong=False, complete=not unseen)
 
 
 def _row(line: Line) -> list[Text]:
@@ -97,23 +104,36 @@ def _verify(context: Context, options: Namespace) -> Status:
         before = {(item.kind, item.network, item.address) for item in found}
         again = reservations.findings(join, options.network)
         found = [item for item in again if (item.kind, item.network, item.address) in before]
-    unseen = list(dict.fromkeys((*join.books.unread, *join.kernel.unseen)))
+    unseen = _unseen(join)
     if context.out.as_json:
-        context.out.json({"findings": [item.to_json() for item in found], "unseen": unseen})
+        document = {"findings": [item.to_json() for item in found], "unseen": unseen}
+        context.out.json({"complete": not unseen, **document})
     else:
         _print(context, join, found, unseen, options.network)
-    return Status.WRONG if found else Status.FINE
+    return judge(wrong=bool(found), complete=not unseen)
+
+
+def _unseen(join: Join) -> list[str]:
+    """Says in words what could not be looked at."""
+    return list(dict.fromkeys((*join.books.unread, *join.kernel.unseen)))
+
+
+def _print_unseen(context: Context, unseen: Iterable[str]) -> None:
+    for text in unseen:
+        context.out.line(Cell("not seen:", "warning"), text)
 
 
 def _print(context: Context, join: Join, found: list[Finding], unseen: list[str], network: str) -> None:
     for item in found:
         context.out.line(f"{item.network}:", Cell(item.what, "bad"))
         context.out.line(" ", item.cure)
-    for text in unseen:
-        context.out.line(Cell("not seen:", "warning"), text)
+    _print_unseen(context, unseen)
     if not found:
         number = sum(line.use is not Use.LAST for line in reservations.lines(join, network))
-        context.out.line(Cell(f"{number} reservations, nothing wrong", "good"))
+        if unseen:
+            context.out.line(Cell(f"{number} reservations; whether anything is wrong is not known", "warning"))
+        else:
+            context.out.line(Cell(f"{number} reservations, nothing wrong", "good"))
 
 
 def _free(context: Context, options: Namespace) -> Status:

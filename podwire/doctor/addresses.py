@@ -15,7 +15,7 @@ from ipam.host_local import allocator
 from ipam.host_local.allocator import Usage
 from ipam.host_local.boots import file_system
 from ipam.host_local.store import Store
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.shell import quote
 
@@ -74,17 +74,19 @@ def _ranges(node: Node) -> Iterator[Finding]:
         try:
             if not store.exists():
                 continue
-            owners = node.owners(store)
-        except OSError:
-            continue  # told by `_usable`
+            owners = node.checker.owners(store)
+        except OSError as error:
+            if not _unusable(item, store):  # else `_usable` says more
+                yield UNSEEN.found(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN.cure)
+            continue
         name, known = item.network.name, cache()
         stale = 0
         for number, own in enumerate(item.sets):
             usage = Usage.count(own, owners, known)
             stale += usage.stale
-            if error := allocator.exhausted(store, number, own, cache):
+            if full := allocator.exhausted(store, number, own, cache):
                 cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
-                yield _FULL.found(name, error.msg, cure)
+                yield _FULL.found(name, full.msg, cure)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
                 cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
                 yield _NEARLY.found(name, f"range {own}: {usage}", cure)
@@ -144,7 +146,7 @@ def _lock(node: Node) -> Iterator[Finding]:
     for item, store in _stores(node):
         try:
             own = os.stat(f"{store.directory}/lock")
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         pid = locks.get(f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}")
         age_s = _age_s(pid) if pid else None
@@ -169,9 +171,14 @@ def _stores(node: Node) -> Iterator[tuple[Interface, Store]]:
 
 
 def _nearest(directory: str) -> str:
-    """Returns the directory, or the nearest name above it that is there."""
-    while not os.path.lexists(directory) and directory not in ("", "/", "."):
-        directory = os.path.dirname(directory)
+    """Returns the directory, or the nearest name above it that is there; raises PermissionError."""
+    while directory not in ("", "/", "."):
+        try:
+            os.lstat(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            directory = os.path.dirname(directory)
+        else:
+            break
     return directory or "."
 
 

@@ -1,33 +1,22 @@
 """The living attachments: each plugin's CHECK, with the configuration and the result that the cache has of it.
 
-One rule: CHECK is run in this process and only looks: host-local's, which takes the store's lock, is replaced by a look
-without it. What it tells of rules is mended by `podwire repair`, the rest by what it says itself.
+One rule: missing rules are repaired by `podwire repair`, the rest by what CHECK says itself, unless a fault of the
+bridge or of the pod's interface on the host, which another check finds, explains it.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from cni import skel, versions
-from cni.args import CmdArgs
-from cni.conf import NetConf
-from cni.errors import CniError, Code
-from cni.fields import Fields
 from cni.presence import Presence
-from cni.skel import Plugin
-from ipam.host_local import conf as host_local
-from ipam.host_local.main import PLUGIN as HOST_LOCAL
-from ipam.host_local.store import Store, owner_of
 from plugins.portmap.claims import ShadowedError
 from podwire.attachments import Known
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.checking import OUT_OF_SIGHT, Failure, Verdict
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Node
+from podwire.shell import quote
 
 _GROUP = "attachments"
 _LIMIT_S = 4.0  # for all of them
@@ -54,8 +43,8 @@ _WRONG = Fault(
 _NOT_ALL = Fault(
     "not-all-checked",
     Severity.NOTE,
-    "not every attachment was checked: time was up, the network is of a version without CHECK, forbids it, or a plugin "
-    "of it is not ours",
+    "not every attachment was checked, by its configuration: the network is of a version without CHECK, forbids it, or "
+    "a plugin of it is not ours",
     "`podwire doctor NETWORK` looks at one network; `podwire check NETWORK NETNS` at one attachment",
 )
 _REMARK = Fault(
@@ -69,28 +58,32 @@ _REMARK = Fault(
 
 @dataclass
 class _Tally:
-    """How many were checked, and for what others were not."""
+    """How many were checked, and for what others were not: by configuration, and because they could not be seen."""
 
     checked: int = 0
-    left: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, int] = field(default_factory=dict)
     told: dict[tuple[str, str], int] = field(default_factory=dict)
     remarks: dict[tuple[str, str], None] = field(default_factory=dict)
 
-    def leave(self, why: str) -> None:
-        """Counts one that was not checked."""
-        self.left[why] = self.left.get(why, 0) + 1
+    def add(self, verdict: Verdict) -> None:
+        """Counts one attachment."""
+        self.checked += not (verdict.unseen or verdict.skipped)
+        if verdict.unseen:
+            self.unseen[verdict.unseen] = self.unseen.get(verdict.unseen, 0) + 1
+        for reason in (verdict.skipped, *(f"{kind} is not ours" for kind in verdict.foreign)):
+            if reason:
+                self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
 def _look(node: Node) -> Iterator[Finding]:
     end = time.monotonic() + _LIMIT_S
     tally = _Tally()
     for one in node.living:
-        why = "time was up" if time.monotonic() > end else _unchecked(node, one)
-        if why:
-            tally.leave(why)
-            continue
-        tally.checked += 1
-        for finding in _check(node, one, tally):
+        verdict = Verdict(unseen="time was up") if time.monotonic() > end else _verdict(node, one)
+        tally.add(verdict)
+        tally.remarks |= dict.fromkeys((one.network_name, line) for line in verdict.remarks)
+        for finding in _findings(node, one, verdict):
             number = tally.told[finding.name, one.network_name] = (
                 tally.told.get((finding.name, one.network_name), 0) + 1
             )
@@ -99,14 +92,21 @@ def _look(node: Node) -> Iterator[Finding]:
     for (name, network), number in tally.told.items():
         if number > _MOST_TOLD:
             more = f"{number - _MOST_TOLD} more of its attachments: the same"
-            yield Finding(Severity.PROBLEM, name, network, more, f"podwire show {network}")
+            behind = [item.bridge for item in node.interfaces if item.network.name == network]
+            yield Finding(Severity.PROBLEM, name, network, more, f"podwire show {quote(network)}", behind=tuple(behind))
     for network, line in tally.remarks:
         yield _REMARK.found(network, line.removeprefix("podwire: "), _remedy(node, network, line))
-    if tally.left:
-        text = f"{tally.checked} of {len(node.living)} attachments were checked"
-        reasons = "; ".join(f"{number}: {why}" for why, number in tally.left.items())
-        yield _NOT_ALL.found("attachments", f"{text}; not {reasons}", "podwire check NETWORK NETNS")
-    elif tally.checked:
+    yield from _sum(node, tally)
+
+
+def _sum(node: Node, tally: _Tally) -> Iterator[Finding]:
+    """Yields how many were checked, and why others were not."""
+    text = f"{tally.checked} of {len(node.living)} attachments were checked; not "
+    for fault, reasons in ((UNSEEN, tally.unseen), (_NOT_ALL, tally.skipped)):
+        if reasons:
+            told = "; ".join(f"{number}: {why}" for why, number in reasons.items())
+            yield fault.found("attachments", text + told, "podwire check NETWORK NETNS")
+    if tally.checked and not (tally.unseen or tally.skipped):
         yield fine_one("check", "attachments", f"all {tally.checked} were checked")
 
 
@@ -114,117 +114,35 @@ def _remedy(node: Node, network: str, line: str) -> str:
     return node.command("repair", network) if "podwire repair" in line else ""
 
 
-def _unchecked(node: Node, one: Known) -> str:
-    """Tells why an attachment cannot be checked, "" when it can be."""
-    if one.network is None or not isinstance(one.result, dict):
-        return "the cache has no configuration or result"
-    if one.network.disable_check:
-        return 'their network has "disableCheck"'
-    if not one.netns:
-        return "the cache has no namespace"
-    if node.presence(one) is not Presence.HERE:
-        return "their network namespaces cannot be seen from here"
-    if one.network.version not in versions.SUPPORTED or not versions.at_least(one.network.version, "0.4.0"):
-        return f"cniVersion {one.network.version} has no CHECK"
-    if not os.access(one.netns, os.R_OK) or os.geteuid() != 0:
-        return "root is needed"
-    return ""
+def _verdict(node: Node, one: Known) -> Verdict:
+    if one.netns and node.presence(one) is not Presence.HERE:
+        return Verdict(unseen=OUT_OF_SIGHT)
+    return node.checker.verdict(one)
 
 
-def _check(node: Node, one: Known, tally: _Tally) -> Iterator[Finding]:
+def _findings(node: Node, one: Known, verdict: Verdict) -> Iterator[Finding]:
     """Yields what is wrong with an attachment: the rules that are missing together, and the first of anything else."""
-    assert one.network is not None
     lost: list[Finding] = []
-    for plugin in one.network.plugins:
-        kind = str(plugin["type"])
-        if kind not in node.plugins or _other_ipam(node, plugin):
-            tally.leave(f"{kind} is not ours")
-            continue
-        if kind == "bridge" and node.link(_bridge(plugin)) is None:
-            continue  # told by the links' group
-        said = io.StringIO()
-        try:
-            with redirect_stderr(said):
-                _run(node, one, plugin)
-            tally.remarks |= dict.fromkeys((one.network_name, line) for line in said.getvalue().splitlines())
-        except Exception as error:
-            finding = _told(node, one, plugin, skel.as_cni_error(error))
-            if finding.name == _LOST_RULES.name:
-                lost.append(finding)
-                continue
+    for failure in verdict.failures:
+        finding = _finding(node, one, failure)
+        if finding.name == _LOST_RULES.name:
+            lost.append(finding)
+        else:
             yield finding
-            break  # what follows works on what this one made
     if lost:
         yield replace(lost[0], text="; ".join(finding.text for finding in lost))
 
 
-def _told(node: Node, one: Known, plugin: Mapping[str, object], error: CniError) -> Finding:
-    kind = str(plugin["type"])
+def _finding(node: Node, one: Known, failure: Failure) -> Finding:
     pod = one.pod or one.attachment.container_id
     subject = f"{one.network_name}: {pod} {one.attachment.ifname}"
-    text = f"{kind}: {error.msg}"
+    error, text = failure.error, f"{failure.plugin}: {failure.error.msg}"
     if isinstance(error, ShadowedError):
         return _SHADOWED.found(subject, text, error.details or _SHADOWED.cure)
-    if _is_of_rules(node, one, plugin) and "sysctl" not in error.details:
-        return _LOST_RULES.found(subject, text, node.command("repair", one.network_name))
-    return _WRONG.found(subject, text, error.details or "remove the container and create it again")
-
-
-def _is_of_rules(node: Node, one: Known, plugin: Mapping[str, object]) -> bool:
-    """Tells whether rules are what is wrong: of an interface plugin, if nothing else is but masquerading."""
-    if plugin["type"] in ("portmap", "firewall"):
-        return True
-    try:
-        if not Fields(plugin).boolean("ipMasq"):
-            return False
-        with redirect_stderr(io.StringIO()):
-            _run(node, one, {**plugin, "ipMasq": False})
-    except Exception:
-        return False
-    return True
-
-
-def _run(node: Node, one: Known, plugin: Mapping[str, object]) -> None:
-    """Runs CHECK of a plugin in this process; raises what it raises."""
-    assert one.network is not None
-    stdin = one.network.request(plugin, capability_args=one.capability_args, prev_result=one.result)
-    args, conf = node.request("CHECK", one.attachment, stdin, known=one)
-    own = replace(HOST_LOCAL, cmd_check=partial(_reserved, node))
-    delegates: dict[str, Plugin] = {**node.plugins, HOST_LOCAL.name: own}
-    skel.call(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
-
-
-def _reserved(node: Node, args: CmdArgs, conf: NetConf) -> None:
-    """Does what host-local's CHECK does, by a look without the lock."""
-    store = Store(host_local.data_dir(conf), conf.name)
-    try:
-        owners = node.owners(store)
-    except FileNotFoundError:
-        owners = {}
-    except OSError as error:
-        raise store.unusable(error) from error
-    if not any(owner_of(args.container_id, name) in owners for name in (args.ifname, "")):
-        raise CniError(
-            Code.INTERNAL,
-            f"host-local: Failed to find address added by container {args.container_id}",
-            f"no reservation of {args.ifname} in {store.directory}: another pod may get its address; "
-            "remove the container and create it again",
-        )
-
-
-def _other_ipam(node: Node, plugin: Mapping[str, object]) -> bool:
-    try:
-        ipam = Fields(plugin).section("ipam").string("type")
-    except CniError:
-        return False
-    return bool(ipam) and ipam not in node.plugins
-
-
-def _bridge(plugin: Mapping[str, object]) -> str:
-    try:
-        return Fields(plugin).string("bridge", "cni0")
-    except CniError:
-        return ""
+    behind = [own.name for own in one.typed_result.interfaces if not own.sandbox]
+    if failure.of_rules:
+        return _LOST_RULES.found(subject, text, node.command("repair", one.network_name), behind=behind)
+    return _WRONG.found(subject, text, error.details or "remove the container and create it again", behind=behind)
 
 
 CHECKS = (

@@ -20,7 +20,7 @@ from podwire.doctor import (
     programs,
     runtime,
 )
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Finding, causes_only, fine_one
 from podwire.doctor.node import Node
 
 CHECKS: tuple[Check, ...] = (
@@ -35,20 +35,14 @@ CHECKS: tuple[Check, ...] = (
     *runtime.CHECKS,
 )
 
-UNSEEN = Fault(
-    "not-seen",
-    Severity.NOTE,
-    "a check could not look at what it is about: what is wrong there is not told",
-    "call it as root, in the host's own namespaces",
-)
+
+def examined(node: Node) -> list[tuple[Check, Finding]]:
+    """Makes all checks; returns what each finds: one finding at least, as it is said when all is fine."""
+    return causes_only((check, finding) for check in CHECKS for finding in _found(check, node))
 
 
-def examined(node: Node) -> Iterator[tuple[Check, Finding]]:
-    """Makes all checks and yields what each finds: one finding at least, as it is said when all is fine."""
-    for check in CHECKS:
-        found = list(_made(check, node))
-        for finding in found or [fine_one(check.name, "", check.fine)]:
-            yield check, finding
+def _found(check: Check, node: Node) -> list[Finding]:
+    return list(_made(check, node)) or [fine_one(check.name, "", check.fine)]
 
 
 def _made(check: Check, node: Node) -> Iterator[Finding]:
@@ -56,5 +50,5 @@ def _made(check: Check, node: Node) -> Iterator[Finding]:
         yield from check.look(node)
     except Exception as failed:
         error = skel.as_cni_error(failed)
-        cure = "call it as root" if os.geteuid() != 0 else error.details or UNSEEN.cure
+        cure = error.details or ("call it as root" if os.geteuid() != 0 else UNSEEN.cure)
         yield UNSEEN.found(check.name, f"could not be looked at: {error.msg}", cure)

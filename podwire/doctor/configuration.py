@@ -12,7 +12,7 @@ from itertools import combinations
 from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
 from podwire.attachments import Known
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, overlapping, types_of
 from podwire.output import counted
 from podwire.shell import quote
@@ -87,7 +87,9 @@ def _files(node: Node) -> Iterator[Finding]:
         return
     usable = [file for file in node.files if file.network]
     for file in node.files:
-        if file.problem:
+        if file.problem and file.is_hidden:
+            yield UNSEEN.found(file.path, f"it {file.problem.msg}", UNSEEN.cure)
+        elif file.problem:
             yield _UNUSABLE.found(
                 file.path, f"it cannot be used: {file.problem.msg}", f"podwire lint {quote(file.path)}"
             )

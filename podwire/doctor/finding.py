@@ -24,13 +24,19 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found: of what (`subject`), what it is, and the command or key that mends it."""
+    """One fault or remark: the object (`subject`), its state, and the command or key that repairs it.
+
+    `objects` are the parts of the node (interfaces above all) that the fault is in. A finding that is `behind` such a
+    part is left out when another finding is about it: it is a consequence, and its repair would be a second one.
+    """
 
     severity: Severity
     name: str
     subject: str
     text: str
     cure: str = ""
+    objects: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,11 @@ class Fault:
     meaning: str
     cure: str
 
-    def found(self, subject: str, text: str, cure: str = "") -> Finding:
+    def found(
+        self, subject: str, text: str, cure: str = "", *, objects: Iterable[str] = (), behind: Iterable[str] = ()
+    ) -> Finding:
         """Returns the finding: the fault in `subject`."""
-        return Finding(self.severity, self.name, subject, text, cure)
+        return Finding(self.severity, self.name, subject, text, cure, tuple(objects), tuple(behind))
 
 
 @dataclass(frozen=True)
@@ -64,3 +72,18 @@ class Check:
 def fine_one(name: str, subject: str, text: str) -> Finding:
     """Returns what tells of one thing that it is in order."""
     return Finding(Severity.OK, name, subject, text)
+
+
+UNSEEN = Fault(
+    "not-seen",
+    Severity.NOTE,
+    "something could not be looked at: whether anything is wrong there is not known, and the exit status is 4",
+    "call it as root, in the host's own namespaces",
+)
+
+
+def causes_only(found: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
+    """Returns the findings without the consequences of others, so that each fault has one repair."""
+    every = list(found)
+    causes = {name for _, finding in every for name in finding.objects}
+    return [(check, finding) for check, finding in every if causes.isdisjoint(finding.behind)]

@@ -11,18 +11,21 @@ from collections.abc import Iterable, Iterator
 
 from cni import child
 from cni.child import Command
+from cni.errors import CniError, Code, one_line
 from cni.fields import Fields
 from kernel.netfilter import iptables, nft, nft_rule
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_chains import FORWARD
-from podwire.doctor.finding import Check, Fault, Finding, Severity
+from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node
+from podwire.output import counted
 from podwire.shell import quote
 
 _GROUP = "packet filter"
 _FAMILIES = {nft.IPV4: (4,), nft.IPV6: (6,), nft.INET: (4, 6)}
 _NAMES = {nft.IPV4: "ip", nft.IPV6: "ip6", nft.INET: "inet"}
 _LIMIT_S = 5.0
+LEGACY = "iptables-legacy"  # as an object of findings
 _LOOKUP = b"lookup\0"  # a rule that asks a set, whose elements are not read here
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 
@@ -46,11 +49,18 @@ def _policies(node: Node) -> Iterator[Finding]:
     routed = [item for item in node.interfaces if item.routed]
     if not routed:
         return
-    for chain in node.chains:
+    chains = [chain for chain in node.chains if chain.hook and chain.hook.number == FORWARD]
+    found: list[Finding] = []
+    for chain in chains:
         versions = _FAMILIES.get(chain.table.family, ())
-        if chain.drops and chain.hook and chain.hook.number == FORWARD and versions:
-            yield from _dropping(node, chain, [item for item in routed if item.versions.intersection(versions)])
-    yield from _legacy(node, routed)
+        if chain.drops and versions:
+            found += _dropping(node, chain, [item for item in routed if item.versions.intersection(versions)])
+    found += _legacy(node, routed)
+    yield from found
+    if not found:
+        looked_at = f"the policies of {counted(len(chains), 'chain')} at the hook forward, and of iptables-legacy"
+        text = f"{looked_at}: none drops the pods' packets; rules that drop were not looked for"
+        yield fine_one("forward", "", text)
 
 
 def _dropping(node: Node, chain: Chain, concerned: Iterable[Interface]) -> Iterator[Finding]:
@@ -136,8 +146,8 @@ def _ways(item: Interface, versions: Iterable[int]) -> list[tuple[str, str]]:
 def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
     """Asks iptables-legacy, where it has made the table filter: no other way leads to its policies."""
     for version, tool in iptables.TOOLS.items():
-        program = found_program(f"{tool}-legacy")
-        if not iptables.has_legacy(version, "filter") or not program:
+        program = legacy_program(version, "filter")
+        if not program:
             continue
         lines = listed(program, "-S")
         if "-P FORWARD DROP" not in lines:
@@ -150,7 +160,7 @@ def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
             into = "DOCKER-USER" if any("DOCKER-USER" in line for line in lines) else "FORWARD"
             cure = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way, _ in ways)
             text = f"the policy of chain FORWARD of {tool}-legacy is to drop, and no rule of it is for its pods"
-            yield _DROPPED.found(item.network.name, text, cure)
+            yield _DROPPED.found(item.network.name, text, cure, objects=(LEGACY,))
 
 
 def found_program(name: str) -> str:
@@ -160,9 +170,26 @@ def found_program(name: str) -> str:
 
 
 def listed(program: str, *options: str) -> list[str]:
-    """Returns the lines that a program prints, none when it fails."""
+    """Returns the lines that a program prints; raises CniError when it fails."""
     (outcome,) = child.run(Command((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
-    return outcome.stdout.decode("utf-8", "replace").splitlines() if outcome.status == 0 else []
+    if outcome.status:
+        said = one_line(outcome.stderr.decode("utf-8", "replace").strip())
+        raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.how}: {said}")
+    return outcome.stdout.decode("utf-8", "replace").splitlines()
 
 
-CHECKS = (Check(_GROUP, "forward", "nobody drops what pods send and get", _policies, (_DROPPED, _PERHAPS)),)
+def legacy_program(version: int, table: str) -> str:
+    """Returns iptables-legacy's program where it has made a table, "" where it has not.
+
+    Raises CniError where it has, and its program is not installed: nothing else shows its rules.
+    """
+    name = f"{iptables.TOOLS[version]}-legacy"
+    if not iptables.has_legacy(version, table):
+        return ""
+    program = found_program(name)
+    if not program:
+        raise CniError(Code.IO_FAILURE, f"{name} has a table {table}, and is not installed", f"install {name}")
+    return program
+
+
+CHECKS = (Check(_GROUP, "forward", "no network routes its pods by this host", _policies, (_DROPPED, _PERHAPS)),)

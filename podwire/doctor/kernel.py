@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel import sysctl
-from kernel.netfilter import iptables
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.forward import found_program, listed
+from podwire.doctor.forward import legacy_program, listed
 from podwire.doctor.node import Interface, Node, read_text
 
 _GROUP = "kernel"
@@ -107,8 +106,14 @@ def _ipv6(node: Node) -> Iterator[Finding]:
             setting = f"ipv6/conf/{name}/disable_ipv6"
             if name and _setting(setting) == "1":
                 text = f"{item.network.path} has IPv6 ranges, and net/{setting} is 1"
-                yield _NO_IPV6.found(item.network.name, text, sysctl.command(setting, "0"))
+                cure = sysctl.command(setting, "0")
+                yield _NO_IPV6.found(item.network.name, text, cure, objects=(ipv6_of(item.bridge),))
                 break
+
+
+def ipv6_of(bridge: str) -> str:
+    """Returns a bridge's IPv6 as an object of findings."""
+    return f"IPv6 of {bridge}"
 
 
 def _advertisements(node: Node) -> Iterator[Finding]:
@@ -141,8 +146,8 @@ def _bridged(node: Node) -> Iterator[Finding]:
 
 def _has_legacy_service() -> bool:
     """Tells whether kube-proxy has made its chain by iptables-legacy."""
-    program = found_program("iptables-legacy")
-    return bool(program) and iptables.has_legacy(4, "nat") and bool(listed(program, "-t", "nat", "-S", "KUBE-SERVICES"))
+    program = legacy_program(4, "nat")
+    return bool(program) and "-N KUBE-SERVICES" in listed(program, "-t", "nat", "-S")
 
 
 def _connections(node: Node) -> Iterator[Finding]:

@@ -10,7 +10,9 @@ import os
 from collections.abc import Iterator
 
 from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
+from podwire.attachments import Known
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.kernel import ipv6_of
 from podwire.doctor.node import Interface, Node, read_text
 from podwire.shell import quote
 
@@ -37,9 +39,9 @@ _NO_ADDRESS = Fault(
 )
 _PORT = Fault(
     "pod-interface-down",
-    Severity.WARNING,
+    Severity.PROBLEM,
     "a living pod's end on the host is down, or has no carrier because the interface in the pod is down",
-    "`ip link set VETH up`; of the one in the pod: remove the container and make it again, as its routes went with it",
+    "`ip link set VETH up`; of the one in the pod: remove the container and create it again, as its routes are lost",
 )
 _NO_PORT = Fault(
     "port-lost",
@@ -80,15 +82,14 @@ def _bridges(node: Node) -> Iterator[Finding]:
         bridge = node.link(item.bridge)
         if bridge is None:
             text = f'its bridge "{item.bridge}" is not there, and its pods live'
-            yield _NO_BRIDGE.found(item.network.name, text, _NO_BRIDGE.cure)
+            yield _NO_BRIDGE.found(item.network.name, text, _NO_BRIDGE.cure, objects=(item.bridge,))
         elif not bridge.is_up:
-            yield _DOWN.found(
-                item.network.name, f'its bridge "{bridge.name}" is down', f"ip link set {quote(bridge.name)} up"
-            )
+            cure = f"ip link set {quote(bridge.name)} up"
+            yield _DOWN.found(item.network.name, f'its bridge "{bridge.name}" is down', cure, objects=(bridge.name,))
         else:
             yield from _ports(node, item, bridge)
         if bridge is not None:
-            yield from _mac(bridge)
+            yield from _mac(node, item, bridge)
 
 
 def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
@@ -103,14 +104,15 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 continue
             if end.master != bridge.index:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is no port of "{bridge.name}"'
-                yield _NO_PORT.found(item.network.name, text, _joining(item, bridge, end))
+                yield _NO_PORT.found(item.network.name, text, _joining(item, bridge, end), objects=(end.name,))
             elif not end.is_up:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is down'
-                yield _PORT.found(item.network.name, text, f"ip link set {quote(end.name)} up")
+                cure = f"ip link set {quote(end.name)} up"
+                yield _PORT.found(item.network.name, text, cure, objects=(end.name,))
             elif end.operstate != OPERSTATE_UP and inside and not item.down_inside:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
-                cure = "remove the container and make it again: its routes went when its interface went down"
-                yield _PORT.found(item.network.name, text, cure)
+                cure = "remove the container and create it again: its routes went when its interface went down"
+                yield _PORT.found(item.network.name, text, cure, objects=(end.name,))
 
 
 def _joining(item: Interface, bridge: Link, end: Link) -> str:
@@ -122,13 +124,18 @@ def _joining(item: Interface, bridge: Link, end: Link) -> str:
     return f"{join} && ip link set {quote(end.name)} type bridge_slave{flags}" if flags else join
 
 
-def _mac(bridge: Link) -> Iterator[Finding]:
-    """Looks into sysfs, which may be mounted for another namespace; then nothing is told."""
+def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
+    """Looks into sysfs, which may be mounted for another namespace; then nothing is told.
+
+    The address to set is the one that the pods know, as CHECK expects it.
+    """
     about = f"{_SYS}/{bridge.name}"
     if read_text(f"{about}/ifindex").strip() != str(bridge.index):
         return
     if read_text(f"{about}/addr_assign_type").strip() != _ADDRESS_IS_SET:
-        cure = f"ip link set {quote(bridge.name)} address {bridge.mac}"
+        interfaces = (own for one in _pods(node, item) for own in one.typed_result.interfaces)
+        known = next((own.mac for own in interfaces if own.name == bridge.name and own.mac and not own.sandbox), "")
+        cure = f"ip link set {quote(bridge.name)} address {known or bridge.mac}"
         yield _MAC.found(bridge.name, "its MAC address is not set, and follows from its ports", cure)
 
 
@@ -148,9 +155,9 @@ def _gateways(node: Node) -> Iterator[Finding]:
         }
         for gateway, length in wanted.items():
             text = f"{gateway}, the gateway of its pods, is on no interface of the host"
-            yield _NO_ADDRESS.found(
-                item.network.name, text, f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
-            )
+            cure = f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
+            behind = (ipv6_of(bridge.name),) if gateway.version == 6 else ()
+            yield _NO_ADDRESS.found(item.network.name, text, cure, objects=(bridge.name,), behind=behind)
 
 
 def _mtu(node: Node) -> Iterator[Finding]:
@@ -242,6 +249,10 @@ def _files(directories: tuple[str, ...], suffix: str) -> Iterator[str]:
                 for name in sorted(os.listdir(directory)):
                     if name.endswith(suffix):
                         yield os.path.join(directory, name)
+
+
+def _pods(node: Node, item: Interface) -> list[Known]:
+    return [one for one in node.living if one.network_name == item.network.name]
 
 
 def _with_pods(node: Node) -> list[Interface]:

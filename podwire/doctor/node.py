@@ -8,23 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Network, ip_network
 
-from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import delegate, files, gojson, versions
 from cni.address import Network as Subnet
-from cni.args import CmdArgs
-from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.fields import Fields
 from cni.presence import Presence
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
-from ipam.host_local.store import Owners, Store
 from kernel import address, link, route
 from kernel.address import Assigned
 from kernel.link import Link
@@ -34,6 +30,7 @@ from kernel.route import Installed
 from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
 from podwire.attachments import Known
+from podwire.checking import Checker
 from podwire.networks import Network, NetworkFile
 from podwire.node.books import Places
 from podwire.node.look import joined
@@ -95,8 +92,8 @@ class Node:
         self.bin_dirs = bin_dirs
         self.cache_dir = cache_dir
         self.network = network
+        self.checker = Checker(plugins, env, bin_dirs)
         self._given = given or {}
-        self._owners: dict[str, Owners] = {}
 
     def command(self, name: str, network: str) -> str:
         """Returns a command line of this tool for a network, to be told as a cure."""
@@ -152,7 +149,11 @@ class Node:
 
     @cached_property
     def known(self) -> tuple[Known, ...]:
-        """The attachments of the cache, of the networks that are looked at; not lo of each pod, if it is no file's."""
+        """The attachments of the cache, of the networks that are looked at; not lo of each pod, if it is no file's.
+
+        Raises CniError(5) for a cache that cannot be read.
+        """
+        attachments.require_cache(self.cache_dir)
         found = attachments.known(self.cache_dir, self.network)
         names = {self.network, *(file.network.name for file in self.files if file.network)}
         return tuple(one for one in found if one.network_name in names or not one.is_loopback)
@@ -223,24 +224,6 @@ class Node:
         except nft.UnavailableError:
             return ()
 
-    def owners(self, store: Store) -> Owners:
-        """Returns the reservations of a store; raises OSError, FileNotFoundError when it was never made."""
-        if store.directory not in self._owners:
-            self._owners[store.directory] = store.owners()
-        return self._owners[store.directory]
-
-    def request(
-        self, command: str, attachment: Attachment | None, stdin: object, *, known: Known | None = None
-    ) -> tuple[CmdArgs, NetConf]:
-        """Returns what a verb of ours is called with, in this process; raises CniError."""
-        env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self.bin_dirs)}
-        if attachment and known:
-            env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
-            env |= {"CNI_NETNS": known.netns, "CNI_ARGS": known.cni_args}
-        data = gojson.dumps(stdin).encode()
-        args = replace(cni_args.from_env({**self.env, **env}), stdin=data, delegates=self.plugins, inside=True)
-        return args, cni_conf.parse(data)
-
 
 def types_of(network: Network) -> tuple[str, ...]:
     """Returns the programs that a network needs: its plugins' and their IPAM plugins'."""
@@ -254,10 +237,10 @@ def types_of(network: Network) -> tuple[str, ...]:
 
 
 def read_text(path: str) -> str:
-    """Returns a file's text, "" when there is none or it cannot be read."""
+    """Returns a file's text, "" when there is none; raises OSError for one that cannot be read."""
     try:
         return files.read(path, _MOST_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ProcessLookupError, ValueError):
         return ""
 
 

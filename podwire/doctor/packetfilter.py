@@ -14,7 +14,7 @@ from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.forward import found_program, listed
+from podwire.doctor.forward import LEGACY, found_program, legacy_program, listed
 from podwire.doctor.node import Node
 
 _GROUP = "packet filter"
@@ -70,7 +70,8 @@ def _mixture(node: Node) -> Iterator[Finding]:
     host = {"xtables-nft-multi": "nft", "xtables-legacy-multi": "legacy"}.get(variant, "")
     if legacy and modern:
         text = f"iptables-legacy has rules in {', '.join(legacy)}, iptables-nft in {', '.join(modern)}"
-        yield _MIXED.found("iptables", text, _flushing(host, legacy, modern))
+        # Where iptables-legacy's policy drops pods' packets that is told first: they need a rule there now.
+        yield _MIXED.found("iptables", text, _flushing(host, legacy, modern), behind=(LEGACY,))
     else:
         what = f"iptables-restore is iptables-{host}" if host else "there is no iptables-restore"
         yield fine_one("mixture", "iptables", what)
@@ -78,12 +79,9 @@ def _mixture(node: Node) -> Iterator[Finding]:
 
 def _legacy_tables() -> Iterator[str]:
     """Yields the tables in which iptables-legacy has rules ("ip nat"), by asking its program, if it made any."""
-    for version, tool in iptables.TOOLS.items():
-        program = found_program(f"{tool}-legacy")
-        if not program:
-            continue
+    for version in iptables.TOOLS:
         for table in _TABLES:
-            if iptables.has_legacy(version, table):
+            if program := legacy_program(version, table):
                 lines = listed(program, "-t", table, "-S")
                 if any(line.startswith("-A ") or line.endswith(" DROP") for line in lines):
                     yield f"{'ip' if version == 4 else 'ip6'} {table}"
@@ -148,9 +146,9 @@ def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[st
 def _stale_legacy(node: Node, names: set[str], counts: dict[str, set[str]]) -> None:
     """Reads what iptables-legacy's program lists, where it has made the table."""
     living = {(one.network_name, one.attachment.container_id) for one in node.living}
-    for version, tool in iptables.TOOLS.items():
-        program = found_program(f"{tool}-legacy")
-        if not program or not iptables.has_legacy(version, "nat"):
+    for version in iptables.TOOLS:
+        program = legacy_program(version, "nat")
+        if not program:
             continue
         for line in listed(program, "-t", "nat", "-S"):
             owner = _LISTED_OWNER.search(line) if line.startswith(_LISTED) else None

@@ -16,7 +16,7 @@ from cni.child import Command
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Node, types_of
 from podwire.networks import Network
 from podwire.shell import quote
@@ -91,6 +91,8 @@ def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
         ours = f"podwire install --bin-dir {quote(node.install_dir)}"
         cure = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
         return _MISSING.found(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", cure)
+    if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
+        return UNSEEN.found(kind, f"{path} may be executed, but not by us", UNSEEN.cure)
     if not os.access(path, os.X_OK):
         return _MODE.found(kind, f"{path} may not be executed", f"chmod 0755 {quote(path)}")
     again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
@@ -166,7 +168,7 @@ def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
         if has_status:
             _execute_status(node, network, plugin)
         return has_status
-    args, conf = node.request("STATUS", None, {**network.request(plugin), "cniVersion": versions.CURRENT})
+    args, conf = node.checker.request("STATUS", None, {**network.request(plugin), "cniVersion": versions.CURRENT})
     delegates = {**node.plugins, HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None)}
     try:
         skel.call(delegates[kind], replace(args, delegates=delegates), conf)

@@ -11,8 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from cni.presence import Presence
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
-from podwire.doctor.node import Node, mount_point, types_of
+from ipam.host_local import listing
+from ipam.host_local.store import Store
+from podwire import attachments
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.node import Interface, Node, mount_point, types_of
+from podwire.node.books import Reservation
+from podwire.node.leaks import POD_END
 from podwire.output import counted
 from podwire.runtimes import Runtime
 from podwire.shell import quote
@@ -117,6 +122,9 @@ def _is_podwire(path: str) -> bool:
 
 
 def _cache(node: Node) -> Iterator[Finding]:
+    unread = _unread(node)
+    for subject, text in unread.items():
+        yield UNSEEN.found(subject, text, "give the runtime's cache with --cache-dir, or see `podwire ipam verify`")
     names = dict.fromkeys(one.network_name for one in node.known)
     gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
     for name, number in gone.items():
@@ -126,8 +134,40 @@ def _cache(node: Node) -> Iterator[Finding]:
     for name, found in unseen.items():
         text = f"{counted(len(found), 'attachment')} may be running: {found[0].netns} is missing here"
         yield _UNSEEN.found(name, text, "run podwire on the node itself, not in a container")
-    if node.known and not (gone or unseen):
+    if node.known and not (gone or unseen or unread):
         yield fine_one("cache", f"{node.cache_dir}/results", f"{counted(len(node.known), 'attachment')}, all alive")
+
+
+def _unread(node: Node) -> dict[str, str]:
+    """Returns what of the attachments cannot be known, by file or network: checks of living pods leave it out."""
+    found = {}
+    for path in attachments.unread(node.cache_dir, attachments.known(node.cache_dir), node.network):
+        found[path] = "it cannot be read as an attachment (truncated, or from before CNI 0.8): its pod is not checked"
+    names = {one.network_name for one in node.known}
+    for item in node.interfaces:
+        number = _reserved(item) or _ports(node, item)
+        if number and item.network.name not in names:
+            pods = f"{number} addresses or ports of its pods exist"
+            found[item.network.name] = f"{pods}, and {node.cache_dir}/results has no attachment of it"
+    return found
+
+
+def _reserved(item: Interface) -> int:
+    """Returns how many addresses a network's store has for pods whose ADD is surely over."""
+    if not item.data_dir:
+        return 0
+    store = Store(item.data_dir, item.network.name)
+    files = listing.reserved(store) if store.exists() else ()
+    reservations = (Reservation(item.data_dir, item.network.name, file) for file in files)
+    return sum(one.is_attachments and not one.is_young for one in reservations)
+
+
+def _ports(node: Node, item: Interface) -> int:
+    """Returns how many of a bridge's ports are named as pods' interfaces are."""
+    bridge = node.link(item.bridge) if item.bridge else None
+    ports = (link for link in node.links if bridge and link.master == bridge.index and link.kind == "veth")
+    shared = sum(other.bridge == item.bridge for other in node.interfaces) > 1
+    return 0 if shared else sum(bool(POD_END.fullmatch(port.name)) for port in ports)
 
 
 def _disk(node: Node) -> Iterator[Finding]:

@@ -129,12 +129,14 @@ def read(places: Places) -> Books:
     except CniError as error:
         files = ()
         unread.append(error.msg)
+    unread += [f"{file.path}: {file.problem.msg}" for file in files if file.problem and file.is_hidden]
     known = tuple(attachments.known(places.cache_dir))
-    unread_cache = _unread_cache(attachments.results_dir(places.cache_dir), len(known))
-    unread += unread_cache
+    unread_cache = _unread_cache(places.cache_dir, known)
     configured = networks.by_name(files)
     all_networks = [*configured.values(), *_made(known)]
     pools = _pools(all_networks, places.data_dir, unread)
+    unread_cache += _missing_cache(places.cache_dir, pools)
+    unread += unread_cache
     backups = tuple(_backups(all_networks, unread))
     return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
 
@@ -175,16 +177,25 @@ def _range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
         return ()
 
 
-def _unread_cache(directory: str, entries: int) -> list[str]:
+def _unread_cache(cache_dir: str, known: Iterable[Known]) -> list[str]:
+    """Says in words which attachments that the runtime knows could not be read."""
     try:
-        files = len(os.listdir(directory))
-    except FileNotFoundError:
+        attachments.require_cache(cache_dir)
+    except CniError as error:
+        return [error.msg]
+    paths = attachments.unread(cache_dir, known)
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return [f"{paths[0]}{more}: cannot be read as an attachment (truncated, or from before CNI 0.8)"] if paths else []
+
+
+def _missing_cache(cache_dir: str, pools: Iterable[Pool]) -> list[str]:
+    """Says in words that there is no cache at its usual place, although addresses are reserved for pods."""
+    directory = attachments.results_dir(cache_dir)
+    items = (item for pool in pools for item in pool.reservations)
+    number = sum(item.is_attachments and not item.is_young for item in items)
+    if not number or os.path.lexists(directory):
         return []
-    except OSError as error:
-        return [f"the attachments that the runtime knows: {directory}: {error.strerror}"]
-    if files == entries:
-        return []
-    return [f"{files - entries} of {files} files in {directory}: not readable, or of the form before CNI 0.8"]
+    return [f"the runtime's cache: {directory} is missing, and {number} addresses are reserved for pods"]
 
 
 def _backups(found: Iterable[Network], unread: list[str]) -> Iterable[tuple[str, str, Attachment]]:

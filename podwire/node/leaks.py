@@ -23,7 +23,7 @@ from podwire.node.join import Join
 from podwire.node.model import NOBODY, Leak, Pod, State
 from podwire.shell import quote
 
-_POD_END = re.compile(r"veth[0-9a-f]{8}")  # ours and the reference's; those of others have other names
+POD_END = re.compile(r"veth[0-9a-f]{8}")  # ours and the reference's; those of others have other names
 _NAMES = {HOST_PORT: "host port", MASQUERADE: "masquerade rule", FIREWALL: "firewall rule"}
 
 
@@ -84,7 +84,7 @@ class _Finder:
         for port in kernel.links:
             master = kernel.by_index.get(port.master)
             networks = own.get(master.name, ()) if master else ()
-            if port.kind != "veth" or master is None or port.name in known or not _POD_END.fullmatch(port.name):
+            if port.kind != "veth" or master is None or port.name in known or not POD_END.fullmatch(port.name):
                 continue
             inside = kernel.behind(port)
             if not networks or not all(map(self._knows_veths, networks)) or inside is None or inside.links is None:

@@ -102,9 +102,8 @@ class Kernel:
         Where no veth leads anywhere this may not be the pods' host at all, but some other namespace.
         """
         unentered = any(inside.links is None for inside in self.insides.values())
-        numbers = {inside.number for inside in self.insides.values()}
-        leading = [own.lower_nsid for own in self.links if own.kind == "veth" and own.lower_nsid is not None]
-        return unentered or not leading or any(number not in numbers for number in leading)
+        leading = any(own.kind == "veth" and own.lower_nsid is not None for own in self.links)
+        return unentered or not leading or _leads_elsewhere(self.links, self.insides.values())
 
 
 def look(paths: Iterable[str]) -> Kernel:
@@ -118,12 +117,14 @@ def look(paths: Iterable[str]) -> Kernel:
             except CniError as error:
                 limits = {}
                 unseen.append(f"limits: {error.msg}")
-            by_inode, aliases = _namespaces(paths, unseen)
+            by_inode, aliases, hidden = _namespaces(paths)
             found = list(_insides(host, list(by_inode.values())))
     except CniError as error:
         return Kernel(unseen=(f"the kernel's interfaces: {error.msg}", *unseen))
     if unentered := sum(inside.links is None for inside in found):
         unseen.append(f"the inside of {unentered} network namespaces: that needs root")
+    if hidden and _leads_elsewhere(links, found):  # a process that no interface of the host leads to has no pod
+        unseen.append(f"the network namespaces of {hidden} process(es): we have no rights to trace them")
     own = {inside.path: inside for inside in found}
     insides = own | {path: own[first] for path, first in aliases.items() if first in own}
     return Kernel(links, addresses, insides, limits, tuple(unseen))
@@ -133,8 +134,17 @@ def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
     return {index: tuple(item.address for item in found) for index, found in address.every(socket).items()}
 
 
-def _namespaces(paths: Iterable[str], unseen: list[str]) -> tuple[dict[int, str], dict[str, str]]:
-    """Returns a path for each namespace but our own, by inode, and for each of `paths` the one that stands for it."""
+def _leads_elsewhere(links: Iterable[Link], found: Iterable[Inside]) -> bool:
+    """Tells whether a veth of the host leads into a namespace that is none of those `found`."""
+    numbers = {inside.number for inside in found}
+    return any(own.kind == "veth" and own.lower_nsid is not None and own.lower_nsid not in numbers for own in links)
+
+
+def _namespaces(paths: Iterable[str]) -> tuple[dict[int, str], dict[str, str], int]:
+    """Returns a path for each namespace but our own, by inode, and for each of `paths` the one that stands for it.
+
+    The last is the number of processes that we have no rights to trace, so that their namespaces are not known.
+    """
     own = os.stat("/proc/self/ns/net").st_ino
     found: dict[int, str] = {}
     aliases = {}
@@ -155,9 +165,7 @@ def _namespaces(paths: Iterable[str], unseen: list[str]) -> tuple[dict[int, str]
         hidden += inode < 0
         if inode > 0 and inode != own:
             found.setdefault(inode, path)
-    if hidden:
-        unseen.append(f"the network namespaces of {hidden} process(es): we have no rights to trace them")
-    return found, aliases
+    return found, aliases, hidden
 
 
 def _inode(path: str) -> int:

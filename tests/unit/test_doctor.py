@@ -15,9 +15,9 @@ import pytest
 from cni.errors import CniError
 from kernel.address import Assigned
 from kernel.link import IFF_LOOPBACK, Link
-from podwire.doctor import addresses, attached, kernel, links
-from podwire.doctor.checks import CHECKS, UNSEEN, examined
-from podwire.doctor.finding import Finding, Severity
+from podwire.doctor import addresses, kernel, links
+from podwire.doctor.checks import CHECKS, examined
+from podwire.doctor.finding import UNSEEN, Finding, Severity, causes_only
 from podwire.doctor.node import Node, overlapping
 from podwire.main import PLUGINS
 from podwire.runtimes import Runtime
@@ -291,21 +291,23 @@ def test_a_file_of_networkd_that_takes_a_bridge(node, monkeypatch, tmp_path, tex
     assert [one.name for one in look(node, "managed")] == ["managed-by-others"] * told
 
 
-def test_a_bridge_whose_address_follows_from_its_ports(monkeypatch, tmp_path):
+def test_a_bridge_whose_address_follows_from_its_ports(node, monkeypatch, tmp_path):
     """A bridge without an address of its own is a note, as far as sysfs is of this namespace."""
+    (tmp_path / "cni" / "results").mkdir(parents=True)
+    (item,) = node.interfaces
     about = tmp_path / "cni0"
     about.mkdir()
     (about / "ifindex").write_text("7\n")
     (about / "addr_assign_type").write_text("0\n")
     monkeypatch.setattr(links, "_SYS", str(tmp_path))
     bridge = links.Link(7, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
-    (found,) = links._mac(bridge)
+    (found,) = links._mac(node, item, bridge)
     assert (found.name, found.cure) == ("bridge-address-changes", "ip link set cni0 address 02:00:00:00:00:01")
     (about / "addr_assign_type").write_text("3\n")
-    assert list(links._mac(bridge)) == []
+    assert list(links._mac(node, item, bridge)) == []
     (about / "ifindex").write_text("8\n")
     (about / "addr_assign_type").write_text("0\n")
-    assert list(links._mac(bridge)) == []
+    assert list(links._mac(node, item, bridge)) == []
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_flag_that_is_none_stops_nothing(node, tmp_path):
     remembered(tmp_path)
     plugin = {"type": "bridge", "ipMasq": {}}
     (one,) = node.known
-    assert attached._is_of_rules(node, one, plugin) is False
+    assert node.checker._is_of_rules(one, plugin) is False
 
 
 def test_a_net_d_that_is_no_directory(node, tmp_path):
@@ -372,3 +374,12 @@ def test_a_net_d_that_is_no_directory(node, tmp_path):
 def test_names_of_the_cache_are_no_commands(node, tmp_path):
     """A network's name that only the cache has, which may be anything, is quoted in a command that is told."""
     assert node.command("gc", "$(id); x") == "podwire gc '$(id); x'"
+
+
+def test_a_consequence_of_another_fault_is_left_out():
+    """Of findings about one interface the cause is told, and what follows from it is not, whichever comes first."""
+    consequence = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth1", "cni0"))
+    cause = Finding(Severity.PROBLEM, "bridge-down", "net", "down", objects=("cni0",))
+    other = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth2", "cni1"))
+    check = CHECKS[0]
+    assert causes_only([(check, consequence), (check, cause), (check, other)]) == [(check, cause), (check, other)]

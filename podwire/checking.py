@@ -1,0 +1,179 @@
+"""CHECK of attachments that the cache knows, for `podwire doctor` and `podwire show`: both judge a pod by it.
+
+One rule: CHECK runs in this process and only looks: host-local's, which takes the store's lock, is replaced by a look
+without it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni import gojson, skel, versions
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from cni.skel import Plugin
+from ipam.host_local import conf as host_local
+from ipam.host_local.main import PLUGIN as HOST_LOCAL
+from ipam.host_local.store import Owners, Store, owner_of
+from podwire import attachments
+from podwire.attachments import Known
+
+OUT_OF_SIGHT = "their network namespaces cannot be seen from here"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One plugin's CHECK that failed; `of_rules` tells whether rules are what is missing, which repair makes again."""
+
+    plugin: str
+    error: CniError
+    of_rules: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What CHECK says of one attachment: failures, and remarks of plugins whose CHECK passes.
+
+    `foreign` are plugins that are not ours and were not asked. `skipped` is why none was, by the configuration (a
+    version without CHECK), `unseen` why the attachment could not be looked at.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    remarks: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    skipped: str = ""
+    unseen: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Tells whether every plugin was asked."""
+        return not (self.foreign or self.skipped or self.unseen)
+
+
+class Checker:
+    """Checks attachments with `plugins`, found by type; `path` is CNI_PATH. Reads each store once."""
+
+    def __init__(self, plugins: Mapping[str, Plugin], env: Mapping[str, str], path: tuple[str, ...]) -> None:
+        self.plugins = plugins
+        self._env = env
+        self._path = path
+        self._owners: dict[str, Owners] = {}
+
+    def verdict(self, one: Known) -> Verdict:
+        """Runs CHECK of each plugin; what follows a failure that is not about rules is left out: it builds on it."""
+        skipped, unseen = _obstacle(one)
+        if skipped or unseen:
+            return Verdict(skipped=skipped, unseen=unseen)
+        assert one.network is not None
+        failures: list[Failure] = []
+        remarks: list[str] = []
+        foreign: list[str] = []
+        for plugin in one.network.plugins:
+            kind = str(plugin["type"])
+            if kind not in self.plugins or self._has_other_ipam(plugin):
+                foreign.append(kind)
+                continue
+            said = io.StringIO()
+            try:
+                with redirect_stderr(said):
+                    self._check(one, plugin)
+                remarks += said.getvalue().splitlines()
+            except Exception as failure:
+                error = skel.as_cni_error(failure)
+                failures.append(Failure(kind, error, self._is_of_rules(one, plugin) and "sysctl" not in error.details))
+                if not failures[-1].of_rules:
+                    break
+        if failures and attachments.read(one.path) is None:
+            return Verdict(skipped="they were deleted meanwhile")
+        return Verdict(tuple(failures), tuple(remarks), tuple(foreign))
+
+    def request(
+        self, command: str, attachment: Attachment | None, stdin: object, *, known: Known | None = None
+    ) -> tuple[CmdArgs, NetConf]:
+        """Returns what a verb of ours is called with, in this process; raises CniError."""
+        env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self._path)}
+        if attachment and known:
+            env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
+            env |= {"CNI_NETNS": known.netns, "CNI_ARGS": known.cni_args}
+        data = gojson.dumps(stdin).encode()
+        args = replace(cni_args.from_env({**self._env, **env}), stdin=data, delegates=self.plugins, inside=True)
+        return args, cni_conf.parse(data)
+
+    def owners(self, store: Store) -> Owners:
+        """Returns the reservations of a store; raises OSError, FileNotFoundError when it was never made."""
+        if store.directory not in self._owners:
+            self._owners[store.directory] = store.owners()
+        return self._owners[store.directory]
+
+    def _check(self, one: Known, plugin: Mapping[str, object]) -> None:
+        """Runs CHECK of a plugin in this process; raises what it raises."""
+        assert one.network is not None
+        stdin = one.network.request(plugin, capability_args=one.capability_args, prev_result=one.result)
+        args, conf = self.request("CHECK", one.attachment, stdin, known=one)
+        own = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
+        delegates: dict[str, Plugin] = {**self.plugins, HOST_LOCAL.name: own}
+        skel.call(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
+
+    def _is_of_rules(self, one: Known, plugin: Mapping[str, object]) -> bool:
+        """Tells whether rules are what is wrong: of an interface plugin, if nothing else is but masquerading."""
+        if plugin["type"] in ("portmap", "firewall"):
+            return True
+        try:
+            if not Fields(plugin).boolean("ipMasq"):
+                return False
+            with redirect_stderr(io.StringIO()):
+                self._check(one, {**plugin, "ipMasq": False})
+        except Exception:
+            return False
+        return True
+
+    def _has_other_ipam(self, plugin: Mapping[str, object]) -> bool:
+        try:
+            ipam = Fields(plugin).section("ipam").string("type")
+        except CniError:
+            return False
+        return bool(ipam) and ipam not in self.plugins
+
+
+def _obstacle(one: Known) -> tuple[str, str]:
+    """Returns why an attachment is not checked: what its configuration excludes, or what cannot be looked at."""
+    if one.network is None or not isinstance(one.result, dict):
+        return "", "the cache has no configuration or result"
+    if one.network.disable_check:
+        return 'their network has "disableCheck"', ""
+    if one.network.version not in versions.SUPPORTED or not versions.at_least(one.network.version, "0.4.0"):
+        return f"cniVersion {one.network.version} has no CHECK", ""
+    if not one.netns:
+        return "", "the cache has no namespace"
+    if os.geteuid() != 0:
+        return "", "root is needed"
+    if not os.access(one.netns, os.R_OK):
+        return "", OUT_OF_SIGHT
+    return "", ""
+
+
+def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:
+    """Does what host-local's CHECK does, by a look without the lock."""
+    store = Store(host_local.data_dir(conf), conf.name)
+    try:
+        owners = checker.owners(store)
+    except FileNotFoundError:
+        owners = {}
+    except OSError as error:
+        raise store.unusable(error) from error
+    if not any(owner_of(args.container_id, name) in owners for name in (args.ifname, "")):
+        raise CniError(
+            Code.INTERNAL,
+            f"host-local: Failed to find address added by container {args.container_id}",
+            f"no reservation of {args.ifname} in {store.directory}: another pod may get its address; "
+            "remove the container and create it again",
+        )

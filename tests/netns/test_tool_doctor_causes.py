@@ -1,0 +1,85 @@
+"""`podwire doctor` tells one fault once: what follows from it has no finding, and no repair, of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.doctoring import Clinic, bad
+from tests.support.namespaces import Namespace
+
+MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+
+
+class Fault(NamedTuple):
+    """What is done to a healthy node with a pod, and the findings that tell it; {veth} is the pod's end on the host."""
+
+    shell: str
+    names: tuple[str, ...]
+    sample: str = "60-podman.conflist"
+    needs: tuple[str, ...] = ()
+
+
+FAULTS = {
+    "the bridge is down": Fault("ip link set cni4 down", ("bridge-down",)),
+    "the bridge is gone": Fault("ip link delete cni4", ("bridge-missing",)),
+    "another bridge is in its place": Fault(
+        "ip link delete cni4; ip link add cni4 type bridge; ip link set cni4 up",
+        ("port-lost", "bridge-address-changes", "gateway-missing"),
+    ),
+    "the gateway's address is gone": Fault("ip address flush dev cni4", ("gateway-missing",)),
+    "the pod is on no bridge": Fault("ip link set {veth} nomaster", ("port-lost",)),
+    "the pod's end is down": Fault("ip link set {veth} down", ("pod-interface-down",)),
+    "the pod's interface is down": Fault("ip -n {pod} link set eth0 down", ("pod-interface-down",)),
+    "IPv6 is off": Fault(
+        "sysctl -qw net/ipv6/conf/cni1/disable_ipv6=1", ("ipv6-off",), "20-dual-stack.conflist", ("ifb", "tbf")
+    ),
+    "iptables-legacy drops": Fault(
+        "iptables-legacy -P FORWARD DROP",
+        ("forward-drop",),
+        "10-podwire.conflist",
+        ("iptables_legacy_nat", "ifb", "tbf"),
+    ),
+}
+
+
+@pytest.fixture
+def clinic(host: Namespace, tmp_path: Path) -> Clinic:
+    return Clinic(host, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FAULTS.items()]
+)
+def test_a_fault_has_one_repair(clinic, sandbox, fault):
+    """Only the cause is told, not also that CHECK of each pod fails, with another repair."""
+    result = clinic.attach(clinic.sample(fault.sample).asking(portMappings=[MAPPING]), sandbox)
+    veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
+    clinic.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=sandbox.name))
+    found = [one for one in clinic.findings() if one["name"] != "store-in-memory"]
+    assert tuple(one["name"] for one in found) == fault.names, found
+    repairs = [one["cure"] for one in found]
+    assert len(set(repairs)) == len(repairs)
+
+
+def test_the_address_of_another_bridge_is_the_one_that_pods_know(clinic, sandbox):
+    """A bridge that was made anew gets the MAC address that its pods have for their gateway."""
+    result = clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
+    clinic.host.run("sh", "-ec", FAULTS["another bridge is in its place"].shell)
+    known = next(own["mac"] for own in result["interfaces"] if own["name"] == "cni4")
+    assert clinic.found("bridge-address-changes")["cure"] == f"ip link set cni4 address {known}"
+    for name in ("port-lost", "gateway-missing", "bridge-address-changes"):
+        clinic.cure(clinic.found(name))
+    assert bad(clinic.findings()) == []
+
+
+def test_what_was_looked_at_is_said(clinic, sandbox):
+    """Of chains that forward the policies are told to be read, and that rules were not."""
+    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
+    done = clinic.doctor("--all")
+    (line,) = [line for line in done.stdout.splitlines() if "at the hook forward" in line]
+    assert line.startswith("ok packet filter: the policies of ")
+    assert line.endswith("none drops the pods' packets; rules that drop were not looked for")
+    assert "nobody drops" not in done.stdout
