@@ -131,7 +131,7 @@ def _bridge(bridge: HostInterface) -> _Box:
 
 def _pod(pod: Pod) -> _Box:
     """Returns the box of a pod: who, by which interfaces, addresses, host ports, limits, what is wrong."""
-    kind = "leaked" if pod.leaked else "pod" if pod.state is State.OK else "wrong"
+    kind = "leaked" if pod.leaked else "pod" if pod.state in (State.OK, State.NOT_CHECKED) else "wrong"
     lines = [pod.pod or pod.attachment.container_id or "?"]
     if pod.pod:
         lines.append(pod.attachment.container_id[:12])

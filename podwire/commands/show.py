@@ -10,13 +10,26 @@ from argparse import ArgumentParser, Namespace
 from cni.errors import CniError, Code
 from ipam.host_local.conf import DATA_DIR
 from podwire import map_svg
-from podwire.command import Command, Context, Status, add_cache_dir, add_conf_dir, add_json, conf_dir
+from podwire.checking import Checker
+from podwire.command import (
+    Command,
+    Context,
+    Status,
+    add_cache_dir,
+    add_conf_dir,
+    add_json,
+    bin_dirs,
+    conf_dir,
+    judge,
+)
 from podwire.node.books import Places
 from podwire.node.look import look
 from podwire.node.model import DOCUMENT, Leak, NetworkSeen, Node, Pod, State, rate, short
 from podwire.output import Cell, Output, Text
 
 _LARGE = 2**32
+_WRONG = (State.NO_INTERFACE, State.FAILED)
+_FINE = (State.OK, State.NOT_CHECKED)
 
 _DESCRIPTION = (
     """\
@@ -25,7 +38,10 @@ addresses, host ports and limits. It joins what stands in three places: the runt
 of every ADD), host-local's stores of addresses, and the kernel (interfaces here and inside the pods, limits, the
 rules of masquerading, host ports and firewall in nftables and iptables).
 
-STATE   ok            its namespace and its interface are there
+STATE   ok            its namespace and its interface are there, and CHECK of podwire's plugins passes
+        check failed  CHECK of a plugin fails: what it says is below, what to do says `podwire doctor`
+        not checked   its namespace and its interface are there, no more is known: the network is of a version without
+                      CHECK or forbids it, or this is not root
         gone          its namespace is proven gone, but the runtime's cache still has it: DEL was not run
         no cache      an address is reserved for it, but the runtime's cache does not know it: an ADD that is under way
                       or was killed, or a runtime that keeps no cache
@@ -34,10 +50,13 @@ STATE   ok            its namespace and its interface are there
         unknown       its namespace is missing here, and nothing proves that it is gone: it may be running
 
 HOST PORTS  8080->80/tcp is port 8080 of the host, which leads to port 80 of the pod; "!" tells that the packet filter
-            has no rule for it, "?" that it could not be read.
+            has no rule for it, "?" that it could not be read, or that CHECK of portmap fails.
 
 LEAKED lists what is left of attachments that are gone, each with the command that takes it away. Whatever may belong to
 somebody who lives is not listed there. Nothing is changed.
+
+Exit status: 0 all in order; 1 something is leaked, or wrong with a pod; 4 neither, but not everything could be looked
+at: NOT SEEN lists it.
 
 --json prints
 """
@@ -70,7 +89,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(context: Context, options: Namespace) -> Status:
-    node = look(places(context, options), options.network)
+    checker = Checker(context.plugins, context.env, bin_dirs(context, options))
+    node = look(places(context, options), checker, options.network)
     if options.svg:
         _draw(node, options.svg, context.out)
     if options.svg != "-":
@@ -78,8 +98,8 @@ def _run(context: Context, options: Namespace) -> Status:
             context.out.json(node.to_json())
         else:
             _print(node, context.out, everything=bool(options.network))
-    wrong = node.leaks or any(pod.state is State.NO_INTERFACE or _lacks_rules(pod) for pod in node.pods)
-    return Status.WRONG if wrong else Status.FINE
+    wrong = node.leaks or any(pod.state in _WRONG or _lacks_rules(pod) for pod in node.pods)
+    return judge(wrong=bool(wrong), complete=not node.unseen)
 
 
 def _draw(node: Node, path: str, out: Output) -> None:
@@ -97,7 +117,7 @@ def _draw(node: Node, path: str, out: Output) -> None:
 def _print(node: Node, out: Output, *, everything: bool) -> None:
     own = {} if everything else _of_lo(node)
     _networks(tuple(item for item in node.networks if item.name not in own), out)
-    _pods(tuple(pod for pod in node.pods if pod.network not in own or pod.state is not State.OK), out)
+    _pods(tuple(pod for pod in node.pods if pod.network not in own or pod.state not in _FINE), out)
     for name, number in own.items():
         out.line()
         out.line(Cell(f"lo of {number} pod{'' if number == 1 else 's'}: podwire show {name}", "dim"))
@@ -112,7 +132,7 @@ def _print(node: Node, out: Output, *, everything: bool) -> None:
 def _of_lo(node: Node) -> dict[str, int]:
     """Returns the networks that runtimes have for lo alone, and of how many pods."""
     own = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
-    return {name: sum(pod.network == name and pod.state is State.OK for pod in node.pods) for name in own}
+    return {name: sum(pod.network == name and pod.state in _FINE for pod in node.pods) for name in own}
 
 
 def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
@@ -165,6 +185,12 @@ def _pods(pods: tuple[Pod, ...], out: Output) -> None:
     out.table(headers, [_row(pod) for pod in pods])
     if any(map(_lacks_rules, pods)):
         out.line(Cell("! the packet filter has no rule for this host port: podwire repair", "bad"))
+    for pod in pods:
+        for problem in pod.problems:
+            owner = f"{pod.network} {pod.pod or short(pod.attachment.container_id)} {pod.attachment.ifname}"
+            out.line(f"{owner}:", Cell(problem, "bad"))
+    if any(pod.problems for pod in pods):
+        out.line("what to do: podwire doctor")
 
 
 def _lacks_rules(pod: Pod) -> bool:
@@ -176,7 +202,7 @@ def _row(pod: Pod) -> list[Text]:
     ports = " ".join(
         f"{port}{'' if port.confirmed else '?' if port.confirmed is None else '!'}" for port in pod.host_ports
     )
-    style = "bad" if pod.leaked else "good" if pod.state is State.OK else "warning"
+    style = "bad" if pod.leaked or pod.state is State.FAILED else "good" if pod.state is State.OK else "warning"
     return [
         pod.network,
         short(pod.attachment.container_id) or "-",

@@ -5,12 +5,14 @@ One rule: pods come and go meanwhile, so what is wrong is looked at twice, and t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
 from cni.address import Interface
 from kernel.link import IFF_LOOPBACK, Link
 from podwire import attachments, networks
+from podwire.checking import OUT_OF_SIGHT, Checker, Verdict
 from podwire.networks import NetworkFile
 from podwire.node import books as books_module
 from podwire.node import links
@@ -18,10 +20,13 @@ from podwire.node import rules as rules_module
 from podwire.node.books import Books, Places, bridges
 from podwire.node.join import Join
 from podwire.node.leaks import leaks
-from podwire.node.model import HostInterface, NetworkSeen, Node, Range
+from podwire.node.model import HostInterface, NetworkSeen, Node, Pod, Range, State
 from podwire.node.rules import Rules
+from podwire.output import counted
 
 _NO_ADDRESS = ("veth", "ifb")
+_HIDDEN = (State.NOT_SEEN, State.UNKNOWN)
+_LIMIT_S = 10.0  # for CHECK of all pods; a hundred take one to two and a half seconds
 
 
 def joined(places: Places, network: str = "", *, rules: bool = True) -> Join:
@@ -34,8 +39,11 @@ def joined(places: Places, network: str = "", *, rules: bool = True) -> Join:
     return Join(books, kernel, found, attachments.results_dir(places.cache_dir))
 
 
-def look(places: Places, network: str = "") -> Node:
-    """Returns the node, or what belongs to one network of it; raises CniError(7) for one that nobody knows."""
+def look(places: Places, checker: Checker, network: str = "") -> Node:
+    """Returns the node, or what belongs to one network of it; raises CniError(7) for one that nobody knows.
+
+    Pods whose interface is there are judged by `checker`.
+    """
     join = joined(places, network)
     found = leaks(join)
     if found:
@@ -50,7 +58,37 @@ def look(places: Places, network: str = "") -> Node:
         found,
         tuple(dict.fromkeys((*join.books.unread, *join.kernel.unseen, *join.rules.unseen))),
     )
-    return _only(node, network) if network else node
+    return _judged(join, _only(node, network) if network else node, checker)
+
+
+def _judged(join: Join, node: Node, checker: Checker) -> Node:
+    """Returns the node with the states of its pods as CHECK of their plugins has them."""
+    known = {(item.network_name, item.attachment): item for item in join.books.known}
+    end = time.monotonic() + _LIMIT_S
+    pods, unseen = [], dict[str, int]()
+    for pod in node.pods:
+        if pod.state is State.OK:
+            late = time.monotonic() > end
+            verdict = Verdict(unseen="time was up") if late else checker.verdict(known[pod.network, pod.attachment])
+            pods.append(_with_verdict(pod, verdict))
+        else:
+            verdict = Verdict(unseen=OUT_OF_SIGHT if pod.state in _HIDDEN else "")
+            pods.append(pod)
+        if verdict.unseen:
+            unseen[verdict.unseen] = unseen.get(verdict.unseen, 0) + 1
+    texts = (f"CHECK of {counted(number, 'attachment')}: {reason}" for reason, number in unseen.items())
+    return replace(node, pods=tuple(pods), unseen=(*node.unseen, *texts))
+
+
+def _with_verdict(pod: Pod, verdict: Verdict) -> Pod:
+    if verdict.failures:
+        problems = tuple(f"{failure.plugin}: {failure.error.msg}" for failure in verdict.failures)
+        ports = pod.host_ports
+        if any(failure.plugin == "portmap" for failure in verdict.failures):
+            # A rule of one IP version, or one that stands behind another pod's, is not all of it.
+            ports = tuple(replace(port, confirmed=None) if port.confirmed else port for port in ports)
+        return replace(pod, state=State.FAILED, problems=problems, host_ports=ports)
+    return replace(pod, state=State.NOT_CHECKED) if verdict.skipped or verdict.unseen else pod
 
 
 def _only(node: Node, network: str) -> Node:

@@ -18,17 +18,19 @@ DOCUMENT = """\
                "attachments", "problem"}],
  "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked", "hostInterface", "bridge",
                   "addresses", "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
-                  "limits": {"receives", "sends"}}],
+                  "limits": {"receives", "sends"}, "problems": ["..."]}],
  "bridges": [{"name", "addresses", "ports"}], "hostInterfaces": [{"name", "addresses"}],
- "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "unseen": ["..."]}
+ "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "complete", "unseen": ["..."]}
 Limits are in bits/s, null for none; "confirmed" tells whether the packet filter has the host port's rule, null where it
-could not be read."""
+could not be read or CHECK of portmap fails. "complete" is false if anything is "unseen"."""
 
 
 class State(StrEnum):
     """How an attachment is."""
 
-    OK = "ok"
+    OK = "ok"  # its interface is there, and CHECK of podwire's plugins passes
+    FAILED = "check failed"  # its interface is there, and CHECK of a plugin fails
+    NOT_CHECKED = "not checked"  # its interface is there, and no plugin could be asked for CHECK
     GONE = "gone"  # its network namespace is proven gone, but it stands in the runtime's cache
     NO_CACHE = "no cache"  # it has an address reserved, but the runtime's cache does not know it
     NO_INTERFACE = "no interface"  # its namespace is there, its interface is not
@@ -60,7 +62,8 @@ class HostPort:
 class Pod:
     """One attachment: `pod` is "namespace/name" if known, `addresses` are texts, limits bits/s.
 
-    `receives` and `sends` are from the pod's point of view. `leaked` tells that nobody lives who has it.
+    `receives` and `sends` are from the pod's point of view. `leaked` tells that nobody lives who has it. `problems` are
+    what CHECK of its plugins says.
     """
 
     network: str
@@ -75,6 +78,7 @@ class Pod:
     receives: int | None = None
     sends: int | None = None
     leaked: bool = False
+    problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Returns its part of the document."""
@@ -100,6 +104,7 @@ class Pod:
                 for port in self.host_ports
             ],
             "limits": {"receives": self.receives, "sends": self.sends},
+            "problems": list(self.problems),
         }
 
 
@@ -202,6 +207,7 @@ class Node:
             ],
             "hostInterfaces": [{"name": item.name, "addresses": list(item.addresses)} for item in self.host_interfaces],
             "leaks": [item.to_json() for item in self.leaks],
+            "complete": not self.unseen,
             "unseen": list(self.unseen),
         }
 

@@ -58,7 +58,7 @@ def test_a_result_without_interfaces_marks_nobody(node, sandbox, told):
     seen = node.seen()
     assert seen["leaks"] == []
     (pod,) = seen["attachments"]
-    assert (pod["state"], pod["hostInterface"]) == (("ok", host_end(result)) if told else ("not seen", ""))
+    assert (pod["state"], pod["hostInterface"]) == (("not checked", host_end(result)) if told else ("not seen", ""))
 
 
 def test_lo_of_each_pod_is_nobody_s_trouble(node, new_sandbox):

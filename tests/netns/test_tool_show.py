@@ -59,6 +59,7 @@ def test_everything_told_is_true(node, sandbox):
             {"hostIP": "127.0.0.1", "hostPort": 8053, "containerPort": 53, "protocol": "udp", "confirmed": True},
         ],
         "limits": {"receives": 10_000_000, "sends": 2_500_000},
+        "problems": [],
     }
     bridge = only(seen, "bridges")
     assert bridge == {"name": "cni0", "addresses": [f"{NET}.1/24"], "ports": [host_end(result)]}
@@ -207,7 +208,7 @@ def test_hostile_names_do_not_reach_the_terminal(nft_node, sandbox):
     nft_node.host.ip("link", "set", "bwp123456789012", "alias", "podwire podnet \x1b[41mid eth0")
     for words in (["show"], ["ipam", "list"], ["ipam", "verify"], ["show", "--svg", "-"]):
         done = nft_node.tool(*words)
-        assert done.status in (0, 1), done
+        assert done.status in (0, 1, 4), done
         assert all(char.isprintable() or char == "\n" for char in done.stdout + done.stderr), words
     ElementTree.fromstring(done.stdout)
     assert address(result) in done.stdout
@@ -219,9 +220,9 @@ def test_without_root_it_tells_what_it_could_not_see(nft_node, sandbox):
     for path in (nft_node.directory, *nft_node.directory.parents[:3]):
         path.chmod(0o755)
     done = nft_node.tool("show", "--json", before=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"))
-    assert done.status == 0, done
+    assert done.status == 4, done
     assert done.json["unseen"]
     assert done.json["leaks"] == []
     pod = only(done.json, "attachments")
-    assert (pod["hostInterface"], pod["state"]) == (host_end(result), "ok")
+    assert (pod["hostInterface"], pod["state"]) == (host_end(result), "not checked")
     assert pod["hostPorts"][0]["confirmed"] is None

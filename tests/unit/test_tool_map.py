@@ -112,4 +112,4 @@ def test_the_document_can_be_written():
     again = json.loads(json.dumps(document))
     assert again["attachments"][0]["hostPorts"][0]["hostIP"] == "fd00::1"
     assert str(port) == "[fd00::1]:8080->80/tcp"
-    assert again.keys() == {"networks", "attachments", "bridges", "hostInterfaces", "leaks", "unseen"}
+    assert again.keys() == {"networks", "attachments", "bridges", "hostInterfaces", "leaks", "complete", "unseen"}
