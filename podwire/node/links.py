@@ -123,8 +123,9 @@ def look(paths: Iterable[str]) -> Kernel:
         return Kernel(unseen=(f"the kernel's interfaces: {error.msg}", *unseen))
     if unentered := sum(inside.links is None for inside in found):
         unseen.append(f"the inside of {unentered} network namespaces: that needs root")
-    if hidden and _leads_elsewhere(links, found):  # a process that no interface of the host leads to has no pod
-        unseen.append(f"the network namespaces of {hidden} process(es): we have no rights to trace them")
+    if _leads_elsewhere(links, found):
+        reason = f": we have no rights to trace {hidden} process(es)" if hidden else " from here"
+        unseen.append(f"network namespaces that interfaces of this host lead to cannot be seen{reason}")
     own = {inside.path: inside for inside in found}
     insides = own | {path: own[first] for path, first in aliases.items() if first in own}
     return Kernel(links, addresses, insides, limits, tuple(unseen))

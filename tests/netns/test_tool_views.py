@@ -105,8 +105,8 @@ def test_nothing_is_removed_of_pods_that_are_not_visible(
     assert "10.22.0.2" in view.said(1, "ipam", "free", "10.22.0.2", "net")
     doctor = view.said(1, "doctor")
     assert "2 attachments may be running: /run/netns/" in doctor
-    shown = view.said(0, "show")
-    verified = view.said(0, "ipam", "verify")
+    shown = view.said(4, "show")
+    verified = view.said(4, "ipam", "verify")
     repaired = view.run("repair").stdout.decode()
     assert repaired.count("NOT REPAIRED: its network namespace cannot be seen from here") == 2
     for text in (doctor, shown, verified, repaired):
