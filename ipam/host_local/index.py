@@ -13,6 +13,8 @@ other case the store is scanned once and the index written anew.
 
 - What is edited inside an existing reservation does not show. A positive answer is therefore checked against the
   reservation itself (store.py); only an owner written by hand into an existing file is not found until the next scan.
+- What is damaged with its times kept, by a disk or a tool that restores them, does not match its bucket's seal
+  (table.py). The store is then scanned, too, when a verb meets that bucket.
 - After a power loss the times may have reached the disk before the contents; hence the boot id in the head.
 - A record tells, too, when its reservation was made, as far as it is known (boots.py): what an index of an earlier boot
   knows, and has not been changed since, is of an earlier boot. An index is therefore replaced as a whole, by rename: a
@@ -50,7 +52,8 @@ _BACK_NS = 10 * _NS
 class Index:
     """The index of one store, to be used while its lock is held only.
 
-    `complete` tells whether answers can be relied upon; when it is False, scan the store and `rebuild`.
+    `complete` tells whether answers can be relied upon; when it is False, scan the store and `rebuild`. `damaged` says
+    that a part of it that was read is not as it was written.
     """
 
     def __init__(self, data_dir: str, network: str, store: str) -> None:
@@ -66,7 +69,7 @@ class Index:
         self._boot = boot.boot_id()
         self._is_of_this_boot = False
         self._left_ns = 0  # when the index was changed last
-        self.complete = False
+        self.complete = self.damaged = False
         try:
             self._fd = os.open(f"{self._side}/{network}", os.O_RDWR | _OURS)
             self.complete = self._is_true()
@@ -116,8 +119,10 @@ class Index:
             return
         self.complete = False
         offset = table.place(key, self._buckets)
-        at = table.vacancy(self._bucket(offset))
-        self.complete = self._is_put(offset + at, new) if at >= 0 else self._is_grown(new)
+        bucket = self._bucket(offset)
+        if not self.damaged:
+            at = table.vacancy(bucket)
+            self.complete = self._is_put(offset, at, new) if at >= 0 else self._is_grown(new)
 
     def remove(self, owner: bytes, name: str) -> None:
         """Forgets the reservation `name` of `owner`; called after the store was changed."""
@@ -128,9 +133,10 @@ class Index:
             self._anew[owner] = [other for other in self._anew.get(owner, ()) if other != name]
             return
         self.complete = False
-        for at, record in self._records(table.key_of(owner)):
-            if table.name_of(record) == name:
-                self.complete = self._is_put(at, table.VACANT)
+        key = table.key_of(owner)
+        for at, record in self._records(key):
+            if table.name_of(record) == name and not self.damaged:
+                self.complete = self._is_put(table.place(key, self._buckets), at, table.VACANT)
                 return
 
     def rebuild(self, owners: Mapping[bytes, list[str]]) -> None:
@@ -163,7 +169,8 @@ class Index:
     def _is_grown(self, new: bytes) -> bool:
         """Makes a larger table of its own records and a new one; tells whether that has been done."""
         whole = self._all()
-        return len(whole) == self._buckets * BUCKET_BYTES and self._is_written([*table.records(whole), new])
+        is_whole = len(whole) == self._buckets * BUCKET_BYTES and table.is_whole(whole)
+        return is_whole and self._is_written([*table.records(whole), new])
 
     def _is_written(self, records: list[bytes]) -> bool:
         """Puts a new file in the place of the index, tells whether it is there: a kill leaves the old one or this."""
@@ -176,10 +183,7 @@ class Index:
         except OSError:
             return False
         try:
-            os.ftruncate(fd, _HEAD_BYTES + len(anew))
-            if records:  # otherwise it is all zeros, which needs no blocks
-                _write(fd, anew, _HEAD_BYTES)
-            _write(fd, self._boot, 0)
+            _write(fd, self._boot.ljust(_HEAD_BYTES, b"\0") + anew, 0)
             os.rename(draft, f"{self._side}/{self._network}")
         except OSError:
             os.close(fd)
@@ -224,14 +228,19 @@ class Index:
             pass
 
     def _bucket(self, offset: int) -> bytes:
-        """Returns the bucket that begins at `offset` of the table."""
+        """Returns the bucket that begins at `offset` of the table; gives the index up for one that is damaged.
+
+        Its records are then good for `origin` alone, which is no proof by itself (boots.py).
+        """
         bucket = self._seen.get(offset)
         if bucket is None:
             try:
-                bucket = self._seen[offset] = os.pread(self._fd, BUCKET_BYTES, _HEAD_BYTES + offset)
+                bucket = os.pread(self._fd, BUCKET_BYTES, _HEAD_BYTES + offset)
             except OSError:
-                self.complete = False
-                return b""
+                bucket = b""
+            self._seen[offset] = bucket
+            if not table.is_sealed(bucket, offset):
+                self.complete, self.damaged = False, True
         return bucket
 
     def _all(self) -> bytes:
@@ -241,21 +250,18 @@ class Index:
         except OSError:
             return b""
 
-    def _is_put(self, at: int, record: bytes) -> bool:
-        """Writes a record to its place in the table; tells whether it is there."""
-        self._seen.clear()
+    def _is_put(self, offset: int, at: int, record: bytes) -> bool:
+        """Writes a record to its place in the bucket at `offset`; tells whether it is there."""
+        bucket = self._seen[offset] = table.changed(self._bucket(offset), at, record, offset)
         try:
-            _write(self._fd, record, _HEAD_BYTES + at)
+            _write(self._fd, bucket, _HEAD_BYTES + offset)
         except OSError:
             return False
         return True
 
     def _records(self, key: bytes) -> list[tuple[int, bytes]]:
-        """Returns the records of a key, with their places in the table; none when there is no table."""
-        if not self._buckets:
-            return []
-        offset = table.place(key, self._buckets)
-        return table.found(self._bucket(offset), key, offset)
+        """Returns the records of a key, with their places in its bucket; none when there is no table."""
+        return table.found(self._bucket(table.place(key, self._buckets)), key) if self._buckets else []
 
     def _judged(self, record: bytes) -> tuple[Origin, int]:
         """Returns when the reservation of a record was made, and its change time in ns, 0 where that says nothing."""

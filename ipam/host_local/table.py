@@ -2,8 +2,9 @@
 
 One rule: pure, bytes in and bytes out.
 
-A bucket has room for 16 records; a record that finds none needs a table of more buckets. Nothing but zeros is a record
-that is vacant, so that a table is begun as a file with a hole in it.
+A bucket has room for 15 records and ends with its seal, a checksum; a record that finds no room needs a table of more
+buckets. A vacant record is nothing but zeros. The seal begins with a zero, so that a podwire of before there were seals
+takes it for no record; it wrote a 16th record there, or nothing, which is a broken seal here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _KEY_AT = RECORD_BYTES - _KEY_BYTES
 _CHANGED_AT = _KEY_AT - 8
 _ORIGIN_SHIFT, _LENGTH_MASK = 6, 63
 _ORIGINS: tuple[Origin, ...] = (*Origin, Origin.UNKNOWN)
-_LOAD = 4  # records per bucket at first: the chance that one of them gets 17 is about 1 in a million
+_SEAL_BYTES = 16
+_SEAL_AT = BUCKET_BYTES - RECORD_BYTES
+_LOAD = 4  # records per bucket at first: the chance that one of them gets 16 is about 1 in 200,000
 _LEAST_BUCKETS = 32
 MOST_BUCKETS = 1 << 20  # of millions of reservations; what is larger is no table of ours
 _SPARSE = 16  # how many times as many may be tried when one of them overflows
@@ -68,14 +71,14 @@ def place(key: bytes, buckets: int) -> int:
     return int.from_bytes(key[:8]) % buckets * BUCKET_BYTES
 
 
-def found(bucket: bytes, key: bytes, offset: int) -> list[tuple[int, bytes]]:
-    """Returns the records of a key in its bucket, with their places in the table, where that begins at `offset`."""
+def found(bucket: bytes, key: bytes) -> list[tuple[int, bytes]]:
+    """Returns the records of a key in its bucket, with their places there."""
     records = []
     at = bucket.find(key)
     while at >= 0:
         start = at - _KEY_AT
         if start % RECORD_BYTES == 0 and bucket[start]:
-            records.append((offset + start, bucket[start : start + RECORD_BYTES]))
+            records.append((start, bucket[start : start + RECORD_BYTES]))
         at = bucket.find(key, at + 1)
     return records
 
@@ -86,6 +89,27 @@ def vacancy(bucket: bytes) -> int:
     while at > 0 and at % RECORD_BYTES:  # zeros across two records
         at = bucket.find(VACANT, at + 1)
     return at
+
+
+def sealed(content: bytes | bytearray, offset: int) -> bytes:
+    """Returns the bucket that begins at `offset` of the table, made of `content`: its records, or an earlier bucket."""
+    own = content[:_SEAL_AT]
+    return bytes(own.ljust(BUCKET_BYTES - _SEAL_BYTES, b"\0")) + _seal(own, offset)
+
+
+def changed(bucket: bytes, at: int, record: bytes, offset: int) -> bytes:
+    """Returns a bucket with `record` at its place `at`."""
+    return sealed(bucket[:at] + record + bucket[at + RECORD_BYTES :], offset)
+
+
+def is_sealed(bucket: bytes, offset: int) -> bool:
+    """Tells whether a bucket is as it was written, and at its place."""
+    return bucket == sealed(bucket, offset)
+
+
+def is_whole(table: bytes) -> bool:
+    """Tells whether all buckets of a table are as they were written."""
+    return all(is_sealed(table[at : at + BUCKET_BYTES], at) for at in range(0, len(table), BUCKET_BYTES))
 
 
 def records(table: bytes | bytearray) -> list[bytes]:
@@ -122,10 +146,14 @@ def _filled(records: list[bytes], buckets: int) -> bytearray | None:
     filled: dict[int, list[bytes]] = {}
     for record in records:
         filled.setdefault(place(record[_KEY_AT:], buckets), []).append(record)
-    table = bytearray(buckets * BUCKET_BYTES)
-    for at, bucket in filled.items():
-        size = len(bucket) * RECORD_BYTES
-        if size > BUCKET_BYTES:
-            return None
-        table[at : at + size] = b"".join(bucket)
+    if max(map(len, filled.values()), default=0) > _SEAL_AT // RECORD_BYTES:
+        return None
+    table = bytearray()
+    for at in range(0, buckets * BUCKET_BYTES, BUCKET_BYTES):
+        table += sealed(b"".join(filled.get(at, ())), at)
     return table
+
+
+def _seal(content: bytes | bytearray, offset: int) -> bytes:
+    """Returns the checksum of a bucket's records; most of them are vacant, and zeros at the end tell nothing."""
+    return hashlib.blake2b(b"%d " % offset + content.rstrip(b"\0"), digest_size=_SEAL_BYTES).digest()

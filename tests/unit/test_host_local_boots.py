@@ -215,6 +215,20 @@ def test_an_index_out_of_a_backup_knows_nothing_later(node, tmp_path):
     assert node.holders() == {"10.1.2.3": "a"}
 
 
+def test_an_index_without_seals_knows_what_is_of_an_earlier_boot(node):
+    """After an update of podwire and a reboot, reservations that the former one's index lists are reclaimed."""
+    for name in "abc":
+        node.net.add(name)
+    path = f"{os.path.dirname(node.net.store.directory)}.podwire/net"
+    with open(path, "r+b") as file:
+        for at in range(2048, os.path.getsize(path) + 1, 1024):
+            os.pwrite(file.fileno(), bytes(64), at - 64)
+    node.reboot()
+    assert node.net.status() is None
+    node.net.add("d")
+    assert list(node.holders().values()) == ["d"]
+
+
 def test_an_index_that_cannot_be_written_keeps_what_it_knew(node, monkeypatch):
     """A full disk after a reboot costs the knowledge of nothing, and no reservation of this boot is taken for older."""
     node.net.add("a")

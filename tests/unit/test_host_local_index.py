@@ -155,9 +155,77 @@ def test_times_alone_do_not_make_an_index_true(net):
     assert find(net, b"b\r\neth0") == ["10.1.0.10"]
 
 
+def index_of(net):
+    return f"{os.path.dirname(net.directory)}.podwire/net"
+
+
+def rewrite(path, change):
+    """Changes a file's content, and keeps its modification time as a disk's defect or a restoring tool does."""
+    before = os.stat(path)
+    content = bytearray(Path(path).read_bytes())
+    change(content)
+    with open(path, "r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def flip(content):
+    at = content.index(b"10.1.0.9")
+    content[at] ^= 1
+
+
+def lose_page(content):
+    at = content.index(b"10.1.0.9") // 1024 * 1024
+    content[at : at + 1024] = bytes(1024)
+
+
+def misplace(content):
+    at = content.index(b"10.1.0.9") // 1024 * 1024
+    other = next(place for place in range(1024, len(content), 1024) if not any(content[place : place + 960]))
+    content[at : at + 1024] = content[other : other + 1024]
+
+
+def without_seals(content):
+    """Makes it an index of a podwire of before there were seals."""
+    for at in range(2048, len(content) + 1, 1024):
+        content[at - 64 : at] = bytes(64)
+
+
+@pytest.mark.parametrize("harm", [flip, lose_page, misplace, without_seals])
+@pytest.mark.parametrize("verb", ["find", "reserve", "release"])
+def test_a_damaged_index_with_its_old_times_is_not_believed(net, harm, verb):
+    """An index whose content was damaged, and whose times were put back, is written anew out of the files."""
+    owner, expected = b"a\r\neth0", ["10.1.0.9"]
+    reserve(net, "10.1.0.9", owner)
+    reserve(net, "10.1.0.8", b"b\r\neth0")
+    find(net, owner)
+    rewrite(index_of(net), harm)
+    if verb == "reserve":
+        reserve(net, "10.1.0.10", owner)
+        expected = ["10.1.0.10", "10.1.0.9"]
+    elif verb == "release":
+        with net.locked() as held:
+            held.release("10.1.0.9", owner)
+        expected = []
+    assert find(net, owner) == expected
+    with net.locked() as held:
+        assert held._index.complete
+
+
+def test_a_damaged_index_does_not_grow_into_a_believed_one(net, monkeypatch):
+    """A table that has to be made larger is not made of damaged records."""
+    reserve(net, "10.1.0.9", b"a\r\neth0")
+    find(net, b"a\r\neth0")
+    rewrite(index_of(net), lose_page)
+    monkeypatch.setattr(table_module, "vacancy", lambda bucket: -1)
+    for number in range(40):
+        reserve(net, f"10.1.1.{number}", b"c%d\r\neth0" % number)
+    assert find(net, b"a\r\neth0") == ["10.1.0.9"]
+
+
 def test_an_old_copy_of_an_index_is_not_used(net):
     """An index that was restored from a copy does not hide what was reserved since."""
-    path = f"{os.path.dirname(net.directory)}.podwire/net"
+    path = index_of(net)
     assert find(net, b"a\r\neth0") == []
     shutil.copy2(path, f"{path}.copy")
     reserve(net, "10.1.0.9", b"a\r\neth0")
