@@ -119,17 +119,19 @@ def crowd(subjects: Subjects, rounds: int, reserved: int, floor: Floor | None = 
 def status(subjects: Subjects, rounds: int) -> list[Row]:
     """Measures host-local's STATUS, of podwire alone where the reference does not know it."""
 
-    def known(subject: Subject) -> bool:
-        return _STATUS_VERSION in subject.run("host-local", "VERSION", {}).outcome.json["supportedVersions"]
-
     def act(subject: Subject) -> Samples:
         if subject not in able:
             return {}
         config = {**subject.crowd(FEW), "cniVersion": _STATUS_VERSION}
         return {f"host-local STATUS, {FEW} taken": subject.run("host-local", "STATUS", config)}
 
-    able = [subject for subject in subjects if known(subject)]
+    able = [subject for subject in subjects if knows(subject, _STATUS_VERSION)]
     return compare(subjects, rounds, act)
+
+
+def knows(subject: Subject, version: str) -> bool:
+    """Tells whether the implementation's host-local supports a version of CNI."""
+    return version in subject.run("host-local", "VERSION", {}).outcome.json["supportedVersions"]
 
 
 def memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench import cases, chains, cold, limits, nodes, parallel, ports
+from bench import cases, chains, cold, extremes, limits, nodes, parallel, ports
 from bench.cases import Subjects
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
@@ -161,4 +161,5 @@ def _crowds(subjects: Subjects, rounds: int, floors: Floors | None) -> Part:
     many = cases.crowd(subjects, rounds, cases.MANY)
     crowded = cases.crowd(subjects, max(2, rounds // 4), cases.CROWDED)
     growth = zip(("ADD", "CHECK", "DEL"), few, many, strict=True)
-    return Part("ms", "host-local alone", [*few, *status, *many, *crowded], growth_table(list(growth)))
+    largest = extremes.verbs(subjects, max(2, rounds // 4))
+    return Part("ms", "host-local alone", [*few, *status, *many, *crowded, *largest], growth_table(list(growth)))

@@ -79,12 +79,12 @@ def exhausted(store: Store, number: int, range_set: RangeSet, cache: Callable[[]
     """Returns the error of an ADD that would find no free address in the set, None when there is one."""
     if _has_room(store, number, range_set):
         return None
-    owners, known = store.owners(), cache()
+    owners, known = inside(range_set, store.owners()), cache()
     usage = Usage.count(range_set, owners, known)
     if usage.in_use < usage.size:
         return None
     with store.origins() as origins:
-        if next(_left_over(range_set, owners, origins, store.directory, known), None):
+        if next(_left_over(owners, origins, store.directory, known), None):
             return None
     return CniError(Code.PLUGIN_NOT_AVAILABLE, f"{_none_left(range_set)}: {usage}", _hint(store.directory))
 
@@ -102,15 +102,24 @@ class Usage:
 
     @classmethod
     def count(cls, range_set: RangeSet, owners: Owners, cache: ResultCache) -> Usage:
-        """Counts the reservations of `range_set` among all of the store."""
+        """Counts the reservations of `range_set`, which are all in `owners`."""
         in_use = stale = 0
         for owner, names in owners.items():
-            count = sum(map(range_set.holds, values(range_set.version, names)))
-            in_use += count
+            in_use += len(names)
             attachment = attachment_of(owner)
-            if count and VALID_NAME.fullmatch(attachment.container_id) and cache.is_gone(attachment):
-                stale += count
+            if cache.is_gone(attachment) and VALID_NAME.fullmatch(attachment.container_id):
+                stale += len(names)
         return cls(range_set.size, in_use, stale)
+
+
+def inside(range_set: RangeSet, owners: Owners) -> Owners:
+    """Returns the reservations of addresses that the set can give."""
+    holds, found = range_set.membership(), {}
+    for owner, names in owners.items():
+        held = [name for name in names if any(map(holds, values(range_set.version, (name,))))]
+        if held:
+            found[owner] = held
+    return found
 
 
 def attachment_of(owner: bytes) -> Attachment:
@@ -169,9 +178,9 @@ def _next(
     last = _last(held, number, range_set)
     found = _search(held, range_set, last, owner)
     if found is None:
-        owners = held.owners()  # this frees what a crash left empty, and tells who has the rest
+        owners = inside(range_set, held.owners())  # reading them frees what a crash left empty
         known = cache()
-        _take_back(held, list(_left_over(range_set, owners, held.origin, held.directory, known)))
+        _take_back(held, list(_left_over(owners, held.origin, held.directory, known)))
         found = _search(held, range_set, last, owner)
         if found is None:
             usage = Usage.count(range_set, owners, known)
@@ -193,16 +202,12 @@ def _may_take_back(held: Reservations, name: str, attachment: Attachment, cache:
     )
 
 
-def _left_over(
-    range_set: RangeSet, owners: Owners, origins: Origins, directory: str, cache: ResultCache
-) -> Iterator[tuple[bytes, str]]:
-    """Yields owner and name of the set's reservations whose containers a reboot has ended."""
+def _left_over(owners: Owners, origins: Origins, directory: str, cache: ResultCache) -> Iterator[tuple[bytes, str]]:
+    """Yields owner and name of the reservations whose containers a reboot has ended."""
     for owner, names in owners.items():
         attachment = attachment_of(owner)
         for name in names:
-            if any(map(range_set.holds, values(range_set.version, [name]))) and is_left_over(
-                f"{directory}/{name}", attachment, origins(owner, name), cache
-            ):
+            if is_left_over(f"{directory}/{name}", attachment, origins(owner, name), cache):
                 yield owner, name
 
 

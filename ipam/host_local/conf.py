@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import IPv4Interface
-from itertools import combinations
 
 from cni import addressing
 from cni.address import Address, Interface, parse_cidr, parse_ip, with_prefix
@@ -19,7 +18,7 @@ from cni.fields import Fields
 from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, for_one, runtime, section
 from cni.result import Route
 from cni.values import dataclass
-from ipam.host_local.ranges import Range, RangeSet, overlap
+from ipam.host_local.ranges import Range, RangeSet, first_overlap, overlap
 
 DATA_DIR = "/var/lib/cni/networks"
 
@@ -60,9 +59,7 @@ def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
             'set "ranges" or "subnet" in "ipam"; a runtime that chooses the ranges sends "runtimeConfig.ipRanges"',
         )
     check_families(sets, conf)
-    for (i, one), (j, two) in combinations(enumerate(sets), 2):
-        if one.overlaps(two):
-            raise _invalid(f"range set {i} overlaps with {j}", f"{one} and {two}")
+    _check_overlaps(sets)
     return HostLocalConf(
         data_dir=data_dir(conf),
         range_sets=sets,
@@ -121,6 +118,17 @@ def _raw_sets(conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
     return raw + ipam.object_lists("ranges")
 
 
+def _check_overlaps(sets: tuple[RangeSet, ...]) -> None:
+    """Refuses sets that have an address in common, and names the first two in the reference's order of comparison."""
+    at = first_overlap([item for one in sets for item in one.ranges])
+    if at is None:
+        return
+    numbers = [number for number, one in enumerate(sets) for _ in one.ranges]
+    i = numbers[at]
+    j = next(j for j in range(i + 1, len(sets)) if sets[i].overlaps(sets[j]))
+    raise _invalid(f"range set {i} overlaps with {j}", f"{sets[i]} and {sets[j]}")
+
+
 def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
     """Returns the addresses asked for, each once, in the order CNI_ARGS, args, capability.
 
@@ -156,9 +164,10 @@ def _range_set(items: tuple[Fields, ...]) -> RangeSet:
     ranges = tuple(_range(item) for item in items)
     if len({item.subnet.version for item in ranges}) > 1:
         raise _invalid("mixed address families", "an attachment gets one address of each set: make it two sets")
-    for one, two in combinations(ranges, 2):
-        if overlap(one, two):
-            raise _invalid(f"subnets {one} and {two} overlap")
+    at = first_overlap(ranges)
+    if at is not None:
+        other = next(item for item in ranges[at + 1 :] if overlap(ranges[at], item))
+        raise _invalid(f"subnets {ranges[at]} and {other} overlap")
     return RangeSet(ranges)
 
 

@@ -183,7 +183,8 @@ class Index:
         except OSError:
             return False
         try:
-            _write(fd, self._boot.ljust(_HEAD_BYTES, b"\0") + anew, 0)
+            _write(fd, anew, _HEAD_BYTES)
+            _write(fd, self._boot, 0)
             os.rename(draft, f"{self._side}/{self._network}")
         except OSError:
             os.close(fd)

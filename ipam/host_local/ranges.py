@@ -6,7 +6,8 @@ of these only the text is made, which is the name of a reservation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from socket import AF_INET, inet_ntop
 from typing import NamedTuple
@@ -67,6 +68,17 @@ class RangeSet:
         """Tells whether the set can give the address `value` of its own family."""
         return any(item.first <= value <= item.last and value != item.skipped() for item in self.ranges)
 
+    def membership(self) -> Callable[[int], bool]:
+        """Returns a faster `holds`, for thousands of addresses: it looks at one range each."""
+        ordered = sorted((item.first, item.last, item.skipped()) for item in self.ranges)
+        firsts = [first for first, _, _ in ordered]
+
+        def holds(value: int) -> bool:
+            at = bisect_right(firsts, value) - 1
+            return at >= 0 and value <= ordered[at][1] and value != ordered[at][2]
+
+        return holds
+
     def spread(self, many: int) -> Iterator[int]:
         """Yields addresses from all over the set, about `many` of each range."""
         for item in self.ranges:
@@ -102,6 +114,24 @@ class RangeSet:
     def overlaps(self, other: RangeSet) -> bool:
         """Tells whether the two sets have an address in common."""
         return any(overlap(one, two) for one in self.ranges for two in other.ranges)
+
+
+def first_overlap(ranges: Sequence[Range]) -> int | None:
+    """Returns the place of the first range that has an address in common with another one, None when none has.
+
+    Sorted by their first addresses, a range overlaps an earlier one if it overlaps the one that reaches furthest; of
+    thousands of ranges not every two are compared.
+    """
+    overlapping: list[int] = []
+    order = sorted(range(len(ranges)), key=lambda at: (ranges[at].subnet.version, ranges[at].first))
+    furthest = -1
+    for at in order:
+        if furthest >= 0 and overlap(ranges[furthest], ranges[at]):
+            overlapping += (furthest, at)
+            if ranges[at].last <= ranges[furthest].last:
+                continue
+        furthest = at
+    return min(overlapping, default=None)
 
 
 def overlap(one: Range, two: Range) -> bool:

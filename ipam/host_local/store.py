@@ -29,7 +29,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
@@ -340,7 +340,7 @@ def _names(directory: str) -> list[str]:
     return [name for name in os.listdir(directory) if _is_address(name)]
 
 
-def values(version: int, names: list[str]) -> Iterator[int]:
+def values(version: int, names: Iterable[str]) -> Iterator[int]:
     """Yields the addresses of family 4 or 6 among `names`."""
     family = AF_INET if version == 4 else AF_INET6
     for name in names:

@@ -148,9 +148,9 @@ def _filled(records: list[bytes], buckets: int) -> bytearray | None:
         filled.setdefault(place(record[_KEY_AT:], buckets), []).append(record)
     if max(map(len, filled.values()), default=0) > _SEAL_AT // RECORD_BYTES:
         return None
-    table = bytearray()
-    for at in range(0, buckets * BUCKET_BYTES, BUCKET_BYTES):
-        table += sealed(b"".join(filled.get(at, ())), at)
+    table = bytearray(buckets * BUCKET_BYTES)
+    for at in range(0, len(table), BUCKET_BYTES):
+        table[at : at + BUCKET_BYTES] = sealed(b"".join(filled.get(at, ())), at)
     return table
 
 

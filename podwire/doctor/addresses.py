@@ -12,7 +12,7 @@ from functools import partial
 
 from cni.cache import ResultCache
 from ipam.host_local import allocator
-from ipam.host_local.allocator import Usage
+from ipam.host_local.allocator import Usage, inside
 from ipam.host_local.boots import file_system
 from ipam.host_local.store import Store
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
@@ -82,7 +82,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
         name, known = item.network.name, cache()
         stale = 0
         for number, own in enumerate(item.sets):
-            usage = Usage.count(own, owners, known)
+            usage = Usage.count(own, inside(own, owners), known)
             stale += usage.stale
             if full := allocator.exhausted(store, number, own, cache):
                 cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'

@@ -154,3 +154,26 @@ def test_what_is_no_entry_is_not_read_for_ever(tmp_path, write):
     assert not gone(tmp_path, "b")
     assert not gone(tmp_path, "c")
     assert gone(tmp_path, "d")
+
+
+def test_an_attachment_is_looked_up_without_a_walk_over_the_cache(tmp_path, write):
+    """Thousands of reservations are judged against thousands of files without comparing each with each."""
+
+    class Names(frozenset):
+        def __iter__(self):
+            raise AssertionError("a walk")
+
+    write("net", "a", "/proc/self/ns/net")
+    cache = ResultCache.read("net", str(tmp_path))
+    cache = ResultCache(cache.network, cache.sandboxes, Names(cache._files))
+    assert cache.is_gone(Attachment("b", "eth0"))
+    assert not cache.is_gone(Attachment("a", "eth0"))
+
+
+def test_an_attachment_is_running_if_its_namespace_is_there(tmp_path, write):
+    """Running needs a namespace that exists: none that is missing, unknown or not in the cache."""
+    write("net", "a", f"/proc/{os.getpid()}/ns/net")
+    write("net", "b", "/run/netns/absent")
+    write("net", "c", "")
+    cache = ResultCache.read("net", str(tmp_path))
+    assert [name for name in "abcd" if cache.is_running(Attachment(name, "eth0"))] == ["a"]

@@ -1,12 +1,14 @@
 """host-local's ranges: what they hold, and the order in which they give it."""
 
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipam.host_local.ranges import Range, RangeSet, address, overlap
+from ipam.host_local import ranges
+from ipam.host_local.ranges import Range, RangeSet, address, first_overlap, overlap
 
 SUBNETS = ("10.1.0.0/29", "10.2.0.0/29", "10.3.0.0/29")
 
@@ -129,3 +131,29 @@ def test_a_look_all_over_a_set_is_at_its_own_addresses(pool, many):
     assert all(map(pool.holds, some))
     assert len(some) == len(set(some)) <= many * len(pool.ranges)
     assert len(list(RangeSet((of("10.0.0.0/8", 1, 2**24 - 2),)).spread(many))) == many
+
+
+@given(st.lists(st.tuples(st.integers(0, 250), st.integers(0, 20)), max_size=12))
+def test_the_first_overlap_is_that_of_every_two_compared(spans):
+    """The first range that overlaps another one is the first one of all pairs, in the order of their comparison."""
+    subnet = IPv4Network("10.0.0.0/16")
+    items = [Range(subnet, first, first + more, IPv4Address("10.0.0.1")) for first, more in spans]
+    pairs = [i for (i, one), (_, two) in combinations(enumerate(items), 2) if overlap(one, two)]
+    assert first_overlap(items) == (pairs[0] if pairs else None)
+
+
+@given(st.lists(st.integers(0, 30), max_size=3, unique=True), st.integers(0, 2000))
+def test_membership_is_holds(blocks, value):
+    """The faster look at thousands of addresses answers as the plain one."""
+    items = [Range(IPv4Network("10.0.0.0/16"), 64 * n, 64 * n + 40, IPv4Address(64 * n + 7)) for n in blocks]
+    one = RangeSet(tuple(items))
+    assert one.membership()(value) == one.holds(value)
+
+
+def test_thousands_of_ranges_are_not_compared_two_by_two(monkeypatch):
+    """An overlap among n ranges is found with n comparisons, not n squared."""
+    compared = []
+    monkeypatch.setattr(ranges, "overlap", lambda one, two: compared.append(1) or overlap(one, two))
+    items = [of(f"10.{n >> 8}.{n & 255}.0/24", 1, 254) for n in range(500)]
+    assert first_overlap(items) is None
+    assert len(compared) < 500

@@ -1,0 +1,66 @@
+"""Extremes: host-local where a verb's work grows with the network, as with a full range or thousands of them.
+
+One rule: each call begins with the same files; what one has released or indexed is made anew before the next.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from bench import cases
+from bench.cases import Samples, Subjects, compare
+from bench.figures import Row
+from bench.subject import CROWD, Config, Subject
+
+_VERSION = "1.1.0"  # the first with GC and STATUS
+_FULL = 65_533  # addresses that a /16 can give
+_RANGES = 2_000
+
+
+def verbs(subjects: Subjects, rounds: int) -> list[Row]:
+    """Measures STATUS and GC of a full /16, the first ADD on a store that has no index, and ADD with many ranges."""
+    collecting = [subject for subject in subjects if cases.knows(subject, _VERSION)]
+
+    def act(subject: Subject) -> Samples:
+        many, ranges = subject.crowd(cases.CROWDED), _with_ranges(subject)
+        _index(subject, many).unlink(missing_ok=True)
+        done = {
+            f"host-local ADD, the first with {cases.CROWDED:,} taken": subject.run("host-local", "ADD", many),
+            f"host-local ADD, {_RANGES:,} ranges": subject.run("host-local", "ADD", ranges),
+        }
+        for config in (many, ranges):
+            subject.run("host-local", "DEL", config)
+        if subject in collecting:
+            done |= _of_a_full_range(subject)
+        return done
+
+    return compare(subjects, rounds, act)
+
+
+def _of_a_full_range(subject: Subject) -> Samples:
+    full = subject.crowd(_FULL)
+    ipam = {**full["ipam"], "ranges": [[{"subnet": f"{CROWD[0]}/16"}]]}
+    config = {**full, "cniVersion": _VERSION, "ipam": ipam}
+    nobody = {**config, "cni.dev/valid-attachments": []}
+    done = {
+        f"host-local STATUS, {_FULL:,} taken": subject.run("host-local", "STATUS", config, may_say="no IP addresses"),
+        f"host-local GC, {_FULL:,} taken": subject.run("host-local", "GC", nobody),
+    }
+    directory = subject.store / full["name"]
+    assert not [file for file in directory.iterdir() if file.name[0].isdigit()], f"{subject.label}: GC left leases"
+    shutil.rmtree(directory)
+    _index(subject, full).unlink(missing_ok=True)
+    return done
+
+
+def _with_ranges(subject: Subject) -> Config:
+    """Returns a network with one set of many ranges."""
+    ranges = [{"subnet": f"{CROWD[256 * number]}/24"} for number in range(_RANGES)]
+    config = subject.crowd(0)
+    return {**config, "ipam": {**config["ipam"], "ranges": [ranges]}}
+
+
+def _index(subject: Subject, config: Config) -> Path:
+    """Returns the path of podwire's index; the reference has none."""
+    return subject.store.with_name(f"{subject.store.name}.podwire") / config["name"]
