@@ -44,8 +44,6 @@ def presence(netns: str, host_interface: str = "") -> Presence:
     if host_interface and _exists(host_interface):
         return Presence.ELSEWHERE
     there = _look_as_init(netns)
-    if there is Presence.GONE and not _is_machines_init() and not _is_runtimes_directory(netns):
-        return Presence.UNKNOWN
     return Presence.ELSEWHERE if there is Presence.HERE else there
 
 
@@ -85,18 +83,24 @@ def _exists(interface: str) -> bool:
 
 
 def _look_as_init(netns: str) -> Presence:
-    """Returns what process 1 of this /proc has at the path, UNKNOWN where we may not look."""
+    """Returns what process 1 of this /proc has at the path, UNKNOWN where we may not look.
+
+    A container without the host's processes has a process 1 of its own, whose view proves less.
+    """
     root = f"{INIT}/root"
     try:
         os.stat(root)
     except OSError:
         return Presence.UNKNOWN
     try:
-        return _look(_resolved(root, netns))
+        found = _look(_resolved(root, netns))
     except (FileNotFoundError, NotADirectoryError):
-        return Presence.GONE
+        found = Presence.GONE
     except (OSError, ValueError):
+        found = Presence.UNKNOWN
+    if found is Presence.GONE and not _is_machines_init() and not _is_missing_from_runtimes_directory(root, netns):
         return Presence.UNKNOWN
+    return found
 
 
 def _resolved(root: str, path: str) -> str:
@@ -138,15 +142,17 @@ def _is_machines_init() -> bool:
         return False
 
 
-def _is_runtimes_directory(netns: str) -> bool:
-    """Tells whether the directory of a missing file has other namespaces, so that a runtime keeps them there.
+def _is_missing_from_runtimes_directory(root: str, netns: str) -> bool:
+    """Tells whether the file is missing from a directory that has other namespaces, so that a runtime keeps them there.
 
-    The file must be missing: a plain one may be a mount point whose mount this mount namespace did not get.
+    A plain file proves nothing: its mount may not have come into this mount namespace.
     """
+    directory, _, name = netns.rpartition("/")
     try:
-        if os.path.lexists(netns):
+        at = _resolved(root, directory)
+        if os.path.lexists(f"{at}/{name}"):
             return False
-        with os.scandir(os.path.dirname(netns)) as entries:
+        with os.scandir(at) as entries:
             return any(_look(entry.path) is Presence.HERE for entry in entries)
     except (OSError, ValueError):
         return False

@@ -43,10 +43,12 @@ def leaks(join: Join) -> tuple[Leak, ...]:
 def cure_of(join: Join, network: str, attachment: Attachment) -> str:
     """Returns what takes away all that is left of an attachment.
 
-    GC asks the plugins of networks from CNI 1.1.0 on; of others it deletes the attachments that the cache has.
+    GC asks all plugins of networks from CNI 1.1.0 on, of others podwire's, and deletes the attachments that the cache
+    has. Without a file in net.d it takes the network from the cache.
     """
-    configured = join.books.networks.get(network)
     cached = join.cached.get(network, set())
+    made = (item.network for item in join.books.known if item.network_name == network and item.network)
+    configured = join.books.networks.get(network) or next(made, None)
     if configured and (attachment in cached or at_least(configured.version, "1.1.0")):
         return f"podwire gc {network}"
     if attachment.container_id and (configured or cached):

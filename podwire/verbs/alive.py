@@ -75,12 +75,10 @@ class Living:
         number = counted(len(unproven), "attachment")
         where = f'{number} of "{self.network}" may be running: {first.netns} is missing here'
         hidden = self.join.presences.hidden_ports(self.network)
-        if obstacle := presence.obstacle():
-            why = f"and nothing proves that it is gone: {obstacle}"
-        elif hidden:
+        if first.presence is Presence.GONE and hidden:
             why = f"but {hidden[0].name} leads into a network namespace that cannot be seen from here"
         else:
-            why = "and nothing proves that it is gone"
+            why = f"and nothing proves that it is gone: {presence.obstacle() or 'it cannot be looked up'}"
         hint = "run it on the node itself, not in a container; --force ID collects a container that you know to be gone"
         raise CniError(Code.IO_FAILURE, f"{where}, {why}", hint)
 

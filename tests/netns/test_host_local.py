@@ -267,7 +267,7 @@ def test_gc_and_status_of_the_built_plugin(leases):
 
 
 @pytest.fixture
-def remembered(leases, tmp_path):
+def remembered(leases, tmp_path, sandbox):
     """Four leases' network whose plugin sees a result cache; a function that writes an entry."""
     small = [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.5"}]]
     bin_dir = libcni.with_cache(tmp_path / "bin", "host-local")

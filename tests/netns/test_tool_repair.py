@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cni import presence
 from tests.netns.conftest import LEGACY, NFT, NFTABLES
 from tests.support import xtables
 from tests.support.attaching import address
@@ -216,7 +217,8 @@ def test_the_dead_stay_dead(node, new_sandbox):
     Path(file.path).touch()
     node.flush()
     states = node.repair()
-    assert states == {living.name: "repaired", gone.name: "gone", file.name: "gone", "reused": "gone"}
+    plain = "unseen" if presence.obstacle() else "gone"  # it may be a mount point of another mount namespace
+    assert states == {living.name: "repaired", gone.name: "gone", file.name: plain, "reused": "gone"}
     text = str(node.rules())
     assert [name in text for name in (living.name, gone.name, file.name, "reused")] == [True, False, False, False]
 

@@ -79,17 +79,19 @@ def test_an_interface_of_it_proves_that_it_is_running(init):
         assert presence("/no/such/x", absent) is Presence.GONE
 
 
-def test_process_1_of_a_container_proves_nothing(init, tmp_path, monkeypatch):
-    """Where process 1 is not the machine's, only a directory in which a runtime has namespaces proves anything."""
+def test_process_1_of_a_container_proves_less(init, monkeypatch):
+    """Where process 1 is not the machine's, a path must be missing from a directory in which it has namespaces."""
     monkeypatch.setattr(presence_module, "_FIRST_PID_NAMESPACE", 0)
-    directory = tmp_path / "netns"
-    directory.mkdir()
+    assert presence_module.obstacle() != ""
+    directory = init / "root" / "no" / "such"
+    directory.mkdir(parents=True)
     (directory / "plain").touch()
-    assert presence(f"{directory}/x") is Presence.UNKNOWN
-    (directory / "other").symlink_to(HERE)
-    assert presence(f"{directory}/x") is Presence.GONE
-    assert presence(f"{directory}/plain") is Presence.UNKNOWN  # a mount that did not come into this mount namespace
     assert presence("/no/such/x") is Presence.UNKNOWN
+    shown_to_init(init, "/no/such/other")
+    assert presence("/no/such/x") is Presence.GONE
+    assert presence("/no/such/other") is Presence.ELSEWHERE
+    assert presence("/no/such/plain") is Presence.UNKNOWN  # a mount that did not come into this mount namespace
+    assert presence("/not/such/x") is Presence.UNKNOWN
 
 
 @pytest.mark.parametrize("path", ["", "\0", "x\0y"])
