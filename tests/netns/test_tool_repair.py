@@ -214,11 +214,11 @@ def test_the_dead_stay_dead(node, new_sandbox):
     node.file("reused").write_text(reused)
     lose(gone, node.host)
     lose(file, node.host)
-    Path(file.path).touch()
+    if not presence.obstacle():  # in a container it may be the mount point of another mount namespace
+        Path(file.path).touch()
     node.flush()
     states = node.repair()
-    plain = "unseen" if presence.obstacle() else "gone"  # it may be a mount point of another mount namespace
-    assert states == {living.name: "repaired", gone.name: "gone", file.name: plain, "reused": "gone"}
+    assert states == {living.name: "repaired", gone.name: "gone", file.name: "gone", "reused": "gone"}
     text = str(node.rules())
     assert [name in text for name in (living.name, gone.name, file.name, "reused")] == [True, False, False, False]
 
