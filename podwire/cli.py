@@ -40,15 +40,21 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
         top.print_help(sys.stderr)
         return Status.USAGE
     out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
+    status = Status.FAILED
     try:
         status = command.run(Context(plugins, env, out, top), options)
-        stdout.flush()  # what has not been printed has not been told: a full disk, a reader that is gone
-        return status
     except BrokenPipeError:
         return Status.FAILED
     except (Exception, Terminated) as error:
         complain(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
+    try:
+        stdout.flush()  # what has not been printed has not been told: a full disk, a reader that is gone
+    except BrokenPipeError:
         return Status.FAILED
+    except OSError as error:
+        complain(skel.as_cni_error(error), Output(stdout))  # on stderr also with --json: stdout takes nothing
+        return Status.FAILED
+    return status
 
 
 def parser() -> argparse.ArgumentParser:

@@ -29,7 +29,8 @@ def test_json_has_nothing_that_a_terminal_obeys(text):
     assert json.loads(printed) == {"name": text, text: [text]}
 
 
-def test_what_could_not_be_printed_has_failed(capsys):
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["show", "--json", "--conf-dir=/proc/self/mem"]])
+def test_what_could_not_be_printed_has_failed(capsys, words):
     """Where the output cannot be written the status says that the command failed, and stderr why."""
-    assert cli.run(["list"], {}, Full(), PLUGINS) == 3
+    assert cli.run(words, {}, Full(), PLUGINS) == 3
     assert capsys.readouterr().err == "podwire: a system call failed: No space left on device\n"
