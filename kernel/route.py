@@ -24,7 +24,7 @@ RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h
 # linux/rtnetlink.h
 _SCOPE_NOWHERE = 255  # in a deletion: any
-_RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 2, 3, 1, 2
+TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 2, 3, 1, 2
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _NEXT_HOP, _ATTRIBUTE, _RTA_GATEWAY = struct.Struct("=HBBi"), struct.Struct("=HH"), 5
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
@@ -32,12 +32,13 @@ _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES) 
 
 @dataclass(frozen=True)
 class Installed:
-    """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table."""
+    """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table, metric."""
 
     dst: Interface
     gw: Address | None
     index: int
     table: int
+    metric: int = 0
 
 
 def unicast(socket: Socket, version: int) -> list[Installed]:
@@ -51,7 +52,9 @@ def unicast(socket: Socket, version: int) -> list[Installed]:
     for message in socket.dump(request):
         if message["type"] == _RTN_UNICAST:
             table = message.get_attr("RTA_TABLE") or message["table"]
-            found += [Installed(_destination(message), gateway, index, table) for index, gateway in _ways(message)]
+            metric = message.get_attr("RTA_PRIORITY") or 0
+            dst = _destination(message)
+            found += [Installed(dst, gateway, index, table, metric) for index, gateway in _ways(message)]
     return found
 
 
@@ -89,7 +92,7 @@ def addition(
     `source` is the address that is preferred for what this host sends by it.
     Values as the reference sets them: protocol boot, scope universe unless given; mtu and advmss are honoured too.
     """
-    scope, table, to = route.scope or 0, route.table or _RT_TABLE_MAIN, route.dst.network
+    scope, table, to = route.scope or 0, route.table or TABLE_MAIN, route.dst.network
     doing = (
         f"add route '{text_of(to.network_address)}/{to.prefixlen}{f' via {text_of(gateway)}' if gateway else ''} "
         f"dev {link.name} metric {route.priority} (Scope: {scope}, Table: {table})'"
@@ -124,11 +127,11 @@ def connected_deletion(link: Link, network: Network) -> Request:
     values = {
         "family": _FAMILIES[network.version],
         "dst_len": network.prefixlen,
-        "table": _RT_TABLE_MAIN,
+        "table": TABLE_MAIN,
         "proto": _RTPROT_KERNEL,  # IPAM may have given one to the same destination
         "scope": _SCOPE_NOWHERE,
     }
-    attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", _RT_TABLE_MAIN)]
+    attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", TABLE_MAIN)]
     attributes.append(("RTA_DST", network.network_address.packed))
     return Request(doing, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 

@@ -161,9 +161,9 @@ def _gateways(node: Node) -> Iterator[Finding]:
 
 
 def _mtu(node: Node) -> Iterator[Finding]:
-    if not node.uplinks:
+    if not node.ways_out:
         return
-    out = min(node.uplinks, key=lambda link: link.mtu)
+    out = min(node.ways_out, key=lambda link: link.mtu)
     for item in node.interfaces:
         names = {
             own.name
@@ -262,7 +262,7 @@ def _with_pods(node: Node) -> list[Interface]:
 CHECKS = (
     Check(_GROUP, "bridges", "bridges are up, with their pods", _bridges, (_NO_BRIDGE, _DOWN, _NO_PORT, _PORT, _MAC)),
     Check(_GROUP, "gateways", "the pods' gateways are on the host", _gateways, (_NO_ADDRESS,)),
-    Check(_GROUP, "mtu", "pods send nothing too large", _mtu, (_MTU,)),
+    Check(_GROUP, "mtu", "no default route, or no pods: MTUs were not compared", _mtu, (_MTU,)),
     Check(_GROUP, "twice", "no address is there twice", _twice, (_DOUBLE,)),
     Check(_GROUP, "managed", "nobody else manages the pods' interfaces", _managed, (_MANAGED,)),
 )

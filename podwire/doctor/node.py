@@ -216,6 +216,16 @@ class Node:
         return tuple(found for index in indexes if (found := self.link_of(index)))
 
     @cached_property
+    def ways_out(self) -> tuple[Link, ...]:
+        """Those of the default routes that the kernel takes: of table main, the lowest metric of each IP version."""
+        found = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
+        best = {
+            one.dst.version: min(own.metric for own in found if own.dst.version == one.dst.version) for one in found
+        }
+        indexes = dict.fromkeys(one.index for one in found if one.metric == best[one.dst.version])
+        return tuple(link for index in indexes if (link := self.link_of(index)))
+
+    @cached_property
     def chains(self) -> tuple[Chain, ...]:
         """All chains of nftables, iptables-nft's among them; none where the kernel has no netfilter."""
         try:

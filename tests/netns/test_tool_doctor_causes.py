@@ -75,6 +75,23 @@ def test_the_address_of_another_bridge_is_the_one_that_pods_know(clinic, sandbox
     assert bad(clinic.findings()) == []
 
 
+def test_the_way_out_is_the_default_route_that_is_taken(clinic, sandbox):
+    """The MTU of a default route with a higher metric, which the kernel does not take, is no limit of the pods."""
+    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
+    for number, mtu in ((0, 1500), (1, 1400)):
+        net = f"192.0.{2 + number}"
+        clinic.host.run(
+            "sh", "-ec",
+            f"ip link add out{number} mtu {mtu} type veth peer far{number}; ip link set out{number} up;"
+            f"ip link set far{number} up; ip address add {net}.1/24 dev out{number};"
+            f"ip route add default via {net}.2 metric {100 + number}",
+        )  # fmt: skip
+    found = clinic.everything()
+    assert [one["text"] for one in found if one["name"] == "mtu"] == ['pods 1500, "out0" 1500'], found
+    clinic.host.ip("route", "del", "default", "dev", "out0")
+    assert '"out1", the way out, has 1400' in clinic.found("mtu-too-large")["text"]
+
+
 def test_what_was_looked_at_is_said(clinic, sandbox):
     """Of chains that forward the policies are told to be read, and that rules were not."""
     clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
