@@ -22,6 +22,7 @@ from podwire.shell import quote
 _GROUP = "addresses"
 _NEARLY_PERCENT = 90
 _LONG_S = 10.0  # a verb holds the lock for milliseconds
+_XTABLES_LOCK = "/run/xtables.lock"  # of iptables-legacy's programs
 _SHARED = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.glusterfs")
 
 _FULL = Fault(
@@ -63,7 +64,8 @@ _FORGETFUL = Fault(
 _HELD = Fault(
     "lock-held",
     Severity.WARNING,
-    "a process that runs for long holds the store's lock: every ADD and DEL waits for it, 10 seconds at most",
+    "a process that runs for long holds a store's lock or that of iptables-legacy: ADD and DEL wait for it, 10 "
+    "seconds at most",
     "`kill PID`, when it is not at work",
 )
 
@@ -138,22 +140,46 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
 
 
 def _lock(node: Node) -> Iterator[Finding]:
-    locks: dict[str, str] = {}
-    for line in read_text("/proc/locks").splitlines():
-        words = line.split()  # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"; waiting ones have "->"
-        if len(words) > 5 and words[1] == "FLOCK":
-            locks[words[5]] = words[4]
-    for item, store in _stores(node):
+    paths = [(item.network.name, f"{store.directory}/lock") for item, store in _stores(node)]
+    held = _held_places()
+    for subject, path in [*paths, ("iptables", _XTABLES_LOCK)]:
         try:
-            own = os.stat(f"{store.directory}/lock")
+            about = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        pid = locks.get(f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}")
-        age_s = _age_s(pid) if pid else None
-        if pid and age_s is not None and age_s > _LONG_S:
-            program = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-            text = f"{store.directory}/lock is held by process {pid} ({program}), which runs for {age_s:.0f} s"
-            yield _HELD.found(item.network.name, text, f"kill {pid}")
+        place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+        for pid in _holders(place) if place in held else ():
+            age_s = _age_s(pid)
+            if age_s is not None and age_s > _LONG_S:
+                program = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+                text = f"{path} is held by process {pid} ({program}), which runs for {age_s:.0f} s"
+                yield _HELD.found(subject, text, f"kill {pid}")
+
+
+def _held_places() -> set[str]:
+    """Returns the files that are locked by flock(2), as /proc/locks writes them ("fe:00:1234")."""
+    lines = (line.split() for line in read_text("/proc/locks").splitlines())
+    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"; waiting ones have "->"
+    return {words[5] for words in lines if len(words) > 5 and words[1] == "FLOCK"}
+
+
+def _holders(place: str) -> list[str]:
+    """Returns the processes that have a file open by which it is locked.
+
+    The process in /proc/locks is the one that took the lock. It may have ended since, and be a zombie, while a child
+    holds the lock by the same open file.
+    """
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            names = os.listdir(f"/proc/{pid}/fdinfo")
+            texts = [read_text(f"/proc/{pid}/fdinfo/{name}") for name in names]
+        except OSError:
+            continue  # it ended meanwhile, or is not ours to look at
+        lines = (line for text in texts for line in text.splitlines() if line.startswith("lock:"))
+        if any("FLOCK" in line and f" {place} " in line for line in lines):
+            found.append(pid)
+    return found
 
 
 def _age_s(pid: str) -> float | None:
@@ -185,5 +211,5 @@ def _nearest(directory: str) -> str:
 CHECKS = (
     Check(_GROUP, "ranges", "no network has a store of addresses", _ranges, (_FULL, _NEARLY, _STALE)),
     Check(_GROUP, "stores", "the stores can be written", _usable, (_UNUSABLE, _ELSEWHERE, _FORGETFUL)),
-    Check(_GROUP, "locks", "nobody holds a store's lock for long", _lock, (_HELD,)),
+    Check(_GROUP, "locks", "no process holds a store's lock, or that of iptables-legacy, for long", _lock, (_HELD,)),
 )

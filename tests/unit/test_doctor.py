@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -66,7 +65,7 @@ def test_the_manual_has_every_finding():
 
 def test_every_finding_is_made_by_a_test():
     """Each fault that can be told is named in a test that makes it."""
-    tests = [Path(__file__), *(ROOT / "tests" / "netns").glob("test_tool_doctor*.py")]
+    tests = [*Path(__file__).parent.glob("test_doctor*.py"), *(ROOT / "tests" / "netns").glob("test_tool_doctor*.py")]
     text = "".join(path.read_text() for path in tests)
     names = [fault.name for check in CHECKS for fault in check.faults] + [UNSEEN.name]
     assert len(names) == len(set(names))
@@ -105,20 +104,6 @@ def test_a_default_route_that_runs_out(node, settings, monkeypatch, tmp_path, ac
     settings.update({"ipv6/conf/all/forwarding": "1", "ipv6/conf/eth0/accept_ra": accept})
     expected = [("router-advertisements-ignored", "sysctl -w net/ipv6/conf/eth0/accept_ra=2")] if told else []
     assert [(one.name, one.cure) for one in look(node, "advertisements")] == expected
-
-
-def test_who_holds_the_lock(node, monkeypatch, tmp_path):
-    """A process that runs for long and holds a store's lock is told; one that has just started is not."""
-    store = tmp_path / "leases" / "net"
-    store.mkdir(parents=True)
-    with open(store / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        monkeypatch.setattr(addresses, "_LONG_S", 1e9)
-        assert look(node, "locks") == []
-        monkeypatch.setattr(addresses, "_LONG_S", -1.0)
-        (found,) = look(node, "locks")
-    assert (found.name, found.cure) == ("lock-held", f"kill {os.getpid()}")
-    assert look(node, "locks") == []
 
 
 @pytest.mark.parametrize(("kind", "name"), [("nfs4", "store-shared"), ("tmpfs", "store-in-memory"), ("ext4", "")])
