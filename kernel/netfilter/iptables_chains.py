@@ -124,17 +124,20 @@ def delete_legacy(
     Jumps that `stays` tells of stay. Absent is success; a chain to which something else jumps stays, empty, and that
     is told on stderr. Raises as kernel.netfilter.iptables.apply.
     """
+    change_legacy(TABLE, lambda family, listing: removal(chains, listing, stays), doing)
 
-    def present(family: int, listing: list[str]) -> list[str]:
-        lines = []
-        for chain, kind in chains.items():
-            jumps = jumps_to(kind.entry, chain, listing)
-            gone = [line for line in jumps if not stays(line)]
-            last = len(gone) == len(jumps) and f"-N {chain}" in listing
-            lines += deletions(gone) + (_removal(kind, chain, listing) if last else [])
-        return lines
 
-    change_legacy(TABLE, present, doing)
+def removal(
+    chains: Mapping[str, ContainerChains], listing: list[str], stays: Callable[[str], object] = lambda jump: False
+) -> list[str]:
+    """Returns the lines that delete the jumps to `chains`, and each chain with the last of them, as `delete_legacy`."""
+    lines = []
+    for chain, kind in chains.items():
+        jumps = jumps_to(kind.entry, chain, listing)
+        gone = [line for line in jumps if not stays(line)]
+        last = len(gone) == len(jumps) and f"-N {chain}" in listing
+        lines += deletions(gone) + (_removal(kind, chain, listing) if last else [])
+    return lines
 
 
 def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[str]) -> None:

@@ -88,6 +88,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         external_mark_chain=external,
         conditions=conditions,
         refuse_taken=_refuse_taken(fields),
+        netns=args.netns,
     )
     backend = _backend(fields, ports)
     if backend == NFTABLES:
@@ -106,7 +107,7 @@ def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
         with suppress(CniError):
             found.append(_mapping(item))
     addresses = _addresses(prev_result, args.ifname) if prev_result else {}
-    return HostPorts(conf.name, args.container_id, args.ifname, tuple(found), addresses)
+    return HostPorts(conf.name, args.container_id, args.ifname, tuple(found), addresses, netns=args.netns)
 
 
 def may_have_ports(conf: NetConf) -> bool:

@@ -9,28 +9,28 @@ where all rules are in iptables-nft's tables as ADD makes them, else one for eac
 where iptables-legacy has made table nat.
 
 No rule names the interface: two interfaces of one container on one network share the chain, and the first one's rules
-win, as with the reference. ADD keeps rules that lead to an address which another, living interface of the container has
-according to libcni's cache; DEL of either interface takes the chain away.
+win, as with the reference. So ADD and DEL keep the rules that forward to an address of another interface of the
+container (plugins.portmap.beside); the last DEL removes the chain. GC keeps the chain while one interface is valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
 from cni.address import Address
-from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
 from cni.values import replace
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
 from kernel.netfilter.iptables_chains import TABLE
-from kernel.netfilter.nft import NftSocket
-from plugins.portmap import iptables_check, iptables_plan
+from kernel.netfilter.nft import Chain, NftSocket
+from plugins.portmap import beside, iptables_check, iptables_look, iptables_plan
 from plugins.portmap.iptables_look import Seen, look, tidy
-from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, shared_rules
+from plugins.portmap.iptables_rules import CHAINS, DNAT, OLD_CHAINS, chain_of, shared_rules
 from plugins.portmap.wanted import HostPorts
 
 _ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
@@ -61,10 +61,7 @@ def add(wanted: HostPorts) -> None:
         raise _restless()
     except UnusableError:  # the other backend's turn: one family may have its rules
         with suppress(CniError):
-            all_of(
-                partial(delete_legacy, wanted.network, wanted.container_id),
-                partial(nft.each, [lambda socket: delete(socket, wanted.network, wanted.container_id)]),
-            )
+            all_of(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
         raise
     except CniError as error:
         if written:
@@ -95,20 +92,62 @@ def problem() -> str:
     return iptables.problem((4,))
 
 
-def delete(socket: NftSocket, network: str, container_id: str) -> None:
+def delete(socket: NftSocket, ports: HostPorts) -> None:
     """Deletes the container's chain and the entries that lead there, of iptables-nft; absent is success.
 
-    Also those that the reference made before 0.7.0. Raises KernelError.
+    Also those that the reference made before 0.7.0. Rules of another interface of the container stay: then, which is
+    rare, the program is run. Raises KernelError, CniError(11), CniError(999).
     """
-    all_of(
-        *(partial(iptables_nft.delete, socket, kind, kind.name(network, container_id)) for kind in (CHAINS, OLD_CHAINS))
-    )
+    kinds = {kind.name(ports.network, ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
+    asked = [Chain(table, name) for name in kinds for table in iptables_nft.TABLES.values()]
+    found = [chain for chain in nft.get(socket, *asked) if chain]
+    if iptables_look.forwards_elsewhere(socket, ports, found):
+        others = beside.addresses(ports)
+        if others and _deleted_beside(ports, others, found):
+            return
+    names = dict.fromkeys(chain.name for chain in found)
+    all_of(*(partial(iptables_nft.delete, socket, kinds[name], name) for name in names))
 
 
-def delete_legacy(network: str, container_id: str) -> None:
+def _deleted_beside(ports: HostPorts, others: Collection[Address], found: Collection[Chain]) -> bool:
+    """Deletes the interface's rules in a chain that it shares; returns False when no rule is another interface's.
+
+    Where the host's program cannot list the chain the rules stay until the last interface's DEL, and stderr says so.
+    """
+    chain = chain_of(ports)
+    versions = [version for version, table in iptables_nft.TABLES.items() if Chain(table, chain) in found]
+    try:
+        for tries_left in reversed(range(_ROUNDS)):
+            listings = iptables.ask(dict.fromkeys(versions, (DNAT, chain)), TABLE)
+            lines = {version: iptables_plan.removal(ports, others, listing) for version, listing in listings.items()}
+            if not any(lines.values()):
+                return False
+            for version, listing in listings.items():
+                lines[version] = lines[version] or iptables_chains.removal({chain: CHAINS}, listing)
+            with suppress(*[RefusedError] * (tries_left > 0)):
+                iptables.apply(lines, TABLE, _deleting(ports))
+                break
+    except (RefusedError, UnusableError) as error:
+        what = (
+            f"host ports of {ports.ifname} stay until the last interface of container {ports.container_id} is deleted"
+        )
+        print(f"portmap: {what}: {error.msg}", file=sys.stderr)
+    return True
+
+
+def delete_legacy(ports: HostPorts) -> None:
     """Deletes the same of iptables-legacy, which takes its lock; raises CniError(11), CniError(999)."""
-    chains = {kind.name(network, container_id): kind for kind in (CHAINS, OLD_CHAINS)}
-    iptables_chains.delete_legacy(chains, f"delete the host ports of container {container_id}")
+    chains = {kind.name(ports.network, ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
+
+    def lines(version: int, listing: list[str]) -> list[str]:
+        kept = iptables_plan.removal(ports, _others(ports, {version: listing}), listing)
+        return kept or iptables_chains.removal(chains, listing)
+
+    iptables_chains.change_legacy(TABLE, lines, _deleting(ports))
+
+
+def _deleting(ports: HostPorts) -> str:
+    return f"delete the host ports of container {ports.container_id}"
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
@@ -183,8 +222,7 @@ def _others(wanted: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[A
     own = {address.ip for address in wanted.addresses.values()}
     if all(iptables_plan.leads_to(wanted, listing) <= own for listing in listings.values()):
         return frozenset()
-    attachment = Attachment(wanted.container_id, wanted.ifname)
-    return ResultCache.read(wanted.network).addresses_beside(attachment) - own
+    return beside.addresses(wanted)
 
 
 def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: WordsError) -> CniError | None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cni.cache import ResultCache
-from cni.conf import Attachment
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing
+from plugins.portmap import beside
 from plugins.portmap.claims import shadowed, shadows
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_plan import claims
@@ -88,9 +87,8 @@ def _check_chain(wanted: HostPorts, version: int, listing: Sequence[str]) -> Non
 def _check_first(wanted: HostPorts, mapping: PortMapping, before: Sequence[ChainRule]) -> None:
     """Refuses an older rule that sends the packets elsewhere, unless to another interface of the container."""
     for rule in before:
-        attachment = Attachment(wanted.container_id, wanted.ifname)
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
-        if overlaps and rule.leads_to not in ResultCache.read(wanted.network).addresses_beside(attachment):
+        if overlaps and rule.leads_to not in beside.addresses(wanted):
             raise CniError(
                 Code.INTERNAL,
                 f"host port {mapping} leads to {rule.to}, by an older rule that stands first: {rule}",

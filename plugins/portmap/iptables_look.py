@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
+from cni.address import Address
 from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
@@ -72,6 +73,16 @@ def look(wanted: HostPorts, *, own: bool = False) -> dict[int, Seen]:
         return dict.fromkeys(wanted.families, unknown)
 
 
+def forwards_elsewhere(socket: NftSocket, ports: HostPorts, chains: Iterable[Chain]) -> bool:
+    """Tells whether one of the container's `chains` has a rule that forwards to none of `ports.addresses`.
+
+    Costs a netlink message for each chain. Raises KernelError.
+    """
+    own = [_range_of(item.ip) for item in ports.addresses.values()]
+    rules = [rule for chain in chains for rule in nft.rules(socket, chain, "DNAT\0")]
+    return any(not any(part in rule.expressions for part in own) for rule in rules)
+
+
 def tidy(wanted: HostPorts) -> None:
     """Deletes shared rules that are there twice, since two first containers made them at once; raises KernelError.
 
@@ -91,6 +102,11 @@ def ports_of(rule: Rule) -> tuple[int, ...]:
         return ()
     kind, number, *rest = _PORTS.unpack(match[1])
     return () if kind != _TO_DESTINATION or any(rest[15:]) else tuple(rest[:number])
+
+
+def _range_of(address: Address) -> bytes:
+    """Returns the first and last address of a DNAT rule as struct nf_nat_range has them (linux/netfilter/nf_nat.h)."""
+    return address.packed.ljust(16, b"\0") * 2
 
 
 def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:

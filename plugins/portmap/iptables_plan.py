@@ -14,6 +14,7 @@ from kernel.netfilter.iptables_chains import TABLE, deletions
 from plugins.portmap.claims import Claim, contested, place
 from plugins.portmap.iptables_rules import (
     DNAT,
+    ChainRule,
     Entry,
     chain_of,
     chain_rules,
@@ -44,8 +45,22 @@ def lines(wanted: HostPorts, others: Collection[Address], version: int, listing:
         )
     shared = [f"-N {chain}" for chain in shared_chains(wanted)] + [_placed(rule) for rule in shared_rules(wanted)]
     needed = [line for line in shared if line not in present and line.replace("-I ", "-A ", 1) not in present]
-    kept = _kept(wanted, others, listing)
+    kept = [str(rule) for rule in _kept(wanted, others, listing)]
     return needed + _chain(wanted, version, present, kept) + _entries(wanted, version, listing, replace=not kept)
+
+
+def removal(ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
+    """Returns the lines that delete the container's rules but those that forward to `others`; none when all are to go.
+
+    An entry stays for the ports that are still forwarded.
+    """
+    kept = _kept(ports, others, listing)
+    if not kept:
+        return []
+    forwarded = {(rule.protocol, rule.port) for rule in kept}
+    entries_of = [entry for entry in found_entries(listing) if entry.target == chain_of(ports)]
+    gone = [entry for entry in entries_of if forwarded.isdisjoint((entry.protocol, port) for port in entry.ports)]
+    return [f"-F {chain_of(ports)}", *map(str, kept), *deletions(entry.line for entry in gone)]
 
 
 def claims(
@@ -103,16 +118,16 @@ def _placed(rule: str) -> str:
     return rule.replace("-A ", "-I ", 1) if rule.startswith("-A POSTROUTING ") else rule
 
 
-def _kept(wanted: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
-    """Returns what leads to `others`: the DNAT rules, and the marking rules in front of each."""
-    kept: list[str] = []
-    group: list[str] = []
-    for rule in found_chain_rules(listing, chain_of(wanted)):
-        group.append(str(rule))
-        if rule.target == "DNAT":
-            kept += group if rule.leads_to in others else []
-            group = []
-    return kept
+def _kept(wanted: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[ChainRule]:
+    """Returns the DNAT rules that forward to `others`, and the rules that mark packets for the same port."""
+    found = found_chain_rules(listing, chain_of(wanted))
+    forwarding = [rule for rule in found if rule.target == "DNAT" and rule.leads_to in others]
+    ports = {(rule.protocol, rule.port, rule.destination) for rule in forwarding}
+    return [
+        rule
+        for rule in found
+        if rule in forwarding or (rule.target != "DNAT" and (rule.protocol, rule.port, rule.destination) in ports)
+    ]
 
 
 def _chain(wanted: HostPorts, version: int, present: Collection[str], kept: Sequence[str]) -> list[str]:

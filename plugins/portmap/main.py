@@ -172,9 +172,9 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
     flows are forgotten last, when no rule leads them to the pod any more.
     """
     rules: list[Callable[[nft.NftSocket], object]] = [
-        lambda socket: iptables.delete(socket, ports.network, ports.container_id),
+        lambda socket: iptables.delete(socket, ports),
         lambda socket: nftables.delete(socket, ports),
         lambda socket: conntrack.forget_by(socket, ports),
     ]
-    programs = [partial(iptables.delete_legacy, ports.network, ports.container_id)] if legacy else []
+    programs = [partial(iptables.delete_legacy, ports)] if legacy else []
     all_of(*programs, partial(nft.each, rules))

@@ -62,6 +62,7 @@ class HostPorts:
     external_mark_chain: str = ""
     conditions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     refuse_taken: bool = False
+    netns: str = ""
 
     @property
     def families(self) -> tuple[int, ...]:

@@ -67,6 +67,7 @@ def test_defaults(keys):
         network="net",
         container_id="cid",
         ifname="eth0",
+        netns=ARGS.netns,
         mappings=(),
         addresses={},
         snat=True,
@@ -277,7 +278,7 @@ def test_del_takes_what_it_can():
     """DEL gets each mapping that can be read, whatever is wrong with the others, the other keys and prevResult."""
     broken = {"snat": "x", "markMasqBit": 99, "backend": "x", "prevResult": 5}
     found = lenient(ARGS, netconf(broken | mapped(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"})))
-    assert found == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {})
+    assert found == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {}, netns=ARGS.netns)
     whole = lenient(ARGS, netconf(mapped(TCP) | prev_result([], {"address": "fd00::5/64"})))
     assert whole.addresses == {6: ip_interface("fd00::5/64")}
 

@@ -1,0 +1,33 @@
+"""Other interfaces of a container on the same network: in iptables they share its chain, which names no interface.
+
+One rule: an address is another interface's if the container's namespace says so; libcni's cache counts only where that
+namespace cannot be opened.
+"""
+
+from __future__ import annotations
+
+from cni.address import Address
+from cni.cache import ResultCache
+from cni.conf import Attachment
+from cni.errors import CniError
+from kernel.configure import Sandbox
+from kernel.netns import Netns
+from kernel.pair import addresses_beside
+from plugins.portmap.wanted import HostPorts
+
+
+def addresses(ports: HostPorts) -> frozenset[Address]:
+    """Returns the addresses of the container's other interfaces; costs some ten netlink messages.
+
+    Where neither the interface nor its addresses are known there are none: each address may be its own.
+    """
+    own = {item.ip for item in ports.addresses.values()}
+    try:
+        with Netns(ports.netns) as namespace, Sandbox(namespace, ports.ifname) as sandbox:
+            inside = sandbox.find()
+            known = inside is not None or own
+            found = {item.ip for item in addresses_beside(sandbox, inside)} if known else set()
+    except CniError:
+        attachment = Attachment(ports.container_id, ports.ifname)
+        return ResultCache.read(ports.network).addresses_beside(attachment) - own
+    return frozenset(found - own)
