@@ -11,7 +11,7 @@ from ipaddress import IPv6Interface
 from types import TracebackType
 
 from cni import record
-from cni.address import Address
+from cni.address import Address, Network
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from kernel import address, link, route, sysctl
@@ -36,7 +36,7 @@ class Sandbox:
         self.ifname = ifname
         self.namespace = namespace
         self._socket: Socket | None = None
-        self._routes: dict[int, list[Installed]] = {}
+        self._routes: dict[int, dict[Network, list[Installed]]] = {}
 
     def __enter__(self) -> Sandbox:
         return self
@@ -136,10 +136,12 @@ class Sandbox:
                 )
         return any(assigned.flags & IFA_F_TENTATIVE for assigned in found)
 
-    def routes(self, version: int) -> list[Installed]:
-        """Returns the unicast routes of IP `version` as they are when first asked for; raises KernelError."""
+    def routes(self, version: int) -> dict[Network, list[Installed]]:
+        """Returns the unicast routes of IP `version` by destination, as at the first call; raises KernelError."""
         if version not in self._routes:
-            self._routes[version] = route.unicast(self.socket, version)
+            by_destination = self._routes[version] = {}
+            for installed in route.unicast(self.socket, version):
+                by_destination.setdefault(installed.dst.network, []).append(installed)
         return self._routes[version]
 
 
@@ -154,13 +156,14 @@ def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
         if address.key(ip.address) not in present:
             raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
     for item in prev_result.routes:
-        if not any(_serves(found, item) for found in sandbox.routes(item.dst.version)):
+        installed = sandbox.routes(item.dst.version).get(item.dst.network, [])
+        if not any(_serves(each, item) for each in installed):
             raise _lost(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
 
 
-def _serves(found: Installed, wanted: Route) -> bool:
-    network = wanted.dst.network
-    return found.dst.network == network and (not network.prefixlen or wanted.gw in (None, found.gw))
+def _serves(installed: Installed, wanted: Route) -> bool:
+    """Tells whether a route to the same destination will do: any default route, else one with the same gateway."""
+    return not wanted.dst.network.prefixlen or wanted.gw in (None, installed.gw)
 
 
 def _lost(what: str, sandbox: Sandbox) -> CniError:

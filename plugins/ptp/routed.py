@@ -93,10 +93,8 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
 
 def _is_near(sandbox: Sandbox, inside: Link, gateway: Address) -> bool:
     """Tells whether a route leads to the gateway directly: ours, wherever another attachment has a gateway like it."""
-    return any(
-        way.index == inside.index and way.gw is None and gateway in way.dst.network
-        for way in sandbox.routes(gateway.version)
-    )
+    near = (ways for destination, ways in sandbox.routes(gateway.version).items() if gateway in destination)
+    return any(way.index == inside.index and way.gw is None for ways in near for way in ways)
 
 
 def _gateway(ip: IPConfig) -> Address:
