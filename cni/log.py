@@ -28,7 +28,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from cni import gojson, record
@@ -148,16 +148,17 @@ def line(
     body: Line = {key: _cut(value, _ID_BYTES) if isinstance(value, str) else value for key, value in known.items()}
     body["ms"] = round(ms, 3)
     if result and result.ips:
-        body["result"] = {"ips": _fitting([str(item.address) for item in result.ips], _IPS_BYTES)}
+        addresses = (str(item.address) for item in result.ips)
+        body["result"] = {"ips": _fitting(addresses, len(result.ips), _IPS_BYTES)}
     if failure:
         texts = {"msg": failure.msg, "details": failure.details}
         said = {key: _cut(_without_secrets(text, env), _MESSAGE_BYTES) for key, text in texts.items() if text}
         body["error"] = {"code": failure.code, **said}
     if noted and noted.steps:
-        steps = [{"what": _cut(step.what, _ID_BYTES), "ms": round(step.ms, 3)} for step in noted.steps]
-        body["steps"] = _fitting(steps, _STEPS_BYTES)
+        steps = ({"what": _cut(step.what, _ID_BYTES), "ms": round(step.ms, 3)} for step in noted.steps)
+        body["steps"] = _fitting(steps, len(noted.steps), _STEPS_BYTES)
     if noted and noted.changes:
-        body["changes"] = _fitting(noted.changes, _CHANGES_BYTES)
+        body["changes"] = _fitting(noted.changes, len(noted.changes), _CHANGES_BYTES)
     return body
 
 
@@ -200,8 +201,10 @@ def _size(value: object) -> int:
 
 
 def _cut(text: str, most_bytes: int) -> str:
-    """Returns as much of a text as takes `most_bytes` in a line."""
-    if len(text) * 6 + 2 <= most_bytes or _size(text) <= most_bytes:  # no character takes more than six
+    """Returns as much of a text as takes `most_bytes` in a line; encodes no more than that many characters."""
+    if len(text) * 6 + 2 <= most_bytes:  # no character takes more than six
+        return text
+    if len(text) <= most_bytes and _size(text) <= most_bytes:
         return text
     text = text[:most_bytes]
     while _size(text) > most_bytes - len("..."):
@@ -209,15 +212,18 @@ def _cut(text: str, most_bytes: int) -> str:
     return text + "..."
 
 
-def _fitting(items: Sequence[object], most_bytes: int) -> list[object]:
-    """Returns as many items as take `most_bytes` in a line, and at the end how many more there were."""
+def _fitting(items: Iterable[object], number: int, most_bytes: int) -> list[object]:
+    """Returns as many of `number` items as take `most_bytes` in a line, and at the end how many more there were.
+
+    Of `items` no more are made than are looked at.
+    """
     kept: list[object] = []
     left = most_bytes - _ID_BYTES
     for item in items:
         shown = _cut(item, most_bytes // 4) if isinstance(item, str) else item
         left -= _size(shown) + 1
         if left < 0:
-            return [*kept, f"and {len(items) - len(kept)} more"]
+            return [*kept, f"and {number - len(kept)} more"]
         kept.append(shown)
     return kept
 

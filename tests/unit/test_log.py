@@ -224,6 +224,17 @@ def test_a_line_is_short_enough():
     assert [len(items) - 1 + int(items[-1].split()[1]) for items in cut] == [10_001, 10_000, 10_000]
 
 
+def test_a_line_costs_what_it_shows_not_what_there_was(monkeypatch):
+    """However long the texts and lists, only some times as many characters are encoded as a line has."""
+    encoded = []
+    dumps = gojson.dumps
+    monkeypatch.setattr(gojson, "dumps", lambda value: encoded.append(len(dumps(value))) or dumps(value))
+    long = "\0" * 100_000
+    noted = record.Record(changes=[long] * 10_000, steps=[record.Step(long, 1.0)] * 10_000)
+    log.line("fake", "1", {"CNI_CONTAINERID": long}, None, 1.0, None, CniError(999, long, long), noted)
+    assert sum(encoded) < 64 * log.LINE_BYTES
+
+
 @pytest.mark.parametrize(
     ("header", "known"),
     [
