@@ -45,7 +45,7 @@ _CHANGES_BYTES, _STEPS_BYTES, _IPS_BYTES = 28 << 10, 6 << 10, 4 << 10
 _STDERR, _JOURNALD = "stderr", "journald"
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NOT_FOLLOWED = nullcontext()
-_KERNEL_S = ("/proc/", "/sys/")
+_IN_MEMORY = ("overlay", "ramfs", "rootfs", "tmpfs")
 _ARGS_SHOWN = (
     "IgnoreUnknown",
     "IP",
@@ -234,8 +234,7 @@ def _append(path: str, data: bytes) -> None:
         raise ValueError("it must be an absolute path, stderr or journald")
     fd = os.open(path, _OPEN, 0o600)
     try:
-        # What is written to a file of the kernel's (/proc/sys, /sys) is a command to it.
-        if not stat.S_ISREG(os.fstat(fd).st_mode) or os.readlink(f"/proc/self/fd/{fd}").startswith(_KERNEL_S):
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or not _stores(fd):
             raise ValueError("it is no file")
         written = os.write(fd, data)
         if written < len(data):
@@ -245,6 +244,20 @@ def _append(path: str, data: bytes) -> None:
             raise ValueError("there is no room for the line")
     finally:
         os.close(fd)
+
+
+def _stores(fd: int) -> bool:
+    """Tells whether a file's file system keeps what is written: to one of the kernel's (proc, sysfs) it is a command.
+
+    Those have no blocks, wherever they are mounted. Some of those in memory have none either: their type is looked up.
+    """
+    if os.fstatvfs(fd).f_blocks:
+        return True
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
+        mount = next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        types = (line.partition(" - ")[2].split(" ")[0] for line in mounts if line.split(" ")[0] == mount)
+        return next(types, "") in _IN_MEMORY
 
 
 def _datagram(body: Line) -> bytes:

@@ -69,7 +69,7 @@ def test_off_by_default(network: Network, sandbox: Namespace, file: Path, tmp_pa
     (opened,) = (number for number, call in enumerate(asked) if "O_APPEND" in call)
     assert str(file) in asked[opened]
     names = [call.split("(")[0] for call in asked[opened:] if not call.startswith("+++")]
-    assert [name for name in names if "stat" not in name] == ["openat", "readlink", "write"]
+    assert [name for name in names if "stat" not in name] == ["openat", "write"]
     assert len(lines(file)) == 1
 
 
@@ -250,3 +250,30 @@ def version() -> str:
     """Returns the release that the built file names."""
     done = subprocess.run([binaries.directory() / "bridge"], env={}, capture_output=True, text=True, check=True)
     return re.findall(r"podwire\.(\S+)", done.stderr)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_kept"),
+    [
+        ("proc", "self/comm", False),
+        ("sysfs", "class/net/lo/ifalias", False),
+        ("ramfs", "log", True),
+        ("tmpfs", "log", True),
+        ("-osize=0 -ttmpfs", "log", True),
+    ],
+)
+def test_a_log_on_a_file_system_of_the_kernels(host: Namespace, tmp_path: Path, kind: str, name: str, is_kept: bool):
+    """Wherever proc or sysfs is mounted no line is written there; file systems in memory take one."""
+    file, program = tmp_path / "m" / name, binaries.directory() / "loopback"
+    (tmp_path / "m").mkdir()
+    options = kind if kind.startswith("-") else f"-t {kind}"
+    script = f"mount {options} none {tmp_path}/m; {program} </dev/null; cat {file}"
+    done = subprocess.run(
+        ["nsenter", f"--net={host.path}", "unshare", "--mount", "sh", "-c", script],
+        env={**environment("CHECK"), "PODWIRE_LOG": str(file)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ('"plugin":"loopback"' in done.stdout) == is_kept, done
+    assert (f"nothing is written to {file}: it is no file" in done.stderr) != is_kept, done
