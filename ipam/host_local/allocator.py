@@ -23,6 +23,7 @@ from ipam.host_local import ranges
 from ipam.host_local.boots import is_left_over
 from ipam.host_local.ranges import Range, RangeSet
 from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of, values
+from kernel import boot
 
 # As many names in a row are looked at one by one before one listing of the directory tells all that are taken: with
 # 100,000 it takes as long as as many looks.
@@ -197,17 +198,18 @@ def _may_take_back(held: Reservations, name: str, attachment: Attachment, cache:
     had = attachment_of(holder)
     own = had in (attachment, Attachment(attachment.container_id, ""))
     origin, returns = held.origin(holder, name), had == attachment
-    return is_left_over(f"{held.directory}/{name}", had, origin, cache, returns=returns) or (
+    return is_left_over(f"{held.directory}/{name}", had, origin, cache, boot.began_ns(), returns=returns) or (
         own and cache.has_lost(had)
     )
 
 
 def _left_over(owners: Owners, origins: Origins, directory: str, cache: ResultCache) -> Iterator[tuple[bytes, str]]:
     """Yields owner and name of the reservations whose containers a reboot has ended."""
+    began_ns = boot.began_ns()
     for owner, names in owners.items():
         attachment = attachment_of(owner)
         for name in names:
-            if is_left_over(f"{directory}/{name}", attachment, origins(owner, name), cache):
+            if is_left_over(f"{directory}/{name}", attachment, origins(owner, name), cache, began_ns):
                 yield owner, name
 
 

@@ -27,7 +27,6 @@ from functools import cache as remembered
 from cni import files
 from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment
-from kernel import boot
 
 _MOUNTS_BYTES = 4 << 20
 # File systems of one machine; one that is not known may be shared. hostfs is user-mode Linux's.
@@ -44,9 +43,9 @@ class Origin(IntEnum):
 
 
 def is_left_over(
-    path: str, attachment: Attachment, origin: Origin, cache: ResultCache, *, returns: bool = False
+    path: str, attachment: Attachment, origin: Origin, cache: ResultCache, began_ns: int, *, returns: bool = False
 ) -> bool:
-    """Tells whether the reservation at `path` is of a container that a reboot ended.
+    """Tells whether the reservation at `path` is of a container that ended with a boot before `began_ns` (boot.py).
 
     `returns` says that ADD runs for this very attachment: its namespace is then a new one, whatever path it has.
     """
@@ -58,7 +57,7 @@ def is_left_over(
     if origin is Origin.EARLIER_BOOT and not returns and cache.is_running(attachment):
         return False
     changed_ns = _changed_ns(path)
-    is_older = changed_ns < boot.began_ns()
+    is_older = changed_ns < began_ns
     is_of_the_future = origin is Origin.EARLIER_BOOT and gone and changed_ns > time.time_ns()
     return (is_older or is_of_the_future) and _is_local(os.path.dirname(path))
 
