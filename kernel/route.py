@@ -1,6 +1,6 @@
 """Routes: listing and adding.
 
-One rule: functions named after an object return a Request; only `unicast`, `local` and `interface_to` talk.
+One rule: functions named after an object return a Request; those that take a socket talk.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h
 # linux/rtnetlink.h
 _SCOPE_NOWHERE = 255  # in a deletion: any
 TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 2, 3, 1, 2
+_RTM_F_CLONED, _RTM_F_FIB_MATCH = 0x200, 0x2000
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _NEXT_HOP, _ATTRIBUTE, _RTA_GATEWAY = struct.Struct("=HBBi"), struct.Struct("=HH"), 5
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
@@ -82,6 +83,22 @@ def index_to(socket: Socket, address: Address) -> int:
     doing = f"look up the route to {address}"
     (message,) = socket.get(Request(doing, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
     return (message and message.get_attr("RTA_OIF")) or 0
+
+
+def match(socket: Socket, address: Address) -> Installed | None:
+    """Returns the unicast route by which this host sends to `address`, as it stands in its table; raises KernelError.
+
+    None where there is none, where it has several ways, and before Linux 4.13, which does not say.
+    """
+    values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen, "flags": _RTM_F_FIB_MATCH}
+    attributes: Attributes = [("RTA_DST", address.packed)]
+    doing = f"look up the route to {address}"
+    (message,) = socket.get(Request(doing, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
+    if message is None or message["type"] != _RTN_UNICAST or message["flags"] & _RTM_F_CLONED:
+        return None
+    table, metric = message.get_attr("RTA_TABLE") or message["table"], message.get_attr("RTA_PRIORITY") or 0
+    ways = [Installed(_destination(message), gateway, index, table, metric) for index, gateway in _ways(message)]
+    return ways[0] if len(ways) == 1 else None
 
 
 def addition(

@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 
 from cni.address import Interface
-from cni.args import CmdArgs
+from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
@@ -89,6 +89,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         conditions=conditions,
         refuse_taken=_refuse_taken(fields),
         netns=args.netns,
+        host_interfaces=_host_interfaces(prev_result),
     )
     backend = _backend(fields, ports)
     if backend == NFTABLES:
@@ -107,7 +108,8 @@ def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
         with suppress(CniError):
             found.append(_mapping(item))
     addresses = _addresses(prev_result, args.ifname) if prev_result else {}
-    return HostPorts(conf.name, args.container_id, args.ifname, tuple(found), addresses, netns=args.netns)
+    own = _host_interfaces(prev_result)
+    return HostPorts(conf.name, args.container_id, args.ifname, tuple(found), addresses, netns=args.netns, host_interfaces=own)
 
 
 def may_have_ports(conf: NetConf) -> bool:
@@ -165,6 +167,12 @@ def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
                 continue
         found.setdefault(ip.address.version, ip.address)
     return found
+
+
+def _host_interfaces(result: Result | None) -> tuple[str, ...]:
+    """Returns the interfaces that the result lists on the host: a bridge, the host veth."""
+    listed = (item.name for item in (result.interfaces if result else ()) if not item.sandbox)
+    return tuple(name for name in listed if is_interface_name(name))
 
 
 def _backend(fields: Fields, ports: HostPorts) -> str:

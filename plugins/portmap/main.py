@@ -20,7 +20,7 @@ from cni.undo import Undo
 from kernel.netfilter import nft
 from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
-from plugins.portmap import conntrack, iptables, localnet, nftables
+from plugins.portmap import conntrack, iptables, localnet, nftables, pod_route
 from plugins.portmap.claims import ShadowedError
 from plugins.portmap.conf import PortmapConf
 from plugins.portmap.wanted import HostPorts
@@ -33,7 +33,7 @@ _BACKENDS: Backends[HostPorts] = Backends(
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     """Leads the host ports that the runtime asks for to the pod; hands on the earlier plugins' result.
 
-    A failure leaves nothing behind, except what other pods may use by then: shared chains, and route_localnet.
+    A failure leaves nothing behind, except what other pods may use by then: shared chains, and a bridge's setting.
     """
     own, prev_result = _parsed(args, conf)
     if prev_result is None:
@@ -78,7 +78,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
         lambda socket: nftables.gc(socket, conf.name, valid),
         localnet.gc,
     ]
-    all_of(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
+    all_of(partial(iptables.gc_legacy, conf.name, valid), localnet.gc_legacy, partial(nft.each, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -99,10 +99,11 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     if ports.mappings:
         look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
         lost = mend("the host ports", look, make)
-        guard = partial(localnet.ensure, ports, unguarded=True)
-        mend("127.0.0.1:hostPort", partial(localnet.demand, ports), guard)
         if lost and not is_planned() and look():  # else the flows to the port are those of who was first
             conntrack.forget_strayed(ports)
+        pod_route.interface_to(ports)  # refuses a pod whose route leads elsewhere, which is not portmap's to change
+        guard = partial(localnet.ensure, ports, unguarded=True)
+        mend("127.0.0.1:hostPort", partial(localnet.demand, ports), guard)
 
 
 PLUGIN = Plugin(
@@ -169,12 +170,17 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
     """Removes the attachment's rules wherever they are: by netlink, and what iptables-legacy made.
 
     The latter takes a program and the lock of the host, so `legacy` tells whether there were host ports at all. UDP
-    flows are forgotten last, when no rule leads them to the pod any more.
+    flows are forgotten when no rule leads them to the pod any more. An interface of the pod's own is closed, and its
+    guard removed.
     """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
         lambda socket: nftables.delete(socket, ports),
         lambda socket: conntrack.forget_by(socket, ports),
+        lambda socket: localnet.delete(socket, ports),
     ]
-    programs = [partial(iptables.delete_legacy, ports)] if legacy else []
-    all_of(*programs, partial(nft.each, rules))
+    steps: list[Callable[[], object]] = [partial(nft.each, rules)]
+    if legacy:  # the guard behind nftables, where it mostly is
+        before = partial(iptables.delete_legacy, ports)
+        steps = [before, *steps, partial(localnet.delete_legacy, ports)]
+    all_of(*steps)

@@ -48,7 +48,7 @@ class HostPorts:
     `snat` traffic from the host's loopback and from the pod's own subnet is masqueraded, with `masq_all` all of it;
     it is known by bit `mark_bit` of the packet's mark, which iptables sets in `external_mark_chain` if there is one.
     `conditions` are further match words of the backend's language, by IP version. With `refuse_taken` a port that
-    another living container has is an error.
+    another living container has is an error. `host_interfaces` are those that prevResult lists on the host.
     """
 
     network: str
@@ -63,6 +63,7 @@ class HostPorts:
     conditions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     refuse_taken: bool = False
     netns: str = ""
+    host_interfaces: tuple[str, ...] = ()
 
     @property
     def families(self) -> tuple[int, ...]:

@@ -1,0 +1,67 @@
+"""The node's route to a pod, which must lead over the pod's own interface.
+
+One rule: the pod's own interfaces are those that prevResult lists on the host. What another interface leads to is no
+pod of ours, so no setting of it is changed, and no command that is printed changes one.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from cni.address import Address
+from cni.errors import CniError, Code
+from kernel import link, route
+from kernel.link import IFF_LOOPBACK
+from kernel.rtnl import Socket
+from plugins.portmap.wanted import HostPorts
+
+_MAIN = 254  # RT_TABLE_MAIN (linux/rtnetlink.h)
+
+
+class ElsewhereError(CniError):
+    """The node's route to a pod does not lead over the pod's own interface."""
+
+
+def interface_to(ports: HostPorts) -> str:
+    """Returns the pod's interface by which the node reaches it; "" where 127.0.0.1 is not served or needs nothing.
+
+    Where prevResult lists no interface of the host, as with other makers' plugins, it is the one of the route. An
+    address of the host itself, which the loopback leads to, needs nothing; a guard there would cut the host off.
+    Raises ElsewhereError with the fix, KernelError.
+    """
+    if not (ports.snat and 4 in ports.addresses and ports.of(4)):
+        return ""
+    address = ports.addresses[4].ip
+    with Socket() as socket:
+        found = route.interface_to(socket, address)
+        if found and found.flags & IFF_LOOPBACK:
+            return ""
+        if not ports.host_interfaces or (found and found.name in ports.host_interfaces):
+            return found.name if found else ""
+        by = f'the node reaches {address} by "{found.name}"' if found else f"the node has no route to {address}"
+        details = _fix(socket, ports, address)
+    own = " or ".join(f'"{name}"' for name in ports.host_interfaces)
+    raise ElsewhereError(Code.INTERNAL, f"127.0.0.1 does not lead to the pod: {by}, not by {own}", details)
+
+
+def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
+    """Returns the fix: the command that deletes a route of somebody else's to the pod or its subnet, if there is one.
+
+    A wider route, the default route say, is used only because the pod's own is missing, and is not to be deleted.
+    """
+    links = link.get(socket, *map(link.by_name, ports.host_interfaces))
+    if missing := [name for name, found in zip(ports.host_interfaces, links, strict=True) if found is None]:
+        return f'"{missing[0]}" is gone: remove the container and create it again'
+    foreign = route.match(socket, address)
+    if foreign is None or foreign.dst.network.prefixlen < ports.addresses[4].network.prefixlen:
+        return (
+            f"the pod's own route is missing or another one comes first: ip route get {address}; "
+            "remove the container and create it again"
+        )
+    (by,) = link.get(socket, link.by_index(foreign.index))
+    words = [f"ip route delete {foreign.dst.network}"]
+    words += [f"via {foreign.gw}"] if foreign.gw else []
+    words += [f"dev {shlex.quote(by.name)}"] if by else []
+    words += [f"table {foreign.table}"] if foreign.table != _MAIN else []
+    words += [f"metric {foreign.metric}"] if foreign.metric else []
+    return " ".join(words)

@@ -1,0 +1,58 @@
+"""`podwire doctor` and `podwire check` on nodes with faults: no command that they print opens another interface."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.netns.test_tool_doctor_faults import CURABLE, MAPPING, ROUTED_ELSEWHERE, UPLINK, Fault
+from tests.support import opening
+from tests.support.doctoring import Clinic
+
+PTP = "70-ptp.conflist"
+NEEDED = ("ifb", "tbf")
+# What is done to a node with an uplink, by which a neighbour reaches it.
+FAULTS = {
+    **{name: one._replace(shell=f"{UPLINK}; {one.shell}") for name, one in CURABLE.items()},
+    **{f"routed elsewhere, {name}": Fault("", shell) for name, shell in ROUTED_ELSEWHERE.items()},
+    "the uplink does not forward": Fault("", f"{UPLINK}; sysctl -qw net/ipv4/conf/out0/forwarding=0"),
+    "no bridge": Fault("", f"{UPLINK}; ip link delete cni4"),
+    "no address": Fault("", f"{UPLINK}; ip address flush dev cni4"),
+    "no host port's setting": Fault("", f"{UPLINK}; sysctl -qw net/ipv4/conf/cni4/route_localnet=0"),
+    "no rule at all": Fault("", f"{UPLINK}; nft flush ruleset"),
+    "no host veth's setting": Fault("", f"{UPLINK}; sysctl -qw net/ipv4/conf/{{veth}}/route_localnet=0", PTP, NEEDED),
+    "no host veth": Fault("", f"{UPLINK}; ip link delete {{veth}}", PTP, NEEDED),
+    "a routed pod elsewhere": Fault("", f"{UPLINK}; ip route replace {{pod}} via 192.0.2.2", PTP, NEEDED),
+}
+
+
+@pytest.fixture
+def clinic(host, tmp_path) -> Clinic:
+    return Clinic(host, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FAULTS.items()]
+)
+def test_no_command_opens_another_interface(clinic, sandbox, fault):
+    """Whatever is wrong with the node, what is printed opens its bridge and its pods' subnets at most."""
+    network = clinic.sample(fault.sample)
+    if any(plugin["type"] == "portmap" for plugin in network.plugins):
+        network = network.asking(portMappings=[MAPPING])
+    result = clinic.attach(network, sandbox)
+    interfaces = [one["name"] for one in result["interfaces"] if not one.get("sandbox")]
+    veth = next(name for name in interfaces if name.startswith("veth"))
+    pod = result["ips"][0]["address"].partition("/")[0]
+    clinic.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=pod))
+    subnets = [str(one) for plugin in network.plugins for one in ranges(plugin)]
+    runs = [clinic.doctor(), clinic.doctor("--json"), clinic.podwire("check", network.name, sandbox.path)]
+    runs.append(clinic.podwire("repair", "--dry-run", network.name))
+    for done in runs:
+        assert list(opening.commands(done.stdout + done.stderr, interfaces, subnets)) == [], done
+
+
+def ranges(plugin):
+    """Yields the subnets of a plugin's host-local."""
+    for one in plugin.get("ipam", {}).get("ranges", ()):
+        yield from (item["subnet"] for item in one)
+    if subnet := plugin.get("ipam", {}).get("subnet"):
+        yield subnet

@@ -1,0 +1,91 @@
+"""No command that podwire prints, or a page shows, opens an interface that is not podwire's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import opening
+from tests.support.binaries import ROOT
+from tests.support.markdown import documents
+from tests.unit.test_docs_messages import text_of
+
+ROOMS = ("cni", "kernel", "ipam", "plugins", "podwire")
+OURS = ("cni0", "BRIDGE")  # the bridge of the samples, and what stands for one
+SUBNETS = ("10.22.0.0/24", "10.26.0.0/16")  # the pods' in the samples
+
+# Where a command for a setting is made of a name: the module, the expression, and why it opens no other interface.
+SETTINGS = {
+    ("kernel/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
+    ("kernel/forwarding.py", "name"): "the same",
+    ("kernel/sysctl.py", "name"): "the callers of require() stand in this table",
+    ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
+    ("plugins/bridge/switch.py", "off"): "disable_ipv6 of the bridge",
+    ("plugins/portmap/localnet.py", "setting(interface)"): "of an interface of prevResult, behind its guard",
+    ("plugins/ptp/routed.py", "f'ipv6/conf/{outside.name}/disable_ipv6'"): "of the pod's host veth",
+    ("podwire/doctor/kernel.py", "name"): "the node's forwarding, a network's bridge, accept_ra, a size of a table",
+    ("podwire/doctor/kernel.py", "setting"): "disable_ipv6",
+    ("podwire/doctor/kernel.py", "_BRIDGED"): "net/bridge, of no interface",
+    ("podwire/doctor/kernel.py", "_MAX"): "a size of a table",
+}
+
+
+def sources() -> list[Path]:
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def settings() -> Iterator[tuple[str, str]]:
+    """Yields module and argument of each call that makes, or may print, a command for a setting."""
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and called(node) in ("sysctl.command", "sysctl.require", "command"):
+                if called(node) == "command" and path.name != "sysctl.py":
+                    continue
+                yield str(path.relative_to(ROOT)), ast.unparse(node.args[0])
+
+
+def called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
+def test_every_command_for_a_setting_is_accounted_for():
+    """Each place that prints a command for a kernel setting is listed with the reason why it is safe."""
+    assert set(settings()) == set(SETTINGS)
+
+
+def test_texts_of_the_sources():
+    """No text in the sources is a command that opens an interface that is not podwire's."""
+    texts = [
+        text_of(node)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.expr)
+    ]
+    assert [found for text in texts for found in opening.commands(text, OURS, SUBNETS)] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_of_the_documents(path):
+    """No page shows a command that opens an interface that is not podwire's."""
+    assert list(opening.commands(path.read_text(), OURS, SUBNETS)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sysctl -w net/ipv4/conf/eth1/route_localnet=1",
+        "sysctl -w net.ipv4.conf.eth1.forwarding=1",
+        "sysctl -w net/ipv4/conf/all/route_localnet=1",
+        "iptables -I FORWARD -i eth1 -j ACCEPT",
+        "iptables -I FORWARD -j ACCEPT",
+        "iptables -I FORWARD -d 0.0.0.0/0 -j ACCEPT",
+        "nft insert rule ip filter FORWARD oifname eth1 accept",
+        "nft insert rule ip filter FORWARD accept",
+    ],
+)
+def test_what_opens_is_noticed(text):
+    """Commands that open another interface are recognized."""
+    assert list(opening.commands(f"set it: {text}; for good", OURS, SUBNETS)) != []
