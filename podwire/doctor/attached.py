@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from cni.presence import Presence
 from plugins.portmap.claims import ShadowedError
+from plugins.portmap.pod_route import ElsewhereError
 from podwire.attachments import Known
 from podwire.checking import OUT_OF_SIGHT, Failure, Verdict
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
@@ -33,6 +34,12 @@ _SHADOWED = Fault(
     Severity.PROBLEM,
     "another container's rule stands before the pod's host port, and gets its packets",
     "give one of them another host port, or `podwire gc NETWORK` if the other is gone",
+)
+_ELSEWHERE = Fault(
+    "pod-routed-elsewhere",
+    Severity.PROBLEM,
+    "the host's route to a living pod leads over an interface that is not the pod's: 127.0.0.1:hostPort goes astray",
+    "`ip route delete` with the route that it names, if somebody else's is in the way",
 )
 _WRONG = Fault(
     "check-failed",
@@ -140,6 +147,8 @@ def _finding(node: Node, one: Known, failure: Failure) -> Finding:
     if isinstance(error, ShadowedError):
         return _SHADOWED.found(subject, text, error.details or _SHADOWED.cure)
     behind = [own.name for own in one.typed_result.interfaces if not own.sandbox]
+    if isinstance(error, ElsewhereError):
+        return _ELSEWHERE.found(subject, text, error.details, behind=behind)
     if failure.of_rules:
         return _LOST_RULES.found(subject, text, node.command("repair", one.network_name), behind=behind)
     return _WRONG.found(subject, text, error.details or "remove the container and create it again", behind=behind)
@@ -151,6 +160,6 @@ CHECKS = (
         "check",
         "the cache has no attachment that lives",
         _look,
-        (_LOST_RULES, _SHADOWED, _WRONG, _REMARK, _NOT_ALL),
+        (_LOST_RULES, _SHADOWED, _ELSEWHERE, _WRONG, _REMARK, _NOT_ALL),
     ),
 )

@@ -31,7 +31,8 @@ _ONE_OFF = Fault(
     "interface-forwarding-off",
     Severity.PROBLEM,
     "forwarding is on, but off for one interface: what comes from a pod's bridge, or from outside, is not handed on",
-    "`sysctl -w net/ipv4/conf/INTERFACE/forwarding=1`",
+    "of a network's bridge: `sysctl -w net/ipv4/conf/BRIDGE/forwarding=1`; of an interface that is not podwire's: "
+    "decide whether it may forward, and take the setting out of /etc/sysctl.d",
 )
 _NO_IPV6 = Fault(
     "ipv6-off",
@@ -83,13 +84,14 @@ def _forwarding(node: Node) -> Iterator[Finding]:
 
 def _each_interface(node: Node) -> Iterator[Finding]:
     """Tells of interfaces that are left out; of IPv6 the kernel asks none but `all`."""
-    names = [item.bridge for item in _with_pods(node) if item.bridge] + [link.name for link in node.uplinks]
-    for interface in dict.fromkeys(names):
+    bridges = [item.bridge for item in _with_pods(node) if item.bridge]
+    for interface in dict.fromkeys([*bridges, *(link.name for link in node.uplinks)]):
         name = f"ipv4/conf/{interface}/forwarding"
         if _setting(name) == "0":
-            yield _ONE_OFF.found(
-                f"net/{name}", f'what comes by "{interface}" is not handed on', sysctl.command(name, "1")
-            )
+            # What another interface may hand on is for its administrator to decide: no command for that.
+            advice = f'"{interface}" is not podwire\'s: decide whether it may forward, then change where that is set'
+            fix = sysctl.command(name, "1") if interface in bridges else advice
+            yield _ONE_OFF.found(f"net/{name}", f'what comes by "{interface}" is not handed on', fix)
 
 
 def _ipv6(node: Node) -> Iterator[Finding]:

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator
 
 _SETTING = re.compile(r"net[./]ipv[46][./]conf[./](?P<name>[^\s=]+?)[./](?P<what>route_localnet|forwarding)\s*=\s*[12]")
 _ACCEPT = re.compile(
-    r"ip6?tables(?:-\w+)?[ ][^;&|`\n]*?-j[ ]ACCEPT|nft[ ][^;&|`\n]*?\baccept\b|firewall-cmd[ ][^;&|`\n]*--add-[^;&|`\n]*"
+    r"(?:ip6?tables(?:-\w+)?[ ][^;&|`\n]*?-j[ ]ACCEPT|nft[ ][^;&|`\n]*?\baccept\b"
+    r"|firewall-cmd[ ][^;&|`\n]*--add-[^;&|`\n]*)"
 )
 _INTERFACES = re.compile(r"(?:-i|-o|--in-interface|--out-interface|[io]ifname|[io]if)\s+'?\"?([^\s'\"]+)")
 _SUBNETS = re.compile(r"(?:-s|-d|saddr|daddr)\s+([0-9a-fA-F.:]+/\d+)")
