@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from itertools import pairwise
 
 from cni.address import Interface
 from cni.args import CmdArgs, is_interface_name
@@ -90,6 +91,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         refuse_taken=_refuse_taken(fields),
         netns=args.netns,
         host_interfaces=_host_interfaces(prev_result),
+        host_veth=_host_veth(prev_result, args.ifname),
     )
     backend = _backend(fields, ports)
     if backend == NFTABLES:
@@ -108,8 +110,16 @@ def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
         with suppress(CniError):
             found.append(_mapping(item))
     addresses = _addresses(prev_result, args.ifname) if prev_result else {}
-    own = _host_interfaces(prev_result)
-    return HostPorts(conf.name, args.container_id, args.ifname, tuple(found), addresses, netns=args.netns, host_interfaces=own)
+    return HostPorts(
+        conf.name,
+        args.container_id,
+        args.ifname,
+        tuple(found),
+        addresses,
+        host_interfaces=_host_interfaces(prev_result),
+        host_veth=_host_veth(prev_result, args.ifname),
+        netns=args.netns,
+    )
 
 
 def may_have_ports(conf: NetConf) -> bool:
@@ -170,9 +180,18 @@ def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
 
 
 def _host_interfaces(result: Result | None) -> tuple[str, ...]:
-    """Returns the interfaces that the result lists on the host: a bridge, the host veth."""
+    """Returns the interfaces that the result lists on the host: a bridge, the host veth, an ifb."""
     listed = (item.name for item in (result.interfaces if result else ()) if not item.sandbox)
     return tuple(name for name in listed if is_interface_name(name))
+
+
+def _host_veth(result: Result | None, ifname: str) -> str:
+    """Returns the interface on the host that the result lists right before the pod's, as bridge and ptp do; else ""."""
+    listed = result.interfaces if result else ()
+    for before, item in pairwise(listed):
+        if item.name == ifname and item.sandbox and not before.sandbox and is_interface_name(before.name):
+            return before.name
+    return ""
 
 
 def _backend(fields: Fields, ports: HostPorts) -> str:

@@ -74,15 +74,15 @@ def is_there(interface: str) -> bool:
         return False
 
 
-def remove(socket: NftSocket, host_interfaces: Collection[str] = ()) -> None:
-    """Deletes stale guards, and that of the attachment's interface if prevResult lists it alone; raises KernelError.
+def remove(socket: NftSocket, host_veth: str = "", others: Collection[str] = ()) -> None:
+    """Deletes stale guards, and that of a pod's `host_veth` if that is closed from now on; raises KernelError.
 
-    Bridged attachments list their bridge and its port: the bridge is shared, and its guard stays.
+    Of the pod's `others`, its bridge say, the guards stay, and nothing is looked up.
     """
 
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.rules(socket, _CHAIN) if (name := _interface(rule))}
-        gone, closed = _removable(rules.values(), host_interfaces)
+        gone, closed = _removable(rules.values(), host_veth, others)
         nft.change(socket, *(_deletion(rule) for rule, name in rules.items() if name in gone or name in closed))
         return gone
 
@@ -92,28 +92,22 @@ def remove(socket: NftSocket, host_interfaces: Collection[str] = ()) -> None:
             nft.retried(partial(_ensure, socket, name))
 
 
-def remove_legacy(host_interfaces: Collection[str] = ()) -> None:
+def remove_legacy(host_veth: str = "", others: Collection[str] = ()) -> None:
     """Does the same for guards that iptables-legacy made, where it has made table mangle; raises CniError."""
 
     def stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_in(line))}
-        gone, closed = _removable(lines.values(), host_interfaces)
+        gone, closed = _removable(lines.values(), host_veth, others)
         return iptables_chains.deletions(line for line, name in lines.items() if name in gone or name in closed)
 
     iptables_chains.change_legacy(_TABLE, stale, "remove guards of 127.0.0.0/8")
 
 
-def own_interface(host_interfaces: Collection[str]) -> str:
-    """Returns the interface that only this attachment uses, "" when it lists none or several: a bridge, say."""
-    return next(iter(host_interfaces)) if len(host_interfaces) == 1 else ""
-
-
-def _removable(names: Iterable[str], host_interfaces: Collection[str]) -> tuple[set[str], set[str]]:
-    """Returns the guarded interfaces that are gone, and the attachment's own one if its setting is off from now on."""
-    own = own_interface(host_interfaces)
-    links = _links({name for name in names if name == own or name not in host_interfaces})
+def _removable(names: Iterable[str], host_veth: str, others: Collection[str]) -> tuple[set[str], set[str]]:
+    """Returns the guarded interfaces that are gone, and the pod's own one if its setting is off from now on."""
+    links = _links({name for name in names if name == host_veth or name not in others})
     gone = {name for name, found in links.items() if found is None}
-    return gone, {name for name, found in links.items() if name == own and found and _close(found)}
+    return gone, {name for name, found in links.items() if name == host_veth and found and _close(found)}
 
 
 def _links(names: Iterable[str]) -> dict[str, Link | None]:

@@ -77,14 +77,13 @@ def delete(socket: NftSocket, ports: HostPorts) -> None:
 
     Raises KernelError.
     """
-    guard.remove(socket, ports.host_interfaces)
+    guard.remove(socket, ports.host_veth, ports.host_interfaces)
 
 
 def delete_legacy(ports: HostPorts) -> None:
     """Does the same in iptables-legacy, if the pod's own interface is still open; raises CniError."""
-    own = guard.own_interface(ports.host_interfaces)
-    if own and _is_on(own):
-        guard.remove_legacy(ports.host_interfaces)
+    if ports.host_veth and _is_on(ports.host_veth):
+        guard.remove_legacy(ports.host_veth, ports.host_interfaces)
 
 
 def gc(socket: NftSocket) -> None:

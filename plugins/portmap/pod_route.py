@@ -23,10 +23,10 @@ class ElsewhereError(CniError):
 
 
 def interface_to(ports: HostPorts) -> str:
-    """Returns the pod's interface by which the node reaches it; "" where 127.0.0.1 is not served or needs nothing.
+    """Returns the pod's interface by which the node reaches it; "" where 127.0.0.1 is not served, or there is no route.
 
     Where prevResult lists no interface of the host, as with other makers' plugins, it is the one of the route. An
-    address of the host itself, which the loopback leads to, needs nothing; a guard there would cut the host off.
+    address of the host itself, which the loopback leads to, needs no setting; a guard there would cut the host off.
     Raises ElsewhereError with the fix, KernelError.
     """
     if not (ports.snat and 4 in ports.addresses and ports.of(4)):
@@ -34,14 +34,13 @@ def interface_to(ports: HostPorts) -> str:
     address = ports.addresses[4].ip
     with Socket() as socket:
         found = route.interface_to(socket, address)
-        if found and found.flags & IFF_LOOPBACK:
+        if found is None or found.flags & IFF_LOOPBACK:
             return ""
-        if not ports.host_interfaces or (found and found.name in ports.host_interfaces):
-            return found.name if found else ""
-        by = f'the node reaches {address} by "{found.name}"' if found else f"the node has no route to {address}"
-        details = _fix(socket, ports, address)
-    own = " or ".join(f'"{name}"' for name in ports.host_interfaces)
-    raise ElsewhereError(Code.INTERNAL, f"127.0.0.1 does not lead to the pod: {by}, not by {own}", details)
+        if not ports.host_interfaces or found.name in ports.host_interfaces:
+            return found.name
+        own = " or ".join(f'"{name}"' for name in ports.host_interfaces)
+        msg = f'127.0.0.1 does not lead to the pod: the node reaches {address} by "{found.name}", not by {own}'
+        raise ElsewhereError(Code.INTERNAL, msg, _fix(socket, ports, address))
 
 
 def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:

@@ -48,7 +48,8 @@ class HostPorts:
     `snat` traffic from the host's loopback and from the pod's own subnet is masqueraded, with `masq_all` all of it;
     it is known by bit `mark_bit` of the packet's mark, which iptables sets in `external_mark_chain` if there is one.
     `conditions` are further match words of the backend's language, by IP version. With `refuse_taken` a port that
-    another living container has is an error. `host_interfaces` are those that prevResult lists on the host.
+    another living container has is an error. `host_interfaces` are those that prevResult lists on the host,
+    `host_veth` the one among them that is the other end of the pod's, "" where it does not say.
     """
 
     network: str
@@ -64,6 +65,7 @@ class HostPorts:
     refuse_taken: bool = False
     netns: str = ""
     host_interfaces: tuple[str, ...] = ()
+    host_veth: str = ""
 
     @property
     def families(self) -> tuple[int, ...]:

@@ -98,6 +98,14 @@ def test_deleted_pods_leave_no_guard(ptp, new_sandbox):
         ptp.bridge.delete(pod, result)
 
 
+def test_the_guard_of_a_pod_with_limits(ptp, sandbox):
+    """DEL removes the guard also where a later plugin has listed one more interface of the host in the result."""
+    result = ptp.add(sandbox, "8080:80")
+    result["interfaces"].append({"name": "bwp0123456789ab", "mac": "02:00:00:00:00:01"})
+    ptp.portmap("DEL", sandbox, ("8080:80",), result).silence()
+    assert guarded(ptp.host) == []
+
+
 def test_a_stale_guard_goes_with_the_next_del(ptp, new_sandbox):
     """The guard of a pod that died and never got its DEL goes with the DEL of another pod."""
     dead, other = new_sandbox(), new_sandbox()
@@ -176,7 +184,7 @@ def pod(interface, ip="10.99.0.9"):
     """Returns the host ports of a pod behind an interface of its own."""
     address = ip_interface(f"{ip}/32")
     ports = (PortMapping(8080, 80, "tcp"),)
-    return HostPorts("net", "cid", "eth0", ports, {4: address}, host_interfaces=(interface,))
+    return HostPorts("net", "cid", "eth0", ports, {4: address}, host_interfaces=(interface,), host_veth=interface)
 
 
 @pytest.mark.needs("iptables_legacy_nat")

@@ -20,7 +20,7 @@ from pathlib import Path
 from ipam.host_local.index import Index
 from ipam.host_local.store import Store
 from tests.support import namespaces, netstate, private, publishing, shaping, tcp, xtables
-from tests.support.attaching import host_end, reaches
+from tests.support.attaching import reaches
 from tests.support.namespaces import Namespace
 from tests.support.publishing import NODE, OUTSIDE
 from tests.support.storm import RESULTS, Container, Plan, Storm, containers
@@ -79,7 +79,7 @@ def picture(host: Namespace, living: list[Container], tools: str = "") -> Pictur
     # and the next DEL finds it; what iptables-nft has is among nft's lines, too.
     if not any("-A CNI-FORWARD-OWNERS " in line for line in lines):
         lines = [line for line in lines if not line.endswith("tables :CNI-FORWARD-OWNERS -")]
-    names = {host_end(each.result): f"host end of {each.name}" for each in living if each.result}
+    names = {each.host_veth: f"host end of {each.name}" for each in living if each.result}
     veth = re.compile(r"\bveth[0-9a-f]{8}\b")
     named = (veth.sub(lambda match: names.get(match[0], match[0]), line) for line in lines)
     return Counter(_MAC.sub("MAC", line) for line in named if "uplink" not in line)

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, namespaces, xtables
+from tests.support import binaries, hidden, namespaces, xtables
 from tests.support.crowd import Call, Crowd, Work, soon
 from tests.support.namespaces import Namespace
 from tests.support.running import Outcome
 from tests.support.tcp import PORT
 
-PLUGINS = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of the list
+CHAINED = ("portmap", "bandwidth", "firewall", "tuning")  # behind the interface plugin, in the order of the list
 IFNAME = "eth0"
 RESULTS = Path("/var/lib/cni/results")  # libcni's cache, hidden by a private one
 TRY_AGAIN_LATER = 11
@@ -33,7 +33,11 @@ _FIRST_PORT = 20_000
 
 @dataclass(frozen=True)
 class Plan:
-    """How hard it blows. `reference` is the directory of the Go plugins, "" when they do not take part."""
+    """How hard it blows. `reference` is the directory of the Go plugins, "" when they do not take part.
+
+    `interface` is the plugin that makes the interface, "bridge" or "ptp". With `hidden` some verbs do not see
+    /proc/sys: ADD may fail then, and nothing else.
+    """
 
     store: str
     backend: str
@@ -43,6 +47,13 @@ class Plan:
     seed: int = 0
     reference: str = ""
     tools: str = ""
+    interface: str = "bridge"
+    hidden: bool = False
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plugins of the list, in order."""
+        return (self.interface, *CHAINED)
 
 
 @dataclass
@@ -67,6 +78,12 @@ class Container:
         """The address it got; it must be present."""
         assert self.result is not None
         return str(self.result["ips"][0]["address"].partition("/")[0])
+
+    @property
+    def host_veth(self) -> str:
+        """Its interface on the host; it must have one."""
+        assert self.result is not None
+        return next(str(each["name"]) for each in self.result["interfaces"] if each["name"].startswith("veth"))
 
     @property
     def host_port(self) -> int:
@@ -117,12 +134,16 @@ class Storm:
         self._used: dict[str, str] = {}  # address: the container that has it
         self._collecting = False
         self._end = 0.0
+        self._hidden: Path | None = None
 
     def run(self) -> None:
         """Lets it blow for the time of the plan, and then has the runtimes clear up what was killed or failed."""
         start = time.monotonic()
         self._end = start + self.plan.seconds
+        if self.plan.hidden:
+            self._hidden = hidden.plugins(self.store.with_name("hidden"), *self.plan.plugins)
         self._crowd(self.plan.at_once, self._next)
+        self._hidden = None
         self.report.seconds = time.monotonic() - start
         self._crowd(8, self._clearing())
         self.report.living = len(self.living())
@@ -210,13 +231,15 @@ class Storm:
 
     def _add(self, own: Container, *, by_reference: bool = False, fatal: bool = False, args: str = "") -> Work:
         own.state, own.result, own.by_reference = "unknown", None, by_reference
-        doomed = self._chance.choice(PLUGINS) if fatal else ""
-        for plugin in PLUGINS:
-            outcome = yield self._call(own, plugin, "ADD", by_reference, plugin == doomed, args)
-            if not self._succeeded(own, plugin, "ADD", outcome, by_reference):
+        doomed = self._chance.choice(self.plan.plugins) if fatal else ""
+        for plugin in self.plan.plugins:
+            call = self._call(own, plugin, "ADD", by_reference, plugin == doomed, args)
+            outcome = yield call
+            blind = call.program.parent == self._hidden
+            if not self._succeeded(own, plugin, "ADD", outcome, by_reference, may_fail=blind):
                 return
             own.result = outcome.result()
-            if plugin == "bridge":
+            if plugin == self.plan.interface:
                 owner = self._used.setdefault(own.address, own.name)
                 if owner != own.name:
                     self.problem(f"{own.address} was given to {own.name}, and {owner} has it")
@@ -226,15 +249,15 @@ class Storm:
 
     def _check(self, own: Container, *, by_reference: bool = False) -> Work:
         # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
-        for plugin in PLUGINS[:1] if by_reference else PLUGINS:
+        for plugin in self.plan.plugins[:1] if by_reference else self.plan.plugins:
             outcome = yield self._call(own, plugin, "CHECK", by_reference)
             self._succeeded(own, plugin, "CHECK", outcome, by_reference)
 
     def _delete(self, own: Container, *, by_reference: bool = False, fatal: bool = False) -> Work:
         self._used = {address: name for address, name in self._used.items() if name != own.name}
         own.state = "unknown"
-        doomed = self._chance.choice(PLUGINS) if fatal else ""
-        for plugin in reversed(PLUGINS):
+        doomed = self._chance.choice(self.plan.plugins) if fatal else ""
+        for plugin in reversed(self.plan.plugins):
             # Go's firewall does not know of our records, which then wait for a GC without the container.
             theirs = by_reference and (own.by_reference or plugin != "firewall")
             outcome = yield self._call(own, plugin, "DEL", theirs, plugin == doomed)
@@ -252,7 +275,7 @@ class Storm:
     def _dispute(self, own: Container) -> Work:
         """A late DEL of what GC may be collecting at this moment: each may find what the other is about to delete."""
         own.disputed = True
-        for plugin in reversed(PLUGINS):
+        for plugin in reversed(self.plan.plugins):
             outcome = yield self._call(own, plugin, "DEL", False)
             self._succeeded(own, plugin, "DEL", outcome, False)
         own.disputed = False
@@ -271,12 +294,12 @@ class Storm:
                 continue
             (lost if own.state == "lost" else waiting).append(own)
             own.busy = True
-        doomed = self._chance.choice(PLUGINS) if fatal is None and self._chance.random() < 0.1 else ""
+        doomed = self._chance.choice(self.plan.plugins) if fatal is None and self._chance.random() < 0.1 else ""
         done = []
-        for plugin in PLUGINS:
+        for plugin in self.plan.plugins:
             config = self._config(plugin, "1.1.0") | {"cni.dev/valid-attachments": listed}
             kill = soon(self._chance) if plugin == doomed else None
-            outcome = yield Call(binaries.directory() / plugin, "GC", config, self._variables(), kill)
+            outcome = yield Call(self._directory("GC") / plugin, "GC", config, self._variables(), kill)
             done.append(self._succeeded(None, plugin, "GC", outcome, False))
         for own in waiting + lost:
             own.busy = False
@@ -291,7 +314,16 @@ class Storm:
         if not own.pod.exists():
             own.pod = namespaces.create()
 
-    def _succeeded(self, own: Container | None, plugin: str, verb: str, outcome: Outcome, by_reference: bool) -> bool:
+    def _succeeded(
+        self,
+        own: Container | None,
+        plugin: str,
+        verb: str,
+        outcome: Outcome,
+        by_reference: bool,
+        *,
+        may_fail: bool = False,
+    ) -> bool:
         self.report.verbs[verb] += 1
         if outcome.status == -9:
             self.report.kills += 1
@@ -303,7 +335,8 @@ class Storm:
         text = f"{who}{plugin} {verb}: {body.get('code')} {body.get('msg')} | {body.get('details', '')}"
         self.report.errors[text if own is None else text.replace(own.name, "POD")] += 1
         # What Go's plugins cannot do among others is theirs; but nobody may find that a living attachment is not right.
-        if (verb == "CHECK" or not by_reference) and body.get("code") != TRY_AGAIN_LATER:
+        excused = may_fail or by_reference
+        if (verb == "CHECK" or not excused) and body.get("code") != TRY_AGAIN_LATER:
             self.problem(f"{own.name if own else ''} {text} {outcome.stderr}")
         return False
 
@@ -313,10 +346,17 @@ class Storm:
         config = self._config(plugin, "1.0.0") | {"runtimeConfig": own.runtime_config()}
         if own.result is not None:
             config["prevResult"] = own.result
-        directory = Path(self.plan.reference) if by_reference else binaries.directory()
+        directory = Path(self.plan.reference) if by_reference else self._directory(verb)
         variables = {"CNI_CONTAINERID": own.name, "CNI_NETNS": own.pod.path, "CNI_IFNAME": IFNAME, "CNI_ARGS": args}
         kill = soon(self._chance) if doomed else None
-        return Call(directory / plugin, verb, config, self._variables(directory) | variables, kill)
+        path = directory if by_reference else None
+        return Call(directory / plugin, verb, config, self._variables(path) | variables, kill)
+
+    def _directory(self, verb: str) -> Path:
+        """Returns where the plugin of the next call is: some do not see /proc/sys, with which no CHECK can pass."""
+        if self._hidden and verb != "CHECK" and self._chance.random() < 0.1:
+            return self._hidden
+        return binaries.directory()
 
     def _variables(self, directory: Path | None = None) -> dict[str, str | None]:
         tools = xtables.path(self.plan.tools) if self.plan.tools else {}
@@ -330,19 +370,21 @@ class Storm:
             return own | {"backend": self.plan.backend, "capabilities": {"portMappings": True}}
         if plugin == "firewall":
             # Debian's makes a bridge's shared rules anew beside ours, which the next of our ADDs tidies up.
-            policy = "open" if self.plan.reference else "same-bridge"
+            policy = "open" if self.plan.reference or self.plan.interface != "bridge" else "same-bridge"
             return own | {"backend": self.plan.backend, "ingressPolicy": policy}
         if plugin == "tuning":
             sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
             return own | {"sysctl": sysctl, "mtu": 1400, "dataDir": str(self.backups)}
-        ranges = [[{"subnet": "10.22.0.0/24"}]]
+        ranges, routes = [[{"subnet": "10.22.0.0/24"}]], [{"dst": "0.0.0.0/0"}]
+        ipam: dict[str, Any] = {"type": "host-local", "dataDir": str(self.store), "ranges": ranges}
+        own |= {"ipMasq": True, "ipMasqBackend": self.plan.backend}
+        if plugin == "ptp":
+            return own | {"ipam": ipam | {"routes": routes}}
         return own | {
             "bridge": "cni0",
             "isDefaultGateway": True,
-            "ipMasq": True,
-            "ipMasqBackend": self.plan.backend,
             "macspoofchk": not self.plan.reference,  # which runs a program for it that few nodes have
-            "ipam": {"type": "host-local", "dataDir": str(self.store), "ranges": ranges},
+            "ipam": ipam,
         }
 
 
