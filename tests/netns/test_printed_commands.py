@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.netns.test_tool_doctor_faults import CURABLE, MAPPING, ROUTED_ELSEWHERE, UPLINK, Fault
+from tests.netns.test_tool_doctor_faults import CURABLE, MAPPING, Fault
+from tests.netns.test_tool_doctor_routes import ROUTED_ELSEWHERE, UPLINK
 from tests.support import opening
 from tests.support.doctoring import Clinic
 

@@ -69,13 +69,6 @@ CURABLE = {
     ),
 }
 
-UPLINK = OUT.format(mtu=1500)
-ROUTED_ELSEWHERE = {  # what is done to a node with an uplink
-    "one pod": f"{UPLINK}; ip route add 10.26.0.2/32 via 192.0.2.2",
-    "half of the pods": f"{UPLINK}; ip route add 10.26.0.0/25 via 192.0.2.2 metric 7",
-    "a neighbour": f"{UPLINK}; ip route add 10.26.0.0/24 dev out0",
-}
-
 COMMANDS_THERE = {command.name for command in COMMANDS}
 CURABLE_BY_NAME = {one.name for one in CURABLE.values()}
 
@@ -108,37 +101,6 @@ def test_the_cure_that_is_told_cures(clinic, sandbox, fault):
         if one["name"] in CURABLE_BY_NAME:
             clinic.cure(one)
     assert {one["name"] for one in bad(clinic.findings())} <= {"iptables-mixture"}
-
-
-@pytest.mark.parametrize("shell", ROUTED_ELSEWHERE.values(), ids=ROUTED_ELSEWHERE)
-def test_a_pod_that_is_routed_elsewhere(clinic, network, sandbox, shell):
-    """A route to a pod by an interface that is not the pod's is found, and the command deletes that route only."""
-    clinic.attach(network, sandbox)
-    routes = clinic.host.ip("route")
-    clinic.host.run("sh", "-ec", shell)
-    found = clinic.found("pod-routed-elsewhere")
-    assert 'by "out0", not by "cni4" or "veth' in found["text"]
-    clinic.cure(found)
-    assert bad(clinic.findings()) == []
-    assert set(clinic.host.ip("route").splitlines()) > set(routes.splitlines())
-
-
-def test_a_default_route_is_not_in_the_way(clinic, network, sandbox):
-    """Where only the default route is left to a pod, no command deletes that."""
-    clinic.attach(network, sandbox)
-    clinic.host.run("sh", "-ec", f"{UPLINK}; ip address flush dev cni4")
-    assert not any("route delete" in one["cure"] for one in clinic.findings())
-    clinic.cure(clinic.found("gateway-missing"))
-    assert bad(clinic.findings()) == []
-
-
-def test_an_uplink_that_does_not_forward(clinic, network, sandbox):
-    """Forwarding that is off for an interface that is not podwire's is found, and no command switches it on."""
-    clinic.attach(network, sandbox)
-    clinic.host.run("sh", "-ec", f"{UPLINK}; sysctl -qw net/ipv4/conf/out0/forwarding=0")
-    found = clinic.found("interface-forwarding-off")
-    assert found["subject"] == "net/ipv4/conf/out0/forwarding"
-    assert "sysctl" not in found["cure"]
 
 
 def test_forwarding_that_no_pod_needs_is_no_fault(clinic):
