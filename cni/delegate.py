@@ -156,7 +156,7 @@ def _execute(program: str, args: CmdArgs) -> bytes:
         hint = 'it is the network\'s "ipam.type"; a plugin that asks a server waits for it: see whether that answers'
         raise CniError(Code.TRY_AGAIN_LATER, msg, hint) from error
     except OSError as error:
-        raise CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}") from error
+        raise not_runnable(program, error) from error
     if outcome.status != 0:
         raise _failure(program, outcome)
     return outcome.stdout
@@ -176,6 +176,16 @@ def _run_when_free(command: Command) -> Outcome:
     raise AssertionError("unreachable")
 
 
+def not_runnable(program: str, error: OSError) -> CniError:
+    """Returns the error of a plugin's file that cannot be executed, with the command that repairs its permissions."""
+    fix = ""
+    if isinstance(error, PermissionError) and not os.access(program, os.X_OK):
+        fix = f"run: chmod 0755 {program}"
+    elif error.errno == errno.ENOEXEC:
+        fix = "the file is damaged or for another processor: install the plugin again"
+    return CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}", fix)
+
+
 def _failure(program: str, outcome: Outcome) -> CniError:
     """Returns the error object a failed delegate printed, or says what it printed instead (texts of libcni)."""
     try:
@@ -186,10 +196,14 @@ def _failure(program: str, outcome: Outcome) -> CniError:
         details = body.get("details")
         return CniError(body["code"], msg, details if isinstance(details, str) else "")
     if not outcome.stdout:
-        return CniError(Code.INTERNAL, f"netplugin failed with no error message: {outcome.how}", program)
+        return CniError(
+            Code.INTERNAL, f"netplugin failed with no error message: {outcome.how}", f"the plugin is {program}"
+        )
     shown = outcome.stdout[:200].decode("utf-8", "replace")
     return CniError(
-        Code.INTERNAL, f"netplugin failed but error parsing its diagnostic message {shown!r}: {outcome.how}", program
+        Code.INTERNAL,
+        f"netplugin failed but error parsing its diagnostic message {shown!r}: {outcome.how}",
+        f"the plugin is {program}",
     )
 
 

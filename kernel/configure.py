@@ -73,7 +73,7 @@ class Sandbox:
             raise CniError(
                 Code.INTERNAL,
                 f'failed to lookup "{self.ifname}": Link not found',
-                f"in {self.path}; something else deleted it",
+                f"the network namespace is {self.path}; something else deleted it",
             )
         return found
 
@@ -167,7 +167,11 @@ def _serves(installed: Installed, wanted: Route) -> bool:
 
 
 def _lost(what: str, sandbox: Sandbox) -> CniError:
-    return CniError(Code.INTERNAL, f"Expected {what}", f"in {sandbox.path}; remove the container and create it again")
+    return CniError(
+        Code.INTERNAL,
+        f"Expected {what}",
+        f"the network namespace is {sandbox.path}; remove the container and create it again",
+    )
 
 
 def route_additions(own: Link, result: Result) -> list[Request]:

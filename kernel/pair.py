@@ -143,7 +143,7 @@ def wait_carrier(socket: Socket, end: Link, what: str) -> None:
         while (end := find(socket, end.name)).operstate != link.OPERSTATE_UP:
             if news.notifications(LinkMessage, deadline.left_s()) is None:
                 state = link.OPERSTATES[end.operstate] if end.operstate < len(link.OPERSTATES) else "?"
-                raise CniError(Code.INTERNAL, f"{what} in error state: {state}", f'host interface "{end.name}"')
+                raise CniError(Code.INTERNAL, f"{what} in error state: {state}", f'the host interface is "{end.name}"')
 
 
 def detach(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None) -> tuple[Cidr, ...]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from cni import skel
 from cni.errors import CniError, one_line
 from cni.signals import Terminated
 from cni.skel import Plugin
 from podwire import __version__
-from podwire.command import Command, Context, Status
+from podwire.command import Command, Context, Status, UsageError
 from podwire.commands import COMMANDS
+from podwire.lint.known import nearest
 from podwire.output import Output, complain
 
 _ABOUT = f"podwire {__version__}: CNI network plugins in one file, and the tool of who looks after them"
@@ -34,7 +35,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     options, unknown = top.parse_known_args(arguments)
     if unknown:
         own: argparse.ArgumentParser = getattr(options, "parser", top)
-        own.error(one_line(f"unrecognized: {' '.join(unknown)}; see {own.prog} --help"))
+        own.error(one_line(f"unrecognized: {' '.join(unknown)}{_guess(own, unknown)}; see {own.prog} --help"))
     command: Command | None = getattr(options, "command", None)
     if command is None:
         top.print_help(sys.stderr)
@@ -42,9 +43,12 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
     status = Status.FAILED
     try:
-        status = command.run(Context(plugins, env, out, top), options)
+        status = command.run(Context(plugins, env, out, top, tuple(arguments)), options)
     except BrokenPipeError:
         return Status.FAILED
+    except UsageError as error:
+        complain(error, out)
+        status = Status.USAGE
     except (Exception, Terminated) as error:
         complain(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
     try:
@@ -59,7 +63,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole tool; each command's own is a choice of its one group of subparsers."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"podwire {__version__}")
@@ -77,6 +81,28 @@ def parser() -> argparse.ArgumentParser:
         _add_color(own, argparse.SUPPRESS)  # what is said before the command holds
         own.set_defaults(command=command, parser=own)
     return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """Takes no abbreviated options, which a new option would make ambiguous, and guesses at a misspelt word."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{**how, "allow_abbrev": False})
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = [str(choice) for choice in action.choices or ()]
+        likely = nearest(str(value), choices)
+        if likely and value not in choices:
+            metavar = str(action.metavar or action.dest)
+            self.error(one_line(f'{metavar}: there is no "{value}"; did you mean "{likely}"?'))
+        super()._check_value(action, value)
+
+
+def _guess(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """Returns what the first unknown option is likely to be meant for."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    likely = nearest(words[0].partition("=")[0], known) if words[0].startswith("-") else ""
+    return f"; did you mean {likely}?" if likely else ""
 
 
 def _add_color(parser: argparse.ArgumentParser, default: str) -> None:

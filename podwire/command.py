@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -16,6 +16,7 @@ from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import runtimes
 from podwire.output import Output
+from podwire.shell import quote
 
 # Where the runtimes look, and the variables that cnitool knows.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
@@ -44,14 +45,22 @@ def judge(*, wrong: bool, complete: bool) -> Status:
     return Status.FINE if complete else Status.INCOMPLETE
 
 
+class UsageError(CniError):
+    """A value on the command line that cannot be used: exit status 2, as for a wrong option."""
+
+
 @dataclass(frozen=True)
 class Context:
-    """What a command is given: the plugins in this file, the environment, where to print to, the tool's own parser."""
+    """What a command is given: the plugins in this file, the environment, where to print to, the tool's own parser.
+
+    `words` are the arguments of the command line.
+    """
 
     plugins: Mapping[str, Plugin]
     env: Mapping[str, str]
     out: Output
     parser: ArgumentParser
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -115,9 +124,11 @@ def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def require_root(command: str) -> None:
-    """Raises CniError(4) for who is not root."""
+def require_root(context: Context, command: str) -> None:
+    """Raises CniError(4) for a user who is not root, with the whole command line to repeat."""
     if os.geteuid() != 0:
-        raise CniError(
-            Code.INVALID_ENVIRONMENT, f"podwire {command} needs root", f"run it with sudo: sudo podwire {command}"
-        )
+        # sudo clears the environment
+        variables = [name for name in (CONF_DIR_VARIABLE, BIN_DIR_VARIABLE) if context.env.get(name)]
+        settings = [f"{name}={quote(context.env[name])}" for name in variables]
+        line = " ".join(["sudo", *settings, "podwire", *map(quote, context.words)])
+        raise CniError(Code.INVALID_ENVIRONMENT, f"podwire {command} needs root", f"run it with sudo: {line}")

@@ -33,13 +33,17 @@ STANDARD: Mapping[str, object] = {
 }
 
 
+class SubnetError(CniError):
+    """Subnets that no network can be made of."""
+
+
 def text(network: Mapping[str, object], subnets: Sequence[str]) -> bytes:
     """Returns a list's file with a range set for each of these subnets, one of each IP version at most: CniError(7)."""
     ranges = [[{"subnet": _subnet(subnet)}] for subnet in subnets]
     versions = [ip_network(subnet).version for subnet in subnets]
     if not subnets or len({*versions}) != len(versions):
         hint = "--subnet 10.22.0.0/16, the addresses of this node's pods (its podCIDR); for dual stack twice"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "--conf needs one --subnet of each IP version to be used", hint)
+        raise SubnetError(Code.INVALID_NETWORK_CONFIG, "--conf needs one --subnet of each IP version to be used", hint)
     given = network.get("plugins")
     plugins = [_with_ranges(plugin, ranges) for plugin in (given if isinstance(given, list) else [])]
     if plugins == given:
@@ -64,8 +68,8 @@ def _subnet(given: str) -> str:
     try:
         network = ip_network(given)
     except ValueError as error:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{given} is no network: {error}", hint) from None
+        raise SubnetError(Code.INVALID_NETWORK_CONFIG, f"{given} is no network: {error}", hint) from None
     first = network.network_address
     if network.num_addresses < _FEWEST or (isinstance(first, IPv6Address) and (first.ipv4_mapped or first.scope_id)):
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{given} is no network for pods: host-local refuses it", hint)
+        raise SubnetError(Code.INVALID_NETWORK_CONFIG, f"{given} is no network for pods: host-local refuses it", hint)
     return str(network)

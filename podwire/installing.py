@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 
 from cni import child, files, gojson
 from cni.errors import CniError, Code
+from podwire.damaged import is_damaged
 from podwire.exclusive import exclusive
+from podwire.lint import positions
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
 _PACKAGE = "/var/lib/dpkg/info/podwire.list"  # what dpkg has installed of the Debian package
@@ -100,6 +102,15 @@ class Directory:
                 self._forget()
                 _sync(self.path)
 
+    def remove_links(self, links: Sequence[str]) -> None:
+        """Removes symbolic links that lead to the tool, if it has gone."""
+        own = os.path.join(self.path, "podwire")
+        for link in links if self.dry_run or not os.path.lexists(own) else ():
+            self.told.append(f"removed the link {link}")
+            if not self.dry_run:
+                with _telling(f"remove {link}"):
+                    os.unlink(link)
+
     def is_current(self, program: str) -> bool:
         """Tells whether each name is a file equal to `program`; not if one cannot be read."""
         try:
@@ -112,7 +123,7 @@ class Directory:
         """Reads the manifest, an empty one where there is none; raises CniError(6) for one that is broken."""
         path = os.path.join(self.path, _KEPT, _MANIFEST)
         try:
-            return _manifest(gojson.loads(files.read(path, gojson.MAX_BYTES)))
+            return _manifest(positions.loads(files.read(path, gojson.MAX_BYTES)))
         except FileNotFoundError:
             return Manifest()
         except ValueError as error:
@@ -151,6 +162,9 @@ class Directory:
             present, kept = self._present(name), self._kept(name)
             if not present or present in (*manifest.ours, own):
                 continue
+            if is_damaged(os.path.join(self.path, name)):
+                self.told.append(f"replaced {os.path.join(self.path, name)}: it was a damaged podwire")
+                continue
             if kept and self._hash(kept[-1]) == present:
                 continue  # of an installation that was interrupted
             place = os.path.join(directory, f"{name}~{_number(kept[-1]) + 1}" if kept else name)
@@ -176,7 +190,7 @@ class Directory:
         """Takes ours away, podwire itself last, and puts back the last that was kept under each name."""
         for name in self.names:
             path, present, kept = os.path.join(self.path, name), self._present(name), self._kept(name)
-            if present and present not in ours:
+            if present and present not in ours and not is_damaged(os.path.join(self.path, name)):
                 self.told.append(f"left {path}: it is not podwire's")
             elif present and kept:
                 self.told.append(f"put back {path}")

@@ -17,6 +17,8 @@ from cni import files, gojson, versions
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from podwire.lint import positions
+from podwire.lint.known import nearest
 
 SUFFIXES = (".conf", ".conflist", ".json")
 
@@ -109,7 +111,7 @@ def parse(text: bytes, path: str) -> Network:
 
     A list whose name ends in .conf or .json is refused, as by libcni; the other way round, too.
     """
-    items = gojson.loads(text)
+    items = positions.loads(text)
     if not isinstance(items, dict):
         raise CniError(Code.DECODING_FAILURE, "it is not a JSON object")
     fields = Fields(items, context="network configuration")
@@ -150,10 +152,14 @@ def by_name(found: Iterable[NetworkFile]) -> dict[str, Network]:
 
 def unknown(name: str, directory: str, found: Iterable[NetworkFile]) -> CniError:
     """Returns what every command says of a network that there is not: which there are, which files cannot be used."""
-    known = ", ".join(by_name(found)) or "none"
+    known = by_name(found)
+    likely = nearest(name, [*known])
+    guess = f'did you mean "{likely}"? ' if likely else ""
     broken = "".join(f"; {file.path}: {file.problem.msg}" for file in found if file.problem)
     return CniError(
-        Code.INVALID_NETWORK_CONFIG, f'there is no network "{name}" in {directory}', f"networks there: {known}{broken}"
+        Code.INVALID_NETWORK_CONFIG,
+        f'there is no network "{name}" in {directory}',
+        f"{guess}networks there: {', '.join(known) or 'none'}{broken}",
     )
 
 
@@ -174,7 +180,7 @@ def _plugins(fields: Fields, name: str, path: str) -> tuple[Mapping[str, object]
         if os.path.isdir(beside):
             for file in sorted(os.listdir(beside)):
                 if file.endswith(".conf"):
-                    item = gojson.loads(files.read(os.path.join(beside, file), gojson.MAX_BYTES))
+                    item = _beside(os.path.join(beside, file))
                     if not isinstance(item, dict):
                         raise CniError(Code.DECODING_FAILURE, f"{beside}/{file}: it is not a JSON object")
                     plugins.append(item)
@@ -184,6 +190,13 @@ def _plugins(fields: Fields, name: str, path: str) -> tuple[Mapping[str, object]
         if not isinstance(plugin.get("type"), str) or not plugin["type"]:
             raise fields.error(f"plugins[{index}].type", "is missing", "it is the file name of a plugin")
     return tuple(plugins)
+
+
+def _beside(path: str) -> object:
+    try:
+        return positions.loads(files.read(path, gojson.MAX_BYTES))
+    except ValueError as error:
+        raise CniError(Code.DECODING_FAILURE, f"{path}: {error}") from error
 
 
 def _version(fields: Fields) -> str:

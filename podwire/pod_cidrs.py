@@ -9,6 +9,7 @@ from cni import files, gojson
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire.installing import sentence
+from podwire.lint import positions
 
 _PRINT = "kubectl get node NAME -o json prints what is wanted"
 _ALLOCATE = (
@@ -20,7 +21,7 @@ _ALLOCATE = (
 def read(path: str) -> tuple[str, ...]:
     """Returns the node's subnets, one of each IP version at most; raises CniError(5), CniError(6), CniError(7)."""
     try:
-        body = gojson.loads(files.read(path, gojson.MAX_BYTES))
+        body = positions.loads(files.read(path, gojson.MAX_BYTES))
     except OSError as error:
         raise sentence(f"read {path}", error) from error
     except ValueError as error:

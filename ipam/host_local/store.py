@@ -101,7 +101,7 @@ class Store:
         return CniError(
             Code.IO_FAILURE,
             f"cannot use the reservations in {self.directory}: {error.strerror}",
-            f'at {error.filename or self.directory}; "dataDir" must be a local directory that can be written',
+            f'the file is {error.filename or self.directory}; "dataDir" must be a local directory that can be written',
         )
 
     def exists(self) -> bool:

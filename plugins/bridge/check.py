@@ -78,7 +78,9 @@ def _check_bridge(conf: BridgeConf, listed: Interface, found: Link | None) -> Li
 
 def _check_inside(listed: Interface, conf: BridgeConf, sandbox: Sandbox, inside: Link | None) -> Link:
     if inside is None:
-        raise _wrong(f"Container interface {sandbox.ifname} not found", f"in {sandbox.path}; {_AGAIN}")
+        raise _wrong(
+            f"Container interface {sandbox.ifname} not found", f"the network namespace is {sandbox.path}; {_AGAIN}"
+        )
     if inside.kind != "veth":
         details = f"it is {inside.kind or 'unknown'}; {_AGAIN}"
         raise _wrong(f"Container interface {sandbox.ifname} is not of type veth", details)

@@ -45,7 +45,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     """Checks that `lo` is up; prevResult is not needed."""
     with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
         if not sandbox.link().is_up:
-            raise CniError(Code.INTERNAL, "loopback interface is down", f"in {args.netns}")
+            raise CniError(Code.INTERNAL, "loopback interface is down", f"the network namespace is {args.netns}")
 
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:

@@ -147,11 +147,11 @@ def _mapping(item: Fields) -> PortMapping:
     container_port = _port(item, "containerPort", "Invalid container port number")
     host_port = _port(item, "hostPort", "Invalid host port number")
     if not item.string("protocol"):
-        raise item.error("protocol", "is missing", f"one of {', '.join(PROTOCOLS)}")
+        raise item.error("protocol", "is missing", f"write one of {', '.join(PROTOCOLS)}")
     protocol = item.string("protocol").lower()  # runtimes send lower case, Kubernetes' objects have capitals
     if protocol not in PROTOCOLS:
         said = item.string("protocol")
-        raise item.error("protocol", f'is unknown: "{said}"', f"one of {', '.join(PROTOCOLS)}")
+        raise item.error("protocol", f'is unknown: "{said}"', f"write one of {', '.join(PROTOCOLS)}")
     try:
         host_ip = item.ip("hostIP")
     except CniError as error:

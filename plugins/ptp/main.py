@@ -151,7 +151,7 @@ def _check_inside(listed: Interface, sandbox: Sandbox) -> Link:
     inside = sandbox.find()
     if inside is None:
         msg = f"ptp: Container Interface name in prevResult: {sandbox.ifname} not found"
-        raise _wrong(msg, f"in {sandbox.path}; {_AGAIN}")
+        raise _wrong(msg, f"the network namespace is {sandbox.path}; {_AGAIN}")
     if inside.kind != "veth":
         details = f"it is {inside.kind or 'unknown'}; {_AGAIN}"
         raise _wrong(f"Error: Container interface {sandbox.ifname} not of type veth/p2p", details)

@@ -87,7 +87,8 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
             raise _wrong(f"The host's route to {own} does not lead to {outside.name}", details)
         if not _is_near(sandbox, inside, gateway):
             raise _wrong(
-                f"Failed to find Gateway {gateway} for interface {inside.name}", f"in {sandbox.path}; {_AGAIN}"
+                f"Failed to find Gateway {gateway} for interface {inside.name}",
+                f"the network namespace is {sandbox.path}; {_AGAIN}",
             )
 
 

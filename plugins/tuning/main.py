@@ -88,7 +88,9 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         with ends.opened(namespace, args.ifname, both=_both(own)) as found:
             if found is None:
                 msg = f"Cannot find container link {args.ifname}"
-                raise CniError(Code.INTERNAL, msg, f"in {namespace.path}; something else deleted it")
+                raise CniError(
+                    Code.INTERNAL, msg, f"the network namespace is {namespace.path}; something else deleted it"
+                )
             found.required(both=_both(own))
             attributes.check(found.inside.link, own.attributes)
             if found.outside:
@@ -151,7 +153,11 @@ def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, own: TuningConf) ->
     found = stack.enter_context(ends.opened(namespace, args.ifname, both=_both(own)))
     if found is None:
         msg = f'failed to get "{args.ifname}": Link not found'
-        raise CniError(Code.INTERNAL, msg, f"in {namespace.path}; list tuning behind the plugin that makes it")
+        raise CniError(
+            Code.INTERNAL,
+            msg,
+            f"the network namespace is {namespace.path}; list tuning behind the plugin that makes it",
+        )
     found.required(both=_both(own))
     attributes.validate(found.inside.link, own.attributes)
     if found.outside:

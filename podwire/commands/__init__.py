@@ -4,7 +4,7 @@ One rule: a command is a line here; help, completion and the manual page follow 
 """
 
 from podwire.command import Command
-from podwire.commands.completion import COMPLETION, MANUAL
+from podwire.commands.completion import COMPLETION, HELP, MANUAL
 from podwire.commands.doctor import COMMAND as DOCTOR
 from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.ipam import COMMAND as IPAM
@@ -32,5 +32,6 @@ COMMANDS: tuple[Command, ...] = (
     UNINSTALL,
     LIST,
     COMPLETION,
+    HELP,
     MANUAL,
 )

@@ -33,9 +33,14 @@ if [[ "$funcstack[1]" = _podwire ]]; then _podwire; else compdef _podwire podwir
 _FISH = """\
 function __podwire_words
     set -l before (commandline -opc)
-    podwire completion words -- $before[2..-1] (commandline -ct) 2>/dev/null
+    set -l found (podwire completion words -- $before[2..-1] (commandline -ct) 2>/dev/null)
+    if set -q found[1]
+        string join \\n -- $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c podwire -a '(__podwire_words)'
+complete -c podwire -f -a '(__podwire_words)'
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
@@ -49,6 +54,7 @@ def _complete(context: Context, options: Namespace) -> Status:
         "NETWORK": lambda: _networks(context),
         "NETNS": _namespaces,
         "PLUGIN": lambda: sorted(context.plugins),
+        "COMMAND": lambda: [command.words.rpartition(" ")[2] for command in command_line(context.parser).below],
     }
     for word in candidates(command_line(context.parser), words, sources):
         context.out.line(word)
@@ -85,6 +91,23 @@ def _manual(context: Context, options: Namespace) -> Status:
     return Status.FINE
 
 
+def _help(context: Context, options: Namespace) -> Status:
+    context.parser.parse_args([*options.words, "--help"])  # prints, and ends in SystemExit
+    return Status.FINE
+
+
+def _help_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command (all of them, in a line each)")
+
+
+HELP = Command(
+    "help",
+    "the help of a command",
+    "Prints what COMMAND --help prints.",
+    _help,
+    _help_arguments,
+    (("podwire help ipam free", "the same as podwire ipam free --help"),),
+)
 COMPLETION = Command(
     "completion",
     "completion for a shell",

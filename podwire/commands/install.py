@@ -9,18 +9,30 @@ import hashlib
 import os
 import stat
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from cni import files, gojson, signals
 from cni.errors import CniError, Code
 from podwire import default_network, networks, pod_cidrs, renumbering, runtimes
-from podwire.command import BIN_DIR, CONF_DIR, Command, Context, Status, add_cache_dir, add_conf_dir, conf_dir
+from podwire.command import (
+    BIN_DIR,
+    CONF_DIR,
+    Command,
+    Context,
+    Status,
+    UsageError,
+    add_cache_dir,
+    add_conf_dir,
+    conf_dir,
+)
 from podwire.installing import Directory, Manifest, sentence, write_whole
+from podwire.lint import positions
 from podwire.renumbering import Change
 from podwire.runtimes import Runtime
 from podwire.shell import quote
 
 _PROGRAM = "/proc/self/exe"
+_LINK_DIR = "/usr/local/bin"
 
 _INSTALL = f"""\
 Puts this file under the names of all its plugins (`podwire list`), and `podwire`, into a directory of plugins: one
@@ -42,8 +54,9 @@ from which each runs plugins, and the command that installs there if it is anoth
 
 _UNINSTALL = """\
 Puts back what `podwire install` has replaced, and removes the names that it has made. A file that is not podwire's is
-left alone, and so is a configuration that was changed since. Pods go on; whatever has the plugins' names then serves
-their DEL, as names of rules, files and settings are the reference's."""
+left alone, and so is a configuration that was changed since. A symbolic link on PATH to the tool is removed with it.
+Pods go on; whatever has the plugins' names then serves their DEL, as names of rules, files and settings are the
+reference's."""
 
 
 def _add_directory(parser: ArgumentParser) -> None:
@@ -90,7 +103,7 @@ def _install(context: Context, options: Namespace) -> Status:
     own = os.path.join(directory.path, "podwire")
     found = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
     if not (directory.dry_run or any(os.access(one, os.X_OK) for one in found)):
-        context.out.line(f"the tool is not on PATH yet: ln -s {own} /usr/local/bin/")
+        context.out.line(f"the tool is not on PATH yet: ln -s {own} {_LINK_DIR}/")
     written_to = os.path.dirname(path) if content is not None else ""
     for runtime in runtimes.installed(context.env):
         for line in _about(runtime, directory, written_to):
@@ -134,10 +147,24 @@ def _uninstall(context: Context, options: Namespace) -> Status:
     signals.hold()
     directory = _directory(context, options)
     try:
+        links = _links(context, directory)
         directory.uninstall(_PROGRAM)
+        directory.remove_links(links)
     finally:
         _tell(context, directory)
     return Status.FINE
+
+
+def _links(context: Context, directory: Directory) -> list[str]:
+    """Returns the symbolic links on PATH that lead to the tool in a directory, as `ln -s` has made them."""
+    own = os.path.join(directory.path, "podwire")
+    places = [one for one in (*context.env.get("PATH", "").split(":"), _LINK_DIR) if os.path.isabs(one)]
+    paths = dict.fromkeys(os.path.join(os.path.realpath(one), "podwire") for one in places)
+    return [path for path in paths if path != own and os.path.islink(path) and _target(path) == own]
+
+
+def _target(link: str) -> str:
+    return os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
 
 
 def _directory(context: Context, options: Namespace) -> Directory:
@@ -155,21 +182,31 @@ def _content(options: Namespace) -> bytes | None:
     if options.conf is None:
         if subnets:
             option = "--node" if options.node else "--subnet"
-            raise CniError(Code.INVALID_NETWORK_CONFIG, f"{option} is for --conf", "add --conf, or leave it out")
+            raise UsageError(Code.INVALID_NETWORK_CONFIG, f"{option} is for --conf", "add --conf, or leave it out")
         return None
     if not options.conf:
-        return default_network.text(default_network.STANDARD, subnets)
+        return _with_subnets(default_network.STANDARD, subnets, options)
     if not options.conf.endswith(networks.SUFFIXES):
         hint = f"a runtime reads files that end in {', '.join(networks.SUFFIXES)}"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"--conf {options.conf} would not be read", hint)
+        raise UsageError(Code.INVALID_NETWORK_CONFIG, f"--conf {options.conf} would not be read", hint)
     try:
         content = files.read(options.conf, gojson.MAX_BYTES)
-        network = gojson.loads(content)
+        network = positions.loads(content)
     except OSError as error:
         raise sentence(f"read {options.conf}", error) from error
     except ValueError as error:
         raise CniError(Code.DECODING_FAILURE, f"{options.conf}: {error}") from error
-    return default_network.text(network, subnets) if subnets and isinstance(network, dict) else content
+    return _with_subnets(network, subnets, options) if subnets and isinstance(network, dict) else content
+
+
+def _with_subnets(network: Mapping[str, object], subnets: Sequence[str], options: Namespace) -> bytes:
+    """Returns the file of a network; a subnet of the command line that cannot be used is wrong usage."""
+    try:
+        return default_network.text(network, subnets)
+    except default_network.SubnetError as error:
+        if options.node:
+            raise
+        raise UsageError(error.code, error.msg, error.details) from error
 
 
 def _refuse_overwriting(directory: Directory, path: str, content: bytes) -> None:

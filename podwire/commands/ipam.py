@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, add_json, judge, require_root
+from podwire.command import Command, Context, Status, UsageError, add_json, judge, require_root
 from podwire.commands.show import add_places, places
 from podwire.node import freeing, reservations
 from podwire.node.books import Places, Reservation
@@ -138,7 +138,7 @@ def _print(context: Context, join: Join, found: list[Finding], unseen: list[str]
 
 def _free(context: Context, options: Namespace) -> Status:
     where = places(context, options)
-    require_root("ipam free")
+    require_root(context, "ipam free")
     network = _network(options)
     join = joined(where, network, rules=False)
     chosen = _chosen(join, options, network)
@@ -174,7 +174,7 @@ def _network(options: Namespace) -> str:
     if by_address <= len(options.words) <= 1 + by_address:
         return "".join(options.words[by_address:])
     hint = "podwire ipam free ADDRESS [NETWORK], --container ID [NETWORK], or --gone [NETWORK]"
-    raise CniError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
+    raise UsageError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
 
 
 def _chosen(join: Join, options: Namespace, network: str) -> list[Reservation]:

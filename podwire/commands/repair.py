@@ -42,6 +42,7 @@ from podwire.repairing import (
 )
 
 _SETTLING_S = 2.0
+_LONGEST_S = 3600.0
 _SAID = {
     FINE: Cell("nothing to repair", "dim"),
     REPAIRED: Cell("repaired", "good"),
@@ -84,14 +85,21 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="tell what is missing, exit with 1 if something is")
     parser.add_argument("--quiet", action="store_true", help="tell of failures only")
     parser.add_argument(
-        "--settle", metavar="SECONDS", type=float, default=_SETTLING_S, help=f"how long to watch ({_SETTLING_S:g})"
+        "--settle", metavar="SECONDS", type=_seconds, default=_SETTLING_S, help=f"how long to watch ({_SETTLING_S:g})"
     )
     add_json(parser)
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < _LONGEST_S:  # nor is it "nan"
+        raise ValueError
+    return seconds
+
+
 def _run(context: Context, options: Namespace) -> Status:
     signals.hold()
-    require_root("repair")
+    require_root(context, "repair")
     known = _known(options)
     unread = _unread(options, known)
     if options.network and not (known or unread):

@@ -29,7 +29,7 @@ from podwire.verbs.running import Call, Pod, environment, execute
 
 
 def _gc(context: Context, options: Namespace) -> Status:
-    require_root("gc")
+    require_root(context, "gc")
     network = _collected(context, options)
     results = attachments.results_dir(options.cache_dir)
     _refuse_unknown(results, network.name)

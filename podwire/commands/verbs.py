@@ -23,6 +23,7 @@ from podwire.command import (
     Command,
     Context,
     Status,
+    UsageError,
     add_bin_dir,
     add_cache_dir,
     add_conf_dir,
@@ -78,6 +79,13 @@ def _ifname(context: Context, options: Namespace) -> str:
     return options.ifname or context.env.get("CNI_IFNAME") or "eth0"
 
 
+def _require_values(context: Context, options: Namespace) -> None:
+    """Raises UsageError for an option's value that no plugin takes, before anything of the node is looked at."""
+    target.require_names(options.container_id or "x", _ifname(context, options))
+    target.cni_args(options.args or [])
+    target.capability_args(options.capability_args)
+
+
 def _known(context: Context, options: Namespace) -> Known | None:
     netns = target.namespace_path(options.netns) if options.netns else ""
     ifname = _ifname(context, options)
@@ -85,7 +93,8 @@ def _known(context: Context, options: Namespace) -> Known | None:
 
 
 def _add(context: Context, options: Namespace) -> Status:
-    require_root("add")
+    _require_values(context, options)
+    require_root(context, "add")
     network = networks.find(conf_dir(context, options), options.network)
     netns = target.namespace_path(options.netns)
     target.require_namespace(netns)
@@ -136,7 +145,8 @@ def _rehearse(context: Context, options: Namespace, network: Network, pod: Pod) 
 
 
 def _check(context: Context, options: Namespace) -> Status:
-    require_root("check")
+    _require_values(context, options)
+    require_root(context, "check")
     known = _known(context, options)
     network = (known and known.network) or networks.find(conf_dir(context, options), options.network)
     if known is None or known.result is None:
@@ -157,10 +167,11 @@ def _check(context: Context, options: Namespace) -> Status:
 
 
 def _del(context: Context, options: Namespace) -> Status:
-    require_root("del")
+    _require_values(context, options)
+    require_root(context, "del")
     if not (options.netns or options.container_id):
         hint = f"podwire del {options.network} NETNS, or --container-id ID; podwire show lists them"
-        raise CniError(Code.INVALID_ENVIRONMENT, "which attachment is to be deleted?", hint)
+        raise UsageError(Code.INVALID_ENVIRONMENT, "which attachment is to be deleted?", hint)
     known = _known(context, options)
     network = (known and known.network) or networks.find(conf_dir(context, options), options.network)
     pod = _pod(context, options, known)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from cni import gojson
+
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _WORD = re.compile(r"[\w.+-]*")
 _DIGITS = 400  # what gojson keeps of a number
@@ -101,6 +103,20 @@ def read(data: bytes) -> Document:
     """Reads a text; raises MisreadError."""
     text = data.decode("utf-8", "replace")
     return Document(text, _Reader(text).document(), _line_starts(text))
+
+
+def loads(data: bytes) -> object:
+    """Returns what gojson reads; raises ValueError that names line, column and the repair where it is no JSON."""
+    try:
+        return gojson.loads(data)
+    except ValueError as error:
+        try:
+            read(data)
+        except MisreadError as misread:
+            line, column = place(data, misread.offset)
+            hint = f"; {misread.hint}" if misread.hint else ""
+            raise ValueError(f"line {line}, column {column}: {misread.problem}{hint}") from error
+        raise  # too long, or nested too deeply
 
 
 def place(data: bytes, offset: int) -> Place:

@@ -99,7 +99,7 @@ def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str,
 def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Done:
     """Runs the file to its end; started by `spawn`, which says what becomes of it when we are killed."""
     start_ns = time.perf_counter_ns()
-    result, error, stderr = None, None, ""
+    result, error, stderr, program = None, None, "", ""
     try:
         program = delegate.find(call.kind, call.path)
         command = child.Command((program,), call.env, call.stdin, capture_stderr=True)
@@ -108,7 +108,7 @@ def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Done:
         stderr = outcome.stderr.decode("utf-8", "replace")
         result = answer(outcome, call)
     except OSError as failure:
-        error = CniError(Code.INTERNAL, f"cannot run {call.kind}: {failure.strerror}", "is the file whole?")
+        error = delegate.not_runnable(program, failure)
     except CniError as failure:
         error = failure
     return Done(call.kind, call.command, (time.perf_counter_ns() - start_ns) / 1e6, result, error, stderr)

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from cni import gojson
 from cni.args import is_interface_name
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
@@ -20,7 +19,9 @@ from kernel.configure import Sandbox
 from kernel.netns import NAMED, Netns
 from podwire import attachments
 from podwire.attachments import Known
+from podwire.command import UsageError
 from podwire.exclusive import exclusive
+from podwire.lint import positions
 from podwire.lint.known import nearest
 from podwire.networks import Network
 
@@ -103,15 +104,19 @@ def is_same(one: str, other: str) -> bool:
 def require_names(container: str, ifname: str) -> None:
     """Refuses a container ID or an interface name that no plugin takes, as libcni does; raises CniError(4)."""
     if not VALID_NAME.fullmatch(container):
-        raise CniError(Code.INVALID_ENVIRONMENT, f"no container ID: {container}", "letters, digits, . _ - are allowed")
+        raise UsageError(
+            Code.INVALID_ENVIRONMENT, f"no container ID: {container}", "letters, digits, . _ - are allowed"
+        )
     if not is_interface_name(ifname):
-        raise CniError(Code.INVALID_ENVIRONMENT, f"no name of an interface: {ifname}", "15 characters, no / : or blank")
+        raise UsageError(
+            Code.INVALID_ENVIRONMENT, f"no name of an interface: {ifname}", "15 characters, no / : or blank"
+        )
 
 
 def capability_args(text: str) -> dict[str, object]:
     """Reads --capability-args or CAP_ARGS; raises CniError(6)."""
     try:
-        found = gojson.loads(text.encode("utf-8", "replace")) if text else {}
+        found = positions.loads(text.encode("utf-8", "replace")) if text else {}
     except ValueError as error:
         raise _bad_capabilities(str(error)) from None
     if not isinstance(found, dict):
@@ -146,12 +151,12 @@ def cni_args(pairs: list[str]) -> str:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals and value) or "=" in value or ";" in pair:
-            raise CniError(
+            raise UsageError(
                 Code.INVALID_ENVIRONMENT, f"no pair of CNI_ARGS: {pair}", "write --args KEY=VALUE, once each"
             )
     return ";".join(pairs)
 
 
-def _bad_capabilities(problem: str) -> CniError:
+def _bad_capabilities(problem: str) -> UsageError:
     hint = """for example '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'"""
-    return CniError(Code.DECODING_FAILURE, f"the capability arguments cannot be used: {problem}", hint)
+    return UsageError(Code.DECODING_FAILURE, f"the capability arguments cannot be used: {problem}", hint)

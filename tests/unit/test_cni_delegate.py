@@ -167,7 +167,7 @@ def test_a_delegate_that_fails_without_an_error_object(script, request_for, body
     error = failure(lambda: add(request_for()))
     assert error.code == 999
     assert error.msg.startswith(msg)
-    assert error.details == str(program)
+    assert error.details == f"the plugin is {program}"
 
 
 @pytest.mark.parametrize(

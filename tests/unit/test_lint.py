@@ -222,7 +222,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
         network({"type": "ptp", "ipam": IPAM}, {"type": "firewall", "ingressPolicy": "isolated"}),
         [("warning", "plugins[1].ingressPolicy", "about bridges")],
     ),
-    "misspelt type": (network({**BRIDGE, "type": "brigde"}), [("warning", "plugins[0].type", 'no plugin "brigde"')]),
+    "misspelt type": (network({**BRIDGE, "type": "brigde"}), [("error", "plugins[0].type", 'no plugin "brigde"')]),
     "path as type": (network({"type": "../bridge"}), [("error", "plugins[0].type", "no name of a plugin")]),
     # The network
     "no version": ({"name": "net", "plugins": [BRIDGE]}, [("note", "cniVersion", "means 0.1.0")]),

@@ -1,0 +1,49 @@
+"""podwire install and uninstall where podwire's files are damaged, and the link on PATH."""
+
+import pytest
+
+from tests.pack.test_tool_install import names, others, run, works  # noqa: F401 # fixtures
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "its beginning": lambda content: content[:1000],
+    "half": lambda content: content[: len(content) // 2],
+    "zeros in the middle": lambda content: content[: 1 << 20] + bytes(12 << 20) + content[13 << 20 :],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_podwire_is_replaced_and_not_kept(podwire, names, others, damage):  # noqa: F811
+    """A podwire that was cut off or overwritten is no plugin of somebody else's: nothing puts it back."""
+    before = (others / "portmap").read_bytes()
+    run(podwire, "install", "--bin-dir", others)
+    (others / "bandwidth").unlink()
+    (others / "bandwidth").write_bytes(DAMAGES[damage](podwire.read_bytes()))
+    (others / "bandwidth").chmod(0o755)
+    text = run(podwire, "install", "--bin-dir", others)
+    assert f"replaced {others}/bandwidth: it was a damaged podwire" in text
+    assert not (others / ".podwire-replaced" / "bandwidth").exists()
+    assert works(others / "bandwidth")
+    (others / "bandwidth").unlink()
+    (others / "bandwidth").write_bytes(DAMAGES[damage](podwire.read_bytes()))
+    run(podwire, "uninstall", "--bin-dir", others)
+    assert not (others / "bandwidth").exists()
+    assert (others / "portmap").read_bytes() == before
+
+
+def test_the_link_on_path_goes_with_the_tool(podwire, root, tmp_path):
+    """`uninstall` removes links on PATH that lead to the tool, and no other file or link of that name."""
+    directory, links = tmp_path / "bin", [tmp_path / name for name in ("one", "two", "three")]
+    run(podwire, "install", "--bin-dir", directory)
+    for place in links:
+        place.mkdir()
+    (links[0] / "podwire").symlink_to(directory / "podwire")
+    (links[1] / "podwire").symlink_to("../bin/podwire")
+    (links[2] / "podwire").symlink_to(podwire)
+    path = ("env", f"PATH={':'.join(map(str, links))}:/usr/bin")
+    text = run(podwire, "uninstall", "--bin-dir", directory, "--dry-run", before=path)
+    assert f"would: removed the link {links[0]}/podwire\n" in text
+    assert (links[0] / "podwire").is_symlink()
+    text = run(podwire, "uninstall", "--bin-dir", directory, before=path)
+    assert f"removed the link {links[1]}/podwire\n" in text
+    assert [(place / "podwire").is_symlink() for place in links] == [False, False, True]
