@@ -247,11 +247,11 @@ def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
     assert "give a path" in tool.wrong(3, "add", "net", "absent")
     assert "is no network namespace" in tool.wrong(3, "add", "net", str(tool.directory))
     assert "says the cache" in tool.wrong(3, "check", "net", sandbox.name)
-    assert "--container-id ID" in tool.wrong(3, "del", "net")
-    assert "KEY=VALUE" in tool.wrong(3, "add", "net", sandbox.name, "--args", "K")
-    assert "JSON object" in tool.wrong(3, "add", "net", sandbox.name, "--capability-args", "[]")
+    assert "--container-id ID" in tool.wrong(2, "del", "net")
+    assert "KEY=VALUE" in tool.wrong(2, "add", "net", sandbox.name, "--args", "K")
+    assert "JSON object" in tool.wrong(2, "add", "net", sandbox.name, "--capability-args", "[]")
     assert "needs root" in tool.wrong(3, "add", "net", sandbox.name, user=65534, group=65534)
-    assert "15 characters" in tool.wrong(3, "add", "net", sandbox.name, "-i", "a/b")
+    assert "15 characters" in tool.wrong(2, "add", "net", sandbox.name, "-i", "a/b")
     assert "\\x1b" in tool.wrong(3, "add", "a\x1bb", sandbox.name)
 
 
