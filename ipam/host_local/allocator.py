@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
 from os import fsdecode, lstat
+from os.path import basename
 
 from cni.address import Address, parse_ip, text_of, with_prefix
 from cni.cache import ResultCache
@@ -269,7 +270,12 @@ def _none_left(range_set: RangeSet) -> str:
 
 
 def _hint(directory: str) -> str:
-    return f"enlarge the range, or have the runtime run GC; a reservation in {directory} is freed by removing its file"
+    """Returns the repair of a full range: never to remove a file, which may be the reservation of a running pod."""
+    network = basename(directory)
+    return (
+        f"podwire ipam list {network} lists the addresses; podwire gc {network} releases those of containers that are "
+        f"no longer running; if all are running, enlarge the range"
+    )
 
 
 def _told(held: Reservations, name: str) -> str:

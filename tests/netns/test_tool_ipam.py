@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from ipaddress import ip_address
 
@@ -15,7 +16,7 @@ from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
 from tests.support.namespaces import lose
 from tests.support.node import NET, Node
-from tests.support.running import finish, start_plugin
+from tests.support.running import finish, run_plugin, start_plugin
 
 
 @pytest.fixture(params=[NFTABLES])
@@ -293,3 +294,23 @@ def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, n
         (outcome,) = freeing.free(join, chosen, where.cache_dir, force=False)
     assert "cache meanwhile" in outcome.reason
     assert path.exists()
+
+
+def test_the_commands_that_a_full_range_prints_release_only_what_is_not_running(node, sandbox, new_sandbox):
+    """The error of ADD names commands; run as printed, they free a lost pod's address and keep a running pod's."""
+    lost = new_sandbox()
+    kept, freed = address(node.attach(sandbox)), address(node.attach(lost))
+    lose(lost, node.host)
+    for number in range(2, 22):
+        if f"{NET}.{number}" not in (kept, freed):
+            reserve(node, f"{NET}.{number}", b"kept for the printer")
+    ipam = node.config["plugins"][0]["ipam"]
+    config = {"cniVersion": "1.1.0", "name": node.name, "ipam": ipam}
+    details = run_plugin("host-local", "ADD", config, netns=new_sandbox(), host=node.host).error()["details"]
+    commands = re.findall(r"podwire ((?:ipam list|gc) \S+)", details)
+    assert commands == [f"ipam list {node.name}", f"gc {node.name}"]
+    assert "file" not in details
+    for command in commands:
+        assert node.tool(*command.split(), places=command.startswith("ipam")).status == 0
+    assert kept in states(node)
+    assert freed not in states(node)
