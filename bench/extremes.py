@@ -63,4 +63,5 @@ def _with_ranges(subject: Subject) -> Config:
 
 def _index(subject: Subject, config: Config) -> Path:
     """Returns the path of podwire's index; the reference has none."""
-    return subject.store.with_name(f"{subject.store.name}.podwire") / config["name"]
+    directory: Path = subject.store.with_name(f"{subject.store.name}.podwire")
+    return directory / config["name"]
