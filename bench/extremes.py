@@ -64,4 +64,4 @@ def _with_ranges(subject: Subject) -> Config:
 def _index(subject: Subject, config: Config) -> Path:
     """Returns the path of podwire's index; the reference has none."""
     directory: Path = subject.store.with_name(f"{subject.store.name}.podwire")
-    return directory / config["name"]
+    return directory / str(config["name"])

@@ -62,5 +62,5 @@ def test_root_is_needed(words, tmp_path):
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines() == [
         f"podwire: podwire {command} needs root",
-        f"  run it with sudo: sudo podwire {command}",
+        f"  run it with sudo: sudo podwire {words} --cache-dir {tmp_path}",
     ]
