@@ -40,6 +40,14 @@ def test_a_killed_test_leaves_nothing_for_long(root, tmp_path):
         assert (Path("/run/netns", peer).exists(), Path(group).exists()) == (False, False)
 
 
+def test_namespaces_of_tests_in_another_pid_namespace_stay(sandbox):
+    """Tests that begin in another PID namespace, where our processes are not visible, leave our namespaces alone."""
+    code = "from tests.support import namespaces; namespaces.sweep()"
+    line = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", code]
+    subprocess.run(line, cwd=ROOT, check=True, timeout=60)
+    assert "lo" in sandbox.ip("link")
+
+
 @pytest.mark.parametrize("place", ["/dev/shm", "/etc", "/opt", "/run", "/run/netns", "/var/lib", "/var/lib/cni"])
 def test_what_is_written_on_a_machine_is_not_on_ours(empty_machine, place):
     """Where runtimes keep state (podman its locks in /dev/shm) a file of a machine is that machine's alone."""

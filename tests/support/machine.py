@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.support import binaries, namespaces, netstate
 from tests.support.namespaces import Namespace
-from tests.support.processes import PATH
+from tests.support.processes import PATH, identity, own_pid
 
 ADDRESS, PEER_ADDRESS = "203.0.113.1", "203.0.113.2"
 ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
@@ -32,7 +32,7 @@ BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
 _TIMEOUT_S = 60
-_CGROUPS = "pwt-"  # then the PID namespace of the tests, "-", and the id of the machine's first process
+_CGROUPS = "pwt-"  # then the identity of the machine's first process
 _STALE_S = 3600  # no test takes that long
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 _ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
@@ -81,7 +81,7 @@ class Machine:
     @property
     def cgroup(self) -> str:
         """The control group for its containers, in every hierarchy; it goes with the machine."""
-        return f"{_cgroups()}{self.pid}"
+        return f"{_CGROUPS}{identity(self.pid)}"
 
     def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
@@ -270,20 +270,15 @@ def _wire(network: Namespace, peer: Namespace) -> None:
         network.ip("route", "add", "default", "via", gateway)
 
 
-def _cgroups() -> str:
-    """Returns the beginning of the names of this PID namespace's control groups."""
-    return f"{_CGROUPS}{os.stat('/proc/self/ns/pid').st_ino}-"
-
-
 def _sweep() -> set[int]:
     """Removes the control groups of machines that have ended, of killed tests too; returns the process ids of the rest.
 
     Whether a process of another PID namespace runs cannot be seen: control groups of others are removed when they are
     old. The kernel keeps those that still have processes.
     """
-    top, prefix = Path("/sys/fs/cgroup"), _cgroups()
+    top = Path("/sys/fs/cgroup")
     found = [*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*")]
-    pids = {root: int(root.name.removeprefix(prefix)) for root in found if root.name.startswith(prefix)}
+    pids = {root: pid for root in found if (pid := own_pid(root.name.removeprefix(_CGROUPS)))}
     dead = [root for root, pid in pids.items() if not Path(f"/proc/{pid}").exists()]
     dead += [root for root in found if root not in pids and _age_s(root) > _STALE_S]
     for directory in (directory for root in dead for directory, _, _ in os.walk(root, topdown=False)):

@@ -22,7 +22,7 @@ from _podwire import setns
 from cni import presence
 from kernel.netns import Netns, entered
 from tests.support import libc
-from tests.support.processes import output
+from tests.support.processes import identity, output, own_pid
 
 _PREFIX = "pwt-"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
@@ -82,7 +82,7 @@ def create(purpose: str = "pod") -> Namespace:
 
     As `ip netns add` does, without a process: hundreds of tests make two.
     """
-    namespace = Namespace(f"{_PREFIX}{purpose}-{os.getpid()}-{next(_numbers)}")
+    namespace = Namespace(f"{_PREFIX}{purpose}-{identity(os.getpid())}-{next(_numbers)}")
     path = Path(namespace.path)
     path.parent.mkdir(exist_ok=True)
     path.touch()
@@ -99,9 +99,13 @@ def create(purpose: str = "pod") -> Namespace:
 
 
 def sweep() -> None:
-    """Removes what tests that were killed have left: namespaces that bear the id of a process that is no more."""
-    for path in Path("/run/netns").glob(f"{_PREFIX}*-*-*"):
-        if not Path("/proc", path.name.split("-")[-2]).exists():
+    """Removes the namespaces of tests that were killed: each name has the process that made it.
+
+    Tests in another PID namespace may share /run/netns; whether they run cannot be seen here, so theirs stay.
+    """
+    for path in Path("/run/netns").glob(f"{_PREFIX}*-*-*-*"):
+        pid = own_pid("-".join(path.name.split("-")[-3:-1]))
+        if pid and not Path(f"/proc/{pid}").exists():
             Namespace(path.name).delete()
 
 
