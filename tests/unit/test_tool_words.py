@@ -2,12 +2,13 @@
 
 import io
 import re
+import shlex
 from argparse import ArgumentParser
 
 import pytest
 
 from podwire import cli, manual
-from podwire.commands import COMMANDS
+from podwire.commands import COMMANDS, completion
 from podwire.words import candidates, command_line
 
 SOURCES = {"NETWORK": lambda: ["pods", "storage"]}
@@ -83,3 +84,14 @@ def test_every_command_has_a_help_that_teaches():
 def test_without_a_command_usage_is_told():
     """No command is wrong usage, told on stderr."""
     assert cli.run([], {}, io.StringIO(), {}) == 2
+
+
+def test_fish_completes_files_only_where_no_word_fits():
+    """Where a namespace or a network is the next word, fish proposes those and no files of the directory."""
+    lines = [line.strip() for line in completion._SCRIPTS["fish"].splitlines()]
+    (call,) = [shlex.split(line) for line in lines if line.startswith("complete ")]
+    assert "-f" in call  # else fish adds files to all words
+    _, words, otherwise, paths, end = lines[lines.index("if set -q found[1]") :][:5]
+    assert (words, otherwise, end) == ("string join \\n -- $found", "else", "end")
+    assert paths.startswith("__fish_complete_path")
+    assert [line for line in lines if "__fish_complete_path" in line] == [paths]
