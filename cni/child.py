@@ -72,7 +72,16 @@ def posix_spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, in
     )
 
 
-def run(*commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = LIMIT_S) -> list[Outcome]:
+class Notice(NamedTuple):
+    """What is called once when programs have run for `after_s` seconds and not ended."""
+
+    after_s: float
+    report: Callable[[], None]
+
+
+def run(
+    *commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = LIMIT_S, notice: Notice | None = None
+) -> list[Outcome]:
     """Starts all `commands`, waits until all have ended, and returns their outcomes in the same order.
 
     Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), TimeoutError
@@ -87,7 +96,7 @@ def run(*commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = 
             for command in commands:
                 children.append(_start(command, spawn, pipes))
             with waiting():
-                _attend(children, deaths, limit_s)
+                _attend_and_report(children, deaths, limit_s, notice)
         except BaseException:
             _end(children, deaths)
             raise
@@ -157,6 +166,18 @@ def _pipe(pipes: ExitStack, inherited: ExitStack) -> tuple[int, int]:
     inherited.callback(os.close, writable)
     os.set_blocking(readable, False)
     return readable, writable
+
+
+def _attend_and_report(children: list[_Child], deaths: int, limit_s: float | None, notice: Notice | None) -> None:
+    if notice and (limit_s is None or notice.after_s < limit_s):
+        try:
+            _attend(children, deaths, notice.after_s)
+        except TimeoutError:
+            notice.report()
+            limit_s = None if limit_s is None else limit_s - notice.after_s
+        else:
+            return
+    _attend(children, deaths, limit_s)
 
 
 def _attend(children: list[_Child], deaths: int, limit_s: float | None) -> None:

@@ -1,6 +1,6 @@
 """One podwire at a time: a lock on what is changed, a directory or a namespace.
 
-One rule: nobody waits for it; who comes second is told.
+One rule: it does not wait; the second podwire fails and names the process of the first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cni.errors import CniError, Code
+from kernel import locks
 
 
 @contextmanager
@@ -20,7 +21,15 @@ def exclusive(descriptor: int, busy: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CniError(Code.TRY_AGAIN_LATER, f"another podwire {busy}", "wait for its end") from error
+            raise CniError(Code.TRY_AGAIN_LATER, f"another podwire {busy}", _hint(descriptor)) from error
         yield
     finally:
         os.close(descriptor)
+
+
+def _hint(descriptor: int) -> str:
+    try:
+        holders = locks.get_holders(os.fstat(descriptor))
+    except OSError:
+        holders = []
+    return "; ".join(["wait for its end", *(f"process {pid}: {locks.get_command(pid)}" for pid in holders[:1])])

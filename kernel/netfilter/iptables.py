@@ -19,8 +19,9 @@ from typing import NamedTuple
 from _podwire import spawn_bound
 
 from cni import child, record
-from cni.child import Command, Outcome
+from cni.child import Command, Notice, Outcome
 from cni.errors import CniError, Code
+from kernel import locks
 from kernel.errors import KernelError
 from kernel.netfilter import iptables_direct, nft
 from kernel.netfilter.nft import Chain, Table
@@ -37,7 +38,7 @@ _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr
 # All that a program gets of our environment: wrappers need a PATH, the others are iptables' own. What the runtime says
 # of the container is not theirs to know, and nothing in it can make them load other code.
 _VARIABLES = ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR")
-_LOCK = "/run/xtables.lock"
+LOCK = "/run/xtables.lock"
 _LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that takes longer hangs
 _SAID_CHARACTERS = 500
 _TRIES = 10  # iptables-nft: a conflict takes another program that commits within the same milliseconds
@@ -239,7 +240,8 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
         try:
             with record.step(f"run {', '.join(names)}"):
                 left_s = start + _LIMIT_S - time.monotonic()
-                outcomes = child.run(*(commands[family] for family in busy), spawn=spawn_bound, limit_s=left_s)
+                running = (commands[family] for family in busy)
+                outcomes = child.run(*running, spawn=spawn_bound, limit_s=left_s, notice=_notice(names))
         except TimeoutError as error:
             raise CniError(
                 Code.TRY_AGAIN_LATER,
@@ -254,11 +256,20 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
             raise CniError(
                 Code.TRY_AGAIN_LATER,
                 f"iptables is held by another program for {LOCK_WAIT_S} s, try again later",
-                f"see who holds it: fuser -v {os.environ.get('XTABLES_LOCKFILE') or _LOCK}",
+                locks.describe_holder(_lock()),
             )
         if not conflict:
             break
     return ended
+
+
+def _notice(names: Sequence[str]) -> Notice:
+    """Returns the report of programs that run for long, as they do while another process holds their lock."""
+    return Notice(locks.NOTICE_S, lambda: locks.report_wait(", ".join(names), _lock()))
+
+
+def _lock() -> str:
+    return os.environ.get("XTABLES_LOCKFILE") or LOCK
 
 
 def _command(family: int, text: bytes, options: tuple[str, ...], *, legacy: bool) -> Command:

@@ -15,6 +15,8 @@ from ipam.host_local import allocator
 from ipam.host_local.allocator import Usage, inside
 from ipam.host_local.boots import file_system
 from ipam.host_local.store import Store
+from kernel import locks
+from kernel.netfilter import iptables
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.shell import quote
@@ -22,7 +24,6 @@ from podwire.shell import quote
 _GROUP = "addresses"
 _NEARLY_PERCENT = 90
 _LONG_S = 10.0  # a verb holds the lock for milliseconds
-_XTABLES_LOCK = "/run/xtables.lock"  # of iptables-legacy's programs
 _SHARED = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.glusterfs")
 
 _FULL = Fault(
@@ -141,48 +142,19 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
 
 def _lock(node: Node) -> Iterator[Finding]:
     paths = [(item.network.name, f"{store.directory}/lock") for item, store in _stores(node)]
-    held = _held_places()
-    for subject, path in [*paths, ("iptables", _XTABLES_LOCK)]:
+    for subject, path in [*paths, ("iptables", iptables.LOCK)]:
         try:
-            about = os.stat(path)
+            holders = locks.get_holders(os.stat(path))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
-        for pid in _holders(place) if place in held else ():
+        for pid in holders:
             age_s = _age_s(pid)
             if age_s is not None and age_s > _LONG_S:
-                program = read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-                text = f"{path} is held by process {pid} ({program}), which runs for {age_s:.0f} s"
+                text = f"{path} is held by process {pid} ({locks.get_command(pid)}), which runs for {age_s:.0f} s"
                 yield _HELD.found(subject, text, f"kill {pid}")
 
 
-def _held_places() -> set[str]:
-    """Returns the files that are locked by flock(2), as /proc/locks writes them ("fe:00:1234")."""
-    lines = (line.split() for line in read_text("/proc/locks").splitlines())
-    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"; waiting ones have "->"
-    return {words[5] for words in lines if len(words) > 5 and words[1] == "FLOCK"}
-
-
-def _holders(place: str) -> list[str]:
-    """Returns the processes that have a file open by which it is locked.
-
-    The process in /proc/locks is the one that took the lock. It may have ended since, and be a zombie, while a child
-    holds the lock by the same open file.
-    """
-    found = []
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            names = os.listdir(f"/proc/{pid}/fdinfo")
-            texts = [read_text(f"/proc/{pid}/fdinfo/{name}") for name in names]
-        except OSError:
-            continue  # it ended meanwhile, or is not ours to look at
-        lines = (line for text in texts for line in text.splitlines() if line.startswith("lock:"))
-        if any("FLOCK" in line and f" {place} " in line for line in lines):
-            found.append(pid)
-    return found
-
-
-def _age_s(pid: str) -> float | None:
+def _age_s(pid: int) -> float | None:
     """Returns for how many seconds a process runs (proc_pid_stat(5)), None when it is not visible."""
     words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(words) < 20:

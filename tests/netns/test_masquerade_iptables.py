@@ -345,13 +345,15 @@ def lock(tmp_path):
 
 @pytest.mark.parametrize("tools", [LEGACY], indirect=True)
 def test_the_lock_is_waited_for_but_not_without_end(net, sandbox, lock):
-    """While another program holds the lock ADD waits ten seconds, fails with code 11, and leaves nothing."""
+    """While another program holds the lock ADD waits ten seconds, names it, fails with code 11, and leaves nothing."""
     start = time.monotonic()
-    error = net.run("ADD", sandbox, env={**net.env, "XTABLES_LOCKFILE": lock}).error()
+    done = net.run("ADD", sandbox, env={**net.env, "XTABLES_LOCKFILE": lock})
+    error, holder = done.error(), f"the lock {lock} is held by process {os.getpid()} ("
     assert 9 < time.monotonic() - start < 20
     assert error["code"] == 11
     assert "try again later" in error["msg"]
-    assert lock in error["details"]
+    assert holder in error["details"]
+    assert f"-restore: {holder}" in done.stderr
     assert (rules(net), net.leases(), set(links(sandbox))) == (NOTHING, {}, {"lo"})
 
 

@@ -11,7 +11,7 @@ import pytest
 from _podwire import spawn_bound
 
 from cni import child, signals
-from cni.child import Command, Outcome
+from cni.child import Command, Notice, Outcome
 from tests.support.errors import failure_of
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -313,3 +313,21 @@ def test_whoever_started_us_may_have_any_mind_about_children(action, mask):
         return outcome.status == 3 and time.monotonic() - start < 3
 
     assert in_a_child(plugin)
+
+
+@pytest.mark.parametrize(("script", "reports"), [("exit 0", 0), ("read line < $FIFO; sleep 0.1; echo done", 1)])
+def test_a_long_run_is_reported_once(run, tmp_path, script, reports):
+    """After the time of a notice it is called, once, while the program goes on; for a short run it is not called."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    calls = []
+    end = os.open(fifo, os.O_RDWR)
+
+    def report():
+        calls.append("report")
+        os.write(end, b"go\n")
+
+    after_s = 0.1 if reports else 60
+    (outcome,) = run(shell(script, env={**ENV, "FIFO": str(fifo)}), notice=Notice(after_s, report))
+    os.close(end)
+    assert (outcome.status, outcome.stdout, len(calls)) == (0, b"done\n" if reports else b"", reports)

@@ -194,7 +194,7 @@ def test_the_wait_for_the_lock_has_an_end(tmp_path, net, holder):
         add(net, "10.1.2.3")
     assert time.monotonic() - began < 5
     assert caught.value.code == 11
-    assert f"it is held by process {holder} (" in caught.value.details
+    assert f"/net/lock is held by process {holder} (" in caught.value.details
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

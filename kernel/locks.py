@@ -1,0 +1,86 @@
+"""flock(2) locks of other processes: finds the process that holds one, and reports a long wait on stderr.
+
+One rule: nothing here runs unless a verb already waits for a lock, or an operator asks for its holder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from cni import files
+from cni.errors import one_line
+
+NOTICE_S = 3.0  # a wait that takes longer is reported; a verb holds a lock for milliseconds
+
+_MOST_BYTES = 64 << 20  # a line of /proc/locks has about 50
+
+
+def get_holders(lock: os.stat_result) -> list[int]:
+    """Returns the processes that have the file open by which it is locked, as far as /proc shows them.
+
+    The process in /proc/locks (proc_locks(5)) is the one that took the lock. It may have ended since, and be a zombie,
+    while a child holds the lock by the same open file: then all processes are searched. Raises OSError when /proc/locks
+    cannot be read.
+    """
+    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    takers = _get_takers(files.read("/proc/locks", _MOST_BYTES).decode(), place)
+    holders = [pid for pid in takers if pid and _holds(pid, place)]
+    if takers and not holders:
+        holders = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _holds(pid, place)]
+    return holders
+
+
+def describe_holder(path: str, lock: os.stat_result | None = None) -> str:
+    """Returns a sentence that names the holder of the lock file at `path`, or the command that shows it."""
+    try:
+        holders = get_holders(lock or os.stat(path))
+    except OSError:
+        holders = []
+    if holders:
+        return f"the lock {path} is held by process {holders[0]} ({get_command(holders[0])})"
+    return f"the holder of the lock {path} is not visible here; run fuser -v {path}"
+
+
+def get_command(pid: int) -> str:
+    """Returns a process's command line, "" when it is not visible."""
+    return one_line(_read(f"/proc/{pid}/cmdline").replace("\0", " ").strip())
+
+
+def report_wait(awaited: str, path: str) -> None:
+    """Writes one line to stderr: this process still waits for `awaited`, and which process holds the lock at `path`."""
+    if sys.stderr is not None:
+        with suppress(OSError):  # standard error may be a pipe that nobody reads
+            print(one_line(f"podwire: waiting for {awaited}: {describe_holder(path)}"), file=sys.stderr, flush=True)
+
+
+def _get_takers(table: str, place: str) -> list[int]:
+    """Returns the processes that took the lock; 0 stands for one in a PID namespace that is not visible here."""
+    lines = (line.split() for line in table.splitlines())
+    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"; the lines of waiting processes have "->" before FLOCK
+    return [int(words[4]) for words in lines if len(words) > 5 and words[1] == "FLOCK" and words[5] == place]
+
+
+def _holds(pid: int, place: str) -> bool:
+    return any(_get_takers(text, place) for text in _locks_of(pid))
+
+
+def _locks_of(pid: int) -> Iterator[str]:
+    """Yields the locks of each open file of a process, in the form of /proc/locks."""
+    directory = f"/proc/{pid}/fdinfo"
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return  # it has ended, or may not be inspected
+    for name in names:
+        yield _read(f"{directory}/{name}").replace("lock:", "")
+
+
+def _read(path: str) -> str:
+    """Returns a file of /proc, "" for one that is gone or may not be read."""
+    try:
+        return files.read(path, _MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,26 @@
+"""Two podwires that change the same directory or namespace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from cni.errors import CniError
+from podwire.exclusive import exclusive
+
+
+def test_the_second_podwire_names_the_process_of_the_first(tmp_path):
+    """The second one does not wait; its error names the process that holds the lock."""
+    with subprocess.Popen(["flock", tmp_path, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdin
+        assert first.stdout
+        first.stdin.write(b"\n")
+        first.stdin.flush()
+        first.stdout.readline()
+        with pytest.raises(CniError) as caught, exclusive(os.open(tmp_path, os.O_RDONLY), "installs here"):
+            pass
+        first.stdin.close()
+    assert caught.value.msg == "another podwire installs here"
+    assert caught.value.details == f"wait for its end; process {first.pid}: flock {tmp_path} cat"
