@@ -47,6 +47,8 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
         with cases.networks(subjects, SINGLE) as network:
             floor = floors.bridge("bridge", network(subjects[0]), pods[-1]) if floors else None
             yield Part("ms", "bridge with host-local", cases.bridge(subjects, rounds, "bridge", network, pods, floor))
+            routed = extremes.with_routes(network)
+            yield Part("ms", "1,000 routes", cases.bridge(subjects, fewer, "bridge, 1,000 routes", routed, pods))
             batches = cases.throughput(subjects, fewer, network, pods)
             yield Part("ms", "DEL until every process it left behind is gone, each", batches)
             first = cold.first_calls(subjects, few, network, pods[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import time
@@ -53,7 +54,8 @@ def run(call: Invocation) -> Run:
     out, out_writer = os.pipe()
     err, err_writer = os.pipe()
     try:
-        assert len(call.stdin) <= _PIPE_BYTES, "the configuration must fit into a pipe"
+        if len(call.stdin) > _PIPE_BYTES:
+            fcntl.fcntl(stdin_writer, fcntl.F_SETPIPE_SZ, len(call.stdin))  # it is written before there is a reader
         os.write(stdin_writer, call.stdin)
         os.close(stdin_writer)
         started = time.perf_counter_ns()
