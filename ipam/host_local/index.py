@@ -130,7 +130,9 @@ class Index:
         if not self.complete:
             return
         if self._anew is not None:
-            self._anew[owner] = [other for other in self._anew.get(owner, ()) if other != name]
+            names = self._anew.pop(owner, [])
+            if names != [name]:
+                self._anew[owner] = [other for other in names if other != name]
             return
         self.complete = False
         key = table.key_of(owner)
