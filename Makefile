@@ -11,7 +11,7 @@ FIREWALLD := build/firewalld
 ARM64 := build/arm64
 APT := -qq -o APT::Sandbox::User=root
 
-# The release for which this is written: of the test root, and of the packages that are built here.
+# The Debian release of the test root, and of the packages that are built here.
 DEBIAN := bookworm
 # What newer-python builds in. For Ubuntu, a line of sources.list: MIRROR="deb [signed-by=FILE] URL noble main universe".
 DISTRIBUTION ?= trixie

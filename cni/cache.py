@@ -113,9 +113,9 @@ class ResultCache:
 
         It is gone when the cache knows this network but not this attachment, or when its namespace is proven gone.
         """
-        own = self._cached(attachment)
-        if own:
-            return not any(map(self._lives, own))
+        cached = self._cached(attachment)
+        if cached:
+            return not any(map(self._lives, cached))
         return bool(self.sandboxes) and not self.may_have(attachment)
 
     def may_have(self, attachment: Attachment) -> bool:
@@ -126,8 +126,8 @@ class ResultCache:
 
     def has_lost(self, attachment: Attachment) -> bool:
         """Tells whether the cache knows the attachment, and its namespace is proven gone; "" as above."""
-        own = self._cached(attachment)
-        return bool(own) and not any(map(self._lives, own))
+        cached = self._cached(attachment)
+        return bool(cached) and not any(map(self._lives, cached))
 
     def is_running(self, attachment: Attachment) -> bool:
         """Tells whether the cache names a namespace of the attachment that surely exists; "" as above."""
@@ -191,7 +191,7 @@ def _sandbox(result: object, ifname: str) -> str:
 def _host_interface(result: object, ifname: str) -> str:
     """Returns the name of the interface on the host that a cached result lists before the container's, "" if none.
 
-    It is the host's end of the veth pair with ours, the reference's and others' plugins; a bridge stands before it.
+    With podwire, the reference and most other plugins that is the host veth, which they list after the bridge.
     """
     interfaces = result.get("interfaces") if isinstance(result, dict) else None
     found = ""

@@ -1,8 +1,8 @@
 """Running other programs to their end, several at once when need be.
 
-One rule: `run` ends in limited time, and no program started here outlives it. What a program has started itself is its
-own affair while it ends in time: neither that nor a pipe it holds is waited for. A program that is ended from here is
-ended with its process group, since the one that hangs may be started by a script.
+One rule: `run` ends in limited time, and no program started here outlives it. It waits neither for processes that a
+program has started nor for pipes that they hold. A program that `run` kills is killed with its process group, since a
+script may have started the one that hangs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from cni.values import dataclass, field
 
 STDOUT_BYTES = 64 << 20  # more is an error
 STDERR_BYTES = 1 << 20  # more is read and forgotten
-# Within what the kubelet waits: 2 minutes for a DEL, and twice as long for an ADD, which undoes what it did by a DEL.
+# Below the kubelet's limits: 2 minutes for a DEL, and 4 for an ADD, which rolls back by a DEL when it fails.
 LIMIT_S = 100.0
 
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
-_KILLED_S = 5.0  # from SIGKILL on; one that waits for a disk or a file server is not ended by it
+_KILLED_S = 5.0  # after SIGKILL, which does not end a process that waits for a disk or a file server
 _CHUNK_BYTES = 65536
 _PIPE_CHUNKS = 16  # what a pipe holds at most, unless somebody with CAP_SYS_RESOURCE made it larger
 # We ignore SIGPIPE and hold SIGTERM back; a program starts with the defaults, as from a shell.
 _DEFAULTS = (signal.SIGPIPE, *TERMINATION)
 
 # Starts a program: its words, its environment ("NAME=value"), the descriptors for 0, 1 and 2 (-1: ours), the signals
-# that start with their default actions, none of them held back. Returns the process, which leads a process group;
-# raises OSError.
+# that start with their default actions, none of them held back. Returns the ID of the process, which leads a process
+# group of its own; raises OSError.
 Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...]], int]
 
 
@@ -85,9 +85,9 @@ def run(
     """Starts all `commands`, waits until all have ended, and returns their outcomes in the same order.
 
     Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), TimeoutError
-    when not all have ended in `limit_s` seconds; None is for a caller who watches it. Then, and when a signal ends the
-    waiting (Terminated), those that run get SIGTERM and are waited for: they take back what they have done, then it is
-    our turn. One that takes too long is killed.
+    when not all have ended in `limit_s` seconds; None is for programs that an operator watches. Then, and when a signal
+    ends the waiting (Terminated), running programs get SIGTERM and are waited for: they roll back before the caller
+    does. One that takes too long is killed.
     """
     children: list[_Child] = []
     # No signal may come between a start and the place that ends what was started.
@@ -222,12 +222,12 @@ def _signal(children: list[_Child], number: int) -> None:
 
 
 def _await_deaths(children: list[_Child], deaths: int) -> None:
-    """Waits until programs that were killed have ended; the kernel may keep one that is in the middle of a request."""
+    """Waits until programs that were killed have ended; the kernel ends none in state D."""
     deadline = time.monotonic() + _KILLED_S
-    news = select.poll()
-    news.register(deaths, select.POLLIN)
+    poll = select.poll()
+    poll.register(deaths, select.POLLIN)
     while not all(child.has_ended() for child in children) and (left_s := deadline - time.monotonic()) > 0:
-        if news.poll(left_s * 1000):
+        if poll.poll(left_s * 1000):
             os.read(deaths, _CHUNK_BYTES)
 
 

@@ -74,9 +74,9 @@ def forward(args: CmdArgs, conf: NetConf) -> None:
 
 
 def gateways(args: CmdArgs, conf: NetConf) -> Iterator[Iterable[Interface]]:
-    """Yields the gateways that the network's IPAM plugin may name (skel.Plugin), none where it is another file.
+    """Yields the gateways of the ranges of the network's IPAM plugin (skel.Plugin), none if that is another file.
 
-    Raises its error for a wrong configuration, also while they are iterated over.
+    Raises the plugin's CniError for a wrong configuration, also during the iteration.
     """
     plugin = args.delegates.get(conf.ipam_type)
     if plugin and plugin.gateways and _is_ourselves(_find_other(conf.ipam_type, args, conf)):
@@ -153,7 +153,7 @@ def _execute(program: str, args: CmdArgs) -> bytes:
         outcome = _run_when_free(command)
     except TimeoutError as error:
         msg = f"{program} did not end {args.command} within {child.LIMIT_S:.0f} s and was killed, try again later"
-        hint = 'it is the network\'s "ipam.type"; a plugin that asks a server waits for it: see whether that answers'
+        hint = 'it is the network\'s IPAM plugin ("ipam.type"): if it asks a server, see whether that answers'
         raise CniError(Code.TRY_AGAIN_LATER, msg, hint) from error
     except OSError as error:
         raise not_runnable(program, error) from error

@@ -201,7 +201,7 @@ def _size(value: object) -> int:
 
 
 def _cut(text: str, most_bytes: int) -> str:
-    """Returns as much of a text as takes `most_bytes` in a line; encodes no more than that many characters."""
+    """Returns as much of a text as takes `most_bytes` in a line; encodes at most that many characters."""
     if len(text) * 6 + 2 <= most_bytes:  # no character takes more than six
         return text
     if len(text) <= most_bytes and _size(text) <= most_bytes:
@@ -215,7 +215,7 @@ def _cut(text: str, most_bytes: int) -> str:
 def _fitting(items: Iterable[object], number: int, most_bytes: int) -> list[object]:
     """Returns as many of `number` items as take `most_bytes` in a line, and at the end how many more there were.
 
-    Of `items` no more are made than are looked at.
+    It takes no more of `items` than it needs, so a generator builds no more.
     """
     kept: list[object] = []
     left = most_bytes - _ID_BYTES
@@ -247,9 +247,9 @@ def _append(path: str, data: bytes) -> None:
 
 
 def _stores(fd: int) -> bool:
-    """Tells whether a file's file system keeps what is written: to one of the kernel's (proc, sysfs) it is a command.
+    """Returns whether a file's file system stores data; to one of the kernel's (proc, sysfs) a line is a command.
 
-    Those have no blocks, wherever they are mounted. Some of those in memory have none either: their type is looked up.
+    These have no blocks, wherever they are mounted. Some file systems in memory have none either, but a known type.
     """
     if os.fstatvfs(fd).f_blocks:
         return True

@@ -1,8 +1,8 @@
-"""Does the network namespace of an attachment still exist? The one judgement that everything else relies on.
+"""Whether the network namespace of an attachment still exists: the one judgement that plugins and tool rely on.
 
 One rule: GONE needs proof. A path that is missing here may be missing only in this process's view of the file system:
-in a container, or after `unshare --mount`, /run/netns is another directory while the pods run. So the view of the
-machine's first process is asked, too, and an interface of the attachment that still exists proves that it is running.
+in a container, or after `unshare --mount`, /run/netns is another directory while the pods run. So the path is also
+looked up as process 1 sees it, and an interface of the attachment that still exists proves that it is running.
 
 Costs two stat(2) for a namespace that is at its path, and some ten system calls more for one that is not.
 """
@@ -17,7 +17,7 @@ import struct
 from enum import Enum
 
 INIT = "/proc/1"
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the number of the machine's own
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the machine's own
 _SIOCGIFINDEX, _MOST_NAME_BYTES = 0x8933, 15  # linux/sockios.h, linux/if.h (IFNAMSIZ)
 _MOST_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
 
@@ -48,12 +48,12 @@ def presence(netns: str, host_interface: str = "") -> Presence:
 
 
 def obstacle() -> str:
-    """Says why this process cannot prove of any missing namespace that it is gone, "" if it can."""
+    """Returns why this process cannot prove that a missing namespace is gone, "" if it can."""
     try:
         os.stat(f"{INIT}/root")
     except OSError as error:
         return f"{INIT}/root cannot be read: {error.strerror}"
-    return "" if _is_machines_init() else "this is a container that has not got the host's processes"
+    return "" if _is_machines_init() else "this is a container without the host's processes"
 
 
 def _look(path: str) -> Presence:
@@ -104,7 +104,7 @@ def _look_as_init(netns: str) -> Presence:
 
 
 def _resolved(root: str, path: str) -> str:
-    """Returns where `path` leads for a process with that root directory; raises OSError.
+    """Returns the path, below `root`, of what `path` is for a process with that root directory; raises OSError.
 
     The kernel would follow an absolute symbolic link (/var/run to /run) from our own root directory.
     """
@@ -120,7 +120,7 @@ def _resolved(root: str, path: str) -> str:
             continue
         step = f"{at}/{name}"
         if not rest and _look(step) is Presence.HERE:
-            return step  # also a link of /proc, whose text is no path
+            return step  # a link of /proc, too, whose target is not a path
         try:
             target = os.readlink(step)
         except OSError as error:

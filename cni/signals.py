@@ -28,7 +28,7 @@ class Terminated(BaseException):
 def hold() -> None:
     """Holds the signals back in this process and makes them raise Terminated inside `waiting()`.
 
-    Raises CniError(5) when the process may not do that: without it a signal could cut a change in half.
+    Raises CniError(5) when the process may not do that: a signal could then interrupt a change halfway.
     """
     try:
         pthread_sigmask(signal.SIG_BLOCK, TERMINATION)

@@ -51,8 +51,8 @@ class Plugin:
     it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `cmd_retract`
     takes the same away again, without the interface and its addresses: the attachment has gone meanwhile. `parse` reads
     a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
-    the common ones (keys.COMMON). `gateways` reads from the configuration of an IPAM plugin which gateways ADD may
-    name, with the prefix of their subnet: for each address that ADD allocates, the gateways of its alternative ranges.
+    the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would allocate the
+    gateways of the ranges that it may come from, with the prefixes of their subnets.
     """
 
     name: str

@@ -106,7 +106,7 @@ become(Program *program)
         goto failed;
     if (getppid() != program->parent)
         _exit(127);
-    if (setpgid(0, 0) < 0) /* whoever ends the program ends what it has started, too */
+    if (setpgid(0, 0) < 0) /* so that a kill ends what the program has started, too */
         goto failed;
     for (int number = 1; number < NSIG; number++)
         if (sigismember(&program->defaults, number) == 1 && signal(number, SIG_DFL) == SIG_ERR)

@@ -76,7 +76,7 @@ def every(socket: Socket) -> dict[int, list[Assigned]]:
 def addition(link: Link, address: Interface, *, exists_ok: bool = False, dad: bool = True) -> Request:
     """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference).
 
-    Without `dad` an IPv6 address can be used at once: its interface's duplicate address detection is not run for it.
+    Without `dad` the kernel skips duplicate address detection, so that an IPv6 address can be used at once.
     """
     doing = f'add IP addr {text_of(address)} to "{link.name}"'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL

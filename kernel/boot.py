@@ -1,6 +1,6 @@
 """Which boot this is, and when it began: this tells records of the current boot from those of an earlier one.
 
-One rule: what cannot be read has no value here, and callers then treat nothing as stale.
+One rule: a value that cannot be read is empty (b"", 0), and callers then treat nothing as stale.
 """
 
 from __future__ import annotations

@@ -150,10 +150,10 @@ def led_across(own: Link, namespace: Netns, answers: Sequence[Any]) -> Link | No
 
 
 def peer(socket: Socket, own: Link) -> Link | None:
-    """Returns the other end of a veth, looked up in the namespace that it is in; None where it cannot be looked at.
+    """Returns the peer of a veth, read from the namespace that the peer is in; None where it cannot be read.
 
-    Linux 4.15 and later answer for another namespace, of which the caller must be root, without its being entered, and
-    repeat its number; earlier ones answer for this one. Raises KernelError.
+    Linux 4.15 and later answer for another namespace without entering it, if the caller is root there, and repeat its
+    number; earlier kernels answer for this one. Raises KernelError.
     """
     request = by_index(own.lower or own.index)  # kernels before 5.10 leave out an index that is the port's, too
     number = own.lower_nsid

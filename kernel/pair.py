@@ -71,7 +71,7 @@ def make(
                 found = host.change(pair, then=[link.by_name(outside.name), *of_master])
         except KernelError as error:
             if error.errno == errno.EXFULL and master:
-                raise full(master).prefixed("failed to make veth pair: ") from error
+                raise full_bridge_error(master).prefixed("failed to make veth pair: ") from error
             if error.errno != errno.EEXIST:
                 where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
                 msg = f"failed to make veth pair: {error}"
@@ -93,11 +93,11 @@ def make(
 def refuse_full(host: Socket, bridge: Link) -> None:
     """Raises CniError(50) for a bridge on which `make` would find no free port, KernelError."""
     if link.count_ports(host, bridge.index) >= _PORTS_MAX:
-        raise full(bridge)
+        raise full_bridge_error(bridge)
 
 
-def full(bridge: Link) -> CniError:
-    """Returns the error of a bridge without a free port, for which the kernel has the words "exchange full"."""
+def full_bridge_error(bridge: Link) -> CniError:
+    """Returns the error of a bridge without a free port, which the kernel reports as "Exchange full" (EXFULL)."""
     return CniError(
         Code.PLUGIN_NOT_AVAILABLE,
         f'bridge "{bridge.name}" is full: it has {_PORTS_MAX} ports, and the kernel allows no more',
@@ -238,7 +238,7 @@ def _delete_host_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | 
     """Deletes the host veth that prevResult names, if the kernel confirms that it is this attachment's.
 
     A namespace whose file is gone lives on while a process is in it, and so does the veth pair with its addresses. An
-    uplink may be a veth, too (kind, LXC), and prevResult may be another attachment's: what is not confirmed stays.
+    uplink may be a veth, too (kind, LXC), and prevResult may be another attachment's: an unconfirmed one stays.
     """
     try:
         prev_result = conf.prev_result() or Result()

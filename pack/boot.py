@@ -20,7 +20,7 @@ import _modules  # type: ignore[import-not-found]  # freeze.py writes it
 # What the standard library imports only when first needed: at run time there is nothing left to import from.
 LATE_IMPORTS = {
     "argparse": ("shutil", "textwrap"),
-    "_datetime": ("_strptime",),  # of a stand-in for datetime nobody formats a date
+    "_datetime": ("_strptime",),  # not with the stand-in for datetime, which formats no dates
     "traceback": ("linecache",),
 }
 ENCODINGS = ("ascii", "latin-1", "utf-8")

@@ -87,7 +87,7 @@ def configuration(cache_dir: str, network: str) -> Network | None:
 def require_cache(cache_dir: str) -> None:
     """Raises CniError(5) for a cache that cannot be read.
 
-    The default one may be missing, as on a node that never had a pod; another one was named by mistake then.
+    The default one may be missing, as on a node that never had a pod; a missing one that was named is a mistake.
     """
     directory = results_dir(cache_dir)
     try:
@@ -102,7 +102,7 @@ def require_cache(cache_dir: str) -> None:
 
 
 def unread(cache_dir: str, found: Iterable[Known], network: str = "") -> list[str]:
-    """Returns the paths of the cache's files that are none of `found`, and no attachment at a second look either.
+    """Returns the paths of the cache's files that are not among `found`, and cannot be read at a second look either.
 
     They are not readable, truncated, or of the form before CNI 0.8. Runtimes write and remove files meanwhile.
     """

@@ -1,7 +1,7 @@
 """CHECK of attachments that the cache knows, for `podwire doctor` and `podwire show`: both judge a pod by it.
 
-One rule: CHECK runs in this process and only looks: host-local's, which takes the store's lock, is replaced by a look
-without it.
+One rule: CHECK runs in this process and only reads: host-local's, which takes the store's lock, is replaced by one that
+reads the store without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUT_OF_SIGHT = "their network namespaces cannot be seen from here"
 
 @dataclass(frozen=True)
 class Failure:
-    """One plugin's CHECK that failed; `of_rules` tells whether rules are what is missing, which repair makes again."""
+    """One plugin's CHECK that failed; `of_rules`: only rules are missing, which `podwire repair` creates again."""
 
     plugin: str
     error: CniError
@@ -41,10 +41,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What CHECK says of one attachment: failures, and remarks of plugins whose CHECK passes.
+    """The outcome of CHECK for one attachment: failures, and remarks of plugins whose CHECK passes.
 
-    `foreign` are plugins that are not ours and were not asked. `skipped` is why none was, by the configuration (a
-    version without CHECK), `unseen` why the attachment could not be looked at.
+    `foreign` are the types of plugins that are not ours, whose CHECK was not run. `skipped` is why no CHECK was run, by
+    the configuration (a version without CHECK), `unseen` why the attachment could not be looked at.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -69,7 +69,7 @@ class Checker:
         self._owners: dict[str, Owners] = {}
 
     def verdict(self, one: Known) -> Verdict:
-        """Runs CHECK of each plugin; what follows a failure that is not about rules is left out: it builds on it."""
+        """Runs CHECK of each plugin until a failure that is not about rules: later plugins build on that one's work."""
         skipped, unseen = _obstacle(one)
         if skipped or unseen:
             return Verdict(skipped=skipped, unseen=unseen)
@@ -99,7 +99,7 @@ class Checker:
     def request(
         self, command: str, attachment: Attachment | None, stdin: object, *, known: Known | None = None
     ) -> tuple[CmdArgs, NetConf]:
-        """Returns what a verb of ours is called with, in this process; raises CniError."""
+        """Returns the arguments and configuration for a verb of ours in this process; raises CniError."""
         env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self._path)}
         if attachment and known:
             env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
@@ -162,7 +162,7 @@ def _obstacle(one: Known) -> tuple[str, str]:
 
 
 def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:
-    """Does what host-local's CHECK does, by a look without the lock."""
+    """Does what host-local's CHECK does, without the store's lock."""
     store = Store(host_local.data_dir(conf), conf.name)
     try:
         owners = checker.owners(store)

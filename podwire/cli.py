@@ -25,7 +25,7 @@ _EPILOG = """\
 A container runtime runs this file under the name of a plugin (`podwire list`), with the CNI_* variables set and the
 network configuration on standard input. Under its own name it is the operator's tool.
 
-Exit status: 0 all in order; 1 something is wrong, and what has been told; 2 wrong usage; 3 the command could not do
+Exit status: 0 all in order; 1 something is wrong, and the output says what; 2 wrong usage; 3 the command could not do
 its work (rights, files); 4 nothing wrong was found, but not everything could be looked at (doctor, show, ipam)."""
 
 
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     except (Exception, Terminated) as error:
         complain(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
     try:
-        stdout.flush()  # what has not been printed has not been told: a full disk, a reader that is gone
+        stdout.flush()  # fails for a full disk and for a pipe that nobody reads any more
     except BrokenPipeError:
         return Status.FAILED
     except OSError as error:
@@ -86,8 +86,8 @@ def parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     """Takes no abbreviated options, which a new option would make ambiguous, and guesses at a misspelt word."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**{**how, "allow_abbrev": False})
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = [str(choice) for choice in action.choices or ()]
@@ -99,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _guess(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """Returns what the first unknown option is likely to be meant for."""
+    """Returns a question that names the known option nearest to the first unknown one, "" if none is near."""
     known = [name for action in parser._actions for name in action.option_strings]
     likely = nearest(words[0].partition("=")[0], known) if words[0].startswith("-") else ""
     return f"; did you mean {likely}?" if likely else ""

@@ -37,8 +37,8 @@ class Status(IntEnum):
 def judge(*, wrong: bool, complete: bool) -> Status:
     """Returns the exit status of a command that looks for faults.
 
-    A fault wins over an incomplete look: it is certain, and there is something to repair. `complete` in the JSON
-    document has the other half.
+    A fault wins over an incomplete look: it is certain, and there is something to repair. The key `complete` of the
+    JSON document says whether everything was looked at.
     """
     if wrong:
         return Status.WRONG
@@ -51,7 +51,7 @@ class UsageError(CniError):
 
 @dataclass(frozen=True)
 class Context:
-    """What a command is given: the plugins in this file, the environment, where to print to, the tool's own parser.
+    """A command's input: the plugins in this file, the environment, where to print to, the tool's own parser.
 
     `words` are the arguments of the command line.
     """

@@ -1,6 +1,6 @@
 """Damaged copies of this executable: cut off by a full disk or a crash, or changed.
 
-One rule: only a file that is podwire's can be damaged here; any other file is somebody's plugin, whatever it does.
+One rule: only a podwire file counts as damaged; any other file is somebody's plugin, whatever it does.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ STANDARD: Mapping[str, object] = {
 
 
 class SubnetError(CniError):
-    """Subnets that no network can be made of."""
+    """The subnets cannot be used for a network."""
 
 
 def text(network: Mapping[str, object], subnets: Sequence[str]) -> bytes:

@@ -103,7 +103,7 @@ class Directory:
                 _sync(self.path)
 
     def remove_links(self, links: Sequence[str]) -> None:
-        """Removes symbolic links that lead to the tool, if it has gone."""
+        """Removes symbolic links to the tool if the tool itself is removed."""
         own = os.path.join(self.path, "podwire")
         for link in links if self.dry_run or not os.path.lexists(own) else ():
             self.told.append(f"removed the link {link}")

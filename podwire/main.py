@@ -74,9 +74,9 @@ def _binary(stream: TextIO | None) -> skel.Stream:
 
 
 def _name() -> str:
-    """Returns the name that chooses the program: of argv[0], or of the file when that is no name of ours.
+    """Returns the name that chooses the program: argv[0]'s, or the file's when argv[0] names no program of ours.
 
-    A program may set argv[0] to any text; the reference plugins, one file each, do not read it.
+    A runtime may set argv[0] to any text; the reference plugins, one file each, do not read it.
     """
     started_as = os.path.basename(sys.argv[0]) if sys.argv else ""
     if started_as in PLUGINS or started_as == _TOOL:

@@ -1,7 +1,7 @@
 """The container runtimes installed on this host, and the directories in which each looks for plugins and networks.
 
 One rule: settings are read as the runtime reads them: the same files in the same order, by a TOML parser. A runtime
-whose program is not here is not mentioned: its files may be there without it (`apt remove` leaves them).
+whose program is not installed is left out: its files may remain without it (`apt remove` leaves them).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def exhausted(store: Store, number: int, range_set: RangeSet, cache: Callable[[]
     """Returns the error of an ADD that would find no free address in the set, None when there is one."""
     if _has_room(store, number, range_set):
         return None
-    owners, known = inside(range_set, store.owners()), cache()
+    owners, known = owners_in(range_set, store.owners()), cache()
     usage = Usage.count(range_set, owners, known)
     if usage.in_use < usage.size:
         return None
@@ -104,7 +104,7 @@ class Usage:
 
     @classmethod
     def count(cls, range_set: RangeSet, owners: Owners, cache: ResultCache) -> Usage:
-        """Counts the reservations of `range_set`, which are all in `owners`."""
+        """Counts `owners`, the reservations of addresses of `range_set` alone."""
         in_use = stale = 0
         for owner, names in owners.items():
             in_use += len(names)
@@ -114,8 +114,8 @@ class Usage:
         return cls(range_set.size, in_use, stale)
 
 
-def inside(range_set: RangeSet, owners: Owners) -> Owners:
-    """Returns the reservations of addresses that the set can give."""
+def owners_in(range_set: RangeSet, owners: Owners) -> Owners:
+    """Returns the reservations of addresses that the set can allocate."""
     holds, found = range_set.membership(), {}
     for owner, names in owners.items():
         held = [name for name in names if any(map(holds, values(range_set.version, (name,))))]
@@ -180,7 +180,7 @@ def _next(
     last = _last(held, number, range_set)
     found = _search(held, range_set, last, owner)
     if found is None:
-        owners = inside(range_set, held.owners())  # reading them frees what a crash left empty
+        owners = owners_in(range_set, held.owners())  # reading releases those that a crash left empty
         known = cache()
         _take_back(held, list(_left_over(owners, held.origin, held.directory, known)))
         found = _search(held, range_set, last, owner)
@@ -270,7 +270,7 @@ def _none_left(range_set: RangeSet) -> str:
 
 
 def _hint(directory: str) -> str:
-    """Returns the repair of a full range: never to remove a file, which may be the reservation of a running pod."""
+    """Returns the fix for a full range; no command removes a file, which may be the reservation of a running pod."""
     network = basename(directory)
     return (
         f"podwire ipam list {network} lists the addresses; podwire gc {network} releases those of containers that are "

@@ -3,18 +3,18 @@
 One rule: only DEL and GC release what was made in the current boot, or may have been.
 
 No container survives a reboot, but its reservation does when DEL was not run before it, and nothing in a file of the
-reference's format shows that. Three witnesses are heard, because each may be wrong:
+reference's format shows that. Three sources are compared, because each may be wrong:
 
 - The index (index.py) lists reservations with the ID of the boot in which it was written. A container on the same
-  store may see another ID (systemd-nspawn and LXC mount one over the kernel's), and its index then accuses all others.
-- The file's change time is older than the boot. The clock is the machine's in every container, but it may be set:
-  a machine without a clock of its own is behind when it has booted, and then earlier files seem to be of the future.
+  store may see another ID (systemd-nspawn and LXC mount one over the kernel's), so that all others look stale to it.
+- The file's change time is older than the boot. All containers have the machine's clock, but it may be set: on a
+  machine without a hardware clock it is behind after the boot, and files of earlier boots are from the future.
 - The runtime's cache says that the container is gone. It is wrong where namespaces are out of sight.
 
 The first two together suffice, unless the cache names a namespace that exists; so do the last two for a reservation
-that no index lists (the reference's). For one of the future, the first and the last have to agree. One that is neither
-older than the boot nor of the future stays until the clock is right. Where several machines may share the store,
-against all advice, one's current boot is not the other's, and nothing is reclaimed.
+that no index lists (the reference's). For a file from the future, the first and the last have to agree. A reservation
+that is neither older than the boot nor from the future stays until the clock is right. On a file system that several
+machines may share, against all advice, nothing is reclaimed: one's current boot is not the other's.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Origin(IntEnum):
 def is_left_over(
     path: str, attachment: Attachment, origin: Origin, cache: ResultCache, began_ns: int, *, returns: bool = False
 ) -> bool:
-    """Tells whether the reservation at `path` is of a container that ended with a boot before `began_ns` (boot.py).
+    """Tells whether a reboot ended the container of the reservation at `path`; the boot `began_ns` (boot.py).
 
-    `returns` says that ADD runs for this very attachment: its namespace is then a new one, whatever path it has.
+    `returns`: ADD runs for this very attachment, so its namespace is a new one, whatever its path.
     """
     if origin is Origin.THIS_BOOT or not VALID_NAME.fullmatch(attachment.container_id):
         return False  # invalid: a note of the administrator's, who reserves the address

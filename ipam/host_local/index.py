@@ -13,8 +13,8 @@ other case the store is scanned once and the index written anew.
 
 - What is edited inside an existing reservation does not show. A positive answer is therefore checked against the
   reservation itself (store.py); only an owner written by hand into an existing file is not found until the next scan.
-- What is damaged with its times kept, by a disk or a tool that restores them, does not match its bucket's seal
-  (table.py). The store is then scanned, too, when a verb meets that bucket.
+- Damage that keeps the times, by a disk or by a tool that restores them, does not match the checksum of its bucket
+  (table.py). A verb that reads such a bucket scans the store, too.
 - After a power loss the times may have reached the disk before the contents; hence the boot id in the head.
 - A record tells, too, when its reservation was made, as far as it is known (boots.py): what an index of an earlier boot
   knows, and has not been changed since, is of an earlier boot. An index is therefore replaced as a whole, by rename: a
@@ -52,8 +52,8 @@ _BACK_NS = 10 * _NS
 class Index:
     """The index of one store, to be used while its lock is held only.
 
-    `complete` tells whether answers can be relied upon; when it is False, scan the store and `rebuild`. `damaged` says
-    that a part of it that was read is not as it was written.
+    `complete` tells whether answers can be relied upon; when it is False, scan the store and `rebuild`. `damaged`: a
+    bucket that was read does not match its checksum.
     """
 
     def __init__(self, data_dir: str, network: str, store: str) -> None:
@@ -231,9 +231,9 @@ class Index:
             pass
 
     def _bucket(self, offset: int) -> bytes:
-        """Returns the bucket that begins at `offset` of the table; gives the index up for one that is damaged.
+        """Returns the bucket that begins at `offset` of the table; a damaged one makes the index incomplete.
 
-        Its records are then good for `origin` alone, which is no proof by itself (boots.py).
+        Then only `origin` still uses its records, since an origin by itself proves nothing (boots.py).
         """
         bucket = self._seen.get(offset)
         if bucket is None:
@@ -242,7 +242,7 @@ class Index:
             except OSError:
                 bucket = b""
             self._seen[offset] = bucket
-            if not table.is_sealed(bucket, offset):
+            if not table.is_intact(bucket, offset):
                 self.complete, self.damaged = False, True
         return bucket
 

@@ -70,7 +70,7 @@ def disagreements(store: Store) -> list[str]:
             return []
         owned = [(owner, name) for owner, names in store.owners().items() if owner for name in names]
         wrong = [name for owner, name in owned if name not in index.find(owner)]
-        if index.damaged:  # the next verb that meets it writes it anew
+        if index.damaged:  # the next verb that reads the damaged part rebuilds it
             return []
     finally:
         index.close()

@@ -69,7 +69,7 @@ class RangeSet:
         return any(item.first <= value <= item.last and value != item.skipped() for item in self.ranges)
 
     def membership(self) -> Callable[[int], bool]:
-        """Returns a faster `holds`, for thousands of addresses: it looks at one range each."""
+        """Returns a faster `holds`, for thousands of addresses: it compares each with one range."""
         ordered = sorted((item.first, item.last, item.skipped()) for item in self.ranges)
         firsts = [first for first, _, _ in ordered]
 
@@ -117,10 +117,10 @@ class RangeSet:
 
 
 def first_overlap(ranges: Sequence[Range]) -> int | None:
-    """Returns the place of the first range that has an address in common with another one, None when none has.
+    """Returns the index of the first range that has an address in common with another one, None when none has.
 
-    Sorted by their first addresses, a range overlaps an earlier one if it overlaps the one that reaches furthest; of
-    thousands of ranges not every two are compared.
+    Sorted by their first addresses, a range overlaps an earlier one if it overlaps the one that reaches furthest, so
+    that n ranges need n comparisons.
     """
     overlapping: list[int] = []
     order = sorted(range(len(ranges)), key=lambda at: (ranges[at].subnet.version, ranges[at].first))

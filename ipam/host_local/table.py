@@ -2,9 +2,9 @@
 
 One rule: pure, bytes in and bytes out.
 
-A bucket has room for 15 records and ends with its seal, a checksum; a record that finds no room needs a table of more
-buckets. A vacant record is nothing but zeros. The seal begins with a zero, so that a podwire of before there were seals
-takes it for no record; it wrote a 16th record there, or nothing, which is a broken seal here.
+A bucket has room for 15 records and ends with a checksum; a record that finds no room needs a table of more buckets. A
+vacant record is all zeros. The place of the checksum begins with a zero, so that a podwire without checksums takes it
+for a vacant record. Such a podwire writes a 16th record there, or nothing, and the bucket then counts as damaged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _KEY_AT = RECORD_BYTES - _KEY_BYTES
 _CHANGED_AT = _KEY_AT - 8
 _ORIGIN_SHIFT, _LENGTH_MASK = 6, 63
 _ORIGINS: tuple[Origin, ...] = (*Origin, Origin.UNKNOWN)
-_SEAL_BYTES = 16
-_SEAL_AT = BUCKET_BYTES - RECORD_BYTES
+_CHECKSUM_BYTES = 16
+_CHECKSUM_AT = BUCKET_BYTES - RECORD_BYTES
 _LOAD = 4  # records per bucket at first: the chance that one of them gets 16 is about 1 in 200,000
 _LEAST_BUCKETS = 32
 MOST_BUCKETS = 1 << 20  # of millions of reservations; what is larger is no table of ours
@@ -91,25 +91,25 @@ def vacancy(bucket: bytes) -> int:
     return at
 
 
-def sealed(content: bytes | bytearray, offset: int) -> bytes:
+def with_checksum(content: bytes | bytearray, offset: int) -> bytes:
     """Returns the bucket that begins at `offset` of the table, made of `content`: its records, or an earlier bucket."""
-    own = content[:_SEAL_AT]
-    return bytes(own.ljust(BUCKET_BYTES - _SEAL_BYTES, b"\0")) + _seal(own, offset)
+    own = content[:_CHECKSUM_AT]
+    return bytes(own.ljust(BUCKET_BYTES - _CHECKSUM_BYTES, b"\0")) + _checksum(own, offset)
 
 
 def changed(bucket: bytes, at: int, record: bytes, offset: int) -> bytes:
     """Returns a bucket with `record` at its place `at`."""
-    return sealed(bucket[:at] + record + bucket[at + RECORD_BYTES :], offset)
+    return with_checksum(bucket[:at] + record + bucket[at + RECORD_BYTES :], offset)
 
 
-def is_sealed(bucket: bytes, offset: int) -> bool:
+def is_intact(bucket: bytes, offset: int) -> bool:
     """Tells whether a bucket is as it was written, and at its place."""
-    return bucket == sealed(bucket, offset)
+    return bucket == with_checksum(bucket, offset)
 
 
 def is_whole(table: bytes) -> bool:
     """Tells whether all buckets of a table are as they were written."""
-    return all(is_sealed(table[at : at + BUCKET_BYTES], at) for at in range(0, len(table), BUCKET_BYTES))
+    return all(is_intact(table[at : at + BUCKET_BYTES], at) for at in range(0, len(table), BUCKET_BYTES))
 
 
 def records(table: bytes | bytearray) -> list[bytes]:
@@ -146,14 +146,14 @@ def _filled(records: list[bytes], buckets: int) -> bytearray | None:
     filled: dict[int, list[bytes]] = {}
     for record in records:
         filled.setdefault(place(record[_KEY_AT:], buckets), []).append(record)
-    if max(map(len, filled.values()), default=0) > _SEAL_AT // RECORD_BYTES:
+    if max(map(len, filled.values()), default=0) > _CHECKSUM_AT // RECORD_BYTES:
         return None
     table = bytearray(buckets * BUCKET_BYTES)
     for at in range(0, len(table), BUCKET_BYTES):
-        table[at : at + BUCKET_BYTES] = sealed(b"".join(filled.get(at, ())), at)
+        table[at : at + BUCKET_BYTES] = with_checksum(b"".join(filled.get(at, ())), at)
     return table
 
 
-def _seal(content: bytes | bytearray, offset: int) -> bytes:
+def _checksum(content: bytes | bytearray, offset: int) -> bytes:
     """Returns the checksum of a bucket's records; most of them are vacant, and zeros at the end tell nothing."""
-    return hashlib.blake2b(b"%d " % offset + content.rstrip(b"\0"), digest_size=_SEAL_BYTES).digest()
+    return hashlib.blake2b(b"%d " % offset + content.rstrip(b"\0"), digest_size=_CHECKSUM_BYTES).digest()

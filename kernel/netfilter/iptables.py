@@ -47,7 +47,7 @@ _TRIES = 10  # iptables-nft: a conflict takes another program that commits withi
 _REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
 
 
-class _Ended(NamedTuple):
+class _ProgramOutcome(NamedTuple):
     """How a program ended, with its name for messages."""
 
     program: str
@@ -208,7 +208,7 @@ def _legacy_tables(family: int) -> list[str]:
 
 def _listed(
     lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = False
-) -> dict[int, tuple[list[str], _Ended]]:
+) -> dict[int, tuple[list[str], _ProgramOutcome]]:
     found = {}
     texts = {family: _document(table, own) for family, own in lines.items()}
     for family, ended in _run(texts, legacy=legacy).items():
@@ -224,7 +224,7 @@ def _document(table: str, lines: Sequence[str]) -> bytes:
     return "\n".join((f"*{table}", *lines, "COMMIT", "")).encode("utf-8", "surrogateescape")
 
 
-def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dict[int, _Ended]:
+def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dict[int, _ProgramOutcome]:
     """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock.
 
     They die with us: one that waits for the lock must not get it, and commit, when our DEL has come and gone.
@@ -233,7 +233,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
         return {}
     start = time.monotonic()
     commands = {family: _command(family, text, options, legacy=legacy) for family, text in texts.items()}
-    ended: dict[int, _Ended] = {}
+    ended: dict[int, _ProgramOutcome] = {}
     for _ in range(_TRIES):
         busy = [family for family in texts if family not in ended or ended[family].outcome.status == _RESOURCE_PROBLEM]
         names = [os.path.basename(commands[family].argv[0]) for family in busy]
@@ -250,7 +250,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
             ) from error
         except OSError as error:
             raise UnusableError(Code.INTERNAL, f"cannot run {', '.join(names)}: {error.strerror}", "") from error
-        ended.update(zip(busy, map(_Ended, names, outcomes), strict=True))
+        ended.update(zip(busy, map(_ProgramOutcome, names, outcomes), strict=True))
         conflict = any(one.outcome.status == _RESOURCE_PROBLEM for one in ended.values())
         if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions count in whole seconds
             raise CniError(
@@ -306,7 +306,7 @@ def _installed(name: str) -> str:
     return ""
 
 
-def _unusable(ended: _Ended) -> UnusableError:
+def _unusable(ended: _ProgramOutcome) -> UnusableError:
     return UnusableError(
         Code.INTERNAL,
         f"{ended.program} cannot be used: {ended.outcome.how}",
@@ -314,12 +314,12 @@ def _unusable(ended: _Ended) -> UnusableError:
     )
 
 
-def _unlisted(chain: str, ended: _Ended) -> RefusedError:
+def _unlisted(chain: str, ended: _ProgramOutcome) -> RefusedError:
     msg = f"{ended.program} does not list chain {chain}: {ended.outcome.how}"
     return RefusedError(Code.INTERNAL, msg, _said(ended.outcome) or "does `iptables-save` list it?")
 
 
-def _failure(doing: str, family: int, ended: _Ended) -> CniError:
+def _failure(doing: str, family: int, ended: _ProgramOutcome) -> CniError:
     status, said = ended.outcome.status, _said(ended.outcome)
     if status == _VERSION_PROBLEM:
         return _unusable(ended)

@@ -188,7 +188,7 @@ def _make(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, undo: Und
         host.change(*joining, keeping, link.settings(gateway, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:
-            reason = pair.full(bridge) if error.errno == errno.EXFULL else error
+            reason = pair.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
             raise reason.prefixed(f'failed to make "{name}": ') from error
         _delete_unused(host, bridge, outside, conf, (port, inner))
     made = _find(host, bridge, conf)

@@ -122,15 +122,15 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
 def refuse_conflict(host: Socket, gateway: Link, sets: Iterable[Iterable[Interface]]) -> None:
     """Raises CniError(7) when none of the gateways of a range set can be put on the link `gateway`, KernelError.
 
-    Nothing is said of ranges that cannot be read: IPAM's own STATUS does that.
+    Ranges that cannot be read raise nothing here: IPAM's own STATUS reports them.
     """
     present = [item.address for item in address.on_link(host, gateway)]
     try:
-        conflict = next(filter(None, (_unserved(candidates, present) for candidates in sets)), None)
+        conflict = next(filter(None, (_first_conflict(candidates, present) for candidates in sets)), None)
     except CniError:
         return
     if conflict:
-        raise _in_the_way(host, gateway, *conflict, joined=0)
+        raise _conflict_error(host, gateway, *conflict, own_ports=0)
 
 
 def gateway_on_bridge(ip: IPConfig) -> tuple[Address, int] | None:
@@ -170,7 +170,7 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf:
     for own in starmap(with_prefix, gateways):
         others = _conflicts(own, present)
         if others and not conf.force_address:
-            raise _in_the_way(host, bridge, own, others[0], joined=1)
+            raise _conflict_error(host, bridge, own, others[0], own_ports=1)
         for other in others:
             present.remove(other)
             requests.append(address.removal(bridge, other))
@@ -180,14 +180,14 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf:
     return requests
 
 
-def _in_the_way(host: Socket, bridge: Link, own: Interface, other: Interface, *, joined: int) -> CniError:
-    """Returns the error of an address that keeps the gateway `own` from the bridge, of which `joined` ports are ours.
+def _conflict_error(host: Socket, bridge: Link, own: Interface, other: Interface, *, own_ports: int) -> CniError:
+    """Returns the error of an address that conflicts with the gateway `own`; `own_ports` of the bridge are this pod's.
 
-    The ports of the bridge under a VLAN's gateway are not looked at: there the address counts as in use.
+    For the gateway interface of a VLAN the bridge's ports are not counted: its address counts as in use.
     """
-    ports = link.count_ports(host, bridge.index) - joined
+    ports = link.count_ports(host, bridge.index) - own_ports
     if bridge.kind == "bridge" and ports <= 0:
-        fix = f'has {other}, and no port is in use; remove it: ip address del {other} dev "{bridge.name}"'
+        fix = f'has {other}, and no port is in use; remove that address: ip address del {other} dev "{bridge.name}"'
     else:
         use = "" if bridge.kind != "bridge" else f", and {ports} port{' is' if ports == 1 else 's are'} in use"
         fix = (
@@ -201,8 +201,8 @@ def _in_the_way(host: Socket, bridge: Link, own: Interface, other: Interface, *,
     )
 
 
-def _unserved(candidates: Iterable[Interface], present: list[Interface]) -> tuple[Interface, Interface] | None:
-    """Returns the first of some gateways, and the address in its way; None when one of them can be had."""
+def _first_conflict(candidates: Iterable[Interface], present: list[Interface]) -> tuple[Interface, Interface] | None:
+    """Returns the first candidate and the address that conflicts with it; None when a candidate has no conflict."""
     first = None
     for own in candidates:
         others = _conflicts(own, present)

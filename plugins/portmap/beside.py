@@ -19,7 +19,7 @@ from plugins.portmap.wanted import HostPorts
 def addresses(ports: HostPorts) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; costs some ten netlink messages.
 
-    Where neither the interface nor its addresses are known there are none: each address may be its own.
+    Returns none if neither the interface nor its addresses are known: each address may then be the interface's own.
     """
     own = {item.ip for item in ports.addresses.values()}
     try:

@@ -75,14 +75,15 @@ def is_there(interface: str) -> bool:
 
 
 def remove(socket: NftSocket, host_veth: str = "", others: Collection[str] = ()) -> None:
-    """Deletes stale guards, and that of a pod's `host_veth` if that is closed from now on; raises KernelError.
+    """Closes a pod's guarded `host_veth`, then deletes its guard and stale guards from nftables; raises KernelError.
 
-    Of the pod's `others`, its bridge say, the guards stay, and nothing is looked up.
+    The guard of a `host_veth` that may still be open stays. The guards of the pod's `others`, such as its bridge, stay
+    without a look-up.
     """
 
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.rules(socket, _CHAIN) if (name := _interface(rule))}
-        gone, closed = _removable(rules.values(), host_veth, others)
+        gone, closed = _close_and_list(rules.values(), host_veth, others)
         nft.change(socket, *(_deletion(rule) for rule, name in rules.items() if name in gone or name in closed))
         return gone
 
@@ -93,18 +94,18 @@ def remove(socket: NftSocket, host_veth: str = "", others: Collection[str] = ())
 
 
 def remove_legacy(host_veth: str = "", others: Collection[str] = ()) -> None:
-    """Does the same for guards that iptables-legacy made, where it has made table mangle; raises CniError."""
+    """Does what `remove` does for the guards in iptables-legacy, where it has made table mangle; raises CniError."""
 
     def stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_in(line))}
-        gone, closed = _removable(lines.values(), host_veth, others)
+        gone, closed = _close_and_list(lines.values(), host_veth, others)
         return iptables_chains.deletions(line for line, name in lines.items() if name in gone or name in closed)
 
     iptables_chains.change_legacy(_TABLE, stale, "remove guards of 127.0.0.0/8")
 
 
-def _removable(names: Iterable[str], host_veth: str, others: Collection[str]) -> tuple[set[str], set[str]]:
-    """Returns the guarded interfaces that are gone, and the pod's own one if its setting is off from now on."""
+def _close_and_list(names: Iterable[str], host_veth: str, others: Collection[str]) -> tuple[set[str], set[str]]:
+    """Closes the pod's own interface; returns the guarded interfaces that are gone, and the own one if it is closed."""
     links = _links({name for name in names if name == host_veth or name not in others})
     gone = {name for name, found in links.items() if found is None}
     return gone, {name for name, found in links.items() if name == host_veth and found and _close(found)}
@@ -112,11 +113,11 @@ def _removable(names: Iterable[str], host_veth: str, others: Collection[str]) ->
 
 def _links(names: Iterable[str]) -> dict[str, Link | None]:
     """Returns the links by name, None for those that are gone; raises KernelError."""
-    asked = list(names)
-    if not asked:
+    listed = list(names)
+    if not listed:
         return {}
     with Socket() as socket:
-        return dict(zip(asked, link.get(socket, *map(link.by_name, asked)), strict=True))
+        return dict(zip(listed, link.get(socket, *map(link.by_name, listed)), strict=True))
 
 
 def _close(found: Link) -> bool:
@@ -147,7 +148,7 @@ def _ensure(socket: NftSocket, interface: str) -> None:
 
 
 def _unite(socket: NftSocket, interface: str) -> None:
-    """Leaves one guard where several first pods have made one; looks again when another does the same."""
+    """Deletes duplicate guards, which first pods make that start in parallel; fails when another pod does the same."""
     nft.change(socket, *map(_deletion, _guards(nft.rules(socket, _CHAIN), interface)[1:]))
 
 

@@ -95,22 +95,22 @@ def problem() -> str:
 def delete(socket: NftSocket, ports: HostPorts) -> None:
     """Deletes the container's chain and the entries that lead there, of iptables-nft; absent is success.
 
-    Also those that the reference made before 0.7.0. Rules of another interface of the container stay: then, which is
-    rare, the program is run. Raises KernelError, CniError(11), CniError(999).
+    Also those that the reference made before 0.7.0. Rules of another interface of the container stay; only then, which
+    is rare, a program is run. Raises KernelError, CniError(11), CniError(999).
     """
     kinds = {kind.name(ports.network, ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
     asked = [Chain(table, name) for name in kinds for table in iptables_nft.TABLES.values()]
     found = [chain for chain in nft.get(socket, *asked) if chain]
     if iptables_look.forwards_elsewhere(socket, ports, found):
         others = beside.addresses(ports)
-        if others and _deleted_beside(ports, others, found):
+        if others and _delete_from_shared_chain(ports, others, found):
             return
     names = dict.fromkeys(chain.name for chain in found)
     all_of(*(partial(iptables_nft.delete, socket, kinds[name], name) for name in names))
 
 
-def _deleted_beside(ports: HostPorts, others: Collection[Address], found: Collection[Chain]) -> bool:
-    """Deletes the interface's rules in a chain that it shares; returns False when no rule is another interface's.
+def _delete_from_shared_chain(ports: HostPorts, others: Collection[Address], found: Collection[Chain]) -> bool:
+    """Deletes the interface's rules and keeps those that forward to `others`; returns False if none do.
 
     Where the host's program cannot list the chain the rules stay until the last interface's DEL, and stderr says so.
     """
@@ -128,10 +128,10 @@ def _deleted_beside(ports: HostPorts, others: Collection[Address], found: Collec
                 iptables.apply(lines, TABLE, _deleting(ports))
                 break
     except (RefusedError, UnusableError) as error:
-        what = (
+        text = (
             f"host ports of {ports.ifname} stay until the last interface of container {ports.container_id} is deleted"
         )
-        print(f"portmap: {what}: {error.msg}", file=sys.stderr)
+        print(f"portmap: {text}: {error.msg}", file=sys.stderr)
     return True
 
 

@@ -50,9 +50,9 @@ def lines(wanted: HostPorts, others: Collection[Address], version: int, listing:
 
 
 def removal(ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
-    """Returns the lines that delete the container's rules but those that forward to `others`; none when all are to go.
+    """Returns the lines that delete the container's rules except those that forward to `others`; [] if none do.
 
-    An entry stays for the ports that are still forwarded.
+    Entries for ports that are still forwarded stay.
     """
     kept = _kept(ports, others, listing)
     if not kept:

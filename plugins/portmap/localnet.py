@@ -29,8 +29,8 @@ def ensure(ports: HostPorts, *, unguarded: bool = False) -> None:
 
     Where nothing is to be changed that costs some look-ups by netlink. Only where the kernel has no nftables processes
     are run: when the setting is turned on, or was on (the reference makes no guard) while there is no table for it, or
-    when it is known that something is missing (`unguarded`). A pod that the node reaches by somebody else's interface
-    is not served at 127.0.0.1, and that is reported on stderr: the reference's ADD succeeds, too.
+    when it is known that something is missing (`unguarded`). If the node reaches the pod by another interface than the
+    pod's, 127.0.0.1 does not serve it; stderr says so, and ADD succeeds like the reference's.
     """
     try:
         interface = interface_to(ports)
@@ -81,7 +81,7 @@ def delete(socket: NftSocket, ports: HostPorts) -> None:
 
 
 def delete_legacy(ports: HostPorts) -> None:
-    """Does the same in iptables-legacy, if the pod's own interface is still open; raises CniError."""
+    """Does what `delete` does in iptables-legacy, if the pod's own interface is still open; raises CniError."""
     if ports.host_veth and _is_on(ports.host_veth):
         guard.remove_legacy(ports.host_veth, ports.host_interfaces)
 
@@ -92,7 +92,7 @@ def gc(socket: NftSocket) -> None:
 
 
 def gc_legacy() -> None:
-    """Deletes the same from iptables-legacy; raises CniError."""
+    """Deletes the guards of interfaces that are gone from iptables-legacy; raises CniError."""
     guard.remove_legacy()
 
 
@@ -112,12 +112,12 @@ def _checked(ports: HostPorts) -> str:
         raise CniError(Code.INTERNAL, msg, "is /proc/sys visible here? run CHECK where it is") from error
     if not is_on:
         msg = f"127.0.0.1 does not lead to the pod: net/{name} is off"
-        raise CniError(Code.INTERNAL, msg, "podwire repair turns it on, behind a guard of 127.0.0.0/8")
+        raise CniError(Code.INTERNAL, msg, "podwire repair creates the guard of 127.0.0.0/8 and turns it on")
     return interface
 
 
 def _open(interface: str, *, is_listed: bool) -> None:
-    """Turns route_localnet on; raises CniError(999), with the command for an interface that prevResult lists only."""
+    """Turns route_localnet on; raises CniError(999), which has a command only if prevResult lists the interface."""
     try:
         sysctl.require(setting(interface), "1", "turn it on")
     except CniError as error:

@@ -170,8 +170,8 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
     """Removes the attachment's rules wherever they are: by netlink, and what iptables-legacy made.
 
     The latter takes a program and the lock of the host, so `legacy` tells whether there were host ports at all. UDP
-    flows are forgotten when no rule leads them to the pod any more. An interface of the pod's own is closed, and its
-    guard removed.
+    flows are forgotten when no rule forwards them to the pod any more. The pod's own interface is closed, and its guard
+    removed.
     """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
@@ -180,7 +180,7 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
         lambda socket: localnet.delete(socket, ports),
     ]
     steps: list[Callable[[], object]] = [partial(nft.each, rules)]
-    if legacy:  # the guard behind nftables, where it mostly is
+    if legacy:  # the guard last: if it was in nftables, the interface is closed by now, and no program is run for it
         before = partial(iptables.delete_legacy, ports)
         steps = [before, *steps, partial(localnet.delete_legacy, ports)]
     all_of(*steps)

@@ -1,7 +1,7 @@
 """The node's route to a pod, which must lead over the pod's own interface.
 
-One rule: the pod's own interfaces are those that prevResult lists on the host. What another interface leads to is no
-pod of ours, so no setting of it is changed, and no command that is printed changes one.
+One rule: the pod's own interfaces are those that prevResult lists on the host. No setting of any other interface is
+changed, neither by portmap nor by a command that it prints.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ElsewhereError(CniError):
 def interface_to(ports: HostPorts) -> str:
     """Returns the pod's interface by which the node reaches it; "" where 127.0.0.1 is not served, or there is no route.
 
-    Where prevResult lists no interface of the host, as with other makers' plugins, it is the one of the route. An
-    address of the host itself, which the loopback leads to, needs no setting; a guard there would cut the host off.
+    If prevResult lists no interface on the host, as with third-party plugins, it is the interface of the route. An
+    address of the host itself, routed over the loopback, needs no setting; a guard there would cut the host off.
     Raises ElsewhereError with the fix, KernelError.
     """
     if not (ports.snat and 4 in ports.addresses and ports.of(4)):
@@ -44,7 +44,7 @@ def interface_to(ports: HostPorts) -> str:
 
 
 def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
-    """Returns the fix: the command that deletes a route of somebody else's to the pod or its subnet, if there is one.
+    """Returns the fix: if a foreign route to the pod or its subnet comes first, the command that deletes that route.
 
     A wider route, the default route say, is used only because the pod's own is missing, and is not to be deleted.
     """

@@ -125,14 +125,15 @@ class Backup:
             self._put(now)
         except OSError as error:
             doing = f"failed to save file {self._attachment.ifname}{_JSON}"
-            hint = f'at {error.filename or self._files.path}; "dataDir" must be a directory that can be written'
+            path = error.filename or self._files.path
+            hint = f'the file is {path}; "dataDir" must be a directory that can be written'
             raise CniError(Code.IO_FAILURE, f"{doing}: {reason(error.errno or 0)}", hint) from error
 
     def remove(self, *, shared: bool = False) -> None:
         """Removes the backup, its note and its draft, what can be of them; absent is success. Raises CniError.
 
-        The note stays as long as the backup does: without it nobody knows later whose that is. A `shared` file without
-        a note goes only on demand.
+        The note stays as long as the backup does: without it nobody knows later whose that is. A file under the
+        reference's name without a note is removed only with `shared`.
         """
         all_files = [self._files]
         if self._shared and (saved := self._load(self._shared)) and (saved.life or shared):

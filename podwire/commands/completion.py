@@ -97,7 +97,7 @@ def _help(context: Context, options: Namespace) -> Status:
 
 
 def _help_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command (all of them, in a line each)")
+    parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command (default: all of them, one line each)")
 
 
 HELP = Command(

@@ -34,7 +34,7 @@ the packet filter, each living attachment (its plugins' CHECK), host-local's sto
 directories and cache. It changes nothing.
 
 Problems come first. Below each stands, behind "cure:", what mends it: a command, or the key to set. A problem is why
-pods have no network now or the next ADD fails; a warning can become one; a note is for who still looks for a reason.
+pods have no network now or the next ADD fails; a warning can become one; a note helps if the reason is still not found.
 What could not be looked at is a note named "not-seen". All findings and what they mean: docs/doctor.md.
 
 Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everything could be looked at (root is needed,

@@ -112,7 +112,7 @@ def _install(context: Context, options: Namespace) -> Status:
 
 
 def _advice(change: Change, options: Namespace) -> str:
-    """Returns the command that finds the old gateway on the bridge, "" where none can be left."""
+    """Returns the command that finds the old gateway on the bridge, "" if the networks share no bridge."""
     if not change.bridges:
         return ""
     directory = f" --conf-dir {quote(options.conf_dir)}" if options.conf_dir else ""

@@ -114,7 +114,7 @@ def _verify(context: Context, options: Namespace) -> Status:
 
 
 def _unseen(join: Join) -> list[str]:
-    """Says in words what could not be looked at."""
+    """Returns descriptions of everything that could not be looked at."""
     return list(dict.fromkeys((*join.books.unread, *join.kernel.unseen)))
 
 

@@ -92,7 +92,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds < _LONGEST_S:  # nor is it "nan"
+    if not 0 <= seconds < _LONGEST_S:  # "nan" neither
         raise ValueError
     return seconds
 

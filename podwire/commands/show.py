@@ -39,7 +39,7 @@ of every ADD), host-local's stores of addresses, and the kernel (interfaces here
 rules of masquerading, host ports and firewall in nftables and iptables).
 
 STATE   ok            its namespace and its interface are there, and CHECK of podwire's plugins passes
-        check failed  CHECK of a plugin fails: what it says is below, what to do says `podwire doctor`
+        check failed  CHECK of a plugin fails: its error is printed below, `podwire doctor` prints the fix
         not checked   its namespace and its interface are there, no more is known: the network is of a version without
                       CHECK or forbids it, or this is not root
         gone          its namespace is proven gone, but the runtime's cache still has it: DEL was not run
@@ -49,8 +49,8 @@ STATE   ok            its namespace and its interface are there, and CHECK of po
         not seen      its namespace exists, and cannot be looked into: without root, or not from here, as in a container
         unknown       its namespace is missing here, and nothing proves that it is gone: it may be running
 
-HOST PORTS  8080->80/tcp is port 8080 of the host, which leads to port 80 of the pod; "!" tells that the packet filter
-            has no rule for it, "?" that it could not be read, or that CHECK of portmap fails.
+HOST PORTS  8080->80/tcp: port 8080 of the host is forwarded to port 80 of the pod. "!": the packet filter has no rule
+            for it. "?": the packet filter could not be read, or CHECK of portmap fails.
 
 LEAKED lists what is left of attachments that are gone, each with the command that takes it away. Whatever may belong to
 somebody who lives is not listed there. Nothing is changed.

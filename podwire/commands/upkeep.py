@@ -30,7 +30,7 @@ from podwire.verbs.running import Call, Pod, environment, execute
 
 def _gc(context: Context, options: Namespace) -> Status:
     require_root(context, "gc")
-    network = _collected(context, options)
+    network = _network_to_collect(context, options)
     results = attachments.results_dir(options.cache_dir)
     _refuse_unknown(results, network.name)
     known = list(attachments.known(options.cache_dir, network.name))
@@ -66,8 +66,8 @@ def _gc(context: Context, options: Namespace) -> Status:
     return Status.WRONG if own.failed else Status.FINE
 
 
-def _collected(context: Context, options: Namespace) -> Network:
-    """Returns the network: of net.d, else of the cache, which keeps that of podman's default, or of a removed file."""
+def _network_to_collect(context: Context, options: Namespace) -> Network:
+    """Returns the network from net.d, else from the cache, which has podman's default one and removed ones."""
     try:
         return networks.find(conf_dir(context, options), options.network)
     except CniError:
@@ -89,7 +89,7 @@ def _tell_kept(context: Context, living: Living, number: int, gone: int) -> None
 
 def _tell_uncollected(context: Context, network: Network, kinds: tuple[str, ...]) -> None:
     if kinds and not context.out.as_json:
-        context.out.line(f"not asked to collect, as cniVersion {network.version} does not have GC: {', '.join(kinds)}")
+        context.out.line(f"GC was not run, which cniVersion {network.version} does not have: {', '.join(kinds)}")
 
 
 def _refuse_unknown(results: str, network: str) -> None:
@@ -226,7 +226,7 @@ def _gc_arguments(parser: ArgumentParser) -> None:
         metavar="ID",
         action="append",
         default=[],
-        help="take this container for gone where nothing proves it; repeatable",
+        help="treat this container as gone although nothing proves it; repeatable",
     )
     add_dry_run(parser)
     add_explain(parser)
@@ -253,10 +253,10 @@ GC = Command(
     "kept only if its address of host-local is configured in a namespace that leads to NETWORK, or is not a minute\n"
     "old (an ADD may be under way). Run it while no pod is being started.\n\n"
     "A namespace is gone if its path is missing here and in the view of process 1 (/proc/1/root), and no veth of\n"
-    "the attachment exists. Where that cannot be proven, nothing is removed, with exit status 3; so it is where\n"
+    "the attachment exists. Where that cannot be proven, nothing is removed, and the exit status is 3; also where\n"
     "all attachments look gone and a veth of NETWORK's bridge leads into a namespace that cannot be found. Run it\n"
-    "on the node then, not in a container. --force ID collects a container that you know to be gone; one that is\n"
-    "proven to be running it refuses.\n\n"
+    "on the node then, not in a container. --force ID collects a container that you know to be gone, but refuses\n"
+    "one that is proven to be running.\n\n"
     "A network without a file in net.d (podman's default, a removed one) is taken from the cache.\n\n"
     '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
     _gc,
@@ -267,8 +267,8 @@ STATUS = Command(
     "status",
     "ask whether networks are ready for pods",
     "Runs STATUS of each plugin of NETWORK, or of every network in net.d, and tells what is missing on the node.\n"
-    "STATUS came with cniVersion 1.1.0. In a list of an earlier version podwire's plugins are asked all the same; of\n"
-    "other plugins, which are named, only VERSION is run.\n\n"
+    "STATUS came with cniVersion 1.1.0. In a list of an earlier version podwire's plugins are still asked; of other\n"
+    "plugins only VERSION is run, and their names are printed.\n\n"
     '--json: {"networks": [{"network", "path", "ready", "asked", "unasked", "steps"} or {"path", "problem"}]};\n'
     'unasked lists the plugins without STATUS; asked is "VERSION" when there are any, else "STATUS".',
     _status,

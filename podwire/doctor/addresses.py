@@ -12,7 +12,7 @@ from functools import partial
 
 from cni.cache import ResultCache
 from ipam.host_local import allocator
-from ipam.host_local.allocator import Usage, inside
+from ipam.host_local.allocator import Usage, owners_in
 from ipam.host_local.boots import file_system
 from ipam.host_local.store import Store
 from kernel import locks
@@ -79,13 +79,13 @@ def _ranges(node: Node) -> Iterator[Finding]:
                 continue
             owners = node.checker.owners(store)
         except OSError as error:
-            if not _unusable(item, store):  # else `_usable` says more
+            if not _unusable(item, store):  # `_usable` reports the reason
                 yield UNSEEN.found(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN.cure)
             continue
         name, known = item.network.name, cache()
         stale = 0
         for number, own in enumerate(item.sets):
-            usage = Usage.count(own, inside(own, owners), known)
+            usage = Usage.count(own, owners_in(own, owners), known)
             stale += usage.stale
             if full := allocator.exhausted(store, number, own, cache):
                 cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'

@@ -38,7 +38,7 @@ _SHADOWED = Fault(
 _ELSEWHERE = Fault(
     "pod-routed-elsewhere",
     Severity.PROBLEM,
-    "the host's route to a living pod leads over an interface that is not the pod's: 127.0.0.1:hostPort goes astray",
+    "the host's route to a living pod leads over an interface that is not the pod's: 127.0.0.1:hostPort fails",
     "`ip route delete` with the route that it names, if somebody else's is in the way",
 )
 _WRONG = Fault(
@@ -65,7 +65,7 @@ _REMARK = Fault(
 
 @dataclass
 class _Tally:
-    """How many were checked, and for what others were not: by configuration, and because they could not be seen."""
+    """How many were checked, and why others were not: by configuration, or because they could not be looked at."""
 
     checked: int = 0
     skipped: dict[str, int] = field(default_factory=dict)

@@ -26,8 +26,8 @@ class Severity(Enum):
 class Finding:
     """One fault or remark: the object (`subject`), its state, and the command or key that repairs it.
 
-    `objects` are the parts of the node (interfaces above all) that the fault is in. A finding that is `behind` such a
-    part is left out when another finding is about it: it is a consequence, and its repair would be a second one.
+    `objects` are the parts of the node (interfaces above all) that have the fault, `behind` those that a consequence
+    depends on. A consequence of another finding is left out: its repair would be a second one for the same fault.
     """
 
     severity: Severity

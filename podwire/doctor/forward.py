@@ -181,14 +181,15 @@ def listed(program: str, *options: str) -> list[str]:
 def legacy_program(version: int, table: str) -> str:
     """Returns iptables-legacy's program where it has made a table, "" where it has not.
 
-    Raises CniError where it has, and its program is not installed: nothing else shows its rules.
+    Raises CniError where it has and the program is not installed: nothing else shows its rules.
     """
     name = f"{iptables.TOOLS[version]}-legacy"
     if not iptables.has_legacy(version, table):
         return ""
     program = found_program(name)
     if not program:
-        raise CniError(Code.IO_FAILURE, f"{name} has a table {table}, and is not installed", f"install {name}")
+        msg = f"{name} made table {table} and is not installed: its rules cannot be read"
+        raise CniError(Code.IO_FAILURE, msg, f"install the program {name}")
     return program
 
 

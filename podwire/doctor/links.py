@@ -161,9 +161,9 @@ def _gateways(node: Node) -> Iterator[Finding]:
 
 
 def _mtu(node: Node) -> Iterator[Finding]:
-    if not node.ways_out:
+    if not node.used_uplinks:
         return
-    out = min(node.ways_out, key=lambda link: link.mtu)
+    out = min(node.used_uplinks, key=lambda link: link.mtu)
     for item in node.interfaces:
         names = {
             own.name

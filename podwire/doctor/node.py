@@ -101,7 +101,7 @@ class Node:
         return f"podwire {name} {quote(network)}{''.join(options)}"
 
     def find(self, kind: str) -> str:
-        """Returns the file of plugin `kind` that is looked at, "" if there is none."""
+        """Returns the file of plugin `kind` in `bin_dirs`, "" if there is none."""
         try:
             return delegate.find(kind, self.bin_dirs)
         except CniError:
@@ -109,10 +109,10 @@ class Node:
 
     @property
     def install_dir(self) -> str:
-        """The directory into which podwire belongs on this node: a runtime's, if it is one that is looked at."""
+        """The directory to install podwire into: a runtime's if it is one of `bin_dirs`, else the first of these."""
         usable = [one for one in self.runtimes if one.bin_dirs and not one.without_cni]
-        theirs = [one.install_dir(self.plugins) for one in usable]
-        return next((path for path in theirs if path in self.bin_dirs), "".join(self.bin_dirs[:1]))
+        directories = (one.install_dir(self.plugins) for one in usable)
+        return next((path for path in directories if path in self.bin_dirs), "".join(self.bin_dirs[:1]))
 
     @cached_property
     def runtimes(self) -> tuple[Runtime, ...]:
@@ -164,7 +164,7 @@ class Node:
 
     @cached_property
     def _presences(self) -> Mapping[str, Presence]:
-        """What the kernel objects to paths; it is asked only if one is missing."""
+        """Presences corrected by the kernel's interfaces, which are read only if a path is missing."""
         if all(one.presence is Presence.HERE for one in self.known if one.netns):
             return {}
         return joined(Places(self.conf_dir, self.cache_dir), rules=False).presences.by_file
@@ -216,8 +216,8 @@ class Node:
         return tuple(found for index in indexes if (found := self.link_of(index)))
 
     @cached_property
-    def ways_out(self) -> tuple[Link, ...]:
-        """Those of the default routes that the kernel takes: of table main, the lowest metric of each IP version."""
+    def used_uplinks(self) -> tuple[Link, ...]:
+        """The interfaces of the default routes in use: in table main the lowest metric of each IP version."""
         found = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
         best = {
             one.dst.version: min(own.metric for own in found if own.dst.version == one.dst.version) for one in found

@@ -139,7 +139,7 @@ def _cache(node: Node) -> Iterator[Finding]:
 
 
 def _unread(node: Node) -> dict[str, str]:
-    """Returns what of the attachments cannot be known, by file or network: checks of living pods leave it out."""
+    """Returns why attachments cannot be known, by file or network; the checks of running pods leave these out."""
     found = {}
     for path in attachments.unread(node.cache_dir, attachments.known(node.cache_dir), node.network):
         found[path] = "it cannot be read as an attachment (truncated, or from before CNI 0.8): its pod is not checked"

@@ -70,12 +70,12 @@ def _check_known(item: Item, bin_dirs: Sequence[str]) -> None:
             item.error(path, f'"{name}" is no name of a plugin', "it is the name of a file, without a path")
         elif bin_dirs and not any(os.path.isfile(os.path.join(one, name)) for one in bin_dirs):
             where = ":".join(bin_dirs)
-            # A name that has a known one in it ("my-bridge") was given on purpose.
-            tell = item.error if likely and likely not in name else item.warn
-            tell(path, f'there is no plugin "{name}" in {where}', hint or "install it, or say --bin-dir")
+            # A name that contains a known one ("my-bridge") is no misspelling of it.
+            report = item.error if likely and likely not in name else item.warn
+            report(path, f'there is no plugin "{name}" in {where}', hint or "install it, or say --bin-dir")
         elif likely and not bin_dirs:
-            tell = item.warn if likely in name else item.error
-            tell(path, f'no plugin "{name}" is known', hint)
+            report = item.warn if likely in name else item.error
+            report(path, f'no plugin "{name}" is known', hint)
 
 
 def _check_order(items: Sequence[Item]) -> None:

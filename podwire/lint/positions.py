@@ -106,7 +106,7 @@ def read(data: bytes) -> Document:
 
 
 def loads(data: bytes) -> object:
-    """Returns what gojson reads; raises ValueError that names line, column and the repair where it is no JSON."""
+    """Returns the value of a JSON text; raises ValueError that names line, column and fix of an error in it."""
     try:
         return gojson.loads(data)
     except ValueError as error:

@@ -178,7 +178,7 @@ def _range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
 
 
 def _unread_cache(cache_dir: str, known: Iterable[Known]) -> list[str]:
-    """Says in words which attachments that the runtime knows could not be read."""
+    """Returns a description of the attachments in the runtime's cache that could not be read, [] for none."""
     try:
         attachments.require_cache(cache_dir)
     except CniError as error:
@@ -189,7 +189,7 @@ def _unread_cache(cache_dir: str, known: Iterable[Known]) -> list[str]:
 
 
 def _missing_cache(cache_dir: str, pools: Iterable[Pool]) -> list[str]:
-    """Says in words that there is no cache at its usual place, although addresses are reserved for pods."""
+    """Returns a description of a cache that is missing although addresses are reserved for pods, [] if it exists."""
     directory = attachments.results_dir(cache_dir)
     items = (item for pool in pools for item in pool.reservations)
     number = sum(item.is_attachments and not item.is_young for item in items)

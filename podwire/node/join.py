@@ -153,7 +153,7 @@ class Join:
         return inside if ifname == item.attachment.ifname else None
 
     def _behind(self, told: Iterable[str]) -> Inside | None:
-        """Returns the namespace into which a veth of these leads: its path may be another one here."""
+        """Returns the namespace that one of these host veths leads into, whatever its path is here."""
         ends = (self.kernel.by_name.get(name) for name in told)
         return next((found for end in ends if end and (found := self.kernel.behind(end))), None)
 

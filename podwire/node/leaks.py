@@ -43,8 +43,8 @@ def leaks(join: Join) -> tuple[Leak, ...]:
 def cure_of(join: Join, network: str, attachment: Attachment) -> str:
     """Returns what takes away all that is left of an attachment.
 
-    GC asks all plugins of networks from CNI 1.1.0 on, of others podwire's, and deletes the attachments that the cache
-    has. Without a file in net.d it takes the network from the cache.
+    `podwire gc` runs GC of all plugins from CNI 1.1.0 on, before that of podwire's, and DEL of attachments in the
+    cache. It takes a network without a file in net.d from the cache.
     """
     cached = join.cached.get(network, set())
     made = (item.network for item in join.books.known if item.network_name == network and item.network)

@@ -62,8 +62,8 @@ class HostPort:
 class Pod:
     """One attachment: `pod` is "namespace/name" if known, `addresses` are texts, limits bits/s.
 
-    `receives` and `sends` are from the pod's point of view. `leaked` tells that nobody lives who has it. `problems` are
-    what CHECK of its plugins says.
+    `receives` and `sends` are from the pod's point of view. `leaked`: no running container has it. `problems` are the
+    errors of its plugins' CHECK.
     """
 
     network: str

@@ -1,8 +1,9 @@
-"""Which attachments may be running: what paths prove of their namespaces, and what the kernel's interfaces object.
+"""Which attachments may be running: the paths of their namespaces, corrected by the kernel's interfaces.
 
-One rule: the kernel only objects. An attachment that its path proves gone is running all the same if its veth exists,
-or its address is configured in a namespace that leads to its network. Where all attachments of a network look gone and
-a veth of its bridge leads into a namespace that was not found, this is not the runtime's view, and nothing is gone.
+One rule: an interface proves only that an attachment is running. One whose path is missing is running if its veth
+exists, or its address is configured in a namespace that leads to its network. Where all attachments of a network look
+gone and a veth of its bridge leads into a namespace that was not found, this is not the runtime's view, and nothing is
+gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OF_A_MASTER = ("macvlan", "macvtap", "ipvlan", "vlan")
 
 @dataclass(frozen=True)
 class Targets:
-    """What the interfaces of a network's pods lead to: `bridges`, `masters`, or a veth of the host (`routed`).
+    """The host interfaces that pods of a network are behind: `bridges`, `masters`, or a host veth each (`routed`).
 
     With `any_link` the network has a plugin that is not known, or no configuration is left of it.
     """
@@ -44,7 +45,7 @@ class Targets:
         names = frozenset(name for one in known for name in bridges(one))
         return cls(names, masters, "ptp" in kinds, not first or bool(kinds - {"bridge", "ptp"}))
 
-    def are_led_to(self, kernel: Kernel, inside: Inside, ifname: str) -> bool:
+    def are_behind(self, kernel: Kernel, inside: Inside, ifname: str) -> bool:
         """Tells whether an interface in a namespace leads to one of them."""
         if self.any_link:
             return True
@@ -58,7 +59,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Presences:
-    """The judgement on a look at the node."""
+    """Whether the attachments of a node may be running, judged by one look at it."""
 
     books: Books
     kernel: Kernel
@@ -68,7 +69,7 @@ class Presences:
     @cached_property
     def by_file(self) -> Mapping[str, Presence]:
         """Whether the namespace of each attachment in the cache exists, by its file."""
-        found = {item.path: self._objected(item) for item in self.books.known}
+        found = {item.path: self._corrected(item) for item in self.books.known}
         by_network: dict[str, list[str]] = {}
         for item in self.books.known:
             by_network.setdefault(item.network_name, []).append(item.path)
@@ -83,7 +84,7 @@ class Presences:
         Only those count that lead to the network's bridge, master or host veth: another network may have equal ranges.
         """
         found = self.kernel.configured.get(address, [])
-        return [place for place in found if self._targets_of(network).are_led_to(self.kernel, *place)]
+        return [place for place in found if self._targets_of(network).are_behind(self.kernel, *place)]
 
     def hidden_ports(self, network: str) -> list[Link]:
         """Returns the veths on a network's bridges that lead into namespaces which were not found, or not entered."""
@@ -94,7 +95,8 @@ class Presences:
             self._hidden[network] = [own for own in ports if own.lower_nsid is not None and self._is_hidden(own)]
         return self._hidden[network]
 
-    def _objected(self, item: Known) -> Presence:
+    def _corrected(self, item: Known) -> Presence:
+        """Returns what the path proves, unless the kernel proves that the attachment is running."""
         if item.presence in (Presence.HERE, Presence.ELSEWHERE) or not item.netns:
             return item.presence
         result = item.typed_result

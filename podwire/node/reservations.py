@@ -29,7 +29,7 @@ class Use(StrEnum):
     LIVING = "living"
     GONE = "gone"  # surely nobody lives who has it
     NEW = "new"  # not a minute old and unknown to the cache: an ADD may be under way
-    UNKNOWN = "unknown"  # whether its container is running: not everything could be looked at from here
+    UNKNOWN = "unknown"  # its container may be running: not everything could be looked at from here
     REMARK = "remark"  # of an administrator, who keeps the address to himself
     EMPTY = "empty"  # residue of a killed ADD: it is free
     FOREIGN = "foreign"  # it names nobody, so that the address is not given to anybody

@@ -46,7 +46,7 @@ class Living:
         return found
 
     def presence(self, one: Known) -> Presence:
-        """Returns whether an attachment's namespace exists, as far as the kernel does not object to its path."""
+        """Returns whether an attachment's namespace exists, by its path and the kernel's interfaces."""
         return self.join.presences.by_file.get(one.path, one.presence)
 
     def is_gone(self, one: Known) -> bool:
@@ -66,7 +66,7 @@ class Living:
         return sorted(pod.attachment for pod in own if not pod.leaked and pod.attachment.ifname)
 
     def require_proof(self) -> None:
-        """Raises CniError(5) if an attachment may be running or not, unless containers are named that are gone."""
+        """Raises CniError(5) if nothing proves whether an attachment is running, unless `forced` names containers."""
         own = (item for item in self.join.books.known if item.network_name == self.network and item.netns)
         unproven = [item for item in own if self.presence(item) is Presence.UNKNOWN]
         if not unproven or self.forced:

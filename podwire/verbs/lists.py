@@ -4,7 +4,7 @@ One rule: what libcni's callers do is done here, in its order: ADD forwards, eac
 before, CHECK with the cached one, DEL backwards; the first failure of ADD and DEL ends it. Unlike cnitool a failed ADD
 is followed by DEL, as every runtime does, so that nothing is left; CHECK, GC and STATUS ask all that there are.
 
-Unlike libcni GC and STATUS also ask podwire's own plugins of a list before CNI 1.1.0: they serve both verbs for it.
+Unlike libcni, GC and STATUS also run podwire's own plugins in lists before CNI 1.1.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who made the file of a plugin: podwire, or somebody else.
+"""Whether the file of a plugin is podwire's or another maker's.
 
 One rule: the file itself says so, in the line that it prints when it is run without CNI_COMMAND.
 """
@@ -16,14 +16,14 @@ _MARK = "+podwire."  # in the version of our plugins (podwire.main)
 
 
 def about(program: str, env: Mapping[str, str]) -> str:
-    """Returns the line with which a plugin introduces itself, "" for none; raises OSError, CniError. One process."""
+    """Runs a plugin for the line that it prints about itself, "" for none; raises OSError, CniError."""
     silent = {key: value for key, value in env.items() if not key.startswith("CNI_")}
     (outcome,) = child.run(child.Command((program,), silent, capture_stderr=True), limit_s=_LIMIT_S)
     return next(iter(outcome.stderr.decode("utf-8", "replace").splitlines()), "")
 
 
 def is_podwire(line: str) -> bool:
-    """Tells whether a plugin that introduces itself with `line` is podwire's."""
+    """Tells whether a plugin that prints `line` about itself is podwire's."""
     return _MARK in line
 
 

@@ -103,7 +103,7 @@ def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Done:
     try:
         program = delegate.find(call.kind, call.path)
         command = child.Command((program,), call.env, call.stdin, capture_stderr=True)
-        # The operator watches it, and ends it at will.
+        # Without a limit: the operator watches it, and can end it.
         (outcome,) = child.run(command, spawn=spawn, limit_s=None)
         stderr = outcome.stderr.decode("utf-8", "replace")
         result = answer(outcome, call)

@@ -105,11 +105,11 @@ def require_names(container: str, ifname: str) -> None:
     """Refuses a container ID or an interface name that no plugin takes, as libcni does; raises CniError(4)."""
     if not VALID_NAME.fullmatch(container):
         raise UsageError(
-            Code.INVALID_ENVIRONMENT, f"no container ID: {container}", "letters, digits, . _ - are allowed"
+            Code.INVALID_ENVIRONMENT, f"not a valid container ID: {container}", "letters, digits, . _ - are allowed"
         )
     if not is_interface_name(ifname):
         raise UsageError(
-            Code.INVALID_ENVIRONMENT, f"no name of an interface: {ifname}", "15 characters, no / : or blank"
+            Code.INVALID_ENVIRONMENT, f"not a valid interface name: {ifname}", "at most 15 characters, no / : or blank"
         )
 
 
@@ -127,7 +127,7 @@ def capability_args(text: str) -> dict[str, object]:
 def require_declared(network: Network, plugins: Mapping[str, Plugin], arguments: Iterable[str]) -> None:
     """Refuses capability arguments that no plugin of a network would get, since none declares them; raises CniError(4).
 
-    libcni drops them without a word, so that a pod would have no host port and nobody would know.
+    libcni drops them silently: the pod would come up without its host port.
     """
     declared = network.capabilities
     for name in arguments:
@@ -152,7 +152,7 @@ def cni_args(pairs: list[str]) -> str:
         key, equals, value = pair.partition("=")
         if not (key and equals and value) or "=" in value or ";" in pair:
             raise UsageError(
-                Code.INVALID_ENVIRONMENT, f"no pair of CNI_ARGS: {pair}", "write --args KEY=VALUE, once each"
+                Code.INVALID_ENVIRONMENT, f"not a pair of CNI_ARGS: {pair}", "write --args KEY=VALUE, once each"
             )
     return ";".join(pairs)
 

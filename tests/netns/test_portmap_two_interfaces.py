@@ -62,7 +62,7 @@ def test_either_keeps_its_ports_when_the_other_goes(net, first, last):
 
 
 def test_del_without_a_result_keeps_the_other_s_ports(net, sandbox):
-    """DEL that is told no address finds in the namespace which rules are another interface's; without it all go."""
+    """DEL that gets no address finds in the namespace which rules are another interface's; without it all go."""
     for ifname in ("eth0", "eth1"):
         run(net, "ADD", ifname)
     outcome = net.having(*MAPPINGS["eth1"]).having(prevResult=None).run("DEL", "cid", ifname="eth1")
@@ -98,7 +98,7 @@ def test_a_port_of_both_is_the_other_s_when_one_goes(net):
 
 
 def test_a_failed_add_leaves_the_other_s_ports(net):
-    """An ADD that makes IPv4 rules and fails with IPv6 takes back its own and leaves the other interface's."""
+    """An ADD that makes IPv4 rules and fails with IPv6 rolls back its own and leaves the other interface's."""
     if not net.tools:
         pytest.skip("both families are one transaction")
     run(net, "ADD", "eth0")

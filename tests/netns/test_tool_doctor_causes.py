@@ -1,4 +1,4 @@
-"""`podwire doctor` tells one fault once: what follows from it has no finding, and no repair, of its own."""
+"""`podwire doctor` reports a fault once: its consequences have no finding and no repair of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 
 
 class Fault(NamedTuple):
-    """What is done to a healthy node with a pod, and the findings that tell it; {veth} is the pod's end on the host."""
+    """Damage to a healthy node with a pod, and the findings that report it; {veth} is the pod's host veth."""
 
     shell: str
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ def clinic(host: Namespace, tmp_path: Path) -> Clinic:
     "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FAULTS.items()]
 )
 def test_a_fault_has_one_repair(clinic, sandbox, fault):
-    """Only the cause is told, not also that CHECK of each pod fails, with another repair."""
+    """Only the cause is reported, not also that CHECK of each pod fails, with another repair."""
     result = clinic.attach(clinic.sample(fault.sample).asking(portMappings=[MAPPING]), sandbox)
     veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
     clinic.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=sandbox.name))
@@ -93,7 +93,7 @@ def test_the_way_out_is_the_default_route_that_is_taken(clinic, sandbox):
 
 
 def test_what_was_looked_at_is_said(clinic, sandbox):
-    """Of chains that forward the policies are told to be read, and that rules were not."""
+    """Doctor says that it read the policies of chains at the hook forward, and not their rules."""
     clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
     done = clinic.doctor("--all")
     (line,) = [line for line in done.stdout.splitlines() if "at the hook forward" in line]

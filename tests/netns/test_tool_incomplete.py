@@ -57,7 +57,7 @@ def test_without_root(clinic, pod, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_cache_directory_that_is_not_there(clinic, pod, command):
-    """A --cache-dir that was misspelt is told."""
+    """A misspelt --cache-dir is reported."""
     status, complete, text = looked(clinic, command, "--cache-dir=/var/lib/cnii")
     assert (status, complete) == (4, False), text
     assert "there is no cache: /var/lib/cnii/results is missing" in text
@@ -67,7 +67,7 @@ def test_a_cache_directory_that_is_not_there(clinic, pod, command):
     "before", ["mv /var/lib/cni/results /var/lib/cni/elsewhere", "mount -t tmpfs none /var/lib/cni"]
 )
 def test_the_usual_cache_is_missing(clinic, pod, before):
-    """A usual cache that has no attachment, on a node where pods have addresses, is told by doctor."""
+    """Doctor reports a default cache without attachments on a node where pods have addresses."""
     status, complete, text = looked(clinic, "doctor", before=before)
     assert (status, complete) == (4, False), text
     assert "/var/lib/cni/results has no attachment of it" in text

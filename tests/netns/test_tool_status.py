@@ -30,7 +30,7 @@ def test_status_tells_what_is_not_ready(tool: Tool):
 
 
 def test_version_tells_whose_the_files_are(tool: Tool, reference: Path):
-    """Each plugin that net.d names is told with its file, its versions and whose it is."""
+    """Each plugin that net.d names is printed with its file, its versions and its maker."""
     found = {one["plugin"]: one for one in tool.json("version")}
     assert set(found) == {"bridge", "portmap", "host-local"}
     assert all(one["podwire"] and "1.1.0" in one["versions"] for one in found.values())

@@ -27,9 +27,9 @@ _ISOLATED = Path(__file__).with_name("isolated.sh")
 _TEST_ROOT = ROOT / "build" / "root"
 _SCRATCH = ROOT / "build" / "scratch"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PASSED_ON = ("CI", "REFERENCE", "TERM")
-_MAKE_S = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # make's own: its job server is not for our parts
-_QUIET_S = 30  # after that long without a line one says what runs
+_INHERITED = ("CI", "REFERENCE", "TERM")
+_MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # its job server is not for our parts
+_QUIET_S = 30  # after that long without output a line names the running parts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,13 +60,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
     """Starts the process of a part, in a session of its own: Ctrl-C is for the runner alone."""
-    env = {name: value for name, value in os.environ.items() if name not in _MAKE_S}
+    env = {name: value for name, value in os.environ.items() if name not in _MAKE_VARIABLES}
     command = part.command
     if part.isolated and os.geteuid() == 0:
         scratch = _SCRATCH / part.name
         scratch.mkdir(parents=True)
         command = (str(_ISOLATED), str(_TEST_ROOT), str(scratch), *command)
-        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         env |= {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"}
     with log.open("wb") as output:
         return subprocess.Popen(

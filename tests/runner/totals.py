@@ -30,7 +30,7 @@ class Counts:
 
     @classmethod
     def total(cls, counts: Iterable[Counts]) -> Counts:
-        """Adds up."""
+        """Returns the sum of all counts."""
         each = list(counts)
         return cls(sum(one.passed for one in each), sum(one.failed for one in each), sum(one.skipped for one in each))
 

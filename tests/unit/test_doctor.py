@@ -362,7 +362,7 @@ def test_names_of_the_cache_are_no_commands(node, tmp_path):
 
 
 def test_a_consequence_of_another_fault_is_left_out():
-    """Of findings about one interface the cause is told, and what follows from it is not, whichever comes first."""
+    """Of findings about one interface the cause is reported, and its consequence is not, whichever comes first."""
     consequence = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth1", "cni0"))
     cause = Finding(Severity.PROBLEM, "bridge-down", "net", "down", objects=("cni0",))
     other = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth2", "cni1"))

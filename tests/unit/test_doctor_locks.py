@@ -35,7 +35,7 @@ def look(node: Node) -> list[Finding]:
 
 
 def test_who_holds_the_lock(node, monkeypatch, tmp_path):
-    """A process that runs for long and holds a store's lock is told; one that has just started is not."""
+    """A process that runs for long and holds a store's lock is reported; one that has just started is not."""
     store = tmp_path / "leases" / "net"
     store.mkdir(parents=True)
     with open(store / "lock", "w") as file:

@@ -186,7 +186,7 @@ def misplace(content):
 
 
 def without_seals(content):
-    """Makes it an index of a podwire of before there were seals."""
+    """Makes it an index of a podwire without checksums."""
     for at in range(2048, len(content) + 1, 1024):
         content[at - 64 : at] = bytes(64)
 

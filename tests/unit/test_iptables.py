@@ -221,7 +221,7 @@ def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
 
 
 def test_a_failure_names_the_program_of_that_variant(programs):
-    """What iptables-legacy refuses is told with the name of its program."""
+    """The error of iptables-legacy has the name of its program."""
     program = programs.directory / "iptables-legacy-restore"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
