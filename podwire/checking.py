@@ -53,11 +53,6 @@ class Verdict:
     skipped: str = ""
     unseen: str = ""
 
-    @property
-    def is_whole(self) -> bool:
-        """Tells whether every plugin was asked."""
-        return not (self.foreign or self.skipped or self.unseen)
-
 
 class Checker:
     """Checks attachments with `plugins`, found by type; `path` is CNI_PATH. Reads each store once."""

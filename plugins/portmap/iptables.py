@@ -124,9 +124,12 @@ def _delete_from_shared_chain(ports: HostPorts, others: Collection[Address], fou
                 return False
             for version, listing in listings.items():
                 lines[version] = lines[version] or iptables_chains.removal({chain: CHAINS}, listing)
-            with suppress(*[RefusedError] * (tries_left > 0)):
+            try:
                 iptables.apply(lines, TABLE, _deleting(ports))
                 break
+            except RefusedError:
+                if not tries_left:
+                    raise
     except (RefusedError, UnusableError) as error:
         text = (
             f"host ports of {ports.ifname} stay until the last interface of container {ports.container_id} is deleted"

@@ -15,8 +15,6 @@ from kernel.link import IFF_LOOPBACK
 from kernel.rtnl import Socket
 from plugins.portmap.wanted import HostPorts
 
-_MAIN = 254  # RT_TABLE_MAIN (linux/rtnetlink.h)
-
 
 class ElsewhereError(CniError):
     """The node's route to a pod does not lead over the pod's own interface."""
@@ -61,6 +59,6 @@ def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
     words = [f"ip route delete {foreign.dst.network}"]
     words += [f"via {foreign.gw}"] if foreign.gw else []
     words += [f"dev {shlex.quote(by.name)}"] if by else []
-    words += [f"table {foreign.table}"] if foreign.table != _MAIN else []
+    words += [f"table {foreign.table}"] if foreign.table != route.TABLE_MAIN else []
     words += [f"metric {foreign.metric}"] if foreign.metric else []
     return " ".join(words)
