@@ -14,7 +14,7 @@ from cni import files, gojson
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
-from cni.presence import Presence, presence
+from cni.presence import HostEnd, Presence, presence
 from cni.result import from_json
 from cni.values import dataclass, field
 
@@ -39,7 +39,8 @@ class Entry:
     @property
     def presence(self) -> Presence:
         """Whether the container's network namespace exists; looked up anew each time."""
-        return presence(self.netns, _host_interface(self.result, self.attachment.ifname))
+        others = (other.netns for other in entries(os.path.dirname(self.path)))
+        return presence(self.netns, _host_end(self.result, self.attachment.ifname), lambda: others)
 
     @property
     def lives(self) -> bool:
@@ -142,7 +143,7 @@ class ResultCache:
         return self._presence(known) is not Presence.GONE
 
     def _presence(self, known: Attachment) -> Presence:
-        return presence(self.sandboxes[known], _host_interface(self._results.get(known), known.ifname))
+        return presence(self.sandboxes[known], _host_end(self._results.get(known), known.ifname), self.sandboxes.values)
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""
@@ -188,19 +189,20 @@ def _sandbox(result: object, ifname: str) -> str:
     return ""
 
 
-def _host_interface(result: object, ifname: str) -> str:
-    """Returns the name of the interface on the host that a cached result lists before the container's, "" if none.
+def _host_end(result: object, ifname: str) -> HostEnd:
+    """Returns what a cached result lists on the host before the container's interface: a bridge, then the veth.
 
-    With podwire, the reference and most other plugins that is the host veth, which they list after the bridge.
+    podwire, the reference and most other plugins list the bridge first; ptp has none.
     """
     interfaces = result.get("interfaces") if isinstance(result, dict) else None
-    found = ""
+    listed: list[tuple[str, str]] = [("", ""), ("", "")]
     for item in interfaces if isinstance(interfaces, list) else []:
         if not isinstance(item, dict):
             continue
         if item.get("sandbox"):
             if item.get("name") == ifname:
-                return found
+                (bridge, mac), (interface, _) = listed[-2:]
+                return HostEnd(interface, bridge, mac)
         elif isinstance(item.get("name"), str):
-            found = item["name"]
-    return ""
+            listed.append((item["name"], str(item.get("mac"))))
+    return HostEnd()

@@ -14,11 +14,15 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Callable, Iterable
 from enum import Enum
+
+from cni.values import dataclass
 
 INIT = "/proc/1"
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the machine's own
-_SIOCGIFINDEX, _MOST_NAME_BYTES = 0x8933, 15  # linux/sockios.h, linux/if.h (IFNAMSIZ)
+_SIOCGIFHWADDR, _SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
+_MOST_NAME_BYTES = 15  # linux/if.h (IFNAMSIZ)
 _MOST_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
 
 
@@ -31,8 +35,31 @@ class Presence(Enum):
     GONE = "gone"
 
 
-def presence(netns: str, host_interface: str = "") -> Presence:
-    """Returns whether the namespace at `netns` exists; `host_interface` is the attachment's interface on the host.
+@dataclass(frozen=True)
+class HostEnd:
+    """What a result lists on the host: the attachment's interface, and the bridge before it ("" if it lists none)."""
+
+    interface: str = ""
+    bridge: str = ""
+    bridge_mac: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the kernel has the bridge, with its MAC address, but not the interface.
+
+        That proves that the namespace is gone: a veth goes with its peer, and this is the host of the attachment.
+        """
+        return bool(self.bridge and self.interface) and _has_mac(self.bridge, self.bridge_mac)
+
+
+def presence(
+    netns: str,
+    host_end: HostEnd = HostEnd(),  # noqa: B008 - a frozen value
+    others: Callable[[], Iterable[str]] = tuple,
+) -> Presence:
+    """Returns whether the namespace at `netns` exists; `host_end` is what the attachment's result lists on the host.
+
+    `others` returns the paths of the namespaces of all attachments in the same cache; it is rarely called.
 
     A plain file at the path is no namespace: an unmount leaves one, and another mount namespace sees one.
     """
@@ -41,9 +68,9 @@ def presence(netns: str, host_interface: str = "") -> Presence:
     here = _look(netns)
     if here is not Presence.GONE:
         return here
-    if host_interface and _exists(host_interface):
+    if host_end.interface and _exists(host_end.interface):
         return Presence.ELSEWHERE
-    there = _look_as_init(netns)
+    there = _look_as_init(netns, host_end, others)
     return Presence.ELSEWHERE if there is Presence.HERE else there
 
 
@@ -82,10 +109,22 @@ def _exists(interface: str) -> bool:
         return error.errno != errno.ENODEV
 
 
-def _look_as_init(netns: str) -> Presence:
+def _has_mac(interface: str, mac: str) -> bool:
+    """Returns whether this network namespace has an interface of that name with that MAC address."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
+            request = struct.pack("16s24x", interface.encode("utf-8", "replace")[:_MOST_NAME_BYTES])
+            answer = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, request)
+    except OSError:
+        return False
+    return answer[18:24].hex(":") == mac.lower()  # behind the name and the family of the address
+
+
+def _look_as_init(netns: str, host_end: HostEnd, others: Callable[[], Iterable[str]]) -> Presence:
     """Returns what process 1 of this /proc has at the path, UNKNOWN where we may not look.
 
-    A container without the host's processes has a process 1 of its own, whose view proves less.
+    A container without the host's processes has a process 1 of its own, whose view proves less: there the attachment's
+    bridge must be in sight, or the namespace of another attachment of the same cache, in the same directory.
     """
     root = f"{INIT}/root"
     try:
@@ -98,9 +137,9 @@ def _look_as_init(netns: str) -> Presence:
         found = Presence.GONE
     except (OSError, ValueError):
         found = Presence.UNKNOWN
-    if found is Presence.GONE and not _is_machines_init() and not _is_missing_from_runtimes_directory(root, netns):
-        return Presence.UNKNOWN
-    return found
+    if found is not Presence.GONE or _is_machines_init() or host_end.is_gone:
+        return found
+    return Presence.GONE if _is_missing_beside(root, netns, others()) else Presence.UNKNOWN
 
 
 def _resolved(root: str, path: str) -> str:
@@ -142,17 +181,16 @@ def _is_machines_init() -> bool:
         return False
 
 
-def _is_missing_from_runtimes_directory(root: str, netns: str) -> bool:
-    """Tells whether the file is missing from a directory that has other namespaces, so that a runtime keeps them there.
+def _is_missing_beside(root: str, netns: str, others: Iterable[str]) -> bool:
+    """Returns whether the file is missing from a directory in which another attachment's namespace is: the runtime's.
 
     A plain file proves nothing: its mount may not have come into this mount namespace.
     """
     directory, _, name = netns.rpartition("/")
     try:
-        at = _resolved(root, directory)
-        if os.path.lexists(f"{at}/{name}"):
+        if os.path.lexists(f"{_resolved(root, directory)}/{name}"):
             return False
-        with os.scandir(at) as entries:
-            return any(_look(entry.path) is Presence.HERE for entry in entries)
+        beside = (other for other in others if other != netns and other.rpartition("/")[0] == directory)
+        return any(_look(_resolved(root, other)) is Presence.HERE for other in beside)
     except (OSError, ValueError):
         return False

@@ -33,13 +33,17 @@ _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES) 
 
 @dataclass(frozen=True)
 class Installed:
-    """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table, metric."""
+    """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table, metric.
+
+    `is_connected`: the kernel made it for an address of the interface.
+    """
 
     dst: Interface
     gw: Address | None
     index: int
     table: int
     metric: int = 0
+    is_connected: bool = False
 
 
 def unicast(socket: Socket, version: int) -> list[Installed]:
@@ -97,8 +101,11 @@ def match(socket: Socket, address: Address) -> Installed | None:
     if message is None or message["type"] != _RTN_UNICAST or message["flags"] & _RTM_F_CLONED:
         return None
     table, metric = message.get_attr("RTA_TABLE") or message["table"], message.get_attr("RTA_PRIORITY") or 0
-    ways = [Installed(_destination(message), gateway, index, table, metric) for index, gateway in _ways(message)]
-    return ways[0] if len(ways) == 1 else None
+    ways = list(_ways(message))
+    if len(ways) != 1:
+        return None
+    index, gateway = ways[0]
+    return Installed(_destination(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
 
 
 def addition(

@@ -91,7 +91,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         refuse_taken=_refuse_taken(fields),
         netns=args.netns,
         host_interfaces=_host_interfaces(prev_result),
-        host_veth=_host_veth(prev_result, args.ifname),
+        host_veth=_host_veth(prev_result, args),
     )
     backend = _backend(fields, ports)
     if backend == NFTABLES:
@@ -117,7 +117,7 @@ def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
         tuple(found),
         addresses,
         host_interfaces=_host_interfaces(prev_result),
-        host_veth=_host_veth(prev_result, args.ifname),
+        host_veth=_host_veth(prev_result, args),
         netns=args.netns,
     )
 
@@ -185,11 +185,15 @@ def _host_interfaces(result: Result | None) -> tuple[str, ...]:
     return tuple(name for name in listed if is_interface_name(name))
 
 
-def _host_veth(result: Result | None, ifname: str) -> str:
-    """Returns the interface on the host that the result lists right before the pod's, as bridge and ptp do; else ""."""
+def _host_veth(result: Result | None, args: CmdArgs) -> str:
+    """Returns the interface on the host that the result lists right before the pod's, as bridge and ptp do; else "".
+
+    A result of another pod, by its sandbox, is not believed.
+    """
     listed = result.interfaces if result else ()
     for before, item in pairwise(listed):
-        if item.name == ifname and item.sandbox and not before.sandbox and is_interface_name(before.name):
+        is_pods = item.name == args.ifname and item.sandbox and args.netns in ("", item.sandbox)
+        if is_pods and not before.sandbox and is_interface_name(before.name):
             return before.name
     return ""
 

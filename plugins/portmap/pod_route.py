@@ -44,7 +44,8 @@ def interface_to(ports: HostPorts) -> str:
 def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
     """Returns the fix: if a foreign route to the pod or its subnet comes first, the command that deletes that route.
 
-    A wider route, the default route say, is used only because the pod's own is missing, and is not to be deleted.
+    A wider route, the default route say, is used only because the pod's own is missing. It is not to be deleted; nor is
+    the route to the network that an interface of the host is in.
     """
     links = link.get(socket, *map(link.by_name, ports.host_interfaces))
     if missing := [name for name, found in zip(ports.host_interfaces, links, strict=True) if found is None]:
@@ -56,6 +57,9 @@ def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
             "remove the container and create it again"
         )
     (by,) = link.get(socket, link.by_index(foreign.index))
+    if foreign.is_connected:
+        network = f"the network {foreign.dst.network} of {by.name if by else 'another interface'}"
+        return f"the range of the pods overlaps {network}: give the pods another range, and create them again"
     words = [f"ip route delete {foreign.dst.network}"]
     words += [f"via {foreign.gw}"] if foreign.gw else []
     words += [f"dev {shlex.quote(by.name)}"] if by else []

@@ -103,7 +103,7 @@ class Kernel:
         """
         unentered = any(inside.links is None for inside in self.insides.values())
         leading = any(own.kind == "veth" and own.lower_nsid is not None for own in self.links)
-        return unentered or not leading or _leads_elsewhere(self.links, self.insides.values())
+        return unentered or not leading or _leads_elsewhere(self.links, self.addresses, self.insides.values())
 
 
 def look(paths: Iterable[str]) -> Kernel:
@@ -123,7 +123,7 @@ def look(paths: Iterable[str]) -> Kernel:
         return Kernel(unseen=(f"the kernel's interfaces: {error.msg}", *unseen))
     if unentered := sum(inside.links is None for inside in found):
         unseen.append(f"the inside of {unentered} network namespaces: that needs root")
-    if _leads_elsewhere(links, found):
+    if _leads_elsewhere(links, addresses, found):
         reason = f": we have no rights to trace {hidden} process(es)" if hidden else " from here"
         unseen.append(f"network namespaces that interfaces of this host lead to cannot be seen{reason}")
     own = {inside.path: inside for inside in found}
@@ -135,10 +135,22 @@ def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
     return {index: tuple(item.address for item in found) for index, found in address.every(socket).items()}
 
 
-def _leads_elsewhere(links: Iterable[Link], found: Iterable[Inside]) -> bool:
-    """Tells whether a veth of the host leads into a namespace that is none of those `found`."""
+def _leads_elsewhere(
+    links: Iterable[Link], addresses: Mapping[int, tuple[Interface, ...]], found: Iterable[Inside]
+) -> bool:
+    """Returns whether a veth that may be a pod's leads into a namespace that is none of those `found`."""
     numbers = {inside.number for inside in found}
-    return any(own.kind == "veth" and own.lower_nsid is not None and own.lower_nsid not in numbers for own in links)
+    hidden = (own for own in links if own.kind == "veth" and own.lower_nsid not in (None, *numbers))
+    return any(not _is_uplink(own, addresses.get(own.index, ())) for own in hidden)
+
+
+def _is_uplink(own: Link, addresses: Iterable[Interface]) -> bool:
+    """Returns whether a veth is the uplink of a host that is a container itself (kind, LXC): it has a subnet.
+
+    A pod's veth is a port of a bridge, or (ptp) has gateway addresses without a subnet.
+    """
+    routable = (item for item in addresses if not item.ip.is_link_local)
+    return not own.master and any(item.network.prefixlen < item.ip.max_prefixlen for item in routable)
 
 
 def _namespaces(paths: Iterable[str]) -> tuple[dict[int, str], dict[str, str], int]:

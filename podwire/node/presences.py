@@ -100,8 +100,11 @@ class Presences:
         if item.presence in (Presence.HERE, Presence.ELSEWHERE) or not item.netns:
             return item.presence
         result = item.typed_result
-        macs = {own.mac.lower() for own in result.interfaces if own.mac and not own.sandbox}
-        if any(own.kind == "veth" and own.mac.lower() in macs for own in self.kernel.links):
+        listed = [
+            own for own in result.interfaces if not own.sandbox
+        ]  # a bridge first, whose MAC address a port may have
+        mac = listed[-1].mac.lower() if listed else ""
+        if mac and any(own.kind == "veth" and own.mac.lower() == mac for own in self.kernel.links):
             return Presence.ELSEWHERE  # it was renamed: by its name it has been looked up with the path
         users = (place for ip in result.ips for place in self.places(item.network_name, ip.address.ip))
         if any(inside.path not in self._others for inside, _ in users):

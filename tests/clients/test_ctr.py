@@ -102,10 +102,12 @@ def test_the_tool_finds_what_lives(ctr):
     machine = ctr.machine
     ctr.start("web")
 
-    def tool(*words):
-        return json.loads(machine.run(TOOL, *words, "--json"))
+    def tool(*words, check=True):
+        return json.loads(machine.run(TOOL, *words, "--json", check=check))
 
-    assert [one for one in tool("doctor")["checks"] if one["severity"] not in ("ok", "note")] == []
+    # podman is installed here, too, with Debian's settings
+    bad = [one["subject"] for one in tool("doctor", check=False)["checks"] if one["severity"] not in ("ok", "note")]
+    assert set(bad) <= {"podman"}
     (seen,) = tool("show")["attachments"]
     assert (seen["containerID"], seen["state"], seen["hostPorts"][0]["confirmed"]) == ("default-web", "ok", True)
     assert tool("show")["leaks"] == []

@@ -97,7 +97,7 @@ def test_a_second_network_comes_and_goes(podman):
     """`podman network connect` gives a running container one more interface, disconnect takes it, the first stays."""
     machine = podman.machine
     with podman.network("auto", SUBNET) as auto:
-        podman.start("first", network=auto)
+        podman.start("first", "--publish=8081:80", network=auto)  # the guard of its bridge stays
         podman.remove()
         podman.start("web", "--publish=8080:80")
         before = machine.picture()

@@ -58,7 +58,7 @@ def test_all_who_live_are_found_and_nothing_is_wrong(podman, living, tool):
     lint = tool("lint")
     assert [lint[kind] for kind in ("errors", "warnings", "notes")] == [0, 0, 0]
     assert {one["network"] for one in lint["files"]} == {"podwire", "auto"}
-    assert tool("ipam", "verify") == {"findings": [], "unseen": []}
+    assert tool("ipam", "verify") == {"findings": [], "unseen": [], "complete": True}
     assert tool("repair", "--dry-run")["counts"] == {"fine": 4}
 
 

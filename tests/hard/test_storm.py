@@ -70,5 +70,5 @@ def storm(plan, directory, *, nightly):
     print(f"{verbs / report['seconds']:.0f} verbs/s", report["verbs"], report["errors"])
     assert report["problems"] == [], f"{len(report['problems'])} problems; errors: {report['errors']}"
     assert report["living"] > 5
-    assert report["kills"] > 0
+    assert report["kills"] > 0 or not nightly  # a sample of some seconds may meet none
     promises.record("storm", verbs=verbs, seconds=round(report["seconds"]), kills=report["kills"], again=again)

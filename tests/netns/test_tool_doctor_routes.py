@@ -48,6 +48,16 @@ def test_a_default_route_is_not_in_the_way(clinic, network, sandbox):
     assert bad(clinic.findings()) == []
 
 
+def test_a_network_of_the_host_that_overlaps_the_pods_is_not_cut_off(clinic, network, sandbox):
+    """The route that the kernel made for an address of the uplink is not deleted: the ranges overlap, which is said."""
+    clinic.attach(network, sandbox)
+    shell = f"{UPLINK}; ip address flush dev out0; ip address add 10.26.0.100/25 dev out0"
+    clinic.host.run("sh", "-ec", shell)
+    found = clinic.found("pod-routed-elsewhere")
+    assert "overlaps the network 10.26.0.0/25 of out0" in found["cure"]
+    assert "route delete" not in found["cure"]
+
+
 def test_an_uplink_that_does_not_forward(clinic, network, sandbox):
     """Forwarding that is off for an interface that is not podwire's is found, and no command switches it on."""
     clinic.attach(network, sandbox)

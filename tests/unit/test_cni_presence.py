@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from cni import presence as presence_module
-from cni.presence import Presence, presence
+from cni.presence import HostEnd, Presence, presence
 
 HERE = f"/proc/{os.getpid()}/ns/net"
 
@@ -74,27 +74,53 @@ def test_without_a_look_at_process_1_nothing_is_gone(init, monkeypatch):
 def test_an_interface_of_it_proves_that_it_is_running(init):
     """An attachment whose interface on the host exists is not gone, whatever its path says."""
     own = socket.if_nameindex()[0][1]
-    assert presence("/no/such/x", own) is Presence.ELSEWHERE
+    assert presence("/no/such/x", HostEnd(own)) is Presence.ELSEWHERE
     for absent in ("no-such-veth", "longer-than-any-name-of-an-interface", "caf\u00e9"):
-        assert presence("/no/such/x", absent) is Presence.GONE
+        assert presence("/no/such/x", HostEnd(absent)) is Presence.GONE
 
 
 def test_process_1_of_a_container_proves_less(init, monkeypatch):
-    """Where process 1 is not the machine's, a path must be missing from a directory in which it has namespaces."""
+    """Where process 1 is not the machine's, a path must be missing beside another attachment's namespace."""
     monkeypatch.setattr(presence_module, "_FIRST_PID_NAMESPACE", 0)
     assert presence_module.obstacle() != ""
     directory = init / "root" / "no" / "such"
     directory.mkdir(parents=True)
     (directory / "plain").touch()
-    assert presence("/no/such/x") is Presence.UNKNOWN
     shown_to_init(init, "/no/such/other")
-    assert presence("/no/such/x") is Presence.GONE
-    assert presence("/no/such/other") is Presence.ELSEWHERE
-    assert presence("/no/such/plain") is Presence.UNKNOWN  # a mount that did not come into this mount namespace
-    assert presence("/not/such/x") is Presence.UNKNOWN
+    shown_to_init(init, "/not/such/other")
+
+    def judged(path, *others):
+        return presence(path, others=lambda: others)
+
+    assert judged("/no/such/x") is Presence.UNKNOWN  # nobody says whose the other namespace is
+    assert judged("/no/such/x", "/no/such/x", "/no/such/y", "/not/such/other") is Presence.UNKNOWN
+    assert judged("/no/such/x", "/no/such/other") is Presence.GONE
+    assert judged("/no/such/other", "/no/such/other") is Presence.ELSEWHERE
+    # a mount that did not come into this mount namespace
+    assert judged("/no/such/plain", "/no/such/other") is Presence.UNKNOWN
 
 
 @pytest.mark.parametrize("path", ["", "\0", "x\0y"])
 def test_no_path_is_unknown(init, path):
     """What is no path cannot be judged."""
     assert presence(path) is Presence.UNKNOWN
+
+
+@pytest.fixture
+def of_a_container(init, monkeypatch):
+    """A process 1 that is a container's."""
+    monkeypatch.setattr(presence_module, "_FIRST_PID_NAMESPACE", 0)
+
+
+@pytest.mark.parametrize(
+    ("bridge", "mac", "judged"),
+    [
+        ("lo", "00:00:00:00:00:00", Presence.GONE),
+        ("lo", "02:00:00:00:00:01", Presence.UNKNOWN),
+        ("nosuch0", "00:00:00:00:00:00", Presence.UNKNOWN),
+        ("", "", Presence.UNKNOWN),
+    ],
+)
+def test_in_a_container_a_bridge_without_the_veth_proves_it(of_a_container, bridge, mac, judged):
+    """A container without the host's processes has proof if the attachment's bridge is there, and its veth is not."""
+    assert presence("/no/such/x", HostEnd("nosuch1", bridge, mac)) is judged
