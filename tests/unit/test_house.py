@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.binaries import ROOT
 
 ROOMS = ("bench", "cni", "conf", "ipam", "kernel", "pack", "plugins", "podwire", "tests")
