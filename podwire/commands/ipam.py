@@ -71,7 +71,7 @@ _EXAMPLES = {
 
 def _list(context: Context, options: Namespace) -> Status:
     join = joined(places(context, options), options.network, rules=False)
-    found, unseen = list(reservations.lines(join, options.network)), _unseen(join)
+    found, unseen = list(reservations.lines(join, options.network)), _unseen(join, options.network)
     if context.out.as_json:
         context.out.json([line.to_json() for line in found])
     elif found := [line for line in found if line.use is not Use.LAST]:
@@ -104,7 +104,7 @@ def _verify(context: Context, options: Namespace) -> Status:
         before = {(item.kind, item.network, item.address) for item in found}
         again = reservations.findings(join, options.network)
         found = [item for item in again if (item.kind, item.network, item.address) in before]
-    unseen = _unseen(join)
+    unseen = _unseen(join, options.network)
     if context.out.as_json:
         document = {"findings": [item.to_json() for item in found], "unseen": unseen}
         context.out.json({"complete": not unseen, **document})
@@ -113,9 +113,10 @@ def _verify(context: Context, options: Namespace) -> Status:
     return judge(wrong=bool(found), complete=not unseen)
 
 
-def _unseen(join: Join) -> list[str]:
+def _unseen(join: Join, network: str) -> list[str]:
     """Returns descriptions of everything that could not be looked at."""
-    return list(dict.fromkeys((*join.books.unread, *join.kernel.unseen)))
+    unproven = reservations.unproven(join, network)
+    return list(dict.fromkeys((*join.books.unread, *join.kernel.unseen, *unproven)))
 
 
 def _print_unseen(context: Context, unseen: Iterable[str]) -> None:

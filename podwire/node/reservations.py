@@ -117,6 +117,17 @@ def lines(join: Join, network: str = "") -> Iterator[Line]:
             yield Line(address, pool.network, pool.data_dir, Use.LAST)
 
 
+def unproven(join: Join, network: str = "") -> Iterator[str]:
+    """Yields for each network the addresses that may be in use, as nothing proves here that their owners are gone."""
+    addresses: dict[str, list[str]] = {}
+    for line in lines(join, network):
+        if line.use is Use.UNKNOWN:
+            addresses.setdefault(line.network, []).append(line.address)
+    for name, found in addresses.items():
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield f"network {name}: nothing proves here that the owner of {found[0]}{more} is gone"
+
+
 def use(join: Join, item: Reservation) -> Use:
     """Returns what a reservation is."""
     if item.file.residue:

@@ -149,6 +149,19 @@ def test_without_a_look_at_process_1_gc_refuses(blind: View, node: Tool, new_san
     assert sorted(path.name for path in node.leases.glob("10.*")) == ["10.22.0.2", "10.22.0.4"]
 
 
+def test_an_address_whose_owner_may_be_running(blind: View, node: Tool, new_sandbox: Callable[[], Namespace]):
+    """Where nothing proves that a pod is gone, ipam list and ipam verify name its address and exit with 4."""
+    lost = new_sandbox()
+    attached(node, lost)
+    node.lose(lost)
+    for words in (("ipam", "list"), ("ipam", "verify", "net")):
+        said = blind.said(4, *words)
+        assert "not seen: network net: nothing proves here that the owner of 10.22.0.2 is gone" in said
+        assert "nothing wrong" not in said
+    document = blind.run("ipam", "verify", "--json")
+    assert (document.status, document.json["complete"], document.json["findings"]) == (4, False, [])
+
+
 def test_all_gone_and_a_veth_that_leads_somewhere(view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
     """Where all look gone and a veth of the bridge leads into a namespace that cannot be found, gc refuses."""
     pods = new_sandbox(), new_sandbox()
