@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cni import signals
-from cni.errors import CniError, Code
 from podwire import attachments, networks
 from podwire.command import (
     Command,
@@ -119,14 +118,8 @@ def _run(context: Context, options: Namespace) -> Status:
 
 
 def _known(options: Namespace) -> list[attachments.Known]:
-    """Returns the attachments of the cache; raises CniError(5) for one that may not be read."""
-    directory = attachments.results_dir(options.cache_dir)
-    try:
-        os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}") from error
+    """Returns the attachments of the cache; raises CniError(5) for one that cannot be read."""
+    attachments.require_cache(options.cache_dir)
     return [*attachments.known(options.cache_dir, options.network)]
 
 

@@ -205,6 +205,14 @@ def test_dry_run(node, new_sandbox):
     assert node.repair("--dry-run") == {pod.name: "missing"}
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--json",)])
+def test_a_cache_directory_that_is_not_there(node, options):
+    """A --cache-dir that was misspelt is an error with exit status 3, and no node without pods."""
+    outcome = node.tool("--cache-dir", "/nonexistent", *options)
+    assert outcome.status == 3, outcome
+    assert "there is no cache: /nonexistent/results is missing" in outcome.stdout.decode() + outcome.stderr
+
+
 def test_the_dead_stay_dead(node, new_sandbox):
     """For what has no namespace any more, a plain file there, or the host's own, nothing is made."""
     living, gone, file = new_sandbox(), new_sandbox(), new_sandbox()
