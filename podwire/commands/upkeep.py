@@ -111,6 +111,7 @@ def _named(found: list[Attachment]) -> list[dict[str, str]]:
 
 
 def _status(context: Context, options: Namespace) -> Status:
+    require_root(context, "status")
     directory = conf_dir(context, options)
     files = networks.read_directory(directory)
     if options.network:

@@ -44,10 +44,10 @@ def test_an_unknown_network(words, host: Namespace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", ["repair", "add net pod", "check net pod", "del net pod", "gc net", "ipam free --gone"]
+    "words", ["repair", "add net pod", "check net pod", "del net pod", "gc net", "ipam free --gone", "status"]
 )
 def test_root_is_needed(words, tmp_path):
-    """Who is not root is told so by each command that changes something, before it looks at anything."""
+    """Each command that changes something or runs plugins says that it needs root, before it looks at anything."""
     program = binaries.directory() / "podwire"
     done = subprocess.run(
         [program, *words.split(), "--cache-dir", str(tmp_path)],

@@ -36,7 +36,7 @@ def test_a_misspelt_word_is_not_taken_and_the_right_one_is_named(words, text):
     assert text in done.stderr
 
 
-def test_a_misspelt_network_is_guessed(net_d):
+def test_a_misspelt_network_is_guessed(root, net_d):
     """For a network that is not there the nearest name is offered."""
     done = tool("status", "podwrie", env=net_d)
     assert (done.returncode, 'did you mean "podwire"? networks there: podwire' in done.stderr) == (3, True), done.stderr
@@ -88,7 +88,7 @@ def test_the_command_for_root_is_the_whole_command(root, net_d):
 
 
 @pytest.mark.parametrize("text", ['{"name": "x",}', "{'name': 'x'}", '{"name": "x"\n "type": "bridge"}', ""])
-def test_a_file_that_is_no_json_is_told_with_line_and_column(net_d, tmp_path, text):
+def test_a_file_that_is_no_json_is_told_with_line_and_column(root, net_d, tmp_path, text):
     """`status`, `add` and `doctor` name line, column and repair of a broken file, as `lint` does."""
     (tmp_path / "20.conflist").write_text(text)
     lint = tool("lint", "--no-bin-dir", str(tmp_path / "20.conflist")).stdout.splitlines()
