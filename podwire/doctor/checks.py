@@ -50,5 +50,5 @@ def _made(check: Check, node: Node) -> Iterator[Finding]:
         yield from check.look(node)
     except Exception as failed:
         error = skel.as_cni_error(failed)
-        cure = error.details or ("call it as root" if os.geteuid() != 0 else UNSEEN.cure)
-        yield UNSEEN.found(check.name, f"could not be looked at: {error.msg}", cure)
+        hint = "call it as root" if os.geteuid() != 0 else "call it in the host's own namespaces"
+        yield UNSEEN.found(check.name, f"could not be looked at: {error.msg}", error.details or hint)

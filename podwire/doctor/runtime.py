@@ -157,7 +157,10 @@ def _reserved(item: Interface) -> int:
     if not item.data_dir:
         return 0
     store = Store(item.data_dir, item.network.name)
-    files = listing.reserved(store) if store.exists() else ()
+    try:
+        files = listing.reserved(store) if store.exists() else []
+    except OSError:
+        return 0  # the checks of the addresses report the store
     reservations = (Reservation(item.data_dir, item.network.name, file) for file in files)
     return sum(one.is_attachments and not one.is_young for one in reservations)
 

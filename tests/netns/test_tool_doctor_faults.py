@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import NamedTuple
 
 import pytest
@@ -313,6 +314,18 @@ def test_a_store_that_cannot_be_used(clinic, before, text):
     store = clinic.directory / "leases"
     store.mkdir()
     assert text in clinic.found("store-unusable", before=before.format(store=store))["text"]
+
+
+def test_a_store_that_is_a_file(clinic, network, sandbox):
+    """A file in a store's place is one problem that names it; the cache is looked at all the same."""
+    clinic.attach(network, sandbox)
+    store = clinic.directory / "leases" / "podwire-podman"
+    shutil.rmtree(store)
+    store.touch()
+    assert clinic.found("store-unusable")["text"] == f"{store} is no directory"
+    found = clinic.everything()
+    assert [one for one in found if one["name"] == "not-seen"] == []
+    assert [one["severity"] for one in found if one["name"] == "cache"] == ["ok"]
 
 
 def test_a_runtime_that_looks_elsewhere(clinic):
