@@ -187,17 +187,17 @@ def _conflict_error(host: Socket, bridge: Link, own: Interface, other: Interface
     """
     ports = link.count_ports(host, bridge.index) - own_ports
     if bridge.kind == "bridge" and ports <= 0:
-        fix = f'has {other}, and no port is in use; remove that address: ip address del {other} dev "{bridge.name}"'
+        details = f'ip address del {other} dev "{bridge.name}" # no port of it is in use'
     else:
         use = "" if bridge.kind != "bridge" else f", and {ports} port{' is' if ports == 1 else 's are'} in use"
-        fix = (
-            f'has {other}{use}; give the network the subnet of that address, or set "bridge" to another name; '
-            '"forceAddress" replaces it, and running pods lose their gateway'
+        details = (
+            f'"{bridge.name}" has {other}{use}; give the network the subnet of that address, or set "bridge" to '
+            'another name; "forceAddress" replaces it, and running pods lose their gateway'
         )
     return CniError(
         Code.INVALID_NETWORK_CONFIG,
         f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {own}',
-        f'"{bridge.name}" {fix}',
+        details,
     )
 
 

@@ -125,7 +125,7 @@ def _cure(node: Node, chain: Chain, item: Interface) -> str:
         tool = iptables.TOOLS[6 if chain.table.family == nft.IPV6 else 4]
         into = "DOCKER-USER" if _whose(node, chain) == "Docker's" else "FORWARD"
         lasting = f'for good: add {{"type": "firewall"}} to "plugins" in {item.network.path}'
-        return f"{' && '.join(f'{tool} -I {into} {way} -j ACCEPT' for way, _ in ways)}; {lasting}"
+        return f"{' && '.join(f'{tool} -I {into} {way} -j ACCEPT' for way, _ in ways)} # {lasting}"
     where = f"{family} {chain.table.name} {chain.name}"
     return " && ".join(f"nft insert rule {where} {way} accept" for _, way in ways)
 

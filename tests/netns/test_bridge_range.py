@@ -39,7 +39,7 @@ def test_without_pods_the_command_that_is_told_is_enough(
     pod = new_sandbox()
     network.delete(pod, network.add(pod))
     details = moved(network).run("STATUS").error()["details"]
-    network.host.run("sh", "-ec", details.rpartition(": ")[2])
+    network.host.run("sh", "-ec", details)
     moved(network).run("STATUS").silence()
     moved(network).add(pod)
 

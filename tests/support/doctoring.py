@@ -144,8 +144,8 @@ class Clinic:
         return next((one for one in every if one["name"] == name), None) or _fail(name, every)
 
     def cure(self, finding: Found) -> None:
-        """Does what a finding says: its command, without what stands behind "; for good"."""
-        command = finding["cure"].partition("; for good")[0]
+        """Runs the command of a finding as it stands."""
+        command = finding["cure"]
         if command.startswith("podwire "):
             done = self.podwire(*shlex.split(command)[1:])
             assert done.returncode == 0, done
