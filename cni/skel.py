@@ -38,6 +38,10 @@ _CHUNK_BYTES = 64 << 10
 # CPython's word where it has lost an error: a MemoryError, for want of memory to note in where it was raised.
 _LOST = "error return without exception set"
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
+_USE_A_PODS = (
+    "set CNI_NETNS to the pod's network namespace; do not set CNI_NETNS_OVERRIDE on a host, where ADD would change "
+    "the host's own interfaces and routes"
+)
 
 
 @dataclass(frozen=True)
@@ -281,4 +285,4 @@ def _refuse_own_netns(args: CmdArgs) -> None:
     except (OSError, ValueError):
         return  # what cannot be opened is the verb's to judge
     if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
-        raise CniError(Code.INVALID_NETNS, _MIXED_UP, "set CNI_NETNS_OVERRIDE=1 to attach the plugin's own namespace")
+        raise CniError(Code.INVALID_NETNS, _MIXED_UP, _USE_A_PODS)

@@ -37,10 +37,10 @@ def namespace_path(text: str) -> str:
 
 
 def require_namespace(path: str) -> None:
-    """Raises CniError(8) for what is no network namespace, naming those that there are."""
+    """Raises CniError(8) for what is no network namespace, naming those that there are, and for the host's own."""
     try:
-        with Netns(path):
-            pass
+        with Netns(path) as namespace:
+            is_own = namespace.is_own()
     except CniError as error:
         try:
             names = ", ".join(sorted(os.listdir(NAMED))) or "none"
@@ -48,6 +48,9 @@ def require_namespace(path: str) -> None:
             names = "none"
         hint = f"give a path, a process's PID, or a name in {NAMED}: {names}"
         raise CniError(Code.INVALID_NETNS, f"{path} is no network namespace", hint) from error
+    if is_own:
+        hint = "give the network namespace of a pod; a pod with hostNetwork has none, and is attached to no network"
+        raise CniError(Code.INVALID_NETNS, f"{path} is this host's own network namespace, not a pod's", hint)
 
 
 def alone(netns: str) -> AbstractContextManager[None]:

@@ -336,6 +336,28 @@ def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
     assert (tool.leases / "10.22.0.2").exists()
 
 
+@pytest.mark.parametrize("own", ["by path", "/proc/self/ns/net"])
+def test_the_hosts_own_namespace_is_refused(tool: Tool, own: str):
+    """The namespace that the tool runs in is no pod's: add and its dry run refuse it before any plugin runs."""
+    tool.configure(script(tool, "unused", f"touch {tool.directory}/ran"))
+    netns = tool.host.path if own == "by path" else own
+    for words in (("add", "net", netns), ("add", "net", netns, "--dry-run")):
+        text = with_scripts(tool).wrong(3, *words, env={"CNI_NETNS_OVERRIDE": "1"})
+        assert "is this host's own network namespace, not a pod's" in text
+    assert not (tool.directory / "ran").exists()
+
+
+def test_check_refuses_the_hosts_own_namespace(tool: Tool, sandbox: Namespace):
+    """An entry of the cache that names the host's namespace, as after a wrong ADD, is not checked as a pod."""
+    tool.configure(tool.bridge())
+    tool.ok("add", "net", sandbox.name)
+    (entry,) = tool.cache.iterdir()
+    entry.write_text(entry.read_text().replace(sandbox.path, tool.host.path))
+    container = json.loads(entry.read_text())["containerId"]
+    text = tool.wrong(3, "check", "net", tool.host.path, "--container-id", container)
+    assert "is this host's own network namespace, not a pod's" in text
+
+
 def test_two_at_once(tool: Tool, new_sandbox: Callable[[], Namespace]):
     """Of several that attach one namespace at once one does, the others are told, and take nothing away."""
     for number in range(4):

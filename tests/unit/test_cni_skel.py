@@ -234,8 +234,9 @@ def test_text_that_is_no_utf8_is_printed_all_the_same():
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_the_plugins_own_namespace_is_refused_before_the_work(verb):
     """CNI_NETNS that is the plugin's own namespace is code 8, and the verb is never called."""
-    code, msg, _, called = failure(verb, env=ENV | {"CNI_NETNS": "/proc/self/ns/net"})
+    code, msg, details, called = failure(verb, env=ENV | {"CNI_NETNS": "/proc/self/ns/net"})
     assert (code, msg, called) == (8, "plugin's netns and netns from CNI_NETNS should not be the same", [])
+    assert "do not set CNI_NETNS_OVERRIDE on a host" in details
 
 
 @pytest.mark.parametrize("override", ["1", "true", "TRUE", "True"])
