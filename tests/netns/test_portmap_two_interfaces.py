@@ -97,10 +97,9 @@ def test_a_port_of_both_is_the_other_s_when_one_goes(net):
     assert not any("10.22.0.2:" in line for line in rules(net))
 
 
+@pytest.mark.parametrize("net", [NFT, LEGACY], indirect=True)  # with nftables both families are one transaction
 def test_a_failed_add_leaves_the_other_s_ports(net):
     """An ADD that makes IPv4 rules and fails with IPv6 rolls back its own and leaves the other interface's."""
-    if not net.tools:
-        pytest.skip("both families are one transaction")
     run(net, "ADD", "eth0")
     before = rules(net)
     broken = xtables.counted(net.tools, net.tools.parent / "broken")
@@ -114,11 +113,11 @@ def test_a_failed_add_leaves_the_other_s_ports(net):
     assert sorted(rules(net)) == sorted(before)
 
 
+# The reference's rules of nftables name no interface, and with ip6tables-legacy it does not make those of both.
+@pytest.mark.parametrize("net", [NFT], indirect=True)
 @pytest.mark.parametrize("first", ["eth0", "eth1"])
 def test_what_the_reference_made_of_both(net, reference, first):
     """DEL of one interface whose rules the reference made keeps the other's; the reference's DEL then finds them."""
-    if not net.tools or net.tools.joinpath("iptables").readlink().name == "xtables-legacy-multi":
-        pytest.skip("its rules of nftables name no interface, and ip6tables-legacy does not make both")
     theirs = replace(net, bin_dir=reference)
     for ifname in ("eth0", "eth1"):
         run(theirs, "ADD", ifname)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,13 @@ class View:
         done = self.run(*words)
         assert done.status == status, f"{done.status}: {done.stdout.decode()}{done.stderr}"
         return done.stdout.decode() + done.stderr
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory that is not below /run, which another view hides."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -38,4 +38,4 @@ cd "$project"
 umount -l /mnt
 # As process 1, bash reaps the processes whose parents have ended; SIGTERM needs a trap to have an effect on it.
 # A command in the background would ignore SIGINT.
-exec /bin/bash -c 'trap "exit 143" TERM; env --default-signal "$@" & wait $!' bash "$@"
+exec /bin/bash -c 'ip link set lo up; trap "exit 143" TERM; env --default-signal "$@" & wait $!' bash "$@"

@@ -47,6 +47,7 @@ FEATURES = {
     "netem": f"{_QDISC} root netem delay 1ms",
     "matchall": f"{_QDISC} clsact; tc filter add dev l0 ingress matchall action pass",
     "sctp": "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP)'",
+    "time_namespace": "unshare --time true",
     "user_mode_linux": "command -v linux.uml; ! grep 'User Mode Linux' /proc/cpuinfo",  # it cannot run in itself
     "in_user_mode_linux": "grep -q 'User Mode Linux' /proc/cpuinfo",  # modules can be taken away and nobody minds
     # Not the kernel's network, but the kernel's too: programs whose system calls are made to fail.
