@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -27,6 +28,15 @@ def node(monkeypatch, tmp_path) -> Node:
     (tmp_path / "net.d" / "10.conflist").write_text(LIST % keys)
     monkeypatch.setattr(iptables, "LOCK", f"{tmp_path}/xtables.lock")
     return Node(PLUGINS, {}, str(tmp_path / "net.d"), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
+
+
+TAKER = """
+import fcntl, os, subprocess, sys
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+fcntl.flock(fd, fcntl.LOCK_EX)
+print(subprocess.Popen(["sleep", "60"], pass_fds=[fd]).pid, flush=True)
+os._exit(0)
+"""
 
 
 def look(node: Node) -> list[Finding]:
@@ -52,8 +62,7 @@ def test_a_lock_whose_taker_has_ended(node, monkeypatch, tmp_path):
     """Of iptables-legacy's lock, too, the process that holds it is named, not the zombie that took it."""
     path = tmp_path / "xtables.lock"
     monkeypatch.setattr(addresses, "_LONG_S", -1.0)
-    script = f"exec 9>{path}; flock 9; sleep 60 & echo $!"
-    with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True) as taker:
+    with subprocess.Popen([sys.executable, "-c", TAKER, path], stdout=subprocess.PIPE, text=True) as taker:
         assert taker.stdout
         holder = int(taker.stdout.readline())
         try:
