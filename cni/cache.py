@@ -83,6 +83,7 @@ class ResultCache:
     sandboxes: Mapping[Attachment, str]
     _files: frozenset[str]
     _results: Mapping[Attachment, object] = field(default_factory=dict)
+    _directory: str = RESULTS_DIR
 
     @classmethod
     def read(cls, network: str, directory: str = RESULTS_DIR) -> ResultCache:
@@ -98,7 +99,7 @@ class ResultCache:
             if found.attachment not in sandboxes or found.lives:
                 sandboxes[found.attachment] = found.netns
                 results[found.attachment] = found.result
-        return cls(network, sandboxes, names, results)
+        return cls(network, sandboxes, names, results, directory)
 
     def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
         """Returns the addresses of the container's other interfaces that may live, as far as they are known."""
@@ -143,7 +144,9 @@ class ResultCache:
         return self._presence(known) is not Presence.GONE
 
     def _presence(self, known: Attachment) -> Presence:
-        return presence(self.sandboxes[known], _host_end(self._results.get(known), known.ifname), self.sandboxes.values)
+        others = (other.netns for other in entries(self._directory))
+        end = _host_end(self._results.get(known), known.ifname)
+        return presence(self.sandboxes[known], end, lambda: others)
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""

@@ -13,7 +13,11 @@ from pathlib import Path
 
 from tests.support import binaries
 
-GONE = "/run/netns/absent"
+# Missing beside the namespace of another pod, which proves in a container, too, that the namespace is gone.
+GONE = f"/proc/{os.getpid()}/ns/absent"
+
+
+_OTHER_NETWORK = "other-network"
 
 
 def with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> Path:
@@ -57,6 +61,8 @@ def remember(
         entry["capabilityArgs"] = dict(capability_args)
     if cni_args:
         entry["cniArgs"] = [list(pair) for pair in cni_args.items()]
+    if netns == GONE and network != _OTHER_NETWORK:
+        remember(directory, _OTHER_NETWORK, "other")
     path = directory / "results" / f"{network}-{container_id}-{ifname}"
     path.write_text(json.dumps(entry))
     return path
