@@ -20,6 +20,12 @@ from cni.result import Result, from_json
 from podwire import networks
 from podwire.networks import Network
 
+UNREAD_FIX = (
+    "a running container needs nothing deleted: restart its pod, or run `podwire del NETWORK NETNS --container-id ID` "
+    "and `podwire add` with the same arguments, which writes the entry anew; delete the file only if the container is "
+    "gone"
+)
+
 
 @dataclass(frozen=True)
 class Known:
@@ -115,6 +121,16 @@ def unread(cache_dir: str, found: Iterable[Known], network: str = "") -> list[st
     own = (name for name in names if not name.startswith(".") and (not network or name.startswith(f"{network}-")))
     paths = (path for name in own if (path := os.path.join(directory, name)) not in known_paths)
     return [path for path in paths if read(path) is None and os.path.lexists(path)]
+
+
+def named(path: str, network: str) -> Iterator[Attachment]:
+    """Yields each attachment of a network that a file of the cache can be of, by its name: names may contain "-"."""
+    head, dash, rest = os.path.basename(path).partition(f"{network}-")
+    if head or not dash:
+        return
+    for position, character in enumerate(rest):
+        if character == "-":
+            yield Attachment(rest[:position], rest[position + 1 :])
 
 
 def read(path: str) -> Known | None:

@@ -102,8 +102,8 @@ def _refuse_unknown(results: str, network: str) -> None:
     known: list[Entry] = list(cache.entries(results))
     unread = lists.unreadable(names, network, known)
     if unread:
-        hint = "is its container gone? then delete the file; else its attachment would count as garbage"
-        raise CniError(Code.IO_FAILURE, f"cannot read {os.path.join(results, unread[0])}", hint)
+        msg = f"cannot read {os.path.join(results, unread[0])}: its attachment would count as garbage"
+        raise CniError(Code.IO_FAILURE, msg, attachments.UNREAD_FIX)
 
 
 def _named(found: list[Attachment]) -> list[dict[str, str]]:

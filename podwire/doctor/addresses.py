@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from cni.cache import ResultCache
 from ipam.host_local import allocator
 from ipam.host_local.allocator import Usage, owners_in
 from ipam.host_local.boots import file_system
+from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from kernel import locks
 from kernel.netfilter import iptables
@@ -85,11 +87,11 @@ def _ranges(node: Node) -> Iterator[Finding]:
         name, known = item.network.name, cache()
         stale = 0
         for number, own in enumerate(item.sets):
-            usage = Usage.count(own, owners_in(own, owners), known)
+            usage = _usage(node, item, own, Usage.count(own, owners_in(own, owners), known))
             stale += usage.stale
-            if full := allocator.exhausted(store, number, own, cache):
+            if allocator.exhausted(store, number, own, cache):
                 cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
-                yield _FULL.found(name, full.msg, cure)
+                yield _FULL.found(name, f"range {own}: {usage}", cure)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
                 cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
                 yield _NEARLY.found(name, f"range {own}: {usage}", cure)
@@ -101,6 +103,20 @@ def _ranges(node: Node) -> Iterator[Finding]:
                 f"{stale} address(es) in {store.directory} are of containers that are gone",
                 node.command("gc", name),
             )
+
+
+def _usage(node: Node, item: Interface, own: RangeSet, by_cache: Usage) -> Usage:
+    """Returns the usage with those addresses stale that `podwire gc` and `ipam verify` judge so.
+
+    The cache alone does not know an ADD that is under way, or a running pod whose entry is missing.
+    """
+    if not by_cache.stale:
+        return by_cache
+    pools = [
+        pool for pool in node.join.books.pools if (pool.data_dir, pool.network) == (item.data_dir, item.network.name)
+    ]
+    gone = (one.address for pool in pools for one in pool.reservations if node.join.is_gone(one))
+    return replace(by_cache, stale=sum(one.version == own.version and own.holds(int(one)) for one in gone))
 
 
 def _usable(node: Node) -> Iterator[Finding]:

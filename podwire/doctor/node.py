@@ -15,6 +15,7 @@ from ipaddress import IPv4Network, ip_network
 from cni import conf as cni_conf
 from cni import delegate, files, gojson, versions
 from cni.address import Network as Subnet
+from cni.conf import Attachment
 from cni.errors import CniError
 from cni.fields import Fields
 from cni.presence import Presence
@@ -33,6 +34,7 @@ from podwire.attachments import Known
 from podwire.checking import Checker
 from podwire.networks import Network, NetworkFile
 from podwire.node.books import Places
+from podwire.node.join import Join
 from podwire.node.look import joined
 from podwire.runtimes import Runtime
 from podwire.shell import quote
@@ -167,12 +169,38 @@ class Node:
         """Presences corrected by the kernel's interfaces, which are read only if a path is missing."""
         if all(one.presence is Presence.HERE for one in self.known if one.netns):
             return {}
-        return joined(Places(self.conf_dir, self.cache_dir), rules=False).presences.by_file
+        return self.join.presences.by_file
+
+    @cached_property
+    def join(self) -> Join:
+        """What `podwire gc` and `ipam verify` judge by: the cache, the stores and the kernel, of all networks.
+
+        Costs a look into every namespace: read it only where the cache alone says that something is stale.
+        """
+        return joined(Places(self.conf_dir, self.cache_dir), rules=False)
 
     @cached_property
     def living(self) -> tuple[Known, ...]:
         """Those that may be running."""
         return tuple(one for one in self.known if self.presence(one) is not Presence.GONE)
+
+    @cached_property
+    def listed(self) -> frozenset[tuple[str, Attachment]]:
+        """The networks and attachments of the cache that may be running."""
+        return frozenset((one.network_name, one.attachment) for one in self.living)
+
+    @cached_property
+    def kept(self) -> frozenset[tuple[str, Attachment]]:
+        """Those that `podwire gc` keeps: also without an entry in the cache, or with one that cannot be read."""
+        running = {(pod.network, pod.attachment) for pod in self.join.pods if not pod.leaked}
+        names = {one.network_name for one in self.known}
+        damaged = {(name, own) for name in names for path in self.unread for own in attachments.named(path, name)}
+        return self.listed | running | damaged
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """The files of the cache that cannot be read as attachments."""
+        return tuple(attachments.unread(self.cache_dir, attachments.known(self.cache_dir), self.network))
 
     def unseen(self, network: str) -> tuple[Known, ...]:
         """Returns the living attachments of a network whose namespaces are missing at their paths here."""

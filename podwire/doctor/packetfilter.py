@@ -10,12 +10,15 @@ import os
 import re
 from collections.abc import Iterator
 
+from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.forward import LEGACY, found_program, legacy_program, listed
 from podwire.doctor.node import Node
+
+Owners = frozenset[tuple[str, Attachment]]  # with their networks
 
 _GROUP = "packet filter"
 _TABLES = ("filter", "nat", "mangle", "raw")
@@ -49,7 +52,8 @@ _FIREWALLD = Fault(
 _STALE = Fault(
     "stale-rules",
     Severity.WARNING,
-    "rules of containers that the cache does not know any more: what they do may meet the wrong pod",
+    "rules of containers that are gone, or that neither the cache nor an address in use names: what they do may meet "
+    "the wrong pod",
     "`podwire gc NETWORK`",
 )
 
@@ -115,71 +119,77 @@ def _firewalld(node: Node) -> Iterator[Finding]:
 
 
 def _stale(node: Node) -> Iterator[Finding]:
-    """Compares the rules' owners with the cache; of a network that the cache does not know nothing is told."""
+    """Compares the rules' owners with the cache, then those it does not know with what `podwire gc` keeps.
+
+    Of a network that the cache does not know nothing is reported.
+    """
     names = {one.network_name for one in node.known}
-    if not names:
+    if not names or not _stale_owners(node, names, node.listed):
         return
-    jumps: dict[str, set[str]] = {}
-    marks: dict[str, set[str]] = {}
-    with nft.opened() as socket:
-        _stale_jumps(node, socket, names, jumps)
-        _stale_masquerading(node, socket, names, marks)
-        _stale_owned(node, socket, names, marks)
-    _stale_legacy(node, names, jumps)
-    for name in sorted({*jumps, *marks}):
-        number = max(len(jumps.get(name, ())), len(marks.get(name, ())))  # one may have rules of both kinds
+    for name, number in sorted(_stale_owners(node, names, node.kept).items()):
         text = f"{number} container(s) that the cache does not know, or that are gone, still have rules"
         yield _STALE.found(name, text, node.command("gc", name))
 
 
-def _stale_jumps(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:
-    living = {(one.network_name, one.attachment.container_id) for one in node.living}
+def _stale_owners(node: Node, names: set[str], living: Owners) -> dict[str, int]:
+    """Returns how many containers that are not `living` have rules, by network."""
+    jumps: dict[str, set[str]] = {}
+    marks: dict[str, set[str]] = {}
+    with nft.opened() as socket:
+        _stale_jumps(socket, names, living, jumps)
+        _stale_masquerading(socket, names, living, marks)
+        _stale_owned(node, socket, names, living, marks)
+    _stale_legacy(names, living, jumps)
+    # A container may have rules of both kinds.
+    return {name: max(len(jumps.get(name, ())), len(marks.get(name, ()))) for name in {*jumps, *marks}}
+
+
+def _stale_jumps(socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
+    containers = {(network, attachment.container_id) for network, attachment in living}
     for chain in _JUMPS:
         for rule in nft.rules(socket, chain, 'name: "'):
             owner = _OWNER.search(rule.expressions + rule.userdata)
             if owner:
                 network, container_id = (part.decode(errors="replace") for part in owner.groups())
-                if network in names and (network, container_id) not in living:
+                if network in names and (network, container_id) not in containers:
                     counts.setdefault(network, set()).add(container_id)
 
 
-def _stale_legacy(node: Node, names: set[str], counts: dict[str, set[str]]) -> None:
+def _stale_legacy(names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
     """Reads what iptables-legacy's program lists, where it has made the table."""
-    living = {(one.network_name, one.attachment.container_id) for one in node.living}
+    containers = {(network, attachment.container_id) for network, attachment in living}
     for version in iptables.TOOLS:
         program = legacy_program(version, "nat")
         if not program:
             continue
         for line in listed(program, "-t", "nat", "-S"):
             owner = _LISTED_OWNER.search(line) if line.startswith(_LISTED) else None
-            if owner and owner[1] in names and owner.groups() not in living:
+            if owner and owner[1] in names and owner.groups() not in containers:
                 counts.setdefault(owner[1], set()).add(owner[2])
 
 
-def _stale_masquerading(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:
+def _stale_masquerading(socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
     by_hash = {_digits(name): name for name in names}
-    living = {
-        f"{_digits(one.network_name)}-{_digits(f'{one.attachment.ifname}:{one.attachment.container_id}')}"
-        for one in node.living
+    marks = {
+        f"{_digits(network)}-{_digits(f'{attachment.ifname}:{attachment.container_id}')}"
+        for network, attachment in living
     }
     for rule in nft.rules(socket, _MASQUERADED):
         mark = rule.comment[: 2 * _HASH_DIGITS + 1]
         network = by_hash.get(mark[:_HASH_DIGITS])
-        if network and mark not in living:
+        if network and mark not in marks:
             counts.setdefault(network, set()).add(mark[_HASH_DIGITS + 1 :])
 
 
-def _stale_owned(node: Node, socket: NftSocket, names: set[str], counts: dict[str, set[str]]) -> None:
+def _stale_owned(node: Node, socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
     by_hash = {nft_owner.hash_of(name): name for name in names}
-    living = {
-        nft_owner.owner_of(one.network_name, one.attachment.container_id, one.attachment.ifname) for one in node.living
-    }
+    owners = {nft_owner.owner_of(network, *attachment) for network, attachment in living}
     for chain in node.chains:
         if chain.table.name == "cni_hostport":
             for rule in nft.rules(socket, chain):
                 owner = _owner(rule)
                 network = by_hash.get(owner[: nft_owner.HASH_BYTES])
-                if network and owner not in living:
+                if network and owner not in owners:
                     counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
 
 

@@ -124,7 +124,8 @@ def _is_podwire(path: str) -> bool:
 def _cache(node: Node) -> Iterator[Finding]:
     unread = _unread(node)
     for subject, text in unread.items():
-        yield UNSEEN.found(subject, text, "give the runtime's cache with --cache-dir, or see `podwire ipam verify`")
+        other = "give the runtime's cache with --cache-dir, or see `podwire ipam verify`"
+        yield UNSEEN.found(subject, text, attachments.UNREAD_FIX if subject in node.unread else other)
     names = dict.fromkeys(one.network_name for one in node.known)
     gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
     for name, number in gone.items():
@@ -141,7 +142,7 @@ def _cache(node: Node) -> Iterator[Finding]:
 def _unread(node: Node) -> dict[str, str]:
     """Returns why attachments cannot be known, by file or network; the checks of running pods leave these out."""
     found = {}
-    for path in attachments.unread(node.cache_dir, attachments.known(node.cache_dir), node.network):
+    for path in node.unread:
         found[path] = "it cannot be read as an attachment (truncated, or from before CNI 0.8): its pod is not checked"
     names = {one.network_name for one in node.known}
     for item in node.interfaces:

@@ -329,7 +329,7 @@ def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
     entry = tool.cache / f"net-{gone[0].name}-eth0"
     text = entry.read_text()
     entry.write_text(text[:50])
-    assert "else its attachment would count as garbage" in tool.wrong(3, "gc", "net")
+    assert "a running container needs nothing deleted" in tool.wrong(3, "gc", "net")
     entry.write_text(text)
     tool.cache.rename(tool.cache.with_name("elsewhere"))
     assert "every attachment would count as garbage" in tool.wrong(3, "gc", "net")
