@@ -190,7 +190,15 @@ def _is_missing_beside(root: str, netns: str, others: Iterable[str]) -> bool:
     try:
         if os.path.lexists(f"{_resolved(root, directory)}/{name}"):
             return False
-        beside = (other for other in others if other != netns and other.rpartition("/")[0] == directory)
-        return any(_look(_resolved(root, other)) is Presence.HERE for other in beside)
+    except (OSError, ValueError):
+        return False
+    beside = (other for other in others if other != netns and other.rpartition("/")[0] == directory)
+    return any(_is_visible(root, other) for other in beside)
+
+
+def _is_visible(root: str, netns: str) -> bool:
+    """Returns whether a process with that root directory has a namespace at the path."""
+    try:
+        return _look(_resolved(root, netns)) is Presence.HERE
     except (OSError, ValueError):
         return False

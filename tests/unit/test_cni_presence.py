@@ -94,7 +94,7 @@ def test_process_1_of_a_container_proves_less(init, monkeypatch):
 
     assert judged("/no/such/x") is Presence.UNKNOWN  # nobody says whose the other namespace is
     assert judged("/no/such/x", "/no/such/x", "/no/such/y", "/not/such/other") is Presence.UNKNOWN
-    assert judged("/no/such/x", "/no/such/other") is Presence.GONE
+    assert judged("/no/such/x", "/no/such/y", "/no/such/other") is Presence.GONE
     assert judged("/no/such/other", "/no/such/other") is Presence.ELSEWHERE
     # a mount that did not come into this mount namespace
     assert judged("/no/such/plain", "/no/such/other") is Presence.UNKNOWN
