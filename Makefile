@@ -31,7 +31,7 @@ TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FI
 TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
-ARM64_TEST_PACKAGES := qemu-user qemu-system-arm libc6-dev-arm64-cross
+ARM64_TEST_PACKAGES := qemu-user qemu-system-arm libc6-dev-arm64-cross libgcc-12-dev-arm64-cross
 LIBPYTHON := lib$(notdir $(realpath $(PYTHON)))
 ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zlib1g-dev libmd-dev
 # With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
