@@ -130,9 +130,7 @@ class Index:
         if not self.complete:
             return
         if self._anew is not None:
-            names = self._anew.pop(owner, [])
-            if names != [name]:
-                self._anew[owner] = [other for other in names if other != name]
+            self._anew[owner] = [other for other in self._anew.get(owner, ()) if other != name]
             return
         self.complete = False
         key = table.key_of(owner)

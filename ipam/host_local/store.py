@@ -255,10 +255,8 @@ class Reservations:
         """Frees the reservation `name` that `owner` has; one that is gone already is success."""
         if record.is_asked() and not record.made(_words("release", name, owner)):
             return
-        try:  # noqa: SIM105 - GC releases thousands: a context for each takes longer
+        with suppress(FileNotFoundError):
             os.unlink(f"{self.directory}/{name}")
-        except FileNotFoundError:
-            pass
         self._index.remove(owner, name)
 
 
