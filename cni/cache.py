@@ -39,8 +39,8 @@ class Entry:
     @property
     def presence(self) -> Presence:
         """Whether the container's network namespace exists; looked up anew each time."""
-        others = (other.netns for other in entries(os.path.dirname(self.path)))
-        return presence(self.netns, _host_end(self.result, self.attachment.ifname), lambda: others)
+        end = _host_end(self.result, self.attachment.ifname)
+        return presence(self.netns, end, lambda: _namespaces(os.path.dirname(self.path)))
 
     @property
     def lives(self) -> bool:
@@ -144,9 +144,8 @@ class ResultCache:
         return self._presence(known) is not Presence.GONE
 
     def _presence(self, known: Attachment) -> Presence:
-        others = (other.netns for other in entries(self._directory))
         end = _host_end(self._results.get(known), known.ifname)
-        return presence(self.sandboxes[known], end, lambda: others)
+        return presence(self.sandboxes[known], end, lambda: _namespaces(self._directory))
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""
@@ -190,6 +189,11 @@ def _sandbox(result: object, ifname: str) -> str:
         if isinstance(found, str) and found.startswith("/"):
             return found
     return ""
+
+
+def _namespaces(directory: str) -> Iterator[str]:
+    """Yields the path of the namespace of each attachment in the cache, of all networks."""
+    return (attached.netns for attached in entries(directory))
 
 
 def _host_end(result: object, ifname: str) -> HostEnd:

@@ -6,6 +6,7 @@ One rule: a value that is already right is not written, so that a read-only /pro
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import suppress
 from types import TracebackType
@@ -91,12 +92,17 @@ def cure(number: int) -> str:
 
 
 def put(name: str, value: str) -> None:
-    """Writes `value`; raises OSError."""
+    """Writes `value`; raises OSError.
+
+    Writers wait for each other. While Linux (6.18) waits for the RTNL lock to change ipv4/ip_forward, a second writer
+    sees the value changed, and the first one then takes it back: ip_forward may end as 1 and forward on no interface.
+    """
     if record.is_planned():
         record.made(_told(name, value))
         return
     descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, _written(value))
     finally:
         os.close(descriptor)

@@ -8,6 +8,7 @@ interface is off. A path that is missing below /proc/sys proves neither: /proc m
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Iterable
 from functools import partial
 from ipaddress import IPv4Network
@@ -84,7 +85,7 @@ def remove(socket: NftSocket, host_veth: str = "", others: Collection[str] = ())
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.rules(socket, _CHAIN) if (name := _interface(rule))}
         gone, closed = _close_and_list(rules.values(), host_veth, others)
-        nft.change(socket, *(_deletion(rule) for rule, name in rules.items() if name in gone or name in closed))
+        _delete(socket, (rule for rule, name in rules.items() if name in gone or name in closed))
         return gone
 
     # A pod that is attached at this moment may have found the guard of an interface that had the same name.
@@ -150,6 +151,19 @@ def _ensure(socket: NftSocket, interface: str) -> None:
 def _unite(socket: NftSocket, interface: str) -> None:
     """Deletes duplicate guards, which first pods make that start in parallel; fails when another pod does the same."""
     nft.change(socket, *map(_deletion, _guards(nft.rules(socket, _CHAIN), interface)[1:]))
+
+
+def _delete(socket: NftSocket, rules: Iterable[Rule]) -> None:
+    """Deletes rules, each in a transaction of its own: a stale one that another DEL deletes first is deleted.
+
+    In one transaction it would make every other deletion fail, and of many DELs in parallel some would always lose.
+    """
+    for rule in rules:
+        try:
+            nft.change(socket, _deletion(rule))
+        except KernelError as error:
+            if error.errno != errno.ENOENT:
+                raise
 
 
 def _deletion(rule: Rule) -> Request:

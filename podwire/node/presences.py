@@ -100,11 +100,10 @@ class Presences:
         if item.presence in (Presence.HERE, Presence.ELSEWHERE) or not item.netns:
             return item.presence
         result = item.typed_result
-        listed = [
-            own for own in result.interfaces if not own.sandbox
-        ]  # a bridge first, whose MAC address a port may have
-        mac = listed[-1].mac.lower() if listed else ""
-        if mac and any(own.kind == "veth" and own.mac.lower() == mac for own in self.kernel.links):
+        # The host veth is listed last. A bridge may be listed before it, and its MAC address may also be a port's.
+        on_host = [interface for interface in result.interfaces if not interface.sandbox]
+        mac = on_host[-1].mac.lower() if on_host else ""
+        if mac and any(link.kind == "veth" and link.mac.lower() == mac for link in self.kernel.links):
             return Presence.ELSEWHERE  # it was renamed: by its name it has been looked up with the path
         users = (place for ip in result.ips for place in self.places(item.network_name, ip.address.ip))
         if any(inside.path not in self._others for inside, _ in users):

@@ -59,7 +59,7 @@ def storm(plan, directory, *, nightly):
     """Runs a storm in private namespaces and demands that it left no problem; `tools` is a variant of iptables."""
     tools = plan.get("tools", "")
     plan = {**plan, "store": str(directory), "tools": str(xtables.variant(directory / "tools", tools)) if tools else ""}
-    sample = {"seconds": SAMPLE_S, "at_once": 32, "containers": 60}
+    sample = {"seconds": SAMPLE_S, "at_once": 32, "containers": 60, "killed": 0.25}  # in seconds 5 % may meet none
     plan |= {"seconds": 60, "at_once": 64, "containers": 200} if nightly else sample
     line = [sys.executable, "-m", "tests.support.aftermath", json.dumps(plan)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
@@ -70,5 +70,5 @@ def storm(plan, directory, *, nightly):
     print(f"{verbs / report['seconds']:.0f} verbs/s", report["verbs"], report["errors"])
     assert report["problems"] == [], f"{len(report['problems'])} problems; errors: {report['errors']}"
     assert report["living"] > 5
-    assert report["kills"] > 0 or not nightly  # a sample of some seconds may meet none
+    assert report["kills"] > 0
     promises.record("storm", verbs=verbs, seconds=round(report["seconds"]), kills=report["kills"], again=again)

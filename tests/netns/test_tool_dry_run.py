@@ -7,6 +7,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -155,12 +156,13 @@ def test_what_was_tried_ends_with_the_tool(node: Tool, sandbox: Namespace, numbe
         theirs = others(node, "slow", f"echo $$ > {up}; exec sleep 60")
         tried = theirs.start("add", "net", sandbox.name, "--dry-run")
         with open(os.open(up, os.O_RDWR), "rb", buffering=0) as reader:  # which does not wait for a writer
-            assert select.select([reader], [], [], 20)[0]
+            readable, _, _ = select.select([reader], [], [], 60)
+            assert readable, ended(tried)
             pid = int(reader.readline())
     namespace = os.readlink(f"/proc/{pid}/ns/net")
     tried.send_signal(number)
-    tried.communicate(timeout=10)
-    deadline = time.monotonic() + 5
+    tried.communicate(timeout=30)
+    deadline = time.monotonic() + 30
     while namespace in namespaces() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert namespace not in namespaces()
@@ -168,6 +170,12 @@ def test_what_was_tried_ends_with_the_tool(node: Tool, sandbox: Namespace, numbe
     (node.directory / "bin").rmdir()
     (node.directory / "net.d" / "net.conflist").write_bytes(before["files"][f"{node.directory}/net.d/net.conflist"])
     assert differences(before, machine(node, sandbox)) == []
+
+
+def ended(tool: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Ends the tool; returns what it printed on stdout and stderr."""
+    tool.terminate()
+    return tool.communicate(timeout=30)
 
 
 def namespaces() -> set[str]:

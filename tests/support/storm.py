@@ -47,6 +47,7 @@ class Plan:
     seed: int = 0
     reference: str = ""
     tools: str = ""
+    killed: float = 0.05  # the share of ADDs and DELs in which one plugin is to be killed
     interface: str = "bridge"
     hidden: bool = False
 
@@ -202,7 +203,7 @@ class Storm:
 
     def _verb(self, own: Container) -> Work:
         by_reference = bool(self.plan.reference) and self._chance.random() < 0.3
-        fatal = not by_reference and self._chance.random() < 0.05
+        fatal = not by_reference and self._chance.random() < self.plan.killed
         if own.state == "absent":
             return self._add(own, by_reference=by_reference, fatal=fatal)
         if own.state == "present" and self._chance.random() < 0.4:

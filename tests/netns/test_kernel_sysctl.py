@@ -1,0 +1,45 @@
+"""Kernel parameters on the real kernel (kernel.sysctl)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
+
+import pytest
+
+from kernel import sysctl
+from tests.support.namespaces import Namespace
+
+FORWARD = "ipv4/ip_forward"
+WRITERS, ROUNDS = 16, 60  # without a lock about every eighth round ends without forwarding
+
+
+@pytest.fixture
+def busy_host(host: Namespace) -> Iterator[Namespace]:
+    """A host, current, in which links come and go all the time, so that the kernel's RTNL lock is often held."""
+    churn = "while :; do ip link add v0 type veth peer name v1; ip link del v0; done"
+    with host.entered(), subprocess.Popen(["sh", "-c", churn]) as process:
+        yield host
+        process.terminate()
+
+
+def test_forwarding_is_on_after_parallel_writes(busy_host: Namespace):
+    """First pods that start in parallel all enable forwarding; it is on for every interface then, not by name only."""
+    forks = multiprocessing.get_context("fork")
+    for _ in range(ROUNDS):
+        sysctl.put(FORWARD, "0")
+        barrier = forks.Barrier(WRITERS)
+        writers = [forks.Process(target=enable, args=(barrier,)) for _ in range(WRITERS)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert [sysctl.get(name) for name in (FORWARD, "ipv4/conf/default/forwarding")] == ["1", "1"]
+
+
+def enable(barrier: Barrier) -> None:
+    """Writes the setting at the same moment as the other processes of the barrier."""
+    barrier.wait()
+    sysctl.put(FORWARD, "1")
