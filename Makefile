@@ -38,7 +38,7 @@ ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zl
 ARM64_APT := $(APT) -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
 
-SOURCES := $(shell find cni kernel ipam plugins podwire pack/stand_ins -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
+SOURCES := $(shell find process cni kernel attachment ipam plugins podwire pack/stand_ins -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:

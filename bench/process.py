@@ -3,7 +3,7 @@
 One rule: what is timed is what a runtime waits for, and nothing else: from the start until both output pipes are at
 their end and the process is reaped. Writing stdin and checking the outcome are outside.
 
-Our DEL leaves a child behind that waits for the kernel (kernel/teardown.py). This process adopts such children
+Our DEL leaves a child behind that waits for the kernel (kernel/link_deletion.py). This process adopts such children
 (PR_SET_CHILD_SUBREAPER), so that it can wait until all is quiet before it measures the next thing.
 """
 

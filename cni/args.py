@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
-from cni.values import dataclass, field
+from process.values import dataclass, field
 
 if TYPE_CHECKING:
     from cni.skel import Plugin

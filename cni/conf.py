@@ -12,8 +12,8 @@ from cni import gojson
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.result import Result, from_json
-from cni.values import dataclass, field
 from cni.versions import at_least
+from process.values import dataclass, field
 
 VALID_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 

@@ -13,16 +13,17 @@ import stat
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from cni import child, gojson, record, skel
+from cni import gojson, skel
 from cni.address import Interface
 from cni.args import CmdArgs
-from cni.child import Command, Outcome
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Result, from_json
-from cni.signals import waiting
-from cni.undo import Undo
-from cni.values import replace
+from process import child, record
+from process.child import Command, Outcome
+from process.signals import waiting
+from process.undo import Undo
+from process.values import replace
 
 # A plugin being replaced in place cannot be started for a moment; libcni tries as often.
 _BUSY_TRIES = 6

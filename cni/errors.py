@@ -61,14 +61,6 @@ class UnchangedError(CniError):
     """What failed had changed nothing yet: there is nothing to undo, and what was there before is to stay."""
 
 
-def one_line(text: str) -> str:
-    """Returns a text for stderr, where a line of a log and a terminal read it: control characters are escaped.
-
-    As Python shows them; its codec for that, unicode_escape, is not in the executable, which loads nothing more.
-    """
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def collected(errors: list[CniError]) -> CniError | None:
     """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
 

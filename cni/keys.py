@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cni.values import dataclass, replace
+from process.values import dataclass, replace
 
 # Types of values. IP is an address, CIDR one with its prefix, both as text. ANY is not judged (a foreign object).
 STRING, BOOLEAN, INTEGER, IP, CIDR, OBJECT, LIST, ANY = (

@@ -31,11 +31,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from cni import gojson, record
+from cni import gojson
 from cni.conf import NetConf
-from cni.errors import CniError, one_line
-from cni.record import Record
+from cni.errors import CniError
 from cni.result import Result
+from process import record
+from process.record import Record
+from process.stderr import one_line
 
 LEVELS = ("error", "info", "debug")
 JOURNAL = "/run/systemd/journal/socket"

@@ -11,8 +11,8 @@ from cni.address import Address, text_of
 from cni.address import Interface as Cidr
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.values import dataclass
 from cni.versions import at_least, family
+from process.values import dataclass
 
 _DECODE = "failed to decode result"
 

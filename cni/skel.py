@@ -21,12 +21,14 @@ from cni import gojson, log, versions
 from cni.address import Interface
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, of_system, one_line
+from cni.errors import CniError, Code, of_system
 from cni.keys import Key
 from cni.result import Result
-from cni.signals import Terminated, waiting
-from cni.undo import Undo
-from cni.values import dataclass, replace
+from process import signals
+from process.signals import Terminated, waiting
+from process.stderr import one_line
+from process.undo import Undo
+from process.values import dataclass, replace
 
 if TYPE_CHECKING:
     Stream = BinaryIO | RawIOBase  # of the latter, `read` and `write` return None where they would block
@@ -120,6 +122,18 @@ def run(
         return status
     own_log.write(result)
     return 0
+
+
+def hold_signals() -> None:
+    """Holds SIGTERM and SIGINT back until the process waits (process.signals); raises CniError(5) if it may not."""
+    try:
+        signals.hold()
+    except OSError as error:
+        raise CniError(
+            Code.IO_FAILURE,
+            f"cannot hold back SIGTERM and SIGINT: {error.strerror}",
+            "the seccomp filter of the process that starts podwire must allow rt_sigprocmask and rt_sigaction",
+        ) from error
 
 
 def refuse(failure: CniError, stdout: Stream, version: str = versions.CURRENT) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from cni import files
+from process import files
 
 _NS = 1_000_000_000
 _OFFSETS_BYTES = 4096

@@ -22,11 +22,11 @@ from jeepney.auth import BEGIN, AuthenticationError, Authenticator
 from jeepney.low_level import HeaderFields, Message, MessageFlag, MessageType, Parser
 from jeepney.wrappers import DBusAddress, new_method_call
 
-from cni import record
 from cni.errors import CniError, Code
-from cni.signals import waiting
-from cni.values import dataclass
 from kernel.rtnl import Deadline
+from process import record
+from process.signals import waiting
+from process.values import dataclass
 
 SYSTEM_BUS = "unix:path=/var/run/dbus/system_bus_socket"
 CONVERSATION_S = 10.0  # a reload of firewalld takes a quarter of a second, with thousands of rules some seconds

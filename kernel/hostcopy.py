@@ -15,7 +15,6 @@ from _podwire import spawn_bound, unshare
 from cni.address import Interface
 from cni.errors import CniError, Code
 from cni.result import Route
-from cni.values import dataclass, field
 from kernel import address, link, mounts, route, sysctl
 from kernel.errors import KernelError, reason
 from kernel.link import IFF_LOOPBACK, IFF_POINTOPOINT, Link, VethEnd
@@ -23,6 +22,7 @@ from kernel.netns import Netns
 from kernel.route import Installed
 from kernel.rtnl import Request, Socket
 from kernel.wire import AnswerError
+from process.values import dataclass, field
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _MAIN = 254  # RT_TABLE_MAIN, linux/rtnetlink.h
@@ -79,7 +79,7 @@ def enter(picture: Picture) -> str:
 
 
 def spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, int], defaults: tuple[int, ...]) -> int:
-    """Starts a program in the copy as cni.child.Spawn says; it ends with us, and the copy with it."""
+    """Starts a program in the copy as process.child.Spawn says; it ends with us, and the copy with it."""
     pid: int = spawn_bound(argv, env, streams, defaults)
     return pid
 

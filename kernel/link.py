@@ -14,12 +14,12 @@ from socket import AF_BRIDGE
 from typing import Any, NamedTuple
 
 from cni.address import format_mac, parse_mac
-from cni.values import dataclass
 from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.errors import KernelError
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import AnswerError, Attributes, pick_nested, picks
+from process.values import dataclass
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from cni import files
-from cni.errors import one_line
+from process import files
+from process.stderr import one_line
 
 NOTICE_S = 3.0  # a wait that takes longer is reported; a verb holds a lock for milliseconds
 

@@ -13,9 +13,9 @@ from types import TracebackType
 
 from _podwire import fs_type, setns
 
-from cni import record
 from cni.errors import CniError, Code
 from kernel.errors import reason
+from process import record
 
 NAMED = "/run/netns"  # where ip-netns(8) has the namespaces that have a name
 _CLONE_NEWNET = 0x40000000  # linux/sched.h

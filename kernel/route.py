@@ -13,12 +13,12 @@ from ipaddress import IPv4Address, IPv6Address
 
 from cni.address import Address, Interface, Network, text_of, with_prefix
 from cni.result import Route
-from cni.values import dataclass
 from kernel import link as links
 from kernel.codec import RouteMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
 from kernel.wire import AnswerError, Attributes, Decoded
+from process.values import dataclass
 
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, Self
 
 from _podwire import messages
 
-from cni import record
-from cni.signals import waiting
-from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.wire import Pairs, decode, encode
+from process import record
+from process.signals import waiting
+from process.values import dataclass
 
 # linux/netlink.h
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_ROOT, NLM_F_MATCH = 0x1, 0x4, 0x8, 0x100, 0x200

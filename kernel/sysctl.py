@@ -11,8 +11,8 @@ import os
 from contextlib import suppress
 from types import TracebackType
 
-from cni import record
 from cni.errors import CniError, Code
+from process import record
 
 _ROOT = "/proc/sys/net/"
 _MOSTLY_BYTES, _LONGEST_BYTES = 256, 1 << 16

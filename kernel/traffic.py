@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from cni.values import dataclass
 from kernel import link
 from kernel.codec_traffic import Action, Actions, FilterMessage, MirredOptions, QdiscMessage, TbfOptions, U32Options
 from kernel.errors import KernelError
@@ -28,6 +27,7 @@ from kernel.rtnl import (
     Socket,
 )
 from kernel.wire import Attributes, pick_nested, picks
+from process.values import dataclass
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46

@@ -13,12 +13,12 @@ from socket import AF_BRIDGE
 from typing import Any
 
 from cni.errors import CniError, Code
-from cni.values import dataclass
 from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
 from kernel.errors import KernelError
 from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
+from process.values import dataclass
 
 RTM_SETLINK = 19
 PVID, UNTAGGED = 0x2, 0x4  # BRIDGE_VLAN_INFO_* (linux/if_bridge.h)

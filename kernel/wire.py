@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from _podwire import packed, picked, places
 
-from cni.values import dataclass, field
+from process.values import dataclass, field
 
 Attributes = list[tuple[str, object]]
 Pairs = Sequence[tuple[str, object]]

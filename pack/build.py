@@ -24,7 +24,7 @@ from pack.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PACKAGES = ("cni", "kernel", "ipam", "plugins", "podwire")
+PACKAGES = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire")
 LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
 # Modules in the place of larger ones, of which ours need little.
 STAND_INS = ROOT / "pack" / "stand_ins"

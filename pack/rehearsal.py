@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import cni.child
 import kernel.address
 import kernel.link
+import kernel.link_deletion
 import kernel.netfilter.iptables
 import kernel.netfilter.iptables_direct
 import kernel.netfilter.nft
@@ -30,14 +30,14 @@ import kernel.netns
 import kernel.route
 import kernel.rtnl
 import kernel.sysctl
-import kernel.teardown
 import kernel.traffic
+import process.child
 from cni import gojson, skel
 from cni.address import Interface, parse_cidr
-from cni.child import Command, Outcome
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage, RouteMessage
 from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import Attributes, encode
+from process.child import Command, Outcome
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
@@ -358,10 +358,10 @@ def _stage() -> Iterator[str]:
             {name: f"/sbin/{name}" for name in ("iptables-restore", "ip6tables-restore")}.__getitem__,
         ),
         (kernel.netfilter.iptables_direct, "is_nft", bool),
-        (cni.child, "run", _restore),
+        (process.child, "run", _restore),
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.netns, "setns", lambda descriptor, kind: None),
-        (kernel.teardown, "ask_apart", lambda socket, request, report: 0),
+        (kernel.link_deletion, "ask_apart", lambda socket, request, report: 0),
         (kernel.netfilter.nft, "close_apart", lambda socket, ended, microseconds: 0),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]

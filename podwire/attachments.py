@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cni import cache
-from cni.cache import Entry
+from attachment import cache
+from attachment.cache import Entry
+from attachment.presence import Presence
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from cni.presence import Presence
 from cni.result import Result, from_json
 from podwire import networks
 from podwire.networks import Network

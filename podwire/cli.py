@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from cni import skel
-from cni.errors import CniError, one_line
-from cni.signals import Terminated
+from cni.errors import CniError
 from cni.skel import Plugin
 from podwire import __version__
 from podwire.command import Command, Context, Status, UsageError
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
 from podwire.output import Output, complain
+from process.signals import Terminated
+from process.stderr import one_line
 
 _ABOUT = f"podwire {__version__}: CNI network plugins in one file, and the tool of who looks after them"
 _EPILOG = """\

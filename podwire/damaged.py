@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from cni import child
+from process import child
 
 _OWN = "/proc/self/exe"
 _MARK = b"+podwire."  # part of what each plugin prints about itself

@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from cni import child, files, gojson
+from cni import gojson
 from cni.errors import CniError, Code
 from podwire.damaged import is_damaged
 from podwire.exclusive import exclusive
 from podwire.lint import positions
+from process import child, files
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
 _PACKAGE = "/var/lib/dpkg/info/podwire.list"  # what dpkg has installed of the Debian package

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import BinaryIO, TextIO, cast
 
-from cni import signals, skel
+from cni import skel
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
@@ -45,7 +45,7 @@ def entry() -> int:
     sys.stderr = _STDERR
     stdout = _binary(sys.stdout)
     try:
-        signals.hold()
+        skel.hold_signals()
     except CniError as failure:
         return skel.refuse(failure, stdout)
     return skel.run(

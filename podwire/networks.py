@@ -13,12 +13,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cni import files, gojson, versions
+from cni import gojson, versions
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire.lint import positions
 from podwire.lint.known import nearest
+from process import files
 
 SUFFIXES = (".conf", ".conflist", ".json")
 

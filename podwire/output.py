@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from cni import gojson
-from cni.errors import CniError, one_line
+from cni.errors import CniError
+from process.stderr import one_line
 
 # SGR parameters (ECMA-48).
 _STYLES = {"good": "32", "bad": "31", "warning": "33", "bold": "1", "dim": "2"}

@@ -5,11 +5,12 @@ One rule: what is no such object, or has no subnets yet, is told with what to do
 
 from __future__ import annotations
 
-from cni import files, gojson
+from cni import gojson
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire.installing import sentence
 from podwire.lint import positions
+from process import files
 
 _PRINT = "kubectl get node NAME -o json prints what is wanted"
 _ALLOCATE = (

@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from attachment.presence import Presence
 from cni import conf as cni_conf
 from cni import gojson, skel
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
-from cni.presence import Presence
-from cni.record import recorded
-from cni.signals import waiting
 from cni.skel import Plugin
 from kernel.netns import Netns
 from podwire import attachments
 from podwire.attachments import Known
+from process.record import recorded
+from process.signals import waiting
 
 # States of an attachment.
 FINE, REPAIRED, MISSING, FAILED = "fine", "repaired", "missing", "failed"

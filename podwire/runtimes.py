@@ -12,8 +12,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cni import delegate, files
+from cni import delegate
 from cni.errors import CniError, Code
+from process import files
 
 BIN_DIR, CONF_DIR = "/opt/cni/bin", "/etc/cni/net.d"  # built into containerd and CRI-O
 

@@ -13,18 +13,18 @@ from itertools import chain, islice
 from os import fsdecode, lstat
 from os.path import basename
 
+from attachment.cache import ResultCache
 from cni.address import Address, parse_ip, text_of, with_prefix
-from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.result import IPConfig
-from cni.undo import Undo
-from cni.values import dataclass
 from ipam.host_local import ranges
 from ipam.host_local.boots import is_left_over
 from ipam.host_local.ranges import Range, RangeSet
 from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of, values
 from kernel import boot
+from process.undo import Undo
+from process.values import dataclass
 
 # As many names in a row are looked at one by one before one listing of the directory tells all that are taken: with
 # 100,000 it takes as long as as many looks.

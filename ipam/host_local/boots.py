@@ -24,9 +24,9 @@ import time
 from enum import IntEnum
 from functools import cache as remembered
 
-from cni import files
-from cni.cache import ResultCache
+from attachment.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment
+from process import files
 
 _MOUNTS_BYTES = 4 << 20
 # File systems of one machine; one that is not known may be shared. hostfs is user-mode Linux's.

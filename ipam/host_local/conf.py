@@ -17,8 +17,8 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, for_one, runtime, section
 from cni.result import Route
-from cni.values import dataclass
 from ipam.host_local.ranges import Range, RangeSet, first_overlap, overlap
+from process.values import dataclass
 
 DATA_DIR = "/var/lib/cni/networks"
 

@@ -11,8 +11,8 @@ import signal
 from types import FrameType
 
 from cni.errors import CniError, Code
-from cni.signals import waiting
 from kernel import locks
+from process.signals import waiting
 
 # A verb holds the lock for less than a millisecond, a scan of 10,000 reservations for a tenth of a second: ten seconds
 # are a queue of thousands, and still well below the minutes after which a runtime gives up.

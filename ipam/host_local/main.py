@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from functools import partial
 
+from attachment.cache import ResultCache
 from cni.addressing import holds_many
 from cni.args import CmdArgs
-from cni.cache import ResultCache
 from cni.conf import VALID_NAME, Attachment, NetConf
 from cni.errors import CniError, Code, collected
 from cni.result import DNS, Result
 from cni.skel import Plugin
-from cni.undo import Undo
 from ipam.host_local import allocator, conf, resolv
 from ipam.host_local.allocator import attachment_of
 from ipam.host_local.store import Reservations, Store, owner_of
+from process.undo import Undo
 
 
 def cmd_add(args: CmdArgs, netconf: NetConf) -> Result:

@@ -13,7 +13,7 @@ from socket import AF_INET, inet_ntop
 from typing import NamedTuple
 
 from cni.address import Address, Network
-from cni.values import dataclass
+from process.values import dataclass
 
 
 class Range(NamedTuple):

@@ -5,9 +5,9 @@ One rule: lines that are not understood are skipped, as resolvers do.
 
 from __future__ import annotations
 
-from cni import files
 from cni.errors import CniError, Code
 from cni.result import DNS
+from process import files
 
 _MOST_BYTES = 64 << 10  # a hundred times what anybody has
 

@@ -17,7 +17,7 @@ An owner, below, is the content of a reservation without surrounding white space
   the lock, so under the lock it is residue.
 - `last_reserved_ip.N` is overwritten in place by one write, which no kill can tear, instead of replaced by rename:
   ext4 flushes a file that replaces another (80 us), and every replaced one is an inode more to pass over (index.py).
-- SIGTERM and SIGINT are held back by who takes the lock, as in each verb (cni/signals.py), and arrive only while he
+- SIGTERM and SIGINT are held back by who takes the lock, as in each verb (process/signals.py), and arrive only while he
   waits for it: what is done under it is short and all or nothing.
 
 An ADD of one address makes 25 system calls here, DEL 19, CHECK 15, STATUS 10, however many reservations there are:
@@ -33,11 +33,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
-from cni import directories, record
 from cni.errors import CniError, Code
 from ipam.host_local import lock
 from ipam.host_local.boots import Origin
 from ipam.host_local.index import Index
+from process import directories, record
 
 # What reading a name in the store may answer without being a failure of ours: not there, or no file of ours.
 _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, errno.EAGAIN)

@@ -15,7 +15,7 @@ from cni.errors import CniError, Code
 from cni.keys import CIDR, IP, IPS, LIST, OBJECT, ROUTES, Key, for_one, runtime, section
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS, IPConfig, Route
-from cni.values import dataclass, replace
+from process.values import dataclass, replace
 
 KEYS = (
     section(

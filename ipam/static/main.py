@@ -10,8 +10,8 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
-from cni.values import replace
 from ipam.static import conf
+from process.values import replace
 
 
 def cmd_add(args: CmdArgs, netconf: NetConf) -> Result:

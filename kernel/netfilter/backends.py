@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from cni import record
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import UnusableError
+from process import record
 
 Wanted_contra = TypeVar("Wanted_contra", contravariant=True)
 

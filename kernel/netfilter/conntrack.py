@@ -17,10 +17,10 @@ from ipaddress import ip_address
 from typing import Any
 
 from cni.address import Address
-from cni.values import dataclass
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
 from kernel.wire import AnswerError, Attributes
+from process.values import dataclass
 
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 # linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h

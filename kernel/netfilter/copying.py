@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from cni import child
-from cni.child import Command
-from cni.values import dataclass
+from process import child
+from process.child import Command
+from process.values import dataclass
 
 _DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin")
 _TOOLS = ("iptables", "ip6tables")

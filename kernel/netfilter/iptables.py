@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from _podwire import spawn_bound
 
-from cni import child, record
-from cni.child import Command, Notice, Outcome
 from cni.errors import CniError, Code
 from kernel import locks
 from kernel.errors import KernelError
 from kernel.netfilter import iptables_direct, nft
 from kernel.netfilter.nft import Chain, Table
+from process import child, record
+from process.child import Command, Notice, Outcome
 
 FAMILIES = (4, 6)
 TOOLS = {4: "iptables", 6: "ip6tables"}

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from cni.errors import CniError, Code
-from cni.repair import CURE
-from cni.values import dataclass
 from kernel.netfilter import iptables
-from kernel.netfilter.owned import IPTABLES, Owned
+from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, Owned
+from process.values import dataclass
 
 TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
@@ -98,7 +97,7 @@ def missing(doing: str, what: str, version: int) -> CniError:
     return CniError(
         Code.INTERNAL,
         f"{doing}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
-        CURE,
+        REPAIR_HINT,
     )
 
 

@@ -21,15 +21,15 @@ from typing import TypeVar
 
 from _podwire import close_apart
 
-from cni import record
 from cni.errors import all_of
-from cni.values import dataclass, field
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
 from kernel.netfilter.nft_rule import comment, comment_of, target
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
+from process import record
+from process.values import dataclass, field
 
 INET, IPV4, BRIDGE, IPV6 = 1, 2, 7, 10  # families: NFPROTO_* (linux/netfilter.h)
 NFPROTO = {4: IPV4, 6: IPV6}  # by IP version: the family of iptables-nft's tables, too

@@ -12,13 +12,13 @@ from ipaddress import ip_address
 from os import fsencode
 from typing import NamedTuple
 
-from cni.values import dataclass
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import NOTHING_THERE, NftSocket, Table
 from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
+from process.values import dataclass
 
 # linux/netfilter/nf_tables.h: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_*
 _NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E

@@ -11,6 +11,11 @@ from typing import NamedTuple
 HOST_PORT, MASQUERADE, FIREWALL = "host port", "masquerade", "firewall"
 NFTABLES, IPTABLES = "nftables", "iptables"
 
+# The hint of a CHECK that misses rules.
+REPAIR_HINT = (
+    "flushed perhaps: `podwire repair` makes it again; if it was asked for only since, create the container again"
+)
+
 
 class Owned(NamedTuple):
     """One rule, or element of a set: `what` it is for, `where` it stands, whose it is.

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from cni.errors import CniError, Code
-from cni.values import replace
 from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.traffic import HTB, Bucket, Filter, Qdisc, Rule
 from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
+from process.values import replace
 
 _AGAIN = "remove the container and create it again"
 _NONE: Mapping[int, Any] = MappingProxyType({})

@@ -10,10 +10,10 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import CIDR, INTEGER, LIST, Key, each, runtime, section
-from cni.values import dataclass
 from kernel.traffic import RULES_MAX
 from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
+from process.values import dataclass
 
 _CONTEXT = "failed to parse network configuration"  # the reference's
 _RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")

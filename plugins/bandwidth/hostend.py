@@ -5,9 +5,9 @@ One rule: it is found from inside the sandbox, by the kernel's own link between 
 
 from __future__ import annotations
 
+from attachment.sandbox import Sandbox
 from cni.errors import CniError, Code
 from cni.result import Result
-from kernel.configure import Sandbox
 from kernel.link import Link
 from kernel.netns import Netns
 

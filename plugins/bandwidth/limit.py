@@ -5,8 +5,8 @@ One rule: the numbers are the reference's wherever it does not overflow, so that
 
 from __future__ import annotations
 
-from cni.values import dataclass
 from kernel.traffic import NS_PER_S, TICK_NS, UINT32_MAX, Bucket
+from process.values import dataclass
 
 # What runtimes send as burst when all that they know is a rate: kubelet, containerd, CRI-O. As they stand, the first
 # hundreds of megabytes would pass at full speed.

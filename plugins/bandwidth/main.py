@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from cni import record, versions
+from cni import versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code
 from cni.result import Result
 from cni.skel import Plugin
-from cni.undo import Undo
-from cni.values import replace
 from kernel import link, traffic
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
@@ -25,6 +23,9 @@ from plugins.bandwidth.check import check_classes, check_egress, check_ingress
 from plugins.bandwidth.limit import Limit, references, shape
 from plugins.bandwidth.owner import Owner, stale
 from plugins.bandwidth.shaper import Wanted
+from process import record
+from process.undo import Undo
+from process.values import replace
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from hashlib import sha512
 
 from cni.conf import Attachment
-from cni.values import dataclass
 from kernel.link import Link
+from process.values import dataclass
 
 PREFIX = "bwp"  # the reference's
 

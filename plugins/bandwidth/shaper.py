@@ -14,17 +14,17 @@ from typing import Any
 from cni.address import format_mac
 from cni.errors import all_of
 from cni.result import Interface
-from cni.undo import Undo
-from cni.values import dataclass
 from kernel import link, traffic
 from kernel.errors import KernelError
 from kernel.link import Link
+from kernel.link_deletion import delete_on_host
 from kernel.netns import Netns
 from kernel.rtnl import Request, Socket
-from kernel.teardown import delete_on_host
 from kernel.traffic import Bucket, Filter, Qdisc
 from plugins.bandwidth.owner import Owner, own
 from plugins.bandwidth.subnets import Subnets, receiving, sending
+from process.undo import Undo
+from process.values import dataclass
 
 # The index of an ifb tells the host's end to which it belongs: the kernel counts far below. All but the first are for
 # the case that a leftover has it.

@@ -6,10 +6,10 @@ One rule: without any, all is as if this file did not exist.
 from __future__ import annotations
 
 from cni.address import Network
-from cni.values import dataclass
 from kernel import htb, traffic
 from kernel.rtnl import Request
 from kernel.traffic import LIMITED, PASSED, Bucket, Rule
+from process.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from ipaddress import IPv4Interface, IPv6Interface
 
+from attachment.veth import refuse_small_mtu
 from cni.address import Address
 from cni.address import Interface as Cidr
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
-from cni.values import replace
-from kernel.pair import refuse_small_mtu
-from plugins.bridge import switch
+from plugins.bridge import bridge_device
 from plugins.bridge.conf import BridgeConf
+from process.values import replace
 
 _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
@@ -29,7 +29,7 @@ def completed(ipam: Result, own: BridgeConf, interface: int) -> Result:
     ips = tuple(replace(ip, interface=interface, gateway=ip.gateway or _first(ip, own)) for ip in ipam.ips)
     if own.is_gateway:
         for ip in ips:
-            switch.gateway_on_bridge(ip)  # one that cannot be is refused before it is used for routes
+            bridge_device.gateway_on_bridge(ip)  # one that cannot be is refused before it is used for routes
     routes = ipam.routes
     if own.is_default_gateway:
         for default in _DEFAULTS:

@@ -6,18 +6,19 @@ change nothing.
 
 from __future__ import annotations
 
+from attachment import veth
+from attachment.sandbox import Sandbox, check
 from cni.args import CmdArgs
 from cni.errors import CniError, Code
 from cni.result import Interface, Result
-from kernel import address, link, pair
-from kernel.configure import Sandbox, check
+from kernel import address, link
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
-from plugins.bridge import mtu, netfilter, spoof, vlan
+from plugins.bridge import mac_spoof, mtu, netfilter, vlan
+from plugins.bridge.bridge_device import gateway_on_bridge
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import check as check_gateway
-from plugins.bridge.switch import gateway_on_bridge
 
 _AGAIN = "remove the container and create it again"
 _OTHER_RESULT = "the runtime gave the result of another attachment, or the configuration was changed since"
@@ -27,7 +28,7 @@ def check_attachment(
     args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket
 ) -> None:
     """Checks bridge, host end, sandbox end, addresses and routes; raises CniError(999), KernelError."""
-    listed = pair.listed_inside(args, prev_result)
+    listed = veth.listed_inside(args, prev_result)
     listed_bridge = _listed_bridge(conf, prev_result)
     with Sandbox(namespace, args.ifname) as sandbox:
         end = sandbox.find()
@@ -43,7 +44,7 @@ def check_attachment(
         mtu.check(conf, prev_result, gateway, outside, inside)
         check(sandbox, inside, prev_result)
     if conf.mac_spoof_check:
-        spoof.check(network, args.container_id, args.ifname, outside.name, inside.mac_bytes)
+        mac_spoof.check(network, args.container_id, args.ifname, outside.name, inside.mac_bytes)
     if conf.is_gateway:
         _check_gateways(prev_result, gateway, host)
     netfilter.check(conf)
@@ -99,7 +100,7 @@ def _check_outside(outside: Link | None, bridge: Link, prev_result: Result) -> L
     if outside.master != bridge.index:
         details = f'"{outside.name}" is not its port: ip link set "{outside.name}" master "{bridge.name}"'
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", details)
-    if unlisted := pair.check_outside(outside, prev_result):
+    if unlisted := veth.check_outside(outside, prev_result):
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", unlisted)
     return outside
 

@@ -5,6 +5,9 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
+from attachment.masquerade import options
+from attachment.masquerade.options import Asked
+from attachment.veth import mtu_of
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
@@ -13,10 +16,7 @@ from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, each, for_one, runtime
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS
-from cni.values import dataclass
-from kernel.masquerade import asked
-from kernel.masquerade.asked import Asked
-from kernel.pair import mtu_of
+from process.values import dataclass
 
 _MTU_AUTO = "auto"
 _VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
@@ -24,7 +24,7 @@ _VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
 KEYS = (
     Key("bridge", (STRING,)),
     *each(BOOLEAN, "isGateway", "isDefaultGateway", "forceAddress"),
-    *asked.KEYS,
+    *options.KEYS,
     Key("mtu", (INTEGER, STRING), choices=(_MTU_AUTO,)),
     *each(BOOLEAN, "hairpinMode", "promiscMode", "portIsolation"),
     Key("vlan", (INTEGER,)),
@@ -92,7 +92,7 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
         is_gateway=fields.boolean("isGateway") or fields.boolean("isDefaultGateway"),
         is_default_gateway=fields.boolean("isDefaultGateway"),
         force_address=fields.boolean("forceAddress"),
-        masquerade=asked.parse(conf),
+        masquerade=options.parse(conf),
         mtu=_mtu(fields),
         mtu_auto=fields.raw("mtu") == _MTU_AUTO,
         hairpin=fields.boolean("hairpinMode"),

@@ -10,19 +10,20 @@ import errno
 import os
 from functools import partial
 
+from attachment import veth
 from cni.address import format_mac
 from cni.args import is_interface_name
 from cni.errors import CniError, Code
 from cni.result import Result
-from cni.undo import Undo
-from kernel import link, pair, sysctl, vlan
+from kernel import link, sysctl, vlan
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED
-from plugins.bridge import mtu, switch
+from plugins.bridge import bridge_device, mtu
 from plugins.bridge.conf import BridgeConf, Vlans
 from plugins.bridge.vlan import compare, filtering, settings
+from process.undo import Undo
 
 _TRIES = 5  # each loss takes another ADD that fails within the same millisecond
 
@@ -60,13 +61,13 @@ def add_gateways(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, re
     from the VLAN, KernelError.
     """
     if not (conf.vlans.access and result.ips):
-        switch.add_gateways(host, bridge, conf, result)
+        bridge_device.add_gateways(host, bridge, conf, result)
         return bridge
     for tries_left in reversed(range(_TRIES)):
         gateway = _find(host, bridge, conf) or _make(host, bridge, outside, conf, undo)
         try:
             _mend(host, bridge, gateway, conf)
-            switch.add_gateways(host, gateway, conf, result)
+            bridge_device.add_gateways(host, gateway, conf, result)
         except CniError:
             if not tries_left or link.get(host, link.by_index(gateway.index)) != [None]:
                 raise
@@ -188,7 +189,7 @@ def _make(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, undo: Und
         host.change(*joining, keeping, link.settings(gateway, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:
-            reason = pair.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
+            reason = veth.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
             raise reason.prefixed(f'failed to make "{name}": ') from error
         _delete_unused(host, bridge, outside, conf, (port, inner))
     made = _find(host, bridge, conf)

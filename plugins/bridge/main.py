@@ -8,28 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from cni import delegate, record
+from attachment import forwarding, veth
+from attachment.masquerade import backend, options
+from attachment.sandbox import Sandbox
+from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, all_of, unready
 from cni.result import Result
 from cni.skel import Plugin
-from cni.undo import Undo
-from cni.values import replace
-from kernel import forwarding, link, pair
-from kernel.configure import Sandbox
+from kernel import link
 from kernel.link import Link
-from kernel.masquerade import asked, backend
 from kernel.netfilter import nft
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from kernel.vlan import refuse_unmakeable
-from plugins.bridge import addresses, mtu, netfilter, port, spoof, switch, vlan
+from plugins.bridge import addresses, bridge_device, mac_spoof, mtu, netfilter, port, vlan
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import add_gateways, find_gateway, refuse_long_name
 from plugins.bridge.repair import repair
+from process import record
+from process.undo import Undo
+from process.values import replace
 
 _CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
 _BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
@@ -58,16 +60,16 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
                 undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args, conf)]))
-                spoof.protect(conf.name, args.container_id, args.ifname, outside.name, inside.mac_bytes)
+                mac_spoof.protect(conf.name, args.container_id, args.ifname, outside.name, inside.mac_bytes)
             _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
-                pair.wait_carrier(host, outside, "bridge port")
+                veth.wait_carrier(host, outside, "bridge port")
             if own.masquerade:
                 own.masquerade.add(args, conf, result, sandbox, undo)
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
                 gateway = add_gateways(host, bridge, outside, own, result, undo)
                 if gateway is not bridge:
-                    result = replace(result, interfaces=(*result.interfaces, pair.interface(conf, gateway)))
+                    result = replace(result, interfaces=(*result.interfaces, veth.interface(conf, gateway)))
             netfilter.ensure(own)
             mtu.fit(host, bridge, fitted)
             if own.ipam_type:
@@ -82,8 +84,8 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     what failed is told at the end. Rules are looked for whatever is configured by now: some 0.3 ms, no process.
     """
     with Socket() as host:
-        others = pair.detach(args, conf, host, bridge_conf.name_for_del(conf))
-    all_of(*asked.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.forward, args, conf))
+        others = veth.detach(args, conf, host, bridge_conf.name_for_del(conf))
+    all_of(*options.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.forward, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -102,7 +104,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
-    rules = [*backend.gc(conf.name, valid), lambda socket: spoof.gc(socket, conf.name, valid)]
+    rules = [*backend.gc(conf.name, valid), lambda socket: mac_spoof.gc(socket, conf.name, valid)]
     all_of(
         partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(delegate.forward, args, conf)
     )
@@ -123,7 +125,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_retract(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    asked.retract(args, conf, _unprotecting(args, conf))
+    options.retract(args, conf, _unprotecting(args, conf))
 
 
 PLUGIN = Plugin(
@@ -145,13 +147,13 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
     own = bridge_conf.parse(replace(args, args=""), conf)
     refuse_long_name(own)
     with Socket() as host:
-        bridge = switch.find(host, own.bridge)
+        bridge = bridge_device.find(host, own.bridge)
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
-            pair.refuse_full(host, bridge)
+            veth.refuse_full(host, bridge)
             gateway = find_gateway(host, bridge, own)
             if own.is_gateway and gateway and not own.force_address:
-                switch.refuse_conflict(host, gateway, delegate.gateways(args, conf))
+                bridge_device.refuse_conflict(host, gateway, delegate.gateways(args, conf))
         else:
             refuse_unmakeable(host, own.bridge, filtering=own.vlans.filtering)
     netfilter.refuse_unavailable(own)
@@ -159,7 +161,7 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         forwarding.refuse_unavailable()
     if own.masquerade:
         own.masquerade.refuse_unavailable()
-    if own.mac_spoof_check and (problem := spoof.problem()):
+    if own.mac_spoof_check and (problem := mac_spoof.problem()):
         cure = 'use another kernel, or set "macspoofchk" to false'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', cure)
 
@@ -172,25 +174,25 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
     """
     for tries_left in reversed(range(_BRIDGE_TRIES)):
         with record.step("find or make the bridge"):
-            bridge = switch.ensure(host, own, undo)
+            bridge = bridge_device.ensure(host, own, undo)
         try:
             joined = port.attach(host, namespace, ifname, bridge, own, undo)
         except port.BridgeVanishedError:
             if not tries_left:
                 raise
         else:
-            return replace(joined, bridge=switch.settled(host, bridge, joined.bridge))
+            return replace(joined, bridge=bridge_device.settled(host, bridge, joined.bridge))
     raise AssertionError("unreachable")
 
 
 def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link, Link]) -> Result:
     bridge, outside, inside = links
-    told = (pair.interface(conf, bridge), pair.interface(conf, outside), pair.interface(conf, inside, args.netns))
+    told = (veth.interface(conf, bridge), veth.interface(conf, outside), veth.interface(conf, inside, args.netns))
     return replace(given, interfaces=told)
 
 
 def _unprotecting(args: CmdArgs, conf: NetConf) -> Callable[[nft.NftSocket], None]:
-    return lambda socket: spoof.unprotect(socket, conf.name, args.container_id, args.ifname)
+    return lambda socket: mac_spoof.unprotect(socket, conf.name, args.container_id, args.ifname)
 
 
 def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -> None:

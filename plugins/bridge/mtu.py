@@ -12,11 +12,11 @@ from socket import AF_INET6
 
 from cni.errors import CniError, Code
 from cni.result import Result
-from cni.values import replace
 from kernel import address, link
 from kernel.link import Link
 from kernel.rtnl import Socket
 from plugins.bridge.conf import BridgeConf
+from process.values import replace
 
 _AUTO_MIN, _AUTO_FALLBACK = 576, 1460  # kubenet's: what every IPv4 host takes, what Google's network carries
 _IPV6_MIN = 1280  # RFC 8200; below it the kernel takes the IPv6 addresses off an interface

@@ -5,16 +5,17 @@ One rule: it is a port with all its settings before the pod's end comes up.
 
 from __future__ import annotations
 
+from attachment import veth
 from cni.errors import CniError, Code
-from cni.undo import Undo
-from cni.values import dataclass
-from kernel import link, pair, sysctl
+from kernel import link, sysctl
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from kernel.vlan import Filtering
 from plugins.bridge import vlan
 from plugins.bridge.conf import BridgeConf
+from process.undo import Undo
+from process.values import dataclass
 
 
 class BridgeVanishedError(CniError):
@@ -44,7 +45,7 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     """
     try:
         filtering = vlan.filtering(host, bridge, conf.vlans)
-        made = pair.make(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
+        made = veth.make(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
         if link.get(host, link.by_index(bridge.index)) == [None]:
             raise BridgeVanishedError(bridge) from error
@@ -52,7 +53,7 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     sysctl.attempt(f"ipv6/conf/{made.end.name}/accept_ra", "0")
     port, joined = made.outside, made.master
     if port is None or joined is None or port.master != joined.index:
-        pair.delete(host, made.end)
+        veth.delete(host, made.end)
         raise BridgeVanishedError(bridge)
     requests = vlan.settings(port, conf.vlans, filtering)
     if conf.hairpin or conf.isolated:

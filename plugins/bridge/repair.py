@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from attachment import forwarding
+from attachment.repair import mend
 from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code, all_of
-from cni.repair import mend
 from cni.result import Interface, Result
-from kernel import forwarding, link
+from kernel import link
 from kernel.rtnl import Socket
-from plugins.bridge import netfilter, spoof
+from plugins.bridge import mac_spoof, netfilter
 from plugins.bridge.conf import BridgeConf
 
 _INCOMPLETE = "the cached result is of another plugin, or of an old CNI version: create the container again"
@@ -41,7 +42,7 @@ def repair(args: CmdArgs, conf: NetConf, own: BridgeConf, prev_result: Result) -
 def _protect(args: CmdArgs, network: str, own: BridgeConf, prev_result: Result) -> None:
     outside, inside = _ends(args, own, prev_result)
     attachment = network, args.container_id, args.ifname, outside.name, parse_mac(inside.mac)
-    mend("the MAC spoof check", partial(spoof.check, *attachment), partial(spoof.protect, *attachment))
+    mend("the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.protect, *attachment))
 
 
 def _ends(args: CmdArgs, own: BridgeConf, prev_result: Result) -> tuple[Interface, Interface]:

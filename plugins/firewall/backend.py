@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from cni.values import replace
 from kernel.netfilter.backends import Backends
 from plugins.firewall import firewalld, iptables, nftables
 from plugins.firewall.conf import AUTOMATIC, FIREWALLD, FirewallConf
-from plugins.firewall.wanted import ISOLATED, OPEN, SAME_BRIDGE, Protected
+from plugins.firewall.spec import ISOLATED, OPEN, SAME_BRIDGE, Protected
+from process.values import replace
 
 _BACKENDS: Backends[Protected] = Backends(
     iptables, nftables, 'install iptables or a kernel with nftables, or take "firewall" out of the list'

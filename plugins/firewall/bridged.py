@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from kernel import sysctl
-from plugins.firewall.wanted import ISOLATED, Protected
+from plugins.firewall.spec import ISOLATED, Protected
 
 _SETTINGS = {4: "bridge/bridge-nf-call-iptables", 6: "bridge/bridge-nf-call-ip6tables"}
 _OF_BRIDGE = {4: "nf_call_iptables", 6: "nf_call_ip6tables"}

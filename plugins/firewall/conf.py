@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import sys
 
-from cni import cache
+from attachment import cache
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.keys import STRING, Key
 from cni.result import Result
-from cni.values import dataclass
-from plugins.firewall.wanted import OPEN, POLICIES, Protected
+from plugins.firewall.spec import OPEN, POLICIES, Protected
+from process.values import dataclass
 
 AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES = "", "firewalld", "iptables", "nftables"
 _BACKENDS = (AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES)

@@ -14,16 +14,16 @@ from functools import partial
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, collected
-from cni.repair import CURE
-from cni.undo import Undo
-from cni.values import replace
 from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_owner import owner_of
+from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall import nftables_records
 from plugins.firewall.nftables_records import Record
-from plugins.firewall.wanted import OPEN, Protected
+from plugins.firewall.spec import OPEN, Protected
+from process.undo import Undo
+from process.values import replace
 
 _NAME, _PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 _ZONE = f"{_NAME}.zone"
@@ -105,7 +105,7 @@ def check(wanted: Protected) -> None:
             if reply.error:
                 errors.append(_failure(reply, doing, bus))
             elif reply.value is not True:
-                errors.append(CniError(Code.INTERNAL, doing, CURE))
+                errors.append(CniError(Code.INTERNAL, doing, REPAIR_HINT))
     if error := collected(errors):
         raise error
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from cni.cache import ResultCache
+from attachment.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
 from kernel import link, rtnl
@@ -39,7 +39,7 @@ from plugins.firewall.iptables_rules import (
     address_rules,
     interface_of,
 )
-from plugins.firewall.wanted import OPEN, Protected
+from plugins.firewall.spec import OPEN, Protected
 
 _ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
 _DOING = "make the firewall's rules"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
-from cni.repair import CURE
 from kernel.netfilter.iptables import TOOLS
+from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall.iptables_plan import own_addresses
 from plugins.firewall.iptables_rules import (
     ENDS,
@@ -21,7 +21,7 @@ from plugins.firewall.iptables_rules import (
     other_policy_rules,
     policy_rules,
 )
-from plugins.firewall.wanted import OPEN, Protected
+from plugins.firewall.spec import OPEN, Protected
 
 
 def rules(wanted: Protected, version: int, listing: Sequence[str]) -> None:
@@ -62,4 +62,4 @@ def _told(rule: str) -> str:
 
 
 def _wrong(msg: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, CURE)
+    return CniError(Code.INTERNAL, msg, REPAIR_HINT)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
@@ -33,7 +32,8 @@ from plugins.firewall.iptables_rules import (
     record,
     records,
 )
-from plugins.firewall.wanted import Protected
+from plugins.firewall.spec import Protected
+from process.values import dataclass
 
 _RETURN = struct.pack(">i", -5)  # NFT_RETURN: a verdict's code in a rule's message
 _OWN_CHAINS = (OWNERS, FORWARD, STAGE_1, STAGE_2)

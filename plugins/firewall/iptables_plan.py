@@ -32,7 +32,7 @@ from plugins.firewall.iptables_rules import (
     record,
     records,
 )
-from plugins.firewall.wanted import OPEN, Protected
+from plugins.firewall.spec import OPEN, Protected
 
 Judge = Callable[[Record], bool]  # whether whose record it is surely does not live any more
 

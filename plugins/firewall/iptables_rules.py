@@ -28,7 +28,7 @@ from cni.address import Address
 from cni.conf import Attachment
 from kernel.netfilter.iptables_chains import COMMENT_BYTES
 from kernel.netfilter.iptables_listing import commented
-from plugins.firewall.wanted import ISOLATED, SAME_BRIDGE, Protected
+from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, Protected
 
 TABLE = "filter"
 ENTRY, FORWARD, OWNERS = "FORWARD", "CNI-FORWARD", "CNI-FORWARD-OWNERS"

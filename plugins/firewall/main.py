@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from functools import partial
 
+from attachment.repair import mend
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, UnchangedError, all_of
-from cni.repair import mend
 from cni.result import Result
 from cni.skel import Plugin
-from cni.undo import Undo
 from cni.versions import SUPPORTED, at_least
 from kernel.netfilter import nft
 from plugins.firewall import backend, firewalld, iptables, nftables
 from plugins.firewall import conf as firewall_conf
-from plugins.firewall.wanted import Protected
+from plugins.firewall.spec import Protected
+from process.undo import Undo
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:

@@ -22,7 +22,7 @@ from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.nftables_rules import BASE, INSIDE, MEMBERS, OWNED, POLICED, Base, Whose
-from plugins.firewall.wanted import ISOLATED, SAME_BRIDGE, Protected
+from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, Protected
 
 _IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in nft.NFPROTO.items()}
 _TOOLS = {4: "iptables", 6: "ip6tables"}

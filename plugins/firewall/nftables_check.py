@@ -6,13 +6,13 @@ One rule: nothing is changed; the first thing that is wrong is told.
 from __future__ import annotations
 
 from cni.errors import CniError, Code
-from cni.repair import CURE
 from kernel.netfilter import nft, nft_rule, nft_set
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_set import Set, having, interface_key
+from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.nftables_rules import INSIDE, POLICED, Base
-from plugins.firewall.wanted import SAME_BRIDGE, Protected
+from plugins.firewall.spec import SAME_BRIDGE, Protected
 
 
 def check(socket: NftSocket, wanted: Protected) -> None:
@@ -65,4 +65,4 @@ def _found(socket: NftSocket, own: Set, keys: set[bytes]) -> dict[bytes, nft_set
 
 
 def _wrong(what: str) -> CniError:
-    return CniError(Code.INTERNAL, what, CURE)
+    return CniError(Code.INTERNAL, what, REPAIR_HINT)

@@ -12,13 +12,13 @@ from ipaddress import ip_address
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule, nft_set
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_set import ADDRESS, Element, Set
 from plugins.firewall import nftables_rules as rules
-from plugins.firewall.wanted import Protected
+from plugins.firewall.spec import Protected
+from process.values import dataclass
 
 SETS = {
     version: Set(rules.TABLE, f"firewalld{version}", (part,), "what firewalld was told of; no rule")

@@ -23,12 +23,12 @@ from os import fsdecode
 from typing import NamedTuple
 
 from cni.conf import Attachment
-from cni.values import dataclass
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN
 from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
-from plugins.firewall.wanted import ISOLATED, Protected
+from plugins.firewall.spec import ISOLATED, Protected
+from process.values import dataclass
 
 _FORWARD, _FILTER, _FILTER_BRIDGED = 2, 0, -200  # NF_INET_FORWARD and NF_BR_FORWARD, priorities
 _VERSIONS = (4, 6)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from functools import partial
 from ipaddress import IPv4Interface, IPv6Interface
 
+from attachment.sandbox import Sandbox
 from cni.address import Interface as Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
-from cni.undo import Undo
 from kernel import address, link
 from kernel.address import Assigned
-from kernel.configure import Sandbox
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError
+from process.undo import Undo
 
 _NAME = "lo"
 

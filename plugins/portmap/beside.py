@@ -6,14 +6,14 @@ namespace cannot be opened.
 
 from __future__ import annotations
 
+from attachment.cache import ResultCache
+from attachment.sandbox import Sandbox
+from attachment.veth import addresses_beside
 from cni.address import Address
-from cni.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel.configure import Sandbox
 from kernel.netns import Netns
-from kernel.pair import addresses_beside
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.spec import HostPorts
 
 
 def addresses(ports: HostPorts) -> frozenset[Address]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_network
 
 from cni.address import parse_ip
-from cni.values import dataclass
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft_expression import EQ, NEQ
+from process.values import dataclass
 
 UNDERSTOOD = (
     'understood are "ip saddr", "ip daddr", "ip protocol" (in conditionsV6 "ip6 saddr", "ip6 daddr"), "tcp", "udp", '

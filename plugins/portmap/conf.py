@@ -16,9 +16,9 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime
 from cni.result import Result
-from cni.values import dataclass
 from plugins.portmap.conditions import UNDERSTOOD, compiled
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
+from process.values import dataclass
 
 IPTABLES, NFTABLES = "iptables", "nftables"
 PROTOCOLS = ("tcp", "udp", "sctp")

@@ -18,7 +18,7 @@ from kernel.netfilter import conntrack, nft
 from kernel.netfilter.conntrack import Entry
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Socket
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
 
 
 def forget(wanted: HostPorts) -> None:

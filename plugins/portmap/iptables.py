@@ -23,7 +23,6 @@ from functools import partial
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, all_of
-from cni.values import replace
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
 from kernel.netfilter.iptables_chains import TABLE
@@ -31,7 +30,8 @@ from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import beside, iptables_check, iptables_look, iptables_plan
 from plugins.portmap.iptables_look import Seen, look, tidy
 from plugins.portmap.iptables_rules import CHAINS, DNAT, OLD_CHAINS, chain_of, shared_rules
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.spec import HostPorts
+from process.values import replace
 
 _ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing
 from plugins.portmap import beside
-from plugins.portmap.claims import shadowed, shadows
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_plan import claims
 from plugins.portmap.iptables_rules import (
@@ -24,7 +23,8 @@ from plugins.portmap.iptables_rules import (
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.port_conflicts import shadowed, shadows
+from plugins.portmap.spec import HostPorts, PortMapping
 
 _MARK = "INPUT"  # the chain that is listed after each question, which tells how many were answered with yes
 

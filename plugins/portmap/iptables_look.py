@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
-from cni.values import dataclass
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
@@ -28,7 +27,8 @@ from plugins.portmap.iptables_rules import (
     shared_rules,
 )
 from plugins.portmap.iptables_shared import is_shared
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.spec import HostPorts
+from process.values import dataclass
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
 # struct xt_multiport_v1 (linux/netfilter/xt_multiport.h) behind name and revision of the match, as the kernel lists it.

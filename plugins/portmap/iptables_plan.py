@@ -11,7 +11,6 @@ from cni.address import Address
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE, deletions
-from plugins.portmap.claims import Claim, contested, place
 from plugins.portmap.iptables_rules import (
     DNAT,
     ChainRule,
@@ -24,7 +23,8 @@ from plugins.portmap.iptables_rules import (
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.port_conflicts import Claim, contested, place
+from plugins.portmap.spec import HostPorts
 
 
 def lines(wanted: HostPorts, others: Collection[Address], version: int, listing: Sequence[str]) -> list[str]:

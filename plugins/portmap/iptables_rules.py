@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from cni.address import Address, Network
-from cni.values import dataclass
 from kernel.netfilter.iptables_chains import ContainerChains, quoted
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
+from process.values import dataclass
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 CHAINS = ContainerChains(DNAT, "CNI-DN-", "dnat ", "host port")

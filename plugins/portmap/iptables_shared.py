@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from kernel.netfilter import nft_expression, nft_rule
 from kernel.netfilter.nft import Rule
 from plugins.portmap.iptables_rules import DNAT, MASQ, SETMARK, mark_of
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.spec import HostPorts
 
 _COMMENT = re.compile(r'--comment "([^"]*)"')
 _COUNTER = b"counter\0"

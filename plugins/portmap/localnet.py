@@ -19,7 +19,7 @@ from kernel.netfilter.nft import NftSocket
 from plugins.portmap import guard
 from plugins.portmap.guard import setting
 from plugins.portmap.pod_route import ElsewhereError, interface_to
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.spec import HostPorts
 
 _CURE = 'set "snat" to false: the host port is not served at 127.0.0.1 then'
 

@@ -9,21 +9,21 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from attachment.repair import mend
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code, UnchangedError, all_of
-from cni.record import is_planned
-from cni.repair import mend
 from cni.result import Result
 from cni.skel import Plugin
-from cni.undo import Undo
 from kernel.netfilter import nft
 from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
 from plugins.portmap import conntrack, iptables, localnet, nftables, pod_route
-from plugins.portmap.claims import ShadowedError
 from plugins.portmap.conf import PortmapConf
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.port_conflicts import ShadowedError
+from plugins.portmap.spec import HostPorts
+from process.record import is_planned
+from process.undo import Undo
 
 _BACKENDS: Backends[HostPorts] = Backends(
     iptables, nftables, "install iptables or a kernel with nftables, or publish no host ports"

@@ -19,11 +19,11 @@ from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_look
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.claims import contested, place
 from plugins.portmap.nftables_look import Look, Placed
 from plugins.portmap.nftables_rules import ALL, CHAINS, ENTRY, Expected
+from plugins.portmap.port_conflicts import contested, place
+from plugins.portmap.spec import HostPorts
 from plugins.portmap.tables import TABLES
-from plugins.portmap.wanted import HostPorts
 
 _USES_OF_ALL = 4  # what hostports_all has: two rules, and two that lead to it
 _AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send buffer

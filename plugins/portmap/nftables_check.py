@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
-from cni.repair import CURE
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import Chain
+from kernel.netfilter.owned import REPAIR_HINT
 from plugins.portmap import nftables_look as nft_look
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.claims import Claim, shadowed, shadows
 from plugins.portmap.nftables_look import Look, Placed
 from plugins.portmap.nftables_rules import ALL, CHAINS
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.port_conflicts import Claim, shadowed, shadows
+from plugins.portmap.spec import HostPorts
 
 
 def check(look: Look, wanted: HostPorts, version: int) -> None:
@@ -103,4 +103,4 @@ def _check_masquerading(
 
 def _missing(chain: Chain, what: str) -> CniError:
     """Returns the error in the reference's words."""
-    return CniError(Code.INTERNAL, f'missing hostport rules in "{chain.name}" chain', f"{what}: {CURE}")
+    return CniError(Code.INTERNAL, f'missing hostport rules in "{chain.name}" chain', f"{what}: {REPAIR_HINT}")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cni.values import dataclass
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.claims import Claim
 from plugins.portmap.nftables_rules import CHAINS
-from plugins.portmap.wanted import HostPorts
+from plugins.portmap.port_conflicts import Claim
+from plugins.portmap.spec import HostPorts
+from process.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from kernel.netfilter.nft import Chain, Hook, Rule, Table
 from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_of
 from kernel.netfilter.nft_rule import Target
 from plugins.portmap import conditions
-from plugins.portmap.claims import Claim
+from plugins.portmap.port_conflicts import Claim
+from plugins.portmap.spec import HostPorts, PortMapping
 from plugins.portmap.tables import TABLES
-from plugins.portmap.wanted import HostPorts, PortMapping
 
 _DSTNAT, _SRCNAT = -100, 100  # priorities
 _NETWORK = 0x71  # type of our own item in a rule's userdata, beside its owner

@@ -5,18 +5,18 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 
 from __future__ import annotations
 
+from attachment.masquerade import options
+from attachment.masquerade.options import Asked
+from attachment.veth import mtu_of
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.keys import DNS as DNS_KEY
 from cni.keys import INTEGER, IPAM_TYPE, Key
 from cni.result import DNS
-from cni.values import dataclass
-from kernel.masquerade import asked
-from kernel.masquerade.asked import Asked
-from kernel.pair import mtu_of
+from process.values import dataclass
 
 _DNS_KEYS = ("nameservers", "domain", "search", "options")
-KEYS = (*asked.KEYS, Key("mtu", (INTEGER,)), IPAM_TYPE, DNS_KEY)
+KEYS = (*options.KEYS, Key("mtu", (INTEGER,)), IPAM_TYPE, DNS_KEY)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def parse(conf: NetConf) -> PtpConf:
     dns = conf.fields.section("dns")
     return PtpConf(
         ipam_type=conf.ipam_type,
-        masquerade=asked.parse(conf),
+        masquerade=options.parse(conf),
         mtu=mtu_of(conf.fields),
         dns=DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None,
     )

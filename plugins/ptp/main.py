@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from functools import partial
 
+from attachment import forwarding, veth
+from attachment.masquerade import backend, options
+from attachment.repair import mend
+from attachment.sandbox import Sandbox, check, own_ips
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, all_of, unready
-from cni.repair import mend
 from cni.result import Interface, Result
 from cni.skel import Plugin
-from cni.undo import Undo
-from cni.values import replace
-from kernel import forwarding, link, pair, sysctl
-from kernel.configure import Sandbox, check, own_ips
+from kernel import link, sysctl
 from kernel.link import Link
-from kernel.masquerade import asked, backend
 from kernel.netfilter import nft
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.ptp import conf as ptp_conf
 from plugins.ptp import routed
+from process.undo import Undo
+from process.values import replace
 
 _CONTAINER = 1  # index of the sandbox's interface in the result: host end, sandbox end
 _AGAIN = "remove the container and create it again"
@@ -41,12 +42,12 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         given = Result()
         if own.ipam_type:
             given = routed.completed(delegate.addresses(args, conf, undo), own.mtu, _CONTAINER)
-        made = pair.make(host, namespace, args.ifname, undo, mtu=own.mtu)
+        made = veth.make(host, namespace, args.ifname, undo, mtu=own.mtu)
         sysctl.attempt(f"ipv6/conf/{made.end.name}/accept_ra", "0")
-        outside = made.outside or pair.find(host, made.end.name)
+        outside = made.outside or veth.find(host, made.end.name)
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = made.inside or sandbox.link()
-            ends = pair.interface(conf, outside), pair.interface(conf, inside, args.netns)
+            ends = veth.interface(conf, outside), veth.interface(conf, inside, args.netns)
             result = replace(given, interfaces=ends)
             if own.ipam_type:
                 routed.lead_in(host, outside, result)
@@ -54,7 +55,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
                 routed.lead_out(sandbox, inside, result)
             else:
                 sandbox.socket.change(link.settings(inside, up=True))
-            pair.wait_carrier(host, outside, "the host's end")
+            veth.wait_carrier(host, outside, "the host's end")
             sandbox.link()  # has the kernel notice the carrier at this end, too, without which IPv6 holds back
             if own.masquerade:
                 own.masquerade.add(args, conf, result, sandbox, undo)
@@ -68,8 +69,8 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     what failed is told at the end.
     """
     with Socket() as host:
-        others = pair.detach(args, conf, host)
-    all_of(*asked.removal(args, conf, others), partial(delegate.forward, args, conf))
+        others = veth.detach(args, conf, host)
+    all_of(*options.removal(args, conf, others), partial(delegate.forward, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -78,13 +79,13 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     prev_result = conf.required_prev_result("ptp: Required prevResult missing")
     with Netns(args.netns) as namespace, Socket() as host:
         delegate.forward(args, conf)
-        listed = pair.listed_inside(args, prev_result)
+        listed = veth.listed_inside(args, prev_result)
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = _check_inside(listed, sandbox)
             outside = link.other_end(host, inside, namespace)
             if outside is None:
                 raise _wrong(f"The host's end of {args.ifname} was not found", f"it is not on this host; {_AGAIN}")
-            if unlisted := pair.check_outside(outside, prev_result):
+            if unlisted := veth.check_outside(outside, prev_result):
                 raise _wrong(f"The host's end of {args.ifname} was not found", unlisted)
             check(sandbox, inside, prev_result)
             routed.check(sandbox, inside, outside, prev_result, host)
@@ -121,7 +122,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_retract(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    asked.retract(args, conf)
+    options.retract(args, conf)
 
 
 PLUGIN = Plugin(

@@ -6,15 +6,16 @@ two pods of one subnet reach each other through the host. Every pod's host end h
 
 from __future__ import annotations
 
+from attachment import forwarding
+from attachment.sandbox import Sandbox, own_ips, route_additions
+from attachment.veth import refuse_small_mtu
 from cni.address import Address, Network, alone, with_prefix
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
-from cni.values import replace
-from kernel import address, forwarding, route, sysctl
-from kernel.configure import Sandbox, own_ips, route_additions
+from kernel import address, route, sysctl
 from kernel.link import Link
-from kernel.pair import refuse_small_mtu
 from kernel.rtnl import Request, Socket
+from process.values import replace
 
 _AGAIN = "remove the container and create it again"
 

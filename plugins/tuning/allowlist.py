@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from cni import files
 from cni.errors import CniError, Code
 from plugins.tuning.conf import Sysctl
+from process import files
 
 PATH = "/etc/cni/tuning/allowlist.conf"
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from cni.address import format_mac, parse_mac
 from cni.errors import CniError, Code
-from cni.values import dataclass
 from kernel import link
 from kernel.link import Link
 from kernel.rtnl import Request
+from process.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,16 @@ from collections.abc import Iterable
 from functools import partial
 from hashlib import sha512
 
-from cni import directories, gojson, record
+from cni import gojson
 from cni.address import format_mac, parse_mac
 from cni.conf import Attachment
 from cni.errors import CniError, Code, all_of
 from cni.fields import Fields
-from cni.undo import Undo
-from cni.values import dataclass, replace
 from kernel.errors import reason
 from plugins.tuning.attributes import Attributes
+from process import directories, record
+from process.undo import Undo
+from process.values import dataclass, replace
 
 _SUFFIX, _DRAFT, _JSON = ".podwire", "~", ".json"  # no container's name begins with a tilde
 _MOST_BYTES = 1 << 16

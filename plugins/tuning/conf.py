@@ -14,8 +14,8 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, each, for_one, runtime
-from cni.values import dataclass
 from plugins.tuning.attributes import Attributes
+from process.values import dataclass
 
 DATA_DIR = "/run/cni/tuning"
 

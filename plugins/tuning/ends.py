@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from attachment.sandbox import Sandbox
 from cni.errors import CniError, Code
-from cni.values import dataclass
 from kernel import boot, link
-from kernel.configure import Sandbox
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.tuning.attributes import Attributes
+from process.values import dataclass
 
 _VETH_ONLY = '"mtuBothEnds" needs a veth pair with its other end on the host, as bridge and ptp make'
 

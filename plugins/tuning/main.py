@@ -10,14 +10,11 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 
-from cni import directories
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, one_line
+from cni.errors import CniError, Code
 from cni.result import Interface, Result
 from cni.skel import Plugin
-from cni.undo import Undo
-from cni.values import replace
 from cni.versions import at_least
 from kernel import link
 from kernel.errors import reason
@@ -29,6 +26,10 @@ from plugins.tuning.attributes import Attributes
 from plugins.tuning.backup import Backup, Saved
 from plugins.tuning.conf import TuningConf
 from plugins.tuning.ends import End, Ends
+from process import directories
+from process.stderr import one_line
+from process.undo import Undo
+from process.values import replace
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:

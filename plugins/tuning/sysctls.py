@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from cni.errors import CniError, Code
-from cni.undo import Undo
 from kernel import sysctl
 from kernel.errors import reason
 from kernel.netns import Netns, entered
 from kernel.sysctl import Setting
 from plugins.tuning.conf import Sysctl
+from process.undo import Undo
 
 _ROOT = "/proc/sys/net/"
 _TOLD = 60

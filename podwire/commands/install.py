@@ -11,7 +11,7 @@ import stat
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 
-from cni import files, gojson, signals
+from cni import gojson, skel
 from cni.errors import CniError, Code
 from podwire import default_network, networks, pod_cidrs, renumbering, runtimes
 from podwire.command import (
@@ -30,6 +30,7 @@ from podwire.lint import positions
 from podwire.renumbering import Change
 from podwire.runtimes import Runtime
 from podwire.shell import quote
+from process import files
 
 _PROGRAM = "/proc/self/exe"
 _LINK_DIR = "/usr/local/bin"
@@ -79,7 +80,7 @@ def _add_install(parser: ArgumentParser) -> None:
 
 
 def _install(context: Context, options: Namespace) -> Status:
-    signals.hold()
+    skel.hold_signals()
     directory = _directory(context, options)
     content = _content(options)
     path = os.path.abspath(
@@ -144,7 +145,7 @@ def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[
 
 
 def _uninstall(context: Context, options: Namespace) -> Status:
-    signals.hold()
+    skel.hold_signals()
     directory = _directory(context, options)
     try:
         links = _links(context, directory)

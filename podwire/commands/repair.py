@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable
 
-from cni import signals
+from cni import skel
 from podwire import attachments, networks
 from podwire.command import (
     Command,
@@ -97,7 +97,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(context: Context, options: Namespace) -> Status:
-    signals.hold()
+    skel.hold_signals()
     require_root(context, "repair")
     known = _known(options)
     unread = _unread(options, known)

@@ -12,8 +12,9 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from cni import cache, delegate, versions
-from cni.cache import Entry
+from attachment import cache
+from attachment.cache import Entry
+from cni import delegate, versions
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks

@@ -14,7 +14,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from functools import partial
 
-from cni import signals
+from cni import skel
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import networks
@@ -49,7 +49,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> Runtime:
     """Returns what runs the plugins as the options say; with `dry_run` it only plans."""
-    signals.hold()
+    skel.hold_signals()
     tell = partial(telling.planned if dry_run else telling.step, context.out)
     serve = planning(context.plugins) if dry_run else execute
     if getattr(options, "explain", False) and not dry_run:

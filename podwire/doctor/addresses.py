@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from cni.cache import ResultCache
+from attachment.cache import ResultCache
 from ipam.host_local import allocator
 from ipam.host_local.allocator import Usage, owners_in
 from ipam.host_local.boots import file_system

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from cni.presence import Presence
-from plugins.portmap.claims import ShadowedError
+from attachment.presence import Presence
 from plugins.portmap.pod_route import ElsewhereError
+from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import Known
 from podwire.checking import OUT_OF_SIGHT, Failure, Verdict
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one

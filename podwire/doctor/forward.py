@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from cni import child
-from cni.child import Command
-from cni.errors import CniError, Code, one_line
+from cni.errors import CniError, Code
 from cni.fields import Fields
 from kernel.netfilter import iptables, nft, nft_rule
 from kernel.netfilter.nft import Chain
@@ -20,6 +18,9 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
 from podwire.doctor.node import Interface, Node
 from podwire.output import counted
 from podwire.shell import quote
+from process import child
+from process.child import Command
+from process.stderr import one_line
 
 _GROUP = "packet filter"
 _FAMILIES = {nft.IPV4: (4,), nft.IPV6: (6,), nft.INET: (4, 6)}

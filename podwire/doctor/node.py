@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Network, ip_network
 
+from attachment.presence import Presence
 from cni import conf as cni_conf
-from cni import delegate, files, gojson, versions
+from cni import delegate, gojson, versions
 from cni.address import Network as Subnet
 from cni.conf import Attachment
 from cni.errors import CniError
 from cni.fields import Fields
-from cni.presence import Presence
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
@@ -38,6 +38,7 @@ from podwire.node.join import Join
 from podwire.node.look import joined
 from podwire.runtimes import Runtime
 from podwire.shell import quote
+from process import files
 
 _MOST_BYTES = 1 << 20
 _PORT_FLAGS = {"hairpinMode": "hairpin", "portIsolation": "isolated"}

@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from cni import child, delegate, gojson, skel, versions
-from cni.child import Command
+from cni import delegate, gojson, skel, versions
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
@@ -20,6 +19,8 @@ from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine
 from podwire.doctor.node import Node, types_of
 from podwire.networks import Network
 from podwire.shell import quote
+from process import child
+from process.child import Command
 
 _GROUP = "plugins"
 _LIMIT_S = 5.0

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from cni.presence import Presence
+from attachment.presence import Presence
 from ipam.host_local import listing
 from ipam.host_local.store import Store
 from podwire import attachments

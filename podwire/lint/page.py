@@ -11,12 +11,13 @@ import stat
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cni import files, gojson
+from cni import gojson
 from cni.errors import CniError
 from podwire import networks
 from podwire.lint import positions
 from podwire.lint.positions import Document, MisreadError, Node
 from podwire.networks import Network
+from process import files
 
 _QUOTED = re.compile(r'"([^"]+)"')
 

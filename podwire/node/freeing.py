@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from cni import signals
 from cni.errors import CniError, Code
 from ipam.host_local.store import Reservations, Store
 from podwire import attachments
 from podwire.node.books import Reservation
 from podwire.node.join import Join
 from podwire.node.reservations import Use, use
+from process import signals
 
 _REFUSED = {
     Use.REMARK: "it is a remark of the administrator's, who keeps the address",

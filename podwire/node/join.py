@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypedDict
 
+from attachment.cache import ResultCache
+from attachment.presence import Presence
+from attachment.sandbox import own_ips
 from cni.address import Address
 from cni.args import CmdArgs
-from cni.cache import ResultCache
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.fields import Fields
-from cni.presence import Presence
 from cni.result import Result
-from kernel.configure import own_ips
 from kernel.link import Link
 from plugins.bandwidth.owner import Owner
 from plugins.bandwidth.owner import own as own_ifbs

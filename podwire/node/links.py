@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from attachment.sandbox import Sandbox
 from cni.address import Address, Interface
 from cni.errors import CniError
 from kernel import address, htb, link
-from kernel.configure import Sandbox
 from kernel.link import Link
 from kernel.netns import NAMED, Netns
 from kernel.rtnl import Socket

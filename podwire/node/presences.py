@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from attachment.presence import Presence
 from cni.address import Address
-from cni.presence import Presence
 from kernel.link import Link
 from podwire.attachments import Known
 from podwire.networks import Network

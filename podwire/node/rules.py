@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from attachment.masquerade import backend as masquerade
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel.masquerade import backend as masquerade
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.owned import HOST_PORT, Owned

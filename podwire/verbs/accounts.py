@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from cni import files, gojson
+from cni import gojson
 from cni.errors import CniError, Code
 from podwire.output import Output
 from podwire.verbs import running, telling
 from podwire.verbs.explain import explained
 from podwire.verbs.running import Call, Done
+from process import files
 
 _DIRECTORIES = ("/run", "/tmp")  # the second for who is not root
 _TOLD = ("network", "containerID", "ifname", "netns")  # in the command's first line

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cni import presence
+from attachment import presence
+from attachment.presence import Presence
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from cni.presence import Presence
 from podwire import attachments
 from podwire.attachments import Known
 from podwire.node import books

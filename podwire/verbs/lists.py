@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cni import signals, versions
-from cni.cache import Entry
+from attachment.cache import Entry
+from cni import versions
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
 from podwire.networks import Network
 from podwire.verbs import memory, origin
 from podwire.verbs.running import Call, Done, Pod, Serve, environment
+from process import signals
 
 
 @dataclass

@@ -10,10 +10,11 @@ import binascii
 import os
 from contextlib import suppress
 
-from cni import directories, gojson
+from cni import gojson
 from podwire.attachments import results_dir
 from podwire.networks import Network
 from podwire.verbs.running import Pod
+from process import directories
 
 
 def path_of(cache_dir: str, network: str, pod: Pod) -> str:

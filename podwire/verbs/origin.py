@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cni import child, delegate
+from cni import delegate
 from cni.errors import CniError
 from cni.fields import Fields
+from process import child
 
 _LIMIT_S = 10.0
 _MARK = "+podwire."  # in the version of our plugins (podwire.main)

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from cni import args as cni_args
 from cni import conf as cni_conf
-from cni import delegate, record, skel
+from cni import delegate, skel
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError
 from cni.skel import Plugin
 from podwire.verbs.running import Call, Done, Serve, timed
+from process import record
 
 _ITSELF = "/proc/self/exe"
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cni import child, delegate, gojson, skel
-from cni.child import Outcome, Spawn
+from cni import delegate, gojson, skel
 from cni.conf import Attachment
 from cni.errors import CniError, Code
+from process import child
+from process.child import Outcome, Spawn
 
 _NO_ATTACHMENT = Attachment("", "")
 _SHOWN = 200  # of what a plugin printed instead of a result

@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
+from attachment.sandbox import Sandbox
 from cni.args import is_interface_name
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
 from cni.skel import Plugin
-from kernel.configure import Sandbox
 from kernel.netns import NAMED, Netns
 from podwire import attachments
 from podwire.attachments import Known

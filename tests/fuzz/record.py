@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import Any
 
-import cni.child
+import process.child
 from cni import gojson
 from podwire.main import PLUGINS
 from tests.fuzz import world
@@ -145,7 +145,7 @@ class Recorder:
     def __init__(self) -> None:
         self.replies: list[Any] = []
         recorder = self
-        run = cni.child.run
+        run = process.child.run
 
         class Noting(socket.socket):
             """A socket that notes what it receives."""
@@ -162,7 +162,7 @@ class Recorder:
             return outcomes
 
         socket.socket = Noting  # type: ignore[misc]
-        cni.child.run = noting
+        process.child.run = noting
 
 
 def main() -> None:

@@ -19,20 +19,20 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import cni.child
+import kernel.link_deletion
 import kernel.netfilter.nft
 import kernel.netns
 import kernel.sysctl
-import kernel.teardown
+import process.child
 from cni import conf as cni_conf
 from cni import skel
-from cni.child import Command, Outcome
 from cni.errors import CniError
 from cni.result import from_json
 from kernel import link, rtnl
 from kernel.codec import LinkMessage
 from kernel.codec_netfilter import RuleMessage
 from podwire.main import PLUGINS
+from process.child import Command, Outcome
 from tests.fuzz.cases import Case
 from tests.support import binaries, private
 from tests.support.namespaces import Namespace
@@ -337,12 +337,12 @@ def pretend(prompter: Prompter) -> Callable[[], None]:
     parameters.write_text("1")
     props: list[tuple[Any, str, Any]] = [
         (socket, "socket", Answering),
-        (cni.child, "run", restore),
+        (process.child, "run", restore),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (rtnl, "wait_readable", readable),
-        (kernel.teardown, "wait_readable", readable),
+        (kernel.link_deletion, "wait_readable", readable),
         (kernel.sysctl, "_ROOT", _Parameter(parameters)),
-        (kernel.teardown, "ask_apart", lambda socket, request, report: 1 << 22),
+        (kernel.link_deletion, "ask_apart", lambda socket, request, report: 1 << 22),
         (kernel.netfilter.nft, "close_apart", lambda socket, ended, microseconds: 1 << 22),
         (os, "urandom", bytes),
     ]

@@ -9,7 +9,7 @@ from cni.args import from_env
 from cni.conf import parse
 from cni.errors import CniError
 from kernel.netns import Netns, entered
-from plugins.bridge import switch
+from plugins.bridge import bridge_device
 from plugins.bridge.main import cmd_add
 from tests.support.attaching import address, host_end, reaches
 from tests.support.errors import failure_of
@@ -58,7 +58,7 @@ def test_a_failing_add_among_others(scripted_network, network, new_sandbox):
 @pytest.mark.parametrize("losses", [1, 4, 5])
 def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, losses):
     """A bridge that another, failing ADD takes away before this one has joined is made again, up to four times."""
-    ensure, lost = switch.ensure, []
+    ensure, lost = bridge_device.ensure, []
 
     def ensure_and_lose(socket, conf, undo):
         found = ensure(socket, conf, undo)
@@ -67,7 +67,7 @@ def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, l
             network.host.ip("link", "del", "cni0")
         return found
 
-    monkeypatch.setattr(switch, "ensure", ensure_and_lose)
+    monkeypatch.setattr(bridge_device, "ensure", ensure_and_lose)
     keys = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "cid", "CNI_NETNS": sandbox.path, "CNI_IFNAME": "eth0"}
     args = from_env({**keys, "CNI_PATH": "/nowhere"})
     conf = parse(json.dumps({"cniVersion": "1.0.0", "name": "net", "isGateway": True}).encode())

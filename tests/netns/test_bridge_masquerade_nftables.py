@@ -6,8 +6,8 @@ from ipaddress import ip_interface
 
 import pytest
 
-from kernel.masquerade import nftables
-from kernel.masquerade.wanted import Masquerade
+from attachment.masquerade import nftables
+from attachment.masquerade.spec import Masquerade
 from kernel.netns import Netns, entered
 from tests.support.attaching import reaches
 from tests.support.netstate import nft_rules

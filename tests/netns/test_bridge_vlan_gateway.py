@@ -10,7 +10,7 @@ from cni.conf import parse
 from cni.errors import CniError
 from kernel import link, sysctl
 from kernel.netns import Netns, entered
-from plugins.bridge import switch
+from plugins.bridge import bridge_device
 from plugins.bridge.main import cmd_add
 from tests.support import binaries
 from tests.support.attaching import address, host_end, reaches
@@ -182,14 +182,14 @@ def test_failing_adds_among_others(network, failing_network, new_sandbox):
 def test_a_gateway_lost_on_the_way_is_made_again(scripted_network, sandbox, monkeypatch, losses):
     """A gateway's interface that another, failing ADD takes away before it is used is made again, up to four times."""
     net = scripted_network([{"address": "10.22.0.9/16"}], keys={"vlan": 100})
-    add_gateways, lost = switch.add_gateways, []
+    add_gateways, lost = bridge_device.add_gateways, []
 
     def lose_and_add_gateways(*arguments):
         if len(lost) < losses:
             lost.append(net.host.ip("link", "del", "cni0.100"))
         add_gateways(*arguments)
 
-    monkeypatch.setattr(switch, "add_gateways", lose_and_add_gateways)
+    monkeypatch.setattr(bridge_device, "add_gateways", lose_and_add_gateways)
     failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
     if losses < 5:
         assert failure is None
@@ -228,7 +228,7 @@ def test_a_pod_that_has_just_joined_keeps_its_gateway(network, sandbox, new_sand
         net.add(other)
         raise CniError(11, "no luck today")
 
-    monkeypatch.setattr(switch, "add_gateways", let_another_pass_and_fail)
+    monkeypatch.setattr(bridge_device, "add_gateways", let_another_pass_and_fail)
     assert failure_of(lambda: add_in_process(net, sandbox), CniError).msg == "no luck today"
     assert reaches(other, "10.22.0.1")
     assert set(links(sandbox)) == {"lo"}

@@ -8,7 +8,7 @@ from cni.conf import Attachment
 from kernel.netfilter.nft_owner import owner_of
 from plugins.firewall import nftables_records as records
 from plugins.firewall.nftables_records import Record
-from plugins.firewall.wanted import Protected
+from plugins.firewall.spec import Protected
 from tests.support.firewall_sets import sets
 from tests.support.netstate import nft_rules
 

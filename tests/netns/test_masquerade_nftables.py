@@ -1,15 +1,15 @@
-"""Masquerade by nftables (kernel.masquerade.nftables): its rules, who else changes them meanwhile, and real packets."""
+"""Masquerade by nftables (attachment.masquerade.nftables): its rules, other writers of them, and real packets."""
 
 from dataclasses import replace
 from ipaddress import ip_interface, ip_network
 
 import pytest
 
+from attachment.masquerade import nftables
+from attachment.masquerade.spec import Masquerade
 from cni.conf import Attachment
 from cni.errors import CniError
 from kernel.errors import KernelError
-from kernel.masquerade import nftables
-from kernel.masquerade.wanted import Masquerade
 from kernel.netfilter import nft
 from kernel.netns import Netns, entered
 from tests.support import golden

@@ -8,7 +8,7 @@ import pytest
 
 from kernel.netfilter import conntrack, nft
 from plugins.portmap import conntrack as flows
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.publishing import NODE, NODE6, OUTSIDE, OUTSIDE6
 from tests.support.sockets import Reached, all_of, ask, opened, service
 

@@ -11,7 +11,7 @@ from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from plugins.portmap import guard, localnet
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
 from tests.netns.conftest import NFT
 from tests.support import hidden, xtables
 from tests.support.attaching import host_end

@@ -9,8 +9,8 @@ import pytest
 
 from kernel.netns import Netns, entered
 from plugins.portmap import iptables_look
-from plugins.portmap.wanted import HostPorts as Wanted
-from plugins.portmap.wanted import PortMapping
+from plugins.portmap.spec import HostPorts as Wanted
+from plugins.portmap.spec import PortMapping
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import namespaces, xtables
 from tests.support.hostports import DUAL, at_once

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cni import record
 from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from kernel.rtnl import Socket
+from process import record
 from tests.support import xtables
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.namespaces import Namespace

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cni import presence
+from attachment import presence
 from tests.netns.conftest import LEGACY, NFT, NFTABLES
 from tests.support import xtables
 from tests.support.attaching import address

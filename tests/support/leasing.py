@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from cni.cache import ResultCache
+from attachment.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError
 from ipam.host_local import allocator

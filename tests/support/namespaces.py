@@ -19,7 +19,7 @@ from pathlib import Path
 
 from _podwire import setns
 
-from cni import presence
+from attachment import presence
 from kernel.netns import Netns, entered
 from tests.support import libc
 from tests.support.processes import identity, output, own_pid
@@ -125,7 +125,7 @@ def _links(host: Namespace) -> int:
 def show_init() -> None:
     """Lets this process stand for process 1 where root may not look into that, as on a machine that a sandbox runs.
 
-    Only with a look at it is a namespace proven gone (cni.presence). The mount is this process's and its children's.
+    Without it no namespace is proven gone (attachment.presence). The mount is this process's and its children's.
     """
     try:
         os.stat(f"{presence.INIT}/root")

@@ -16,8 +16,9 @@ from typing import Any
 
 from cni import args as cni_args
 from cni import conf as cni_conf
-from cni import record, skel
+from cni import skel
 from podwire.main import PLUGINS
+from process import record
 from tests.support.chained import Chain
 from tests.support.namespaces import Namespace
 

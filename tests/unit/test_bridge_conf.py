@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attachment.masquerade import options
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from cni.result import DNS
-from kernel.masquerade import asked
 from plugins.bridge.conf import BridgeConf, Vlans, parse
 from tests.support.errors import failure_of
 
@@ -304,4 +304,4 @@ def test_any_configuration_gives_a_value_or_an_error(keys, arguments):
     assert failure is None or failure.code in (4, 7)
     failure = failure_of(lambda: conf.ipam_type, CniError)
     assert failure is None or failure.code == 7
-    assert asked.may_be(conf) in (True, False)
+    assert options.may_be(conf) in (True, False)

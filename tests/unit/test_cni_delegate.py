@@ -12,12 +12,13 @@ from ipaddress import ip_interface
 import pytest
 
 from cni import args as cni_args
-from cni import child, delegate, skel
 from cni import conf as cni_conf
+from cni import delegate, skel
 from cni.errors import CniError
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
-from cni.undo import Undo
+from process import child
+from process.undo import Undo
 from tests.support.errors import failure_of
 
 ANSWER = '{"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]}'

@@ -2,7 +2,7 @@
 
 import ast
 
-from cni.errors import one_line
+from process.stderr import one_line
 from tests.support.binaries import ROOT
 
 
@@ -17,7 +17,11 @@ def test_what_a_terminal_must_not_get_is_escaped():
 def test_details_are_read_behind_a_semicolon():
     """Libcni prints "msg; details": no details begin with a preposition, as if they went on with the message."""
     found = []
-    for path in (path for room in ("cni", "kernel", "ipam", "plugins") for path in (ROOT / room).rglob("*.py")):
+    for path in (
+        path
+        for room in ("process", "cni", "kernel", "attachment", "ipam", "plugins")
+        for path in (ROOT / room).rglob("*.py")
+    ):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
             name = call.func.id if isinstance(call.func, ast.Name) else ""
             for details in call.args[1:] if name in ("CniError", "_wrong") else ():

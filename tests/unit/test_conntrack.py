@@ -12,7 +12,7 @@ from kernel.netfilter import conntrack
 from kernel.netfilter.conntrack import Entry
 from kernel.wire import decode, encode
 from plugins.portmap import conntrack as flows
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
 
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
 FULL = importlib.import_module("pyroute2.netlink.nfnetlink.nfctsocket").nfct_msg

@@ -14,7 +14,7 @@ import pytest
 from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, Document
 
-ROOMS = ("cni", "kernel", "ipam", "plugins")
+ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins")
 PAGE = Document(DOCS / "troubleshooting.md")
 FILLED = "\0"  # stands for what a message is filled with
 ANSWERS = {os.strerror(number).lower() for number in errno.errorcode}

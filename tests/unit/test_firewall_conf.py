@@ -11,7 +11,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from plugins.firewall.conf import FirewallConf, lenient, parse
-from plugins.firewall.wanted import Protected
+from plugins.firewall.spec import Protected
 from tests.support.errors import failure_of
 from tests.support.results import prev_result
 from tests.unit.test_bridge_conf import ENV, JSON

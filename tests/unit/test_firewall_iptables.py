@@ -12,7 +12,7 @@ from kernel.netfilter import iptables_listing, nft_rule
 from kernel.netfilter.nft import Rule
 from plugins.firewall import iptables_plan as plan
 from plugins.firewall import iptables_rules as rules
-from plugins.firewall.wanted import Protected
+from plugins.firewall.spec import Protected
 
 OPEN = Protected("net", "cid", "eth0", (ip_address("10.22.0.2"),))
 SAME = replace(OPEN, policy="same-bridge", bridge="cni0")

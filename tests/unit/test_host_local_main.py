@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cni import signals, skel
-from cni.cache import ResultCache
+from attachment.cache import ResultCache
+from cni import skel
 from cni.skel import Terminated
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
+from process import signals
 from tests.unit.test_host_local_index import CALLS, interrupt
 
 

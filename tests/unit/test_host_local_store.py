@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cni import signals
 from cni.errors import CniError
 from cni.skel import Terminated
 from ipam.host_local import store as store_module
 from ipam.host_local.store import Store, owner_of
+from process import signals
 
 OWNER = owner_of("cid", "eth0")
 

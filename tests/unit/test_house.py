@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.binaries import ROOT
 
-ROOMS = ("bench", "cni", "conf", "ipam", "kernel", "pack", "plugins", "podwire", "tests")
+ROOMS = ("attachment", "bench", "cni", "conf", "ipam", "kernel", "pack", "plugins", "podwire", "process", "tests")
 MAX_LINES = 400
 LONG_FILES: dict[str, str] = {}  # path: why it may be longer
 

@@ -1,13 +1,13 @@
-"""Which rules make and unmake masquerading (kernel.masquerade.iptables), on tables that live in the test."""
+"""Which rules make and unmake masquerading (attachment.masquerade.iptables), on tables that live in the test."""
 
 from ipaddress import ip_interface, ip_network
 
 import pytest
 
+from attachment.masquerade import iptables
+from attachment.masquerade.names import chain_name
+from attachment.masquerade.spec import Masquerade
 from cni.errors import CniError
-from kernel.masquerade import iptables
-from kernel.masquerade.names import chain_name
-from kernel.masquerade.wanted import Masquerade
 from kernel.netfilter.iptables import RefusedError
 from tests.support.errors import failure_of
 

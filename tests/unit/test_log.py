@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from cni import conf as cni_conf
-from cni import gojson, log, record, skel
+from cni import gojson, log, skel
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
 from podwire.verbs.explain import explained
+from process import record
 
 MARK = "s3cr3t-mark"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

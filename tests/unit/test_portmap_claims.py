@@ -1,4 +1,4 @@
-"""Who gets a host port that several want (plugins.portmap.claims, plugins.portmap.wanted)."""
+"""Who gets a host port that several want (plugins.portmap.port_conflicts, plugins.portmap.spec)."""
 
 import json
 import os
@@ -6,10 +6,10 @@ from ipaddress import ip_address, ip_interface
 
 import pytest
 
-from cni.cache import ResultCache
+from attachment.cache import ResultCache
 from cni.errors import CniError
-from plugins.portmap.claims import Claim, contested, place, shadowed, shadows
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.port_conflicts import Claim, contested, place, shadowed, shadows
+from plugins.portmap.spec import HostPorts, PortMapping
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
 HERE = f"/proc/{os.getpid()}/ns/net"

@@ -11,7 +11,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from plugins.portmap.conf import PortmapConf, lenient, may_have_ports, parse
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 from tests.unit.test_bridge_conf import ENV, JSON
 

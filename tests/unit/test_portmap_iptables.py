@@ -13,7 +13,7 @@ from kernel.netfilter.iptables_chains import quoted
 from plugins.portmap import iptables_check, iptables_look, iptables_plan
 from plugins.portmap.iptables_look import Seen
 from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, chain_rules, entries, found_entries, shared_rules
-from plugins.portmap.wanted import HostPorts, PortMapping
+from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}

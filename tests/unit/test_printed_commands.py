@@ -13,17 +13,17 @@ from tests.support.binaries import ROOT
 from tests.support.markdown import documents
 from tests.unit.test_docs_messages import FILLED, text_of
 
-ROOMS = ("cni", "kernel", "ipam", "plugins", "podwire")
+ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire")
 OURS = ("cni0", "BRIDGE")  # the bridge of the samples, and what stands for one
 SUBNETS = ("10.22.0.0/24", "10.26.0.0/16")  # the pods' in the samples
 
 # Where a command for a setting is made of a name: the module, the expression, and why it opens no other interface.
 SETTINGS = {
-    ("kernel/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
-    ("kernel/forwarding.py", "name"): "the same",
+    ("attachment/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
+    ("attachment/forwarding.py", "name"): "the same",
     ("kernel/sysctl.py", "name"): "the callers of require() stand in this table",
     ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
-    ("plugins/bridge/switch.py", "off"): "disable_ipv6 of the bridge",
+    ("plugins/bridge/bridge_device.py", "off"): "disable_ipv6 of the bridge",
     ("plugins/portmap/localnet.py", "setting(interface)"): "of an interface of prevResult, behind its guard",
     ("plugins/ptp/routed.py", "f'ipv6/conf/{outside.name}/disable_ipv6'"): "of the pod's host veth",
     ("podwire/doctor/kernel.py", "name"): "the node's forwarding, a network's bridge, accept_ra, a size of a table",

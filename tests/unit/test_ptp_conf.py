@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attachment.masquerade.options import Asked
 from cni import conf as cni_conf
 from cni import gojson
 from cni.errors import CniError
 from cni.result import DNS
-from kernel.masquerade.asked import Asked
 from plugins.ptp.conf import PtpConf, parse
 from tests.support.errors import failure_of
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from attachment.masquerade import backend as masquerade
+from attachment.masquerade.names import CHAINS as MASQUERADE_CHAINS
 from cni.conf import Attachment
-from kernel.masquerade import backend as masquerade
-from kernel.masquerade.names import CHAINS as MASQUERADE_CHAINS
 from kernel.netfilter import iptables
 from kernel.netfilter.iptables_chains import quoted
 from plugins.firewall import iptables_rules

@@ -6,8 +6,8 @@ from ipaddress import ip_address, ip_interface
 
 import pytest
 
+from attachment.presence import Presence
 from cni.conf import Attachment
-from cni.presence import Presence
 from ipam.host_local.listing import Reserved
 from kernel.link import Link
 from kernel.netfilter import nft_owner

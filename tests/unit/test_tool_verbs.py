@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cni.child import Outcome
 from cni.conf import Attachment
 from cni.errors import CniError
 from podwire import networks
@@ -19,6 +18,7 @@ from podwire.networks import Network
 from podwire.verbs import lists, memory, running, target
 from podwire.verbs.lists import Runtime
 from podwire.verbs.running import Call, Done, Pod
+from process.child import Outcome
 from tests.support.errors import failure_of
 
 POD = Pod(Attachment("c1", "eth0"), "/run/netns/web", "A=1;B=2", {"portMappings": [1], "other": 2})

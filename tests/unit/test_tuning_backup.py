@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from cni.errors import CniError
-from cni.undo import Undo
 from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
 from plugins.tuning.backup import Backup, Saved, collect, owners
+from process.undo import Undo
 from tests.support.errors import failure_of
 
 MAC = bytes([2, 0, 0, 0, 0, 1])

@@ -1,0 +1,199 @@
+r"""Masquerading with iptables: for each container and network a chain in table nat, and jumps to it from POSTROUTING.
+
+One rule: names, rules and comments are the reference's, so that either can take away what the other has made.
+
+    -A POSTROUTING -s 10.22.0.2/32 -m comment --comment "name: \"net\" id: \"cid\"" -j CNI-2bbe0c48b91a7d1b8a6753a8
+    -A CNI-2bbe0c48b91a7d1b8a6753a8 -d 10.22.0.0/16 ... -j ACCEPT
+    -A CNI-2bbe0c48b91a7d1b8a6753a8 ! -d 224.0.0.0/4 ... -j MASQUERADE
+
+No rule names the interface: two interfaces of one container on one network share the chain, and only the address in a
+jump tells whose it is. So ADD adds what is missing and leaves every other jump alone; DEL is told which addresses the
+container still has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+from attachment.masquerade.names import CHAINS, ENTRY, chain_name
+from attachment.masquerade.spec import Masquerade
+from cni.address import Interface, Network, as_network
+from kernel.errors import KernelError
+from kernel.netfilter import iptables, iptables_chains, nft
+from kernel.netfilter.iptables_chains import TABLE, missing, quoted
+from kernel.netfilter.iptables_direct import standing
+from kernel.netfilter.nft import Chain, NftSocket, Table
+from process.values import dataclass
+
+_MULTICAST: dict[int, Network] = {4: IPv4Network("224.0.0.0/4"), 6: IPv6Network("ff00::/8")}
+
+_RULE = re.compile(
+    r"-A (?P<chain>\S+)(?: -s (?P<source>\S+))?(?:(?P<inverted> !)? -d (?P<destination>\S+))?"
+    r'(?: -m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+))? -j (?P<target>\S+)'
+)
+
+
+def add(wanted: Masquerade) -> None:
+    """Adds what is missing of the chain and of the jumps of `wanted.addresses`; nothing is written when all is there.
+
+    Raises iptables.UnusableError, CniError(11), CniError(999); one family may then have its rules, which `delete`
+    takes away.
+    """
+    chain = chain_name(wanted.network, wanted.container_id)
+
+    def missing(family: int, listing: list[str]) -> list[str]:
+        found = _parse(listing)
+        exceptions, masquerade, jumps = _rules(wanted, family)
+        comment = _comment(wanted)
+        lines = [] if f"-N {chain}" in listing else [f"-N {chain}"]
+        absent = [rule for rule in exceptions if rule not in _before(masquerade, found)]
+        if masquerade in found:  # exceptions stand before it
+            lines += [rule.line("-I", comment) for rule in reversed(absent)]
+        else:
+            lines += [rule.line("-A", comment) for rule in (*absent, masquerade)]
+        return lines + [rule.line("-A", comment) for rule in jumps if rule not in found]
+
+    doing = f"add masquerade rules to chain {chain}"
+    iptables_chains.change(_families(wanted), CHAINS, chain, missing, doing)
+
+
+def delete_legacy(wanted: Masquerade, others: Collection[Interface] = ()) -> None:
+    """Deletes of what iptables-legacy made the jumps of the attachment, and the chain with the last; absent is success.
+
+    `others` are the addresses of the container's other interfaces. Their jumps stay; all others go, whatever
+    `wanted.addresses` are, since such an address is this interface's or was one in a former life of the container.
+    Raises CniError(11), CniError(999).
+    """
+    chain = chain_name(wanted.network, wanted.container_id)
+    kept = _sources(others)
+    doing = f"delete masquerade rules of chain {chain}"
+    iptables_chains.delete_legacy({chain: CHAINS}, doing, stays=lambda jump: _source(jump) in kept)
+
+
+def check(wanted: Masquerade) -> None:
+    """Checks that chain, rules and jumps are there; raises CniError(999) naming what is missing, and as `add`."""
+    if _are_there(wanted):
+        return
+    chain = chain_name(wanted.network, wanted.container_id)
+    for family, listing in iptables.read(_families(wanted), TABLE, [ENTRY, chain]).items():
+        if f"-N {chain}" not in listing:
+            raise missing("masquerade", f"chain {chain}", family)
+        found = _parse(listing)
+        exceptions, masquerade, jumps = _rules(wanted, family)
+        effective = set(_before(masquerade, found))
+        absent = [rule for rule in exceptions if rule not in effective]
+        absent += [rule for rule in (masquerade, *jumps) if rule not in found]
+        if absent:
+            comment = _comment(wanted)
+            raise missing("masquerade", f"rule {absent[0].line('-A', comment)}", family)
+
+
+def gc_legacy(network: str, kept: Collection[str]) -> None:
+    """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as `delete`.
+
+    What cannot be proven to be the network's stays, and is told of on stderr.
+    """
+    iptables_chains.gc_legacy([CHAINS], network, frozenset(kept))
+
+
+def problem() -> str:
+    """Returns "" when IPv4 can be masqueraded with iptables, else what is missing (a host may be without IPv6)."""
+    return iptables.problem((4,))
+
+
+def _are_there(wanted: Masquerade) -> bool:
+    """Tells whether all rules surely stand in iptables-nft's tables, in the form that we give them; no program is run.
+
+    What is missing, or has another form, the program is to tell.
+    """
+    families = _families(wanted)
+    if any(iptables.has_legacy(family, TABLE) for family in families):
+        return False
+    try:
+        with nft.opened() as socket:
+            return all(_stand(socket, wanted, family) for family in families)
+    except KernelError:
+        return False
+
+
+def _stand(socket: NftSocket, wanted: Masquerade, family: int) -> bool:
+    table, chain = Table(iptables.NFPROTO[family], TABLE), chain_name(wanted.network, wanted.container_id)
+    comment = _comment(wanted)
+    exceptions, masquerade, jumps = _rules(wanted, family)
+    spared, (last, *entries) = (
+        [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
+    )
+    found = standing(family, [*spared, last], nft.rules(socket, Chain(table, chain))) or []
+    leading = standing(family, entries, nft.rules(socket, Chain(table, ENTRY), chain + "\0")) or []
+    return found[-1:] == [last] and set(spared) == set(found[:-1]) and set(entries) == set(leading)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One rule by its meaning: the comment does not count, and a network that is everything is None."""
+
+    chain: str
+    target: str
+    source: Network | None = None
+    destination: Network | None = None
+    inverted: bool = False
+
+    def line(self, command: str, comment: str) -> str:
+        """Returns the rule as iptables lists it, with `command` ("-A", "-I") in front."""
+        source = f" -s {self.source}" if self.source else ""
+        destination = f"{' !' if self.inverted else ''} -d {self.destination}" if self.destination else ""
+        return f"{command} {self.chain}{source}{destination} -m comment --comment {comment} -j {self.target}"
+
+
+def _rules(wanted: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_Rule]]:
+    """Returns what belongs into the chain, traffic that is left as it is and the rest, and the jumps to it."""
+    chain = chain_name(wanted.network, wanted.container_id)
+    own = [item for item in wanted.addresses if item.version == family]
+    spared = [*(item.network for item in own), *(item for item in wanted.exempt if item.version == family)]
+    exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in spared]
+    masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
+    jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in own]
+    return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
+
+
+def _families(wanted: Masquerade) -> list[int]:
+    return sorted({item.version for item in wanted.addresses})
+
+
+def _comment(wanted: Masquerade) -> str:
+    """Returns the comment of all rules as iptables quotes it, cut as xt_comment demands."""
+    return quoted(CHAINS.comment(wanted.network, wanted.container_id))
+
+
+def _parse(listing: list[str]) -> list[_Rule]:
+    """Returns the rules that have the form of ours; other rules are none of them."""
+    found = []
+    for line in listing:
+        if match := _RULE.fullmatch(line):
+            source, destination = _network(match["source"]), _network(match["destination"])
+            found.append(_Rule(match["chain"], match["target"], source, destination, bool(match["inverted"])))
+    return found
+
+
+def _before(rule: _Rule, found: list[_Rule]) -> list[_Rule]:
+    """Returns the rules in front of `rule`: behind it, in its chain, an exception is none."""
+    return found[: found.index(rule)] if rule in found else found
+
+
+def _sources(addresses: Iterable[Interface]) -> set[Network | None]:
+    """Returns what a jump may name as the source of an address: the address, or (before 0.7) its whole subnet."""
+    return {network for item in addresses for network in (as_network(item.ip), item.network)}
+
+
+def _source(line: str) -> Network | None:
+    words = line.split()
+    return _network(words[words.index("-s") + 1]) if "-s" in words else None
+
+
+def _network(text: str | None) -> Network | None:
+    try:
+        return ip_network(text) if text else None
+    except ValueError:  # iptables can match on bits that are no prefix
+        return None

@@ -1,0 +1,200 @@
+"""Masquerade by nftables, with the reference's table, chains, comments and hashes, so that either removes the other's.
+
+One rule: a verb changes everything in one transaction, and ADD deletes nothing that is right, since deleting is slow.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, IPv6Network
+
+from attachment.masquerade.spec import Masquerade
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from kernel.errors import KernelError
+from kernel.netfilter import nft, nft_rule
+from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft_rule import RETURN
+from kernel.netfilter.owned import MASQUERADE, NFTABLES, REPAIR_HINT, Owned
+from kernel.rtnl import Request
+
+_TABLE = Table(
+    nft.INET, "cni_plugins_masquerade", "Masquerading for plugins from github.com/containernetworking/plugins"
+)
+_CHECKS = Chain(
+    _TABLE, "masq_checks", comment="Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"
+)
+_POSTROUTING = Chain(_TABLE, "postrouting", Hook("nat", 4, 100))  # NF_INET_POST_ROUTING, srcnat
+_MULTICAST = (IPv4Network("224.0.0.0/4"), IPv6Network("ff00::/8"))
+_ENTRY = (
+    *(nft_rule.of_version(network.version) + nft_rule.destination(network) + RETURN for network in _MULTICAST),
+    nft_rule.goto(_CHECKS.name),
+)
+_NAMED = re.compile(
+    r"(?P<mark>[0-9a-f]{16}-[0-9a-f]{16}), net: (?P<network>[^,]*), if: (?P<ifname>.*), id: (?P<container_id>[^,]*)"
+)
+_AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send buffer
+_NEEDS = "masquerading with nftables needs a kernel that can do NAT in tables of family inet: Linux 5.2 or later"
+
+
+def add(wanted: Masquerade) -> None:
+    """Masquerades an attachment; its own rules that are there already are replaced.
+
+    Raises CniError(999) with a hint where the kernel cannot do it, KernelError.
+    """
+    with nft.opened() as socket:
+        try:
+            nft.retried(lambda: _add(socket, wanted))
+        except KernelError as error:
+            raise CniError(error.code, error.msg, _problem(socket) or error.details) from error
+
+
+def delete(socket: NftSocket, wanted: Masquerade) -> None:
+    """Deletes the rules of an attachment, found by its name alone; absent is success. Raises KernelError."""
+    nft.retried(lambda: _delete(socket, _own(socket, wanted)))
+
+
+def check(wanted: Masquerade) -> None:
+    """Checks that the attachment is masqueraded; raises CniError(999) for what is missing, KernelError."""
+    with nft.opened() as socket:
+        wrong = _wrong_way(socket)
+        if wrong:
+            raise _missing(wrong)
+        present = iter(_own(socket, wanted))
+        for text, expressions in _rules(wanted):
+            if not any(nft_rule.same(expressions, rule.expressions) for rule in present):
+                raise _missing(f"rule {text} is missing in chain {_CHECKS}")
+
+
+def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
+    """Deletes the rules of a network's attachments that are not `valid`; raises KernelError."""
+    kept = {_prefix(network, item.container_id, item.ifname) for item in valid}
+    own = _hash(network) + "-"
+
+    def attempt() -> None:
+        stale = []
+        for rule in nft.rules(socket, _CHECKS, own):
+            prefix = rule.comment.partition(",")[0]
+            if prefix.startswith(own) and prefix not in kept:
+                stale.append(rule)
+        _delete(socket, stale)
+
+    nft.retried(attempt)
+
+
+def owned(socket: NftSocket) -> list[Owned]:
+    """Returns whose the rules are, each marked as by `mark_of`; raises KernelError."""
+    found = []
+    for rule in nft.rules(socket, _CHECKS):
+        comment = rule.comment
+        named = _NAMED.fullmatch(comment) if len(comment.encode()) < nft_rule.COMMENT_MAX else None
+        names = (named["network"], named["container_id"], named["ifname"]) if named else ("", "", "")
+        found.append(Owned(MASQUERADE, NFTABLES, f"chain {_CHECKS}", comment.partition(",")[0].encode(), *names))
+    return found
+
+
+def mark_of(network: str, container_id: str, ifname: str) -> bytes:
+    """Returns what the comments of an attachment's rules begin with."""
+    return _prefix(network, container_id, ifname).encode()
+
+
+def problem() -> str:
+    """Tells what the kernel lacks for masquerading this way, "" when nothing; tries it and leaves nothing behind."""
+    try:
+        with nft.opened() as socket:
+            return _problem(socket)
+    except nft.UnavailableError as error:
+        return str(error)
+
+
+def _add(socket: NftSocket, wanted: Masquerade) -> None:
+    requests: list[Request] = []
+    (entry,) = nft.get(socket, _POSTROUTING)
+    # How many rules it has is enough here, as nobody else's belong there; CHECK looks at each.
+    if entry != _POSTROUTING or entry.uses != len(_ENTRY):
+        requests += [nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING)]
+        # Flushed even when it is empty: another first pod may fill it before us.
+        requests.append(nft.flush(_POSTROUTING))
+        requests += [nft.rule(_POSTROUTING, expressions) for expressions in _ENTRY]
+    requests += map(_deletion, _own(socket, wanted))
+    userdata = nft_rule.comment(_comment(wanted))
+    requests += [nft.rule(_CHECKS, expressions, userdata) for _, expressions in _rules(wanted)]
+    nft.change(socket, *requests)
+
+
+def _wrong_way(socket: NftSocket) -> str:
+    """Tells what is wrong with the way into the chain of rules, "" when nothing."""
+    (found,) = nft.get(socket, _POSTROUTING)
+    if found != _POSTROUTING:
+        return f"chain {_POSTROUTING} is {'not called for NAT' if found else 'missing'}"
+    rules = nft.rules(socket, _POSTROUTING)  # with the reference, too, nobody else's rules stand here
+    same = len(rules) == len(_ENTRY) and all(
+        nft_rule.same(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
+    )
+    return "" if same else f"chain {_POSTROUTING} does not lead to {_CHECKS.name} as it should"
+
+
+def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
+    for start in range(0, len(rules), _AT_ONCE):
+        nft.change(socket, *map(_deletion, rules[start : start + _AT_ONCE]))
+
+
+def _deletion(rule: Rule) -> Request:
+    return nft.rule_deletion(_CHECKS, rule)
+
+
+def _own(socket: NftSocket, wanted: Masquerade) -> list[Rule]:
+    prefix = _prefix(wanted.network, wanted.container_id, wanted.ifname)
+    return [rule for rule in nft.rules(socket, _CHECKS, prefix) if rule.comment.startswith(prefix)]
+
+
+def _rules(wanted: Masquerade) -> list[tuple[str, bytes]]:
+    """Returns text and expressions of the rules of an attachment, in order."""
+    found = []
+    for own in wanted.addresses:
+        ip = "ip" if own.version == 4 else "ip6"
+        start = nft_rule.of_version(own.version) + nft_rule.source(own.ip)
+        for network in wanted.exempt:
+            if network.version == own.version:
+                text = f'"{ip} saddr {own.ip} {ip} daddr {network} return"'
+                found.append((text, start + nft_rule.destination(network) + RETURN))
+        text = f'"{ip} saddr {own.ip} {ip} daddr != {own.network} masquerade"'
+        outside = nft_rule.destination(own.network, inside=False)
+        found.append((text, start + outside + nft_rule.masquerade()))
+    return found
+
+
+def _problem(socket: NftSocket) -> str:
+    """Has the kernel try what ADD would make, under the same names: others may have made such a chain otherwise."""
+    rule = nft.rule(_CHECKS, nft_rule.masquerade())
+    try:
+        nft.rehearse(socket, nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING), rule)
+    except KernelError as error:
+        if error.errno == errno.EPERM:
+            return str(error)
+        if error.errno == errno.EEXIST:
+            return f"somebody has made it otherwise: nft list table inet {_TABLE.name} ({error})"
+        return f"{_NEEDS} ({error})"
+    return ""
+
+
+def _hash(text: str) -> str:
+    """Returns the first 16 hexadecimal digits of the SHA-512 sum, as in the reference's comments."""
+    return hashlib.sha512(text.encode()).hexdigest()[:16]
+
+
+def _prefix(network: str, container_id: str, ifname: str) -> str:
+    return f"{_hash(network)}-{_hash(f'{ifname}:{container_id}')}"
+
+
+def _comment(wanted: Masquerade) -> str:
+    """Returns the comment that names an attachment; nft takes no double quotes in it."""
+    prefix = _prefix(wanted.network, wanted.container_id, wanted.ifname)
+    return f"{prefix}, net: {wanted.network}, if: {wanted.ifname}, id: {wanted.container_id}".replace('"', "")
+
+
+def _missing(what: str) -> CniError:
+    return CniError(Code.INTERNAL, what, REPAIR_HINT)

@@ -1,0 +1,23 @@
+"""What is to be masqueraded, whatever the backend.
+
+One rule: nothing here touches the kernel.
+"""
+
+from __future__ import annotations
+
+from cni.address import Interface, Network
+from process.values import dataclass
+
+
+@dataclass(frozen=True)
+class Masquerade:
+    """One attachment whose traffic is masqueraded, except to its own subnets, to multicast and to `exempt`.
+
+    `addresses` are the attachment's, with the prefix of their subnet (10.22.0.2/16).
+    """
+
+    network: str
+    container_id: str
+    ifname: str
+    addresses: tuple[Interface, ...] = ()
+    exempt: tuple[Network, ...] = ()

@@ -1,0 +1,47 @@
+"""Undo: the steps that take back what a verb has done so far.
+
+One rule: each change is followed on the next line by its undo; steps run in reverse, all of them, whatever fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from process import signals
+from process.stderr import one_line
+
+
+class Undo:
+    """A stack of undo steps, run in reverse when the block is left by an exception, dropped when it is not.
+
+    A step that fails is told on stderr and the others still run: the first error is the one to report.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[[], object]]] = []
+
+    def push(self, what: str, step: Callable[[], object]) -> None:
+        """Registers `step`, described by `what` ("delete veth3f2a") for the message when it fails."""
+        self._steps.append((what, step))
+
+    def clear(self) -> None:
+        """Drops all steps."""
+        self._steps.clear()
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        with signals.ignored():
+            while self._steps:
+                what, step = self._steps.pop()
+                try:
+                    step()
+                except Exception as failure:
+                    print(one_line(f"podwire: could not {what}: {failure}"), file=sys.stderr)

@@ -1,0 +1,179 @@
+"""libcni's result cache (attachment.cache): who is gone, and that the unknown lives."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attachment.cache import ResultCache
+from cni.conf import Attachment
+
+HERE = f"/proc/{os.getpid()}/ns/net"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(network, container_id, netns, ifname="eth0", content=None):
+        entry = {"kind": "cniCacheV1", "networkName": network, "containerId": container_id, "ifName": ifname}
+        text = json.dumps({**entry, "netns": netns}) if content is None else content
+        (tmp_path / f"{network}-{container_id}-{ifname}").write_text(text)
+
+    return write
+
+
+def gone(tmp_path, container_id, ifname="eth0", network="net"):
+    return ResultCache.read(network, str(tmp_path)).is_gone(Attachment(container_id, ifname))
+
+
+def test_without_a_cache_everybody_lives(tmp_path):
+    """No directory, or none of this network's files, tells nothing."""
+    assert not gone(tmp_path / "absent", "a")
+    assert not gone(tmp_path, "a")
+
+
+def test_who_is_not_in_the_cache_is_gone(tmp_path, write):
+    """When the cache knows the network, it knows all that lives there."""
+    write("net", "a", HERE)
+    assert not gone(tmp_path, "a")
+    assert gone(tmp_path, "a", "eth1")
+    assert gone(tmp_path, "b")
+    assert not gone(tmp_path, "b", network="other")
+
+
+def test_who_has_no_namespace_is_gone(tmp_path, write):
+    """A namespace path that is absent, or a file left at it, is no living container."""
+    (tmp_path / "file").write_text("")
+    for name, netns in (("a", "/no/such"), ("b", str(tmp_path / "file")), ("c", f"{tmp_path}/file/x"), ("d", "")):
+        write("net", name, netns)
+    assert [gone(tmp_path, name) for name in "abcd"] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "sandbox", "expected"),
+    [
+        ("eth0", "/no/such", True),
+        ("eth0", HERE, False),
+        ("eth0", "vm-4711", False),
+        ("eth0", 5, False),
+        ("eth1", "/no/such", False),
+    ],
+)
+def test_the_result_tells_the_namespace_that_an_old_libcni_does_not(tmp_path, name, sandbox, expected):
+    """Where the cache has no "netns", the path beside the interface in the result counts, and nothing else does."""
+    interfaces = ["?", {"name": "veth1"}, {"name": name, "sandbox": sandbox}]
+    entry = {"networkName": "net", "containerId": "a", "ifName": "eth0", "result": {"interfaces": interfaces}}
+    (tmp_path / "net-a-eth0").write_text(json.dumps(entry))
+    assert gone(tmp_path, "a") is expected
+
+
+def test_names_with_dashes_are_told_apart(tmp_path, write):
+    """An entry of the network "net-x" does not speak for the network "net"."""
+    write("net-x", "a", "/no/such")
+    assert not gone(tmp_path, "x-a")
+    assert not gone(tmp_path, "zzz")
+    write("net", "b", HERE)
+    assert gone(tmp_path, "zzz")
+
+
+def test_a_legacy_reservation_is_any_of_the_container(tmp_path, write):
+    """Without an interface the container is gone when all its attachments are."""
+    write("net", "a", "/no/such", "eth0")
+    assert gone(tmp_path, "a", "")
+    write("net", "a", HERE, "eth1")
+    assert not gone(tmp_path, "a", "")
+    assert gone(tmp_path, "b", "")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"ips": []}', '{"networkName": 5}'])
+def test_what_cannot_be_read_lives(tmp_path, write, content):
+    """A broken entry, or one of an older format, counts as a living container."""
+    write("net", "other", HERE)
+    write("net", "a", "", content=content)
+    assert not gone(tmp_path, "a")
+    assert not gone(tmp_path, "a", "")
+
+
+@given(content=st.binary(max_size=60))
+def test_any_file_can_be_read(tmp_path_factory, content):
+    """Whatever is in the cache, reading it does not fail."""
+    directory = tmp_path_factory.getbasetemp() / "any"
+    directory.mkdir(exist_ok=True)
+    (directory / "net-a-eth0").write_bytes(content)
+    assert not ResultCache.read("net", str(directory)).is_gone(Attachment("a", "eth0"))
+
+
+def test_without_a_network_all_of_them_are_asked(tmp_path, write):
+    """A container whose network is not known is alive when it lives in any, and gone when it lives in none."""
+    write("net", "a", HERE)
+    for number in range(20):  # in whatever order the directory has them
+        write(f"other{number}", "a", "/no/such")
+    write("other", "b", "/no/such")
+    assert not gone(tmp_path, "a", network="")
+    assert not gone(tmp_path, "a", "", network="")
+    assert gone(tmp_path, "b", "", network="")
+    assert gone(tmp_path, "b", network="")
+    assert gone(tmp_path, "zzz", "", network="")
+
+
+def test_without_a_network_what_cannot_be_read_lives(tmp_path, write):
+    """A broken file that may be the container's, by its name, counts as one that lives, whatever network it is of."""
+    write("net", "other", HERE)
+    write("net-x", "a", "", content="{")
+    assert not gone(tmp_path, "a", "", network="")
+    assert not gone(tmp_path, "a", network="")
+    assert gone(tmp_path, "b", "", network="")
+
+
+def test_addresses_of_the_other_interfaces(tmp_path, write):
+    """Those of the container's other interfaces that may live are known from their results, of any version."""
+
+    def entry(container_id, ifname, netns, result):
+        names = {"networkName": "net", "containerId": container_id, "ifName": ifname, "netns": netns}
+        write("net", container_id, "", ifname, json.dumps({**names, "result": result}))
+
+    new = {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}, {"address": "fd00::3/64"}]}
+    entry("a", "eth0", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.2/24"}]})
+    entry("a", "eth1", HERE, new)
+    entry("a", "eth2", HERE, {"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.4/24"}})
+    entry("a", "eth3", "/run/netns/absent", {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]})
+    entry("b", "eth1", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.6/24"}]})
+    for number, result in enumerate((None, [], "x", {"cniVersion": 1}, {"cniVersion": "1.0.0", "ips": 7})):
+        entry("a", f"bad{number}", HERE, result)
+    found = ResultCache.read("net", str(tmp_path)).addresses_beside(Attachment("a", "eth0"))
+    assert sorted(map(str, found)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
+
+
+def test_what_is_no_entry_is_not_read_for_ever(tmp_path, write):
+    """A FIFO, and a file of any size, count as what cannot be read: they live."""
+    write("net", "a", HERE)
+    os.mkfifo(tmp_path / "net-b-eth0")
+    with (tmp_path / "net-c-eth0").open("wb") as file:
+        file.truncate(1 << 40)
+    assert not gone(tmp_path, "b")
+    assert not gone(tmp_path, "c")
+    assert gone(tmp_path, "d")
+
+
+def test_an_attachment_is_looked_up_without_a_walk_over_the_cache(tmp_path, write):
+    """Thousands of reservations are judged against thousands of files without comparing each with each."""
+
+    class Names(frozenset):
+        def __iter__(self):
+            raise AssertionError("a walk")
+
+    write("net", "a", "/proc/self/ns/net")
+    cache = ResultCache.read("net", str(tmp_path))
+    cache = ResultCache(cache.network, cache.sandboxes, Names(cache._files))
+    assert cache.is_gone(Attachment("b", "eth0"))
+    assert not cache.is_gone(Attachment("a", "eth0"))
+
+
+def test_an_attachment_is_running_if_its_namespace_is_there(tmp_path, write):
+    """Running needs a namespace that exists: none that is missing, unknown or not in the cache."""
+    write("net", "a", f"/proc/{os.getpid()}/ns/net")
+    write("net", "b", "/run/netns/absent")
+    write("net", "c", "")
+    cache = ResultCache.read("net", str(tmp_path))
+    assert [name for name in "abcd" if cache.is_running(Attachment(name, "eth0"))] == ["a"]

@@ -1,0 +1,333 @@
+"""Running other programs (process.child), and the start that binds them to our life (kernel/_podwire.c)."""
+
+import errno
+import os
+import select
+import signal
+import time
+from functools import partial
+
+import pytest
+from _podwire import spawn_bound
+
+from process import child, signals
+from process.child import Command, Notice, Outcome
+from tests.support.errors import failure_of
+
+ENV = {"PATH": os.environ["PATH"]}
+
+
+@pytest.fixture(params=[child.posix_spawn, spawn_bound], ids=["free", "bound"])
+def run(request):
+    """child.run with each way to start a program."""
+    return partial(child.run, spawn=request.param)
+
+
+def shell(script, stdin=b"", **how):
+    return Command(("/bin/sh", "-c", script), how.pop("env", ENV), stdin, **how)
+
+
+def in_a_child(what):
+    """Runs `what` in a process of its own, with one thread as a plugin has, and returns whether it was true."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if what() else 1)
+        finally:
+            os._exit(2)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def children():
+    """Returns the processes that this one has started and not yet waited for."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def test_programs_get_their_input_and_environment(run):
+    """Each program reads its own stdin and sees its environment and nothing else."""
+    env = {"A": "b", "OWN": "ümlaut\udcff"}
+    one, two = run(Command(("/bin/cat",), {}, b"x\0\xff"), Command(("/usr/bin/env",), env))
+    assert one == Outcome(0, b"x\0\xff", b"")
+    assert two.stdout.splitlines() == [b"A=b", os.fsencode("OWN=ümlaut\udcff")]
+
+
+@pytest.mark.parametrize(("script", "status", "how"), [("exit 3", 3, "exit status 3"), ("kill -9 $$", -9, "signal 9")])
+def test_the_end_of_a_program_is_told(run, script, status, how):
+    """An exit status is a number, the signal that ended a program a negative one, and both have words."""
+    (outcome,) = run(shell(script))
+    assert (outcome.status, outcome.how) == (status, how)
+
+
+def test_stderr_is_ours_unless_captured(run, capfd):
+    """What a program writes on stderr appears on ours, or in its outcome when that is asked for."""
+    script = "echo out; echo err >&2"
+    assert run(shell(script), shell(script, capture_stderr=True)) == [
+        Outcome(0, b"out\n", b""),
+        Outcome(0, b"out\n", b"err\n"),
+    ]
+    assert capfd.readouterr().err == "err\n"
+
+
+def test_programs_run_side_by_side(tmp_path):
+    """Two programs that wait for each other both end, and their outcomes come in the order of the commands."""
+    os.mkfifo(tmp_path / "fifo")
+    reader, writer = shell(f"cat {tmp_path}/fifo"), shell(f"echo hello > {tmp_path}/fifo; exit 1")
+    assert child.run(reader, writer) == [Outcome(0, b"hello\n", b""), Outcome(1, b"", b"")]
+
+
+def test_much_output_on_every_stream_blocks_nobody():
+    """Two programs that fill stdout and stderr beyond what a pipe holds are both read to the end."""
+    script = "head -c 300000 /dev/zero >&2; head -c 300000 /dev/zero; cat >/dev/null"
+    outcomes = child.run(*(shell(script, b"x" * 300_000, capture_stderr=True) for _ in range(2)))
+    assert [(o.status, len(o.stdout), len(o.stderr)) for o in outcomes] == [(0, 300_000, 300_000)] * 2
+
+
+def test_what_cannot_be_started_ends_what_was(tmp_path):
+    """When the second program cannot be started, the first gets SIGTERM, is waited for, and the reason is raised."""
+    first = shell(
+        f"trap 'echo cleaned > {tmp_path}/end; exit' TERM; echo > {tmp_path}/up; while :; do sleep 0.02; done"
+    )
+    os.mkfifo(tmp_path / "up")
+
+    def second_when_first_is_up(*args, **kwargs):
+        if args[0] == b"/nonexistent":
+            (tmp_path / "up").read_text()
+        return posix_spawn(*args, **kwargs)
+
+    posix_spawn = os.posix_spawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_spawn", second_when_first_is_up)
+        with pytest.raises(FileNotFoundError):
+            child.run(first, Command(("/nonexistent",), {}))
+    assert (tmp_path / "end").read_text() == "cleaned\n"
+    assert children() == []
+
+
+def test_descriptors_and_processes_do_not_stay(run, tmp_path):
+    """Neither success nor failure leaves a file open, a process unwaited, a signal treated in another way."""
+
+    def ours():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return os.listdir("/proc/self/fd"), children(), mask, signal.getsignal(signal.SIGCHLD)
+
+    before = ours()
+    run(shell("exit 1"), shell("", capture_stderr=True))
+    with pytest.raises(PermissionError) as caught:
+        run(shell(""), Command((str(tmp_path),), {}))
+    assert (ours(), caught.value.strerror) == (before, os.strerror(errno.EACCES))
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    assert wakeup == -1
+
+
+def test_a_signal_ends_all_programs_first(tmp_path):
+    """SIGTERM while waiting is passed on to every program that runs, each is waited for, then it is raised.
+
+    One that has ended already is no obstacle.
+    """
+    script = f"""trap 'sleep 0.1; echo cleaned >> {tmp_path}/end; exit 1' TERM
+        [ $1 = first ] || {{ sleep 0.1; kill -TERM $PPID; }}
+        while :; do sleep 0.02; done"""
+
+    def plugin():
+        signals.hold()
+        commands = [Command(("/bin/sh", "-c", script, "sh", name), ENV) for name in ("first", "second")]
+        start = time.monotonic()
+        ended = failure_of(lambda: child.run(shell("exit 0"), *commands), signals.Terminated)
+        return ended is not None and time.monotonic() - start < 10 and children() == []
+
+    assert in_a_child(plugin)
+    assert (tmp_path / "end").read_text() == "cleaned\n" * 2
+
+
+def test_a_signal_that_came_before_arrives_while_waiting(tmp_path):
+    """A signal held back before the start is delivered once the program runs, and ends it."""
+
+    def plugin():
+        signals.hold()
+        os.kill(os.getpid(), signal.SIGINT)
+        return failure_of(lambda: child.run(shell("sleep 60")), signals.Terminated) is not None and children() == []
+
+    assert in_a_child(plugin)
+
+
+def test_programs_start_with_default_signals(run):
+    """SIGPIPE, which Python ignores, and signals held back by us are the defaults again in a program."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        (outcome,) = run(Command(("/bin/cat", "/proc/self/status"), {}))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    masks = dict(line.split(":\t", 1) for line in outcome.stdout.decode().splitlines() if line.startswith("Sig"))
+    assert not int(masks["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1
+    assert not int(masks["SigIgn"], 16) >> (signal.SIGPIPE - 1) & 1
+
+
+def test_a_program_sees_no_descriptor_but_its_three(run):
+    """Pipes and files of ours, other programs' among them, stay with us."""
+    before = {os.readlink(f"/proc/self/fd/{fd}") for fd in range(256) if os.path.exists(f"/proc/self/fd/{fd}")}
+    (_, outcome) = run(shell(""), Command(("/bin/ls", "-l", "/proc/self/fd"), {}, capture_stderr=True))
+    seen = set(outcome.stdout.decode().split()) - before
+    assert len([word for word in seen if word.startswith("pipe:")]) == 2
+    assert outcome.stdout.count(b"/memfd:stdin") == 1
+
+
+def test_a_bound_program_dies_with_us(tmp_path):
+    """When we are killed, so is a bound program, even one that ignores what can be ignored."""
+    os.mkfifo(tmp_path / "up")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child.run(shell(f"trap '' TERM HUP; exec sleep 60 3>{tmp_path}/up"), spawn=spawn_bound)
+        finally:
+            os._exit(0)
+    with (tmp_path / "up").open("rb") as up:  # the program has come that far
+        start = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert up.read() == b""  # and it has ended
+    assert time.monotonic() - start < 10
+
+
+def test_a_free_program_outlives_our_death(tmp_path):
+    """The default start leaves a program to itself when we are killed: a delegate finishes what it has begun."""
+    os.mkfifo(tmp_path / "end")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child.run(shell(f"kill -9 $PPID; sleep 0.1; echo done > {tmp_path}/end"))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert (tmp_path / "end").read_text() == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([], [], (-1, -1, -1), ()), ValueError),
+        (([b"/bin/true\0"], [], (-1, -1, -1), ()), ValueError),
+        ((["/bin/true"], [], (-1, -1, -1), ()), TypeError),
+        (([b"/bin/true"], [b"A=\0"], (-1, -1, -1), ()), ValueError),
+        (([b"/bin/true"], [], (-1, -1, -1), (1000,)), ValueError),
+        (([b"/bin/true"], [], (-1, -1, -1), ("x",)), TypeError),
+        (([b"/bin/true"], [], (1 << 20, -1, -1), ()), OSError),
+    ],
+)
+def test_a_bound_start_refuses_what_makes_no_sense(arguments, error):
+    """Wrong arguments are errors and start nothing."""
+    with pytest.raises(error):
+        spawn_bound(*arguments)
+    assert children() == []
+
+
+def test_a_program_that_hangs_is_ended(run):
+    """When time is up every program gets SIGTERM, one that ignores it SIGKILL, and TimeoutError is raised."""
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        run(shell("exec sleep 60"), shell("trap '' TERM; while :; do sleep 0.1; done"), limit_s=0.2)
+    assert 1 < time.monotonic() - start < 5
+    assert children() == []
+
+
+def test_what_a_hanging_program_started_is_ended_with_it(run, tmp_path):
+    """When time is up the process is ended that a script waits for, also when it ignores SIGTERM."""
+    os.mkfifo(tmp_path / "held")
+    with open(os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK), "rb") as held:
+        with pytest.raises(TimeoutError):
+            run(shell(f"(trap '' TERM; exec sleep 60 >{tmp_path}/held) & wait"), limit_s=0.5)
+        end = select.poll()
+        end.register(held, 0)
+        assert end.poll(5000) == [(held.fileno(), select.POLLHUP)]  # nobody has it open for writing any more
+
+
+def test_a_program_that_ends_in_time_is_no_timeout(run):
+    """A limit that is not reached changes nothing."""
+    assert run(shell("echo x"), limit_s=60) == [Outcome(0, b"x\n", b"")]
+
+
+def test_waiting_costs_nothing():
+    """While one program runs on after the end of another, nothing is done in a circle."""
+    before = time.process_time()
+    child.run(shell("exit 0"), shell("sleep 0.5"))
+    assert time.process_time() - before < 0.25
+
+
+def test_writing_without_end_does_not_stop_the_clock():
+    """A program that always has something to say is ended in time, and what it says is not all kept."""
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        child.run(shell("exec cat /dev/zero >&2", capture_stderr=True), limit_s=0.3)
+    assert time.monotonic() - start < 5
+
+
+def test_of_much_stderr_the_beginning_is_kept():
+    """Thirty megabytes on stderr are read, so that the program ends, and forgotten after the first."""
+    (outcome,) = child.run(shell("echo first >&2; head -c 30000000 /dev/zero >&2; exit 7", capture_stderr=True))
+    assert (outcome.status, outcome.stderr[:6], len(outcome.stderr)) == (7, b"first\n", child.STDERR_BYTES)
+
+
+@pytest.mark.parametrize(("size", "fails"), [(200_000, False), (200_001, True)])
+def test_too_much_stdout_is_an_error(monkeypatch, size, fails):
+    """A program that writes more than anybody can mean is ended, and the error says so."""
+    monkeypatch.setattr(child, "STDOUT_BYTES", 200_000)
+    error = failure_of(lambda: child.run(shell(f"head -c {size} /dev/zero")), OSError)
+    assert (error and error.errno) == (errno.EFBIG if fails else None)
+    assert children() == []
+
+
+def test_what_a_program_leaves_running_is_not_waited_for(run):
+    """A process in the background that holds the pipes, and fills them, delays nobody; all its parent wrote is read."""
+    start = time.monotonic()
+    script = "exec 2>&1; head -c 40000 /dev/zero; sleep 20 & echo $!; exit 3"
+    (outcome,) = run(shell(script))
+    os.kill(int(outcome.stdout[40000:]), signal.SIGKILL)
+    assert (outcome.status, outcome.stdout[:40000]) == (3, bytes(40000))
+    assert time.monotonic() - start < 5
+
+
+def test_a_signal_ends_what_ignores_signals():
+    """After SIGTERM of ours, a program that ignores it has a second, then it is killed."""
+
+    def plugin():
+        signals.hold()
+        start = time.monotonic()
+        script = "trap '' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"
+        ended = failure_of(lambda: child.run(shell(script)), signals.Terminated)
+        return ended is not None and 0.9 < time.monotonic() - start < 5 and children() == []
+
+    assert in_a_child(plugin)
+
+
+@pytest.mark.parametrize("mask", [(), (signal.SIGCHLD,)])
+@pytest.mark.parametrize("action", [signal.SIG_DFL, signal.SIG_IGN])
+def test_whoever_started_us_may_have_any_mind_about_children(action, mask):
+    """With SIGCHLD ignored or held back, as a parent may leave it, ends are noticed and statuses told."""
+
+    def plugin():
+        signal.signal(signal.SIGCHLD, action)
+        signal.pthread_sigmask(signal.SIG_BLOCK, mask)
+        start = time.monotonic()
+        (outcome,) = child.run(shell("exec >&-; sleep 0.1; exit 3"), limit_s=5)
+        return outcome.status == 3 and time.monotonic() - start < 3
+
+    assert in_a_child(plugin)
+
+
+@pytest.mark.parametrize(("script", "reports"), [("exit 0", 0), ("read line < $FIFO; sleep 0.1; echo done", 1)])
+def test_a_long_run_is_reported_once(run, tmp_path, script, reports):
+    """After the time of a notice it is called, once, while the program goes on; for a short run it is not called."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    calls = []
+    end = os.open(fifo, os.O_RDWR)
+
+    def report():
+        calls.append("report")
+        os.write(end, b"go\n")
+
+    after_s = 0.1 if reports else 60
+    (outcome,) = run(shell(script, env={**ENV, "FIFO": str(fifo)}), notice=Notice(after_s, report))
+    os.close(end)
+    assert (outcome.status, outcome.stdout, len(calls)) == (0, b"done\n" if reports else b"", reports)

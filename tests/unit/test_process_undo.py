@@ -1,0 +1,73 @@
+"""Undo steps (process.undo)."""
+
+import signal
+import time
+
+import pytest
+
+from process.undo import Undo
+from tests.support.errors import failure_of
+
+
+class Interrupted(BaseException):
+    """Stands for the exception a signal raises."""
+
+
+def steps(done, error):
+    """Runs three steps, the second of which cannot be undone, then fails with `error`."""
+    with Undo() as undo:
+        undo.push("take back 1", lambda: done.append(1))
+        undo.push("take back 2", lambda: 1 / 0)
+        undo.push("take back 3", lambda: done.append(3))
+        if error:
+            raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("first"), Interrupted()])
+def test_steps_run_in_reverse_whatever_fails(error, capsys):
+    """After a failure or a signal all steps run, last first; one that fails is told, and the first error goes on."""
+    done = []
+    with pytest.raises(type(error)):
+        steps(done, error)
+    assert done == [3, 1]
+    assert capsys.readouterr().err == "podwire: could not take back 2: division by zero\n"
+
+
+def test_success_keeps_everything():
+    """Without a failure nothing is undone, nor after `clear`."""
+    done = []
+    steps(done, None)
+
+    def attach():
+        with Undo() as undo:
+            undo.push("never", lambda: done.append(1))
+            undo.clear()
+            raise ValueError("x")
+
+    assert failure_of(attach, ValueError)
+    assert done == []
+
+
+def test_a_signal_does_not_cut_undo_short():
+    """SIGTERM in the middle of undoing is ignored, also where a step waits."""
+    done = []
+
+    def on_signal(signum, frame):
+        done.append("signal")
+
+    def slow():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.01)
+        done.append("step")
+
+    def attach():
+        with Undo() as undo:
+            undo.push("be slow", slow)
+            raise ValueError("x")
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        assert failure_of(attach, ValueError)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done == ["step"]
