@@ -65,9 +65,13 @@ def get(name: str) -> str:
 
 
 def ensure(name: str, value: str) -> None:
-    """Makes `name` be `value`; raises OSError."""
+    """Sets `name` to `value` unless it is set; raises OSError.
+
+    Writers wait for each other. While Linux (6.18) waits for the RTNL lock to change ipv4/ip_forward, a second writer
+    sees the value changed, and the first one then restores it: ip_forward may end as 1 and forward on no interface.
+    """
     if get(name) != value:
-        put(name, value)
+        put(name, value, locked=True)
 
 
 def require(name: str, value: str, doing: str) -> None:
@@ -91,18 +95,15 @@ def cure(number: int) -> str:
     return _HINTS.get(number, "").rstrip("; ").removesuffix(", or")
 
 
-def put(name: str, value: str) -> None:
-    """Writes `value`; raises OSError.
-
-    Writers wait for each other. While Linux (6.18) waits for the RTNL lock to change ipv4/ip_forward, a second writer
-    sees the value changed, and the first one then takes it back: ip_forward may end as 1 and forward on no interface.
-    """
+def put(name: str, value: str, *, locked: bool = False) -> None:
+    """Writes `value`, with `locked` after all other writers that lock; raises OSError."""
     if record.is_planned():
         record.made(_told(name, value))
         return
     descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if locked:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, _written(value))
     finally:
         os.close(descriptor)

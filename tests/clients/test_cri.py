@@ -95,11 +95,20 @@ def test_limits_are_set_and_held(cri, pods, backend):
     web, _ = pods
     text = cri.machine.run("tc", "qdisc", "show")
     assert sorted(re.findall(r"qdisc tbf .* rate (\S+)", text)) == ["16Mbit", "8Mbit"]
-    host, gateway = cri.machine.network, f"{SUBNETS[backend][0]}.1"  # who listens is the host: the pod's port is taken
-    into = rates.tcp(Way(host, web.namespace, gateway, answering=True), after=TO_POD // 32)
-    assert 0.75 * TO_POD < into < 1.05 * TO_POD
-    out = rates.tcp(Way(web.namespace, host, gateway), after=FROM_POD // 32)
-    assert 0.75 * FROM_POD < out < 1.05 * FROM_POD
+    host, gateway = cri.machine.network, f"{SUBNETS[backend][0]}.1"  # the host listens: the pod's port is in use
+    assert_held(Way(host, web.namespace, gateway, answering=True), TO_POD)
+    assert_held(Way(web.namespace, host, gateway), FROM_POD)
+
+
+def assert_held(way, limit):
+    """Demands that TCP never gets more than the limit in bits/s, and most of it once in three measurements."""
+    measured = []
+    while len(measured) < 3 and (
+        not measured or measured[-1] < 0.75 * limit
+    ):  # a busy machine is slower than the limit
+        measured.append(rates.tcp(way, after=limit // 32))
+    assert max(measured) < 1.05 * limit, measured
+    assert max(measured) > 0.75 * limit, measured
 
 
 def test_a_container_shares_the_network_of_its_pod(cri, pods):

@@ -42,4 +42,4 @@ def test_forwarding_is_on_after_parallel_writes(busy_host: Namespace):
 def enable(barrier: Barrier) -> None:
     """Writes the setting at the same moment as the other processes of the barrier."""
     barrier.wait()
-    sysctl.put(FORWARD, "1")
+    sysctl.ensure(FORWARD, "1")
