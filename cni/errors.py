@@ -57,6 +57,16 @@ class CniError(Exception):
         return CniError(self.code, prefix + self.msg, self.details)
 
 
+def invalid_conf(msg: str, details: str = "") -> CniError:
+    """Returns the error of a network configuration with a wrong value, code 7."""
+    return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
+
+
+def internal(msg: str, details: str = "") -> CniError:
+    """Returns the error of a state that is not as it should be, code 999, as the reference plugins report it."""
+    return CniError(Code.INTERNAL, msg, details)
+
+
 class UnchangedError(CniError):
     """What failed had changed nothing yet: there is nothing to undo, and what was there before is to stay."""
 
