@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from tests.support.binaries import ROOT
 
-FOUND = ROOT / "build" / "fuzz"  # what failed: to be moved into the corpus
+FAILED = ROOT / "build" / "fuzz"  # cases that failed: their lines belong in the corpus
 HANG_S = 20.0  # far more than any case takes, as the machine may have other things to do
 _PROCESSES = 2
 
@@ -43,9 +43,9 @@ class Outcome:
         for verdict, count in told["verdicts"].items():
             self.verdicts[verdict] = self.verdicts.get(verdict, 0) + count
         for kind, (number, text, case) in told["faults"].items():
-            FOUND.mkdir(parents=True, exist_ok=True)
-            path = FOUND / f"{target}-{number}.json"
-            path.write_text(json.dumps(json.loads(case), indent=1) + "\n")
+            FAILED.mkdir(parents=True, exist_ok=True)
+            path = FAILED / f"{target}-{number}.jsonl"
+            path.write_text(json.dumps({"name": f"{target}-{number}", **json.loads(case)}) + "\n")
             self.faults.append(f"{text if text.startswith(kind) else f'{kind}: {text}'} (kept in {path})")
 
 

@@ -1,6 +1,6 @@
-"""Cases: all that an invocation is told, as values that can be kept.
+"""Cases: the whole input of an invocation, as values that can be stored.
 
-One rule: a case is a JSON file in corpus/<target>/, bytes written as Latin-1, so that what failed can be read.
+One rule: a case is a line of JSON in corpus/<target>.jsonl, bytes written as Latin-1, so that a failure can be read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ class Case:
     files: dict[str, str | None] = field(default_factory=dict)
     replies: list[Any] = field(default_factory=list)
 
-    @classmethod
-    def load(cls, path: Path) -> Case:
-        """Reads a kept case."""
-        return cls(**json.loads(path.read_text()))
-
-    def save(self, path: Path) -> None:
-        """Keeps the case."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.__dict__, indent=1) + "\n")
-
 
 def corpus(target: str) -> list[tuple[str, Case]]:
-    """Returns the kept cases of a target, by name."""
-    return [(path.stem, Case.load(path)) for path in sorted((CORPUS / target).glob("*.json"))]
+    """Returns the stored cases of a target, with their names."""
+    path = _path(target)
+    lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return [(line.pop("name"), Case(**line)) for line in lines]
+
+
+def add_to_corpus(target: str, name: str, case: Case) -> None:
+    """Stores a case unless the target has one of this name."""
+    cases = dict(corpus(target))
+    if name not in cases:
+        cases[name] = case
+        lines = (json.dumps({"name": name, **cases[name].__dict__}) for name in sorted(cases))
+        _path(target).write_text("".join(f"{line}\n" for line in lines))
+
+
+def _path(target: str) -> Path:
+    return CORPUS / f"{target}.jsonl"
 
 
 class Source:

@@ -16,7 +16,7 @@ import process.child
 from cni import gojson
 from podwire.main import PLUGINS
 from tests.fuzz import world
-from tests.fuzz.cases import CORPUS, Case
+from tests.fuzz.cases import Case, add_to_corpus
 from tests.spec import configs
 from tests.support.results import prev_result
 
@@ -199,11 +199,10 @@ def main() -> None:
                 found.append(("replies", f"{name}-{command}", told))
     found += files()
     for target, name, case in found:
-        path = CORPUS / target / f"{name}.json"
         if len(sys.argv) > 1:  # the repository is read-only here
             print(json.dumps([target, name, case.__dict__]))
-        elif not path.exists():
-            case.save(path)
+        else:
+            add_to_corpus(target, name, case)
 
 
 def files() -> list[tuple[str, str, Case]]:

@@ -1,6 +1,6 @@
 """Hostile input: what is told to the plugins, kept for them or answered to them is changed at random, by the thousand.
 
-A failure is kept in build/fuzz: move its file into tests/fuzz/corpus/<target>/, where all are tried again each time.
+A case that fails is in build/fuzz: append its line to tests/fuzz/corpus/<target>.jsonl, whose cases are tried first.
 """
 
 from __future__ import annotations
