@@ -11,14 +11,14 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from socket import AF_BRIDGE
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cni.address import format_mac, parse_mac
 from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.errors import KernelError
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import AnswerError, Attributes, pick_nested, picks
+from kernel.wire import AnswerError, Attributes, Decoded, pick_nested, picks
 from process.values import dataclass
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
@@ -91,7 +91,7 @@ _OF_A_LINK = picks(
 _KIND = picks(LinkMessage.linkinfo, IFLA_INFO_KIND="")
 
 
-def from_message(message: Any) -> Link:
+def from_message(message: Decoded) -> Link:
     """Returns the link in an RTM_NEWLINK message."""
     info, mac, name, mtu, *others = message.pick(_OF_A_LINK)
     (kind,) = pick_nested(info, _KIND)
@@ -138,7 +138,7 @@ def across(own: Link, namespace: Netns) -> list[Request]:
     return [by_index(own.lower), number]
 
 
-def led_across(own: Link, namespace: Netns, answers: Sequence[Any]) -> Link | None:
+def led_across(own: Link, namespace: Netns, answers: Sequence[Decoded | None]) -> Link | None:
     """Returns the other end by the answers to `across`, None when it is not there."""
     message, number = answers
     found = message and from_message(message)

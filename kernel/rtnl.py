@@ -56,7 +56,7 @@ class Request(NamedTuple):
     """
 
     doing: str
-    kind: type[Any]
+    kind: type[object]
     type: int
     flags: int = NLM_F_ACK
     values: Mapping[str, int] = MappingProxyType({})

@@ -11,7 +11,6 @@ import socket as stdlib_socket
 import struct
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from kernel import link
 from kernel.codec_traffic import Action, Actions, FilterMessage, MirredOptions, QdiscMessage, TbfOptions, U32Options
@@ -26,7 +25,7 @@ from kernel.rtnl import (
     Request,
     Socket,
 )
-from kernel.wire import Attributes, pick_nested, picks
+from kernel.wire import Attributes, Decoded, pick_nested, picks
 from process.values import dataclass
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
@@ -186,7 +185,7 @@ def place(index: int) -> Request:
     return look(index, _INGRESS_PARENT)
 
 
-def qdisc(message: Any) -> Qdisc | None:
+def qdisc(message: Decoded | None) -> Qdisc | None:
     """Returns the qdisc in an answer, None when there was none."""
     if message is None:
         return None
@@ -209,7 +208,7 @@ def listing(index: int, parent: int = RECEIVED) -> Request:
     return Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
 
 
-def listed(messages: Sequence[Any]) -> list[Filter]:
+def listed(messages: Sequence[Decoded]) -> list[Filter]:
     """Returns the filters in an answer, in its order."""
     return [found for message in messages if (found := _filter(message))]
 
@@ -312,7 +311,7 @@ def _of(index: int, kind: str = "") -> str:
     return f"of {name}" if kind in ("", INGRESS) else f"{kind} of {name}"
 
 
-def _filter(message: Any) -> Filter | None:
+def _filter(message: Decoded) -> Filter | None:
     """Returns the filter in a message, None for one that only tells of a table of them."""
     kind, options, chain = message.pick(_OF_A_FILTER)
     if kind != "u32":

@@ -10,14 +10,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from socket import AF_BRIDGE
-from typing import Any
 
 from cni.errors import CniError, Code
 from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
 from kernel.errors import KernelError
 from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import Attributes
+from kernel.wire import Attributes, Decoded
 from process.values import dataclass
 
 RTM_SETLINK = 19
@@ -180,7 +179,7 @@ def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
         first = number + 1
 
 
-def _vlans(message: Any) -> Vlans:
+def _vlans(message: Decoded) -> Vlans:
     spec = message.get_attr("IFLA_AF_SPEC")
     found: dict[int, int] = {}
     first = 0

@@ -87,10 +87,10 @@ def parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     """Takes no abbreviated options, which a new option would make ambiguous, and guesses at a misspelt word."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "allow_abbrev": False})
+    def __init__(self, *args: Any, **options: Any) -> None:  # type: ignore[explicit-any]  # argparse's own arguments
+        super().__init__(*args, **{**options, "allow_abbrev": False})
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         choices = [str(choice) for choice in action.choices or ()]
         likely = nearest(str(value), choices)
         if likely and value not in choices:

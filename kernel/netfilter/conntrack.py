@@ -14,12 +14,11 @@ import socket as stdlib_socket
 import struct
 from collections.abc import Collection, Iterable
 from ipaddress import ip_address
-from typing import Any
 
 from cni.address import Address
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
-from kernel.wire import AnswerError, Attributes
+from kernel.wire import AnswerError, Attributes, Decoded
 from process.values import dataclass
 
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
@@ -86,7 +85,7 @@ def delete(socket: Socket, entries: Iterable[Entry]) -> None:
         socket.change(*requests[start : start + _AT_ONCE])
 
 
-def _entry(message: Any) -> Entry | None:
+def _entry(message: Decoded) -> Entry | None:
     """Returns the flow in a message, None for what is none of UDP."""
     direction = message.need_attr("CTA_TUPLE_ORIG")
     addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
@@ -111,13 +110,15 @@ def _entry(message: Any) -> Entry | None:
     )
 
 
-def _answerer(direction: Any) -> tuple[Address, int] | None:
+def _answerer(direction: Decoded | None) -> tuple[Address, int] | None:
     """Returns the source of the answers."""
+    if direction is None:
+        return None
     try:
         addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
         source = addresses.get_attr("CTA_IP_V4_SRC") or addresses.need_attr("CTA_IP_V6_SRC")
         return ip_address(source), ports.need_attr("CTA_PROTO_SRC_PORT")
-    except (AttributeError, ValueError, AnswerError):
+    except (ValueError, AnswerError):
         return None
 
 

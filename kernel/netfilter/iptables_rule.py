@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter import nft_rule
@@ -130,7 +130,11 @@ def _protocol(_version: int, name: str, inside: bool) -> bytes:
     return nft_rule.transport(name)
 
 
-def _address(match: Callable[..., bytes]) -> Callable[[int, str, bool], bytes]:
+class _AddressMatch(Protocol):
+    def __call__(self, where: IPv4Network | IPv6Network, *, inside: bool) -> bytes: ...
+
+
+def _address(match: _AddressMatch) -> Callable[[int, str, bool], bytes]:
     def matched(version: int, text: str, inside: bool) -> bytes:
         host, slash, prefix = text.partition("/")
         packed = inet_pton(_FAMILIES[version], host)

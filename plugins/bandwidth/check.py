@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from cni.errors import CniError, Code
 from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.traffic import HTB, Bucket, Filter, Qdisc, Rule
+from kernel.wire import Decoded
 from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 from process.values import replace
 
 _AGAIN = "remove the container and create it again"
-_NONE: Mapping[int, Any] = MappingProxyType({})
+_NONE: Mapping[int, Decoded | None] = MappingProxyType({})
 
 
 def check_ingress(found: Limits, outside: Link, accepted: Collection[Bucket]) -> None:
@@ -45,7 +45,7 @@ def check_egress(
     outside: Link,
     accepted: Collection[Bucket],
     subnets: Subnets = EVERYWHERE,
-    roots: Mapping[int, Any] = _NONE,
+    roots: Mapping[int, Decoded | None] = _NONE,
 ) -> None:
     """Checks the limit of what the pod sends, and that all of it, or of subnets, is led there.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from cni.address import format_mac
 from cni.errors import all_of
@@ -21,6 +20,7 @@ from kernel.link_deletion import delete_on_host
 from kernel.netns import Netns
 from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc
+from kernel.wire import Decoded
 from plugins.bandwidth.owner import Owner, own
 from plugins.bandwidth.subnets import Subnets, receiving, sending
 from process.undo import Undo
@@ -65,7 +65,7 @@ def usual_index(outside: int) -> int:
 
 def survey(
     host: Socket, owner: Owner, inside: Link | None, namespace: Netns, *further: Request, filters: bool = True
-) -> tuple[Link | None, Limits, list[Any]]:
+) -> tuple[Link | None, Limits, list[Decoded | None]]:
     """Finds the host's end of `inside` and what is there, in one send; returns the answers to `further`, too.
 
     All of it goes by the index of which the pod's end tells. With `filters` these are asked for at once, which is
@@ -74,11 +74,14 @@ def survey(
     pair = link.across(inside, namespace) if inside else []
     if not inside or not pair:
         return None, look(host, owner, None), []
-    asked = [*_asked(owner.names, inside.lower), *([traffic.listing(inside.lower)] if filters else [])]
-    answers = host.get(*pair, *asked, *further)
+    asked = _asked(owner.names, inside.lower)
+    listings = [traffic.listing(inside.lower)] if filters else []
+    answers = host.get(*pair, *asked, *listings, *further)
     end = len(pair) + len(asked)
     outside = link.led_across(inside, namespace, answers[: len(pair)])
-    return outside, _limits(host, owner, outside, answers[len(pair) : end]), answers[end:]
+    listing = answers[end] if filters else None
+    limits = _limits(host, owner, outside, answers[len(pair) : end], listing)
+    return outside, limits, answers[end + len(listings) :]
 
 
 def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
@@ -148,14 +151,20 @@ def _asked(names: tuple[str, str], outside: int) -> list[Request]:
     return [*map(link.by_name, names), *of_outside]
 
 
-def _limits(host: Socket, owner: Owner, outside: Link | None, answers: Sequence[Any]) -> Limits:
-    """Returns what the answers to `_asked` say, and to a request for the filters, if there was one."""
-    named = [message and link.from_message(message) for message in answers[:2]]
+def _limits(
+    host: Socket,
+    owner: Owner,
+    outside: Link | None,
+    answers: Sequence[Decoded | None],
+    listing: Sequence[Decoded] | None = None,
+) -> Limits:
+    """Returns what the answers to `_asked` say, and the `listing` of filters, which is requested unless given."""
+    named = [link.from_message(message) if message else None for message in answers[:2]]
     root, place, filters = None, None, []
     if outside:  # else those are the qdiscs of somebody else
         root, place = map(traffic.qdisc, answers[2:4])
         if place:
-            filters = traffic.listed(answers[4]) if len(answers) > 4 else traffic.filters(host, outside.index)
+            filters = traffic.listed(listing) if listing is not None else traffic.filters(host, outside.index)
     ifbs = own(owner, named)
     if outside:  # without a pod there is no other interface of it either
         ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]

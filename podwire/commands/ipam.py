@@ -5,7 +5,7 @@ One rule: an address is released under its store's lock, and without --force nev
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
@@ -206,23 +206,25 @@ def _of_container(every: list[Reservation], wanted: str) -> list[Reservation]:
 
 def _arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add(commands.add_parser, "list", "the addresses in use", _LIST, _list)
-    _add(commands.add_parser, "verify", "compare the reservations with who lives", _VERIFY, _verify)
-    free = _add(commands.add_parser, "free", "release addresses whose owner is gone", _FREE, _free)
+    _add(commands, "list", "the addresses in use", _LIST, _list)
+    _add(commands, "verify", "compare the reservations with who lives", _VERIFY, _verify)
+    free = _add(commands, "free", "release addresses whose owner is gone", _FREE, _free)
     free.add_argument("--container", metavar="ID", help="all addresses of this container")
     free.add_argument("--gone", action="store_true", help="all addresses whose owner is gone")
     free.add_argument("--force", action="store_true", help="also one whose owner lives or may live, also a remark")
 
 
 def _add(
-    make: Callable[..., ArgumentParser],
+    commands: _SubParsersAction[ArgumentParser],
     name: str,
     summary: str,
     about: str,
     run: Callable[[Context, Namespace], Status],
 ) -> ArgumentParser:
     epilog = "\n".join(["examples:", *(f"  {line}\n      {purpose}" for line, purpose in _EXAMPLES[name])])
-    own = make(name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter)
+    own = commands.add_parser(
+        name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
+    )
     if name == "free":
         own.add_argument("words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and of which network")
     else:
