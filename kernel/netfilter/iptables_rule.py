@@ -17,7 +17,8 @@ from kernel.netfilter import nft_expression as expression
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft_expression import EQ, NEQ
 
-_FAMILIES, _NETWORKS = {4: AF_INET, 6: AF_INET6}, {4: IPv4Network, 6: IPv6Network}
+_FAMILIES = {4: AF_INET, 6: AF_INET6}
+_NETWORKS: dict[int, type[IPv4Network] | type[IPv6Network]] = {4: IPv4Network, 6: IPv6Network}
 _IFNAMSIZ = 16  # linux/if.h, with the NUL
 COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)
 
