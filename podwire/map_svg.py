@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from podwire.node.model import HostInterface, Leak, Node, Pod, State, rate
+from podwire.node.model import HostInterface, Leak, Node, Pod, State, format_rate
 
 _WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, of a text line, inside and between boxes, in pixels
 _COLUMNS = 4
@@ -138,7 +138,9 @@ def _pod(pod: Pod) -> _Box:
     lines.append(f"{pod.attachment.ifname or '?'} - {pod.host_interface or 'no host interface'}")
     lines += pod.addresses
     lines += [f"host port {port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports]
-    lines += [f"{word} {rate(bits)}" for word, bits in (("receives", pod.receives), ("sends", pod.sends)) if bits]
+    lines += [
+        f"{word} {format_rate(bits)}" for word, bits in (("receives", pod.receives), ("sends", pod.sends)) if bits
+    ]
     if pod.state is not State.OK or pod.leaked:
         lines.append(f"{pod.state}{', leaked' if pod.leaked else ''}")
     names = pod.network, pod.attachment.container_id, pod.attachment.ifname, pod.pod, pod.netns
@@ -150,7 +152,7 @@ def _leaks(picture: _Picture, y: int, leaks: Sequence[Leak]) -> None:
     picture.text(_MARGIN, y, f"leaked: {len(leaks)}", "leaked title")
     for leak in leaks:
         y += _LINE
-        text = f"{leak.network or '-'}: {leak.what} ({leak.cure})"
+        text = f"{leak.network or '-'}: {leak.description} ({leak.fix})"
         picture.text(_MARGIN, y, _cut(text, _LONG), "leaked")
 
 

@@ -21,7 +21,7 @@ from podwire.command import (
     conf_dir,
     judge,
 )
-from podwire.doctor.checks import examined
+from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.output import Cell, Output, counted
@@ -66,7 +66,7 @@ def _run(context: Context, options: Namespace) -> Status:
         _given(options),
     )
     node.require_network()
-    found = examined(node)
+    found = run_checks(node)
     complete = all(finding.name != UNSEEN.name for _, finding in found)
     if context.out.as_json:
         context.out.json({"complete": complete, "checks": [_json(check, finding) for check, finding in found]})
@@ -88,7 +88,7 @@ def _json(check: Check, finding: Finding) -> dict[str, str]:
         "severity": finding.severity.value,
         "subject": finding.subject,
         "text": finding.text,
-        "cure": finding.cure,
+        "cure": finding.fix,
     }
 
 
@@ -117,7 +117,7 @@ def _print_unseen(unseen: Found, out: Output) -> None:
     """Prints what could not be looked at; several things for the same reason as one."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for _, finding in unseen:
-        subjects.setdefault((finding.text, finding.cure), []).append(finding.subject)
+        subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
     for (text, cure), names in subjects.items():
         out.line(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
         out.line("  cure:", Cell(cure, "bold"))
@@ -126,8 +126,8 @@ def _print_unseen(unseen: Found, out: Output) -> None:
 def _print_one(check: Check, finding: Finding, out: Output) -> None:
     name = Cell(finding.severity.value, _STYLES[finding.severity])
     out.line(name, f"{check.group}:", *_subject(finding), finding.text)
-    if finding.cure:
-        out.line("  cure:", Cell(finding.cure, "bold"))
+    if finding.fix:
+        out.line("  cure:", Cell(finding.fix, "bold"))
 
 
 def _subject(finding: Finding) -> list[str]:

@@ -11,15 +11,20 @@ from collections.abc import Callable, Iterable
 from cni.errors import CniError, Code
 from podwire.command import Command, Context, Status, UsageError, add_json, judge, require_root
 from podwire.commands.show import add_places, places
-from podwire.node import freeing, reservations
-from podwire.node.books import Places, Reservation
-from podwire.node.freeing import Outcome
-from podwire.node.join import Join
-from podwire.node.look import joined
-from podwire.node.reservations import Finding, Line, Use
+from podwire.node import release, reservations
+from podwire.node.inspection import read_snapshot
+from podwire.node.records import Directories, Reservation
+from podwire.node.release import Outcome
+from podwire.node.reservations import Entry, Finding, ReservationState
+from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text
 
-_STYLES = {Use.LIVING: "good", Use.GONE: "bad", Use.FOREIGN: "bad", Use.EMPTY: "dim"}
+_STYLES = {
+    ReservationState.LIVING: "good",
+    ReservationState.GONE: "bad",
+    ReservationState.FOREIGN: "bad",
+    ReservationState.EMPTY: "dim",
+}
 _LEAST = 12  # characters of an ID that is not given whole: what `podwire show` prints
 
 _DESCRIPTION = """\
@@ -70,11 +75,11 @@ _EXAMPLES = {
 
 
 def _list(context: Context, options: Namespace) -> Status:
-    join = joined(places(context, options), options.network, rules=False)
-    found, unseen = list(reservations.lines(join, options.network)), _unseen(join, options.network)
+    snapshot = read_snapshot(places(context, options), options.network, rules=False)
+    found, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
     if context.out.as_json:
         context.out.json([line.to_json() for line in found])
-    elif found := [line for line in found if line.use is not Use.LAST]:
+    elif found := [line for line in found if line.state is not ReservationState.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.table(headers, [_row(line) for line in found])
     elif not unseen:
@@ -84,7 +89,7 @@ def _list(context: Context, options: Namespace) -> Status:
     return judge(wrong=False, complete=not unseen)
 
 
-def _row(line: Line) -> list[Text]:
+def _row(line: Entry) -> list[Text]:
     return [
         line.address,
         line.network,
@@ -92,31 +97,31 @@ def _row(line: Line) -> list[Text]:
         line.attachment.ifname or "-",
         line.pod or "-",
         line.when or "-",
-        Cell(str(line.use), _STYLES.get(line.use, "warning")),
+        Cell(str(line.state), _STYLES.get(line.state, "warning")),
     ]
 
 
 def _verify(context: Context, options: Namespace) -> Status:
-    join = joined(places(context, options), options.network, rules=False)
-    found = list(reservations.findings(join, options.network))
+    snapshot = read_snapshot(places(context, options), options.network, rules=False)
+    found = list(reservations.findings(snapshot, options.network))
     if found:  # pods come and go: what is still so at a second look
-        join = joined(places(context, options), rules=False)
+        snapshot = read_snapshot(places(context, options), rules=False)
         before = {(item.kind, item.network, item.address) for item in found}
-        again = reservations.findings(join, options.network)
+        again = reservations.findings(snapshot, options.network)
         found = [item for item in again if (item.kind, item.network, item.address) in before]
-    unseen = _unseen(join, options.network)
+    unseen = _unseen(snapshot, options.network)
     if context.out.as_json:
         document = {"findings": [item.to_json() for item in found], "unseen": unseen}
         context.out.json({"complete": not unseen, **document})
     else:
-        _print(context, join, found, unseen, options.network)
+        _print(context, snapshot, found, unseen, options.network)
     return judge(wrong=bool(found), complete=not unseen)
 
 
-def _unseen(join: Join, network: str) -> list[str]:
+def _unseen(snapshot: Snapshot, network: str) -> list[str]:
     """Returns descriptions of everything that could not be looked at."""
-    unproven = reservations.unproven(join, network)
-    return list(dict.fromkeys((*join.books.unread, *join.kernel.unseen, *unproven)))
+    unproven_owners = reservations.unproven_owners(snapshot, network)
+    return list(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *unproven_owners)))
 
 
 def _print_unseen(context: Context, unseen: Iterable[str]) -> None:
@@ -124,13 +129,13 @@ def _print_unseen(context: Context, unseen: Iterable[str]) -> None:
         context.out.line(Cell("not seen:", "warning"), text)
 
 
-def _print(context: Context, join: Join, found: list[Finding], unseen: list[str], network: str) -> None:
+def _print(context: Context, snapshot: Snapshot, found: list[Finding], unseen: list[str], network: str) -> None:
     for item in found:
-        context.out.line(f"{item.network}:", Cell(item.what, "bad"))
-        context.out.line(" ", item.cure)
+        context.out.line(f"{item.network}:", Cell(item.description, "bad"))
+        context.out.line(" ", item.fix)
     _print_unseen(context, unseen)
     if not found:
-        number = sum(line.use is not Use.LAST for line in reservations.lines(join, network))
+        number = sum(line.state is not ReservationState.LAST for line in reservations.entries(snapshot, network))
         if unseen:
             context.out.line(Cell(f"{number} reservations; whether anything is wrong is not known", "warning"))
         else:
@@ -141,9 +146,9 @@ def _free(context: Context, options: Namespace) -> Status:
     where = places(context, options)
     require_root(context, "ipam free")
     network = _network(options)
-    join = joined(where, network, rules=False)
-    chosen = _chosen(join, options, network)
-    results = list(freeing.free(join, chosen, where.cache_dir, force=options.force))
+    snapshot = read_snapshot(where, network, rules=False)
+    chosen = _chosen(snapshot, options, network)
+    results = list(release.release(snapshot, chosen, where.cache_dir, force=options.force))
     if context.out.as_json:
         freed = [item.to_json() for item in results if not item.reason]
         context.out.json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
@@ -152,7 +157,7 @@ def _free(context: Context, options: Namespace) -> Status:
     return Status.WRONG if any(item.reason for item in results) else Status.FINE
 
 
-def _tell(context: Context, results: Iterable[Outcome], where: Places) -> None:
+def _tell(context: Context, results: Iterable[Outcome], where: Directories) -> None:
     results = list(results)
     for item in results:
         attachment = item.item.attachment
@@ -178,11 +183,11 @@ def _network(options: Namespace) -> str:
     raise UsageError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
 
 
-def _chosen(join: Join, options: Namespace, network: str) -> list[Reservation]:
+def _chosen(snapshot: Snapshot, options: Namespace, network: str) -> list[Reservation]:
     """Returns the reservations that are meant; raises CniError where none is, unless all of the gone ones are."""
-    every = [item for pool in join.books.pools if network in ("", pool.network) for item in pool.reservations]
+    every = [item for pool in snapshot.records.pools if network in ("", pool.network) for item in pool.reservations]
     if options.gone:
-        return [item for item in every if reservations.use(join, item) is Use.GONE]
+        return [item for item in every if reservations.state_of(snapshot, item) is ReservationState.GONE]
     if options.container:
         found = _of_container(every, options.container)
     else:

@@ -11,8 +11,8 @@ from collections import Counter
 
 from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
 from podwire.lint import directory
-from podwire.lint.directory import Linted
-from podwire.lint.page import Page, Severity
+from podwire.lint.directory import LintResult
+from podwire.lint.source import Severity, SourceFile
 from podwire.output import Cell, counted
 
 _STYLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "dim"}
@@ -32,13 +32,13 @@ def _run(context: Context, options: Namespace) -> Status:
     return Status.WRONG if is_empty or any(counts[severity] for severity in counted) else Status.FINE
 
 
-def _lint(path: str, context: Context, places: tuple[str, ...]) -> Linted:
+def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:
     if os.path.exists(path) and not os.path.isdir(path):
         return directory.lint_file(path, context.plugins, places)
     return directory.lint_directory(path, context.plugins, places)
 
 
-def _print(context: Context, linted: list[Linted], counts: Counter[Severity]) -> None:
+def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
     for page in (page for one in linted for page in one.pages):
         for found in page.findings:
             where = f"{page.path}:{found.line}:{found.column}:"
@@ -53,7 +53,7 @@ def _print(context: Context, linted: list[Linted], counts: Counter[Severity]) ->
     context.out.line(f"{counted(number, 'file')}: {said or 'nothing to say'}")
 
 
-def _print_winner(context: Context, one: Linted) -> None:
+def _print_winner(context: Context, one: LintResult) -> None:
     """Says which file counts for whom."""
     if one.winner is None or one.winner.network is None:
         context.out.line(Cell(f"{one.path}: no runtime finds a network here", "bad"))
@@ -65,13 +65,13 @@ def _print_winner(context: Context, one: Linted) -> None:
         context.out.line(f"By their names libcni also finds: {', '.join(dict.fromkeys(others))}")
 
 
-def _print_json(context: Context, linted: list[Linted], counts: Counter[Severity]) -> None:
+def _print_json(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
     files = [_file(page, one) for one in linted for page in one.pages]
     totals = {f"{severity}s": counts[severity] for severity in Severity}
     context.out.json({"files": files, **totals})
 
 
-def _file(page: Page, linted: Linted) -> dict[str, object]:
+def _file(page: SourceFile, linted: LintResult) -> dict[str, object]:
     return {
         "path": _printable(page.path),
         "network": page.network.name if page.network else None,

@@ -22,9 +22,9 @@ from podwire.command import (
     conf_dir,
     judge,
 )
-from podwire.node.books import Places
-from podwire.node.look import look
-from podwire.node.model import DOCUMENT, Leak, NetworkSeen, Node, Pod, State, rate, short
+from podwire.node.inspection import inspect_node
+from podwire.node.model import DOCUMENT, Leak, Node, NodeNetwork, Pod, State, format_rate, short_id
+from podwire.node.records import Directories
 from podwire.output import Cell, Output, Text
 
 _LARGE = 2**32
@@ -76,9 +76,9 @@ def add_places(parser: ArgumentParser) -> None:
     )
 
 
-def places(context: Context, options: Namespace) -> Places:
+def places(context: Context, options: Namespace) -> Directories:
     """Returns where to look."""
-    return Places(conf_dir(context, options), options.cache_dir, options.data_dir)
+    return Directories(conf_dir(context, options), options.cache_dir, options.data_dir)
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(context: Context, options: Namespace) -> Status:
     checker = Checker(context.plugins, context.env, bin_dirs(context, options))
-    node = look(places(context, options), checker, options.network)
+    node = inspect_node(places(context, options), checker, options.network)
     if options.svg:
         _draw(node, options.svg, context.out)
     if options.svg != "-":
@@ -140,15 +140,15 @@ def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
     if leaks:
         out.line()
         out.line(Cell("LEAKED", "bad"), f"{len(leaks)} left of attachments that are gone")
-    for cure in dict.fromkeys(leak.cure for leak in leaks):
+    for cure in dict.fromkeys(leak.fix for leak in leaks):
         out.line(" ", Cell(cure, "bold"))
         for leak in leaks:
             owner = " ".join(filter(None, (leak.network, *leak.attachment)))
-            if leak.cure == cure:
-                out.line("     ", Cell(leak.what, "bad"), *([f"of {owner}"] if owner else []))
+            if leak.fix == cure:
+                out.line("     ", Cell(leak.description, "bad"), *([f"of {owner}"] if owner else []))
 
 
-def _networks(networks: tuple[NetworkSeen, ...], out: Output) -> None:
+def _networks(networks: tuple[NodeNetwork, ...], out: Output) -> None:
     if not networks:
         out.line("no networks")
         return
@@ -187,7 +187,7 @@ def _pods(pods: tuple[Pod, ...], out: Output) -> None:
         out.line(Cell("! the packet filter has no rule for this host port: podwire repair", "bad"))
     for pod in pods:
         for problem in pod.problems:
-            owner = f"{pod.network} {pod.pod or short(pod.attachment.container_id)} {pod.attachment.ifname}"
+            owner = f"{pod.network} {pod.pod or short_id(pod.attachment.container_id)} {pod.attachment.ifname}"
             out.line(f"{owner}:", Cell(problem, "bad"))
     if any(pod.problems for pod in pods):
         out.line("what to do: podwire doctor")
@@ -205,7 +205,7 @@ def _row(pod: Pod) -> list[Text]:
     style = "bad" if pod.leaked or pod.state is State.FAILED else "good" if pod.state is State.OK else "warning"
     return [
         pod.network,
-        short(pod.attachment.container_id) or "-",
+        short_id(pod.attachment.container_id) or "-",
         pod.pod or "-",
         pod.attachment.ifname or "-",
         pod.host_interface or "-",
@@ -219,7 +219,7 @@ def _row(pod: Pod) -> list[Text]:
 def limits(pod: Pod) -> str:
     """Returns the limits of an attachment: what it receives, then what it sends."""
     found = (("receives", pod.receives), ("sends", pod.sends))
-    return ", ".join(f"{word} {rate(bits)}" for word, bits in found if bits)
+    return ", ".join(f"{word} {format_rate(bits)}" for word, bits in found if bits)
 
 
 COMMAND = Command(

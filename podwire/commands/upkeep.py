@@ -21,7 +21,7 @@ from podwire import attachments, networks
 from podwire.command import Command, Context, Status, bin_dirs, conf_dir, require_root
 from podwire.commands.verbs import add_dry_run, add_explain, add_options, runtime
 from podwire.networks import Network
-from podwire.node.books import Places
+from podwire.node.records import Directories
 from podwire.output import Cell, Text
 from podwire.verbs import alive, lists, origin
 from podwire.verbs.alive import Living
@@ -38,7 +38,7 @@ def _gc(context: Context, options: Namespace) -> Status:
     if not (options.all or network.disable_gc):
         alive.require_witness(known, results, network.name)
     own = runtime(context, options, dry_run=options.dry_run)
-    living = Living.looked_at(Places(conf_dir(context, options), options.cache_dir), network.name, options.force)
+    living = Living.looked_at(Directories(conf_dir(context, options), options.cache_dir), network.name, options.force)
     if not network.disable_gc:
         living.require_proof()
     gone = [one for one in known if living.is_gone(one)]

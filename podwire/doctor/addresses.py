@@ -19,7 +19,7 @@ from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from kernel import locks
 from kernel.netfilter import iptables
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.shell import quote
 
@@ -82,7 +82,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
             owners = node.checker.owners(store)
         except OSError as error:
             if not _unusable(item, store):  # `_usable` reports the reason
-                yield UNSEEN.found(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN.cure)
+                yield UNSEEN.finding(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN.fix)
             continue
         name, known = item.network.name, cache()
         stale = 0
@@ -90,15 +90,15 @@ def _ranges(node: Node) -> Iterator[Finding]:
             usage = _usage(node, item, own, Usage.count(own, owners_in(own, owners), known))
             stale += usage.stale
             if allocator.exhausted(store, number, own, cache):
-                cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
-                yield _FULL.found(name, f"range {own}: {usage}", cure)
+                fix = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
+                yield _FULL.finding(name, f"range {own}: {usage}", fix)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
-                cure = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
-                yield _NEARLY.found(name, f"range {own}: {usage}", cure)
+                fix = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
+                yield _NEARLY.finding(name, f"range {own}: {usage}", fix)
             else:
-                yield fine_one("ranges", name, f"range {own}: {usage}")
+                yield ok_finding("ranges", name, f"range {own}: {usage}")
         if stale and not node.unseen(name):
-            yield _STALE.found(
+            yield _STALE.finding(
                 name,
                 f"{stale} address(es) in {store.directory} are of containers that are gone",
                 node.command("gc", name),
@@ -113,9 +113,11 @@ def _usage(node: Node, item: Interface, own: RangeSet, by_cache: Usage) -> Usage
     if not by_cache.stale:
         return by_cache
     pools = [
-        pool for pool in node.join.books.pools if (pool.data_dir, pool.network) == (item.data_dir, item.network.name)
+        pool
+        for pool in node.snapshot.records.pools
+        if (pool.data_dir, pool.network) == (item.data_dir, item.network.name)
     ]
-    gone = (one.address for pool in pools for one in pool.reservations if node.join.is_gone(one))
+    gone = (one.address for pool in pools for one in pool.reservations if node.snapshot.is_gone(one))
     return replace(by_cache, stale=sum(one.version == own.version and own.holds(int(one)) for one in gone))
 
 
@@ -127,32 +129,32 @@ def _usable(node: Node) -> Iterator[Finding]:
             continue
         kind = file_system(_nearest(store.directory))
         if kind in _SHARED:
-            cure = f'set "dataDir" to a local directory in {item.network.path}'
-            yield _ELSEWHERE.found(item.network.name, f"{store.directory} is on {kind}", cure)
+            fix = f'set "dataDir" to a local directory in {item.network.path}'
+            yield _ELSEWHERE.finding(item.network.name, f"{store.directory} is on {kind}", fix)
         elif kind in ("tmpfs", "ramfs"):
-            cure = f'set "dataDir" in {item.network.path}, if addresses are to outlive a reboot'
-            yield _FORGETFUL.found(item.network.name, f"{store.directory} is on {kind}", cure)
+            fix = f'set "dataDir" in {item.network.path}, if addresses are to outlive a reboot'
+            yield _FORGETFUL.finding(item.network.name, f"{store.directory} is on {kind}", fix)
 
 
 def _unusable(item: Interface, store: Store) -> Finding | None:
     directory, name = _nearest(store.directory), item.network.name
     if not os.path.isdir(directory):
-        return _UNUSABLE.found(name, f"{directory} is no directory", f"mv {quote(directory)} {quote(directory)}.old")
+        return _UNUSABLE.finding(name, f"{directory} is no directory", f"mv {quote(directory)} {quote(directory)}.old")
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
-        return _UNUSABLE.found(
+        return _UNUSABLE.finding(
             name, f"{directory} is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
         )
     if about.f_files and not about.f_favail:
-        return _UNUSABLE.found(name, f"the file system of {directory} can have no more files", f"df -i {directory}")
+        return _UNUSABLE.finding(name, f"the file system of {directory} can have no more files", f"df -i {directory}")
     if about.f_blocks and not about.f_bavail:
-        return _UNUSABLE.found(name, f"the file system of {directory} is full", f"make room: df {directory}")
+        return _UNUSABLE.finding(name, f"the file system of {directory} is full", f"make room: df {directory}")
     owner = os.stat(directory)
     if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
         text = f"{directory} belongs to user {owner.st_uid}, who can take and give addresses"
-        return _UNUSABLE.found(name, text, f"chown root: {quote(directory)}")
+        return _UNUSABLE.finding(name, text, f"chown root: {quote(directory)}")
     if os.path.isdir(f"{store.directory}/lock"):
-        return _UNUSABLE.found(name, f"{store.directory}/lock is a directory", f"rmdir {quote(store.directory)}/lock")
+        return _UNUSABLE.finding(name, f"{store.directory}/lock is a directory", f"rmdir {quote(store.directory)}/lock")
     return None
 
 
@@ -167,7 +169,7 @@ def _lock(node: Node) -> Iterator[Finding]:
             age_s = _age_s(pid)
             if age_s is not None and age_s > _LONG_S:
                 text = f"{path} is held by process {pid} ({locks.get_command(pid)}), which runs for {age_s:.0f} s"
-                yield _HELD.found(subject, text, f"kill {pid}")
+                yield _HELD.finding(subject, text, f"kill {pid}")
 
 
 def _age_s(pid: int) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cni import skel
 from podwire.doctor import (
     addresses,
-    attached,
+    attachments,
     configuration,
     forward,
     kernel,
@@ -20,7 +20,7 @@ from podwire.doctor import (
     programs,
     runtime,
 )
-from podwire.doctor.finding import UNSEEN, Check, Finding, causes_only, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Finding, ok_finding, without_consequences
 from podwire.doctor.node import Node
 
 CHECKS: tuple[Check, ...] = (
@@ -29,26 +29,26 @@ CHECKS: tuple[Check, ...] = (
     *kernel.CHECKS,
     *forward.CHECKS,
     *packetfilter.CHECKS,
-    *attached.CHECKS,
+    *attachments.CHECKS,
     *addresses.CHECKS,
     *links.CHECKS,
     *runtime.CHECKS,
 )
 
 
-def examined(node: Node) -> list[tuple[Check, Finding]]:
+def run_checks(node: Node) -> list[tuple[Check, Finding]]:
     """Makes all checks; returns what each finds: one finding at least, as it is said when all is fine."""
-    return causes_only((check, finding) for check in CHECKS for finding in _found(check, node))
+    return without_consequences((check, finding) for check in CHECKS for finding in _found(check, node))
 
 
 def _found(check: Check, node: Node) -> list[Finding]:
-    return list(_made(check, node)) or [fine_one(check.name, "", check.fine)]
+    return list(_made(check, node)) or [ok_finding(check.name, "", check.ok_text)]
 
 
 def _made(check: Check, node: Node) -> Iterator[Finding]:
     try:
-        yield from check.look(node)
+        yield from check.run(node)
     except Exception as failed:
         error = skel.as_cni_error(failed)
         hint = "call it as root" if os.geteuid() != 0 else "call it in the host's own namespaces"
-        yield UNSEEN.found(check.name, f"could not be looked at: {error.msg}", error.details or hint)
+        yield UNSEEN.finding(check.name, f"could not be looked at: {error.msg}", error.details or hint)

@@ -12,7 +12,7 @@ from itertools import combinations
 from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
 from podwire.attachments import Known
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
 from podwire.output import counted
 from podwire.shell import quote
@@ -83,23 +83,23 @@ _LINK_PREFIXES = {"calico": "cali", "cilium-cni": "lxc_health"}
 def _files(node: Node) -> Iterator[Finding]:
     if os.path.lexists(node.conf_dir) and not os.path.isdir(os.path.realpath(node.conf_dir)):
         directory = quote(node.conf_dir)
-        yield _NONE.found(node.conf_dir, "it is no directory", f"mv {directory} {directory}.old; mkdir {directory}")
+        yield _NONE.finding(node.conf_dir, "it is no directory", f"mv {directory} {directory}.old; mkdir {directory}")
         return
     usable = [file for file in node.files if file.network]
     for file in node.files:
         if file.problem and file.is_hidden:
-            yield UNSEEN.found(file.path, f"it {file.problem.msg}", UNSEEN.cure)
+            yield UNSEEN.finding(file.path, f"it {file.problem.msg}", UNSEEN.fix)
         elif file.problem:
-            yield _UNUSABLE.found(
+            yield _UNUSABLE.finding(
                 file.path, f"it cannot be used: {file.problem.msg}", f"podwire lint {quote(file.path)}"
             )
     if not usable:
         why = "it is not there" if not os.path.isdir(node.conf_dir) else "it has no configuration that can be used"
-        cure = f"put a file like 10-podwire.conflist into {node.conf_dir}, then: podwire lint {node.conf_dir}"
-        yield _NONE.found(node.conf_dir, why, cure)
+        fix = f"put a file like 10-podwire.conflist into {node.conf_dir}, then: podwire lint {node.conf_dir}"
+        yield _NONE.finding(node.conf_dir, why, fix)
     elif usable[0].network:
         wins = f"Kubernetes' runtimes take it, the first of {len(node.files)}: network {usable[0].network.name}"
-        yield fine_one("files", usable[0].path, wins)
+        yield ok_finding("files", usable[0].path, wins)
 
 
 def _names(node: Node) -> Iterator[Finding]:
@@ -110,7 +110,9 @@ def _names(node: Node) -> Iterator[Finding]:
     for name, found in paths.items():
         if len(found) > 1:
             others = ", ".join(found[1:])
-            yield _TWICE.found(name, f"it is in {found[0]} and in {others}", f"move away or rename the one in {others}")
+            yield _TWICE.finding(
+                name, f"it is in {found[0]} and in {others}", f"move away or rename the one in {others}"
+            )
 
 
 def _forgotten(node: Node) -> Iterator[Finding]:
@@ -120,8 +122,8 @@ def _forgotten(node: Node) -> Iterator[Finding]:
         if one.network_name not in names and not _is_podmans_default(one):
             counts[one.network_name] = counts.get(one.network_name, 0) + 1
     for name, number in counts.items():
-        yield _FORGOTTEN.found(
-            name, f"{counted(number, 'living attachment')}, and {node.conf_dir} has no such network", _FORGOTTEN.cure
+        yield _FORGOTTEN.finding(
+            name, f"{counted(number, 'living attachment')}, and {node.conf_dir} has no such network", _FORGOTTEN.fix
         )
 
 
@@ -139,8 +141,8 @@ def _subnets(node: Node) -> Iterator[Finding]:
             found = overlapping(own, other.subnets)
             if found:
                 text = f"{own} of {one.network.path} and {found} of {other.network.path} overlap"
-                cure = f'change "subnet" in {other.network.path}'
-                yield _TOGETHER.found(f"{one.network.name}, {other.network.name}", text, cure)
+                fix = f'change "subnet" in {other.network.path}'
+                yield _TOGETHER.finding(f"{one.network.name}, {other.network.name}", text, fix)
 
 
 def _host(node: Node) -> Iterator[Finding]:
@@ -148,8 +150,8 @@ def _host(node: Node) -> Iterator[Finding]:
         for own in item.subnets:
             where = _taken(node, item, own)
             if where:
-                cure = f'change "subnet" in {item.network.path}, or take that off the host'
-                yield _TAKEN.found(item.network.name, f"{own} overlaps with {where}", cure)
+                fix = f'change "subnet" in {item.network.path}, or take that off the host'
+                yield _TAKEN.finding(item.network.name, f"{own} overlaps with {where}", fix)
 
 
 def _taken(node: Node, item: Interface, own: Subnet) -> str:
@@ -194,7 +196,7 @@ def _leftovers(node: Node) -> Iterator[Finding]:
         ]
         if found:
             more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-            yield _OTHERS.found(name, f"it has left {', '.join(found[:4])}{more}", _OTHERS.cure)
+            yield _OTHERS.finding(name, f"it has left {', '.join(found[:4])}{more}", _OTHERS.fix)
 
 
 CHECKS = (

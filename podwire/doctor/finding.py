@@ -34,7 +34,7 @@ class Finding:
     name: str
     subject: str
     text: str
-    cure: str = ""
+    fix: str = ""
     objects: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
 
@@ -46,30 +46,30 @@ class Fault:
     name: str
     severity: Severity
     meaning: str
-    cure: str
+    fix: str
 
-    def found(
-        self, subject: str, text: str, cure: str = "", *, objects: Iterable[str] = (), behind: Iterable[str] = ()
+    def finding(
+        self, subject: str, text: str, fix: str = "", *, objects: Iterable[str] = (), behind: Iterable[str] = ()
     ) -> Finding:
         """Returns the finding: the fault in `subject`."""
-        return Finding(self.severity, self.name, subject, text, cure, tuple(objects), tuple(behind))
+        return Finding(self.severity, self.name, subject, text, fix, tuple(objects), tuple(behind))
 
 
 @dataclass(frozen=True)
 class Check:
     """One check: `look` yields what is wrong, and `fine` is said when it yields nothing.
 
-    It may also yield findings made by `fine_one`, each for one thing that is in order.
+    It may also yield findings made by `ok_finding`, each for one thing that is in order.
     """
 
     group: str
     name: str
-    fine: str
-    look: Callable[[Node], Iterable[Finding]]
+    ok_text: str
+    run: Callable[[Node], Iterable[Finding]]
     faults: tuple[Fault, ...]
 
 
-def fine_one(name: str, subject: str, text: str) -> Finding:
+def ok_finding(name: str, subject: str, text: str) -> Finding:
     """Returns what tells of one thing that it is in order."""
     return Finding(Severity.OK, name, subject, text)
 
@@ -82,7 +82,7 @@ UNSEEN = Fault(
 )
 
 
-def causes_only(found: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
+def without_consequences(found: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
     """Returns the findings without the consequences of others, so that each fault has one repair."""
     every = list(found)
     causes = {name for _, finding in every for name in finding.objects}

@@ -14,7 +14,7 @@ from cni.fields import Fields
 from kernel.netfilter import iptables, nft, nft_rule
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_chains import FORWARD
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node
 from podwire.output import counted
 from podwire.shell import quote
@@ -61,7 +61,7 @@ def _policies(node: Node) -> Iterator[Finding]:
     if not found:
         looked_at = f"the policies of {counted(len(chains), 'chain')} at the hook forward, and of iptables-legacy"
         text = f"{looked_at}: none drops the pods' packets; rules that drop were not looked for"
-        yield fine_one("forward", "", text)
+        yield ok_finding("forward", "", text)
 
 
 def _dropping(node: Node, chain: Chain, concerned: Iterable[Interface]) -> Iterator[Finding]:
@@ -72,10 +72,10 @@ def _dropping(node: Node, chain: Chain, concerned: Iterable[Interface]) -> Itera
             continue
         told = f"the policy of chain {name} ({_whose(node, chain)}) is to drop"
         if _speaks_of(node, chain, item):
-            cure = f"if pods reach nothing: nft list table {_NAMES[chain.table.family]} {chain.table.name}"
-            yield _PERHAPS.found(item.network.name, f"{told}, and its rules may let the pods through", cure)
+            fix = f"if pods reach nothing: nft list table {_NAMES[chain.table.family]} {chain.table.name}"
+            yield _PERHAPS.finding(item.network.name, f"{told}, and its rules may let the pods through", fix)
         else:
-            yield _DROPPED.found(
+            yield _DROPPED.finding(
                 item.network.name, f"{told}, and no rule of it is for its pods", _cure(node, chain, item)
             )
 
@@ -159,9 +159,9 @@ def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
             if version not in item.versions or _has_firewall(item) or named:
                 continue
             into = "DOCKER-USER" if any("DOCKER-USER" in line for line in lines) else "FORWARD"
-            cure = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way, _ in ways)
+            fix = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way, _ in ways)
             text = f"the policy of chain FORWARD of {tool}-legacy is to drop, and no rule of it is for its pods"
-            yield _DROPPED.found(item.network.name, text, cure, objects=(LEGACY,))
+            yield _DROPPED.finding(item.network.name, text, fix, objects=(LEGACY,))
 
 
 def found_program(name: str) -> str:

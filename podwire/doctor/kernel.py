@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel import sysctl
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.forward import legacy_program, listed
 from podwire.doctor.node import Interface, Node, read_text
 
@@ -76,7 +76,7 @@ def _forwarding(node: Node) -> Iterator[Finding]:
             continue
         if _setting(name) == "0":
             text = f"IPv{version} is not forwarded, and pods of {', '.join(dict.fromkeys(users))} live"
-            yield _FORWARD.found(f"net/{name}", text, sysctl.command(name, "1"))
+            yield _FORWARD.finding(f"net/{name}", text, sysctl.command(name, "1"))
             continue
         if version == 4:
             yield from _each_interface(node)
@@ -91,7 +91,7 @@ def _each_interface(node: Node) -> Iterator[Finding]:
             # What another interface may hand on is for its administrator to decide: no command for that.
             advice = f'"{interface}" is not podwire\'s: decide whether it may forward, then change where that is set'
             fix = sysctl.command(name, "1") if interface in bridges else advice
-            yield _ONE_OFF.found(f"net/{name}", f'what comes by "{interface}" is not handed on', fix)
+            yield _ONE_OFF.finding(f"net/{name}", f'what comes by "{interface}" is not handed on', fix)
 
 
 def _ipv6(node: Node) -> Iterator[Finding]:
@@ -101,15 +101,15 @@ def _ipv6(node: Node) -> Iterator[Finding]:
         value = _setting("ipv6/conf/all/disable_ipv6")
         if value is None:
             text = f"{item.network.path} has IPv6 ranges, and this kernel runs without IPv6"
-            cure = f"boot without ipv6.disable=1, or take the IPv6 ranges out of {item.network.path}"
-            yield _NO_IPV6.found(item.network.name, text, cure)
+            fix = f"boot without ipv6.disable=1, or take the IPv6 ranges out of {item.network.path}"
+            yield _NO_IPV6.finding(item.network.name, text, fix)
             continue
         for name in ("all", item.bridge):
             setting = f"ipv6/conf/{name}/disable_ipv6"
             if name and _setting(setting) == "1":
                 text = f"{item.network.path} has IPv6 ranges, and net/{setting} is 1"
-                cure = sysctl.command(setting, "0")
-                yield _NO_IPV6.found(item.network.name, text, cure, objects=(ipv6_of(item.bridge),))
+                fix = sysctl.command(setting, "0")
+                yield _NO_IPV6.finding(item.network.name, text, fix, objects=(ipv6_of(item.bridge),))
                 break
 
 
@@ -128,7 +128,7 @@ def _advertisements(node: Node) -> Iterator[Finding]:
         name = f"ipv6/conf/{words[9]}/accept_ra"
         if _setting(name) == "1":
             text = f'the default route by "{words[9]}" came by router advertisement, and no further one is taken'
-            yield _ADVERTISED.found(f"net/{name}", text, sysctl.command(name, "2"))
+            yield _ADVERTISED.finding(f"net/{name}", text, sysctl.command(name, "2"))
 
 
 def _bridged(node: Node) -> Iterator[Finding]:
@@ -140,10 +140,10 @@ def _bridged(node: Node) -> Iterator[Finding]:
     value = _setting(_BRIDGED)
     bridges = [item.bridge for item in node.interfaces if item.bridge]
     if served and bridges and value != "1":
-        cure = sysctl.command(_BRIDGED, "1")
+        fix = sysctl.command(_BRIDGED, "1")
         if value is None:
-            cure = f"modprobe br_netfilter && {cure}"
-        yield _UNSEEN.found(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", cure)
+            fix = f"modprobe br_netfilter && {fix}"
+        yield _UNSEEN.finding(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", fix)
 
 
 def _has_legacy_service() -> bool:
@@ -158,9 +158,9 @@ def _connections(node: Node) -> Iterator[Finding]:
         return
     if count * 100 >= most * _FULL_PERCENT:
         text = f"{count} of {most} connections are in use"
-        yield _CONNECTIONS.found(f"net/{_MAX}", text, sysctl.command(_MAX, str(2 * most)))
+        yield _CONNECTIONS.finding(f"net/{_MAX}", text, sysctl.command(_MAX, str(2 * most)))
     else:
-        yield fine_one("connections", f"net/{_MAX}", f"{count} of {most} connections are in use")
+        yield ok_finding("connections", f"net/{_MAX}", f"{count} of {most} connections are in use")
 
 
 def _neighbours(node: Node) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _neighbours(node: Node) -> Iterator[Finding]:
         pods = sum(any(ip.address.version == version for ip in one.typed_result.ips) for one in node.living)
         if most and pods * 100 >= most * _FULL_PERCENT:
             text = f"{pods} pods, and no more than {most} neighbours"
-            yield _TABLE.found(f"net/{name}", text, sysctl.command(name, str(4 * most)))
+            yield _TABLE.finding(f"net/{name}", text, sysctl.command(name, str(4 * most)))
 
 
 def _with_pods(node: Node) -> list[Interface]:

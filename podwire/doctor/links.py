@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
 from podwire.attachments import Known
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.kernel import ipv6_of
 from podwire.doctor.node import Interface, Node, read_text
 from podwire.shell import quote
@@ -82,10 +82,10 @@ def _bridges(node: Node) -> Iterator[Finding]:
         bridge = node.link(item.bridge)
         if bridge is None:
             text = f'its bridge "{item.bridge}" is not there, and its pods live'
-            yield _NO_BRIDGE.found(item.network.name, text, _NO_BRIDGE.cure, objects=(item.bridge,))
+            yield _NO_BRIDGE.finding(item.network.name, text, _NO_BRIDGE.fix, objects=(item.bridge,))
         elif not bridge.is_up:
-            cure = f"ip link set {quote(bridge.name)} up"
-            yield _DOWN.found(item.network.name, f'its bridge "{bridge.name}" is down', cure, objects=(bridge.name,))
+            fix = f"ip link set {quote(bridge.name)} up"
+            yield _DOWN.finding(item.network.name, f'its bridge "{bridge.name}" is down', fix, objects=(bridge.name,))
         else:
             yield from _ports(node, item, bridge)
         if bridge is not None:
@@ -104,15 +104,15 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 continue
             if end.master != bridge.index:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is no port of "{bridge.name}"'
-                yield _NO_PORT.found(item.network.name, text, _joining(item, bridge, end), objects=(end.name,))
+                yield _NO_PORT.finding(item.network.name, text, _joining(item, bridge, end), objects=(end.name,))
             elif not end.is_up:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is down'
-                cure = f"ip link set {quote(end.name)} up"
-                yield _PORT.found(item.network.name, text, cure, objects=(end.name,))
+                fix = f"ip link set {quote(end.name)} up"
+                yield _PORT.finding(item.network.name, text, fix, objects=(end.name,))
             elif end.operstate != OPERSTATE_UP and inside and not item.down_inside:
                 text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
-                cure = "remove the container and create it again: its routes went when its interface went down"
-                yield _PORT.found(item.network.name, text, cure, objects=(end.name,))
+                fix = "remove the container and create it again: its routes went when its interface went down"
+                yield _PORT.finding(item.network.name, text, fix, objects=(end.name,))
 
 
 def _joining(item: Interface, bridge: Link, end: Link) -> str:
@@ -135,8 +135,8 @@ def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
     if read_text(f"{about}/addr_assign_type").strip() != _ADDRESS_IS_SET:
         interfaces = (own for one in _pods(node, item) for own in one.typed_result.interfaces)
         known = next((own.mac for own in interfaces if own.name == bridge.name and own.mac and not own.sandbox), "")
-        cure = f"ip link set {quote(bridge.name)} address {known or bridge.mac}"
-        yield _MAC.found(bridge.name, "its MAC address is not set, and follows from its ports", cure)
+        fix = f"ip link set {quote(bridge.name)} address {known or bridge.mac}"
+        yield _MAC.finding(bridge.name, "its MAC address is not set, and follows from its ports", fix)
 
 
 def _gateways(node: Node) -> Iterator[Finding]:
@@ -155,9 +155,9 @@ def _gateways(node: Node) -> Iterator[Finding]:
         }
         for gateway, length in wanted.items():
             text = f"{gateway}, the gateway of its pods, is on no interface of the host"
-            cure = f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
+            fix = f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
             behind = (ipv6_of(bridge.name),) if gateway.version == 6 else ()
-            yield _NO_ADDRESS.found(item.network.name, text, cure, objects=(bridge.name,), behind=behind)
+            yield _NO_ADDRESS.finding(item.network.name, text, fix, objects=(bridge.name,), behind=behind)
 
 
 def _mtu(node: Node) -> Iterator[Finding]:
@@ -176,10 +176,10 @@ def _mtu(node: Node) -> Iterator[Finding]:
         large = [link for link in ends if link.mtu > out.mtu]
         if large and item.routed:
             text = f'{len(large)} pod(s) have MTU {large[0].mtu}, and "{out.name}", the way out, has {out.mtu}'
-            cure = f'set "mtu": {out.mtu} for the plugin {item.kind} in {item.network.path}, and make the pods again'
-            yield _MTU.found(item.network.name, text, cure)
+            fix = f'set "mtu": {out.mtu} for the plugin {item.kind} in {item.network.path}, and make the pods again'
+            yield _MTU.finding(item.network.name, text, fix)
         elif ends:
-            yield fine_one("mtu", item.network.name, f'pods {ends[0].mtu}, "{out.name}" {out.mtu}')
+            yield ok_finding("mtu", item.network.name, f'pods {ends[0].mtu}, "{out.name}" {out.mtu}')
 
 
 def _twice(node: Node) -> Iterator[Finding]:
@@ -194,12 +194,12 @@ def _twice(node: Node) -> Iterator[Finding]:
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:
-                cure = f"ip address del {present} dev {quote(link.name)}"
+                fix = f"ip address del {present} dev {quote(link.name)}"
                 if not link.flags & IFF_LOOPBACK:  # the host may be reached by it, or be the pods' gateway
-                    cure = f"remove the pod of {pod}; only if the host does not need the address: {cure}"
-                yield _DOUBLE.found(str(address), f'{pod} has it, and the host on "{link.name}"', cure)
+                    fix = f"remove the pod of {pod}; only if the host does not need the address: {fix}"
+                yield _DOUBLE.finding(str(address), f'{pod} has it, and the host on "{link.name}"', fix)
             if address in seen and seen[address] != pod:
-                yield _DOUBLE.found(str(address), f"{seen[address]} and {pod} have it", f"remove the pod of {pod}")
+                yield _DOUBLE.finding(str(address), f"{seen[address]} and {pod} have it", f"remove the pod of {pod}")
             seen[address] = pod
 
 
@@ -209,16 +209,16 @@ def _managed(node: Node) -> Iterator[Finding]:
         return
     if _runs("/run/NetworkManager") and not _mentions(_NETWORK_MANAGER, "unmanaged-devices", ("veth", *names)):
         line = ";".join(f"interface-name:{name}" for name in ("veth*", *dict.fromkeys(names)))
-        cure = f"into /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices={line}"
-        yield _MANAGED.found("NetworkManager", f"it runs, and is not told to leave {', '.join(names)} alone", cure)
+        fix = f"into /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices={line}"
+        yield _MANAGED.finding("NetworkManager", f"it runs, and is not told to leave {', '.join(names)} alone", fix)
     if not _runs("/run/systemd/netif"):
         return
     for path in _files(_NETWORKD, ".network"):
         for pattern in _patterns(read_text(path)):
             taken = [name for name in (*names, "veth0123abcd") if fnmatch.fnmatchcase(name, pattern)]
             if taken:
-                cure = f'"Unmanaged=yes" in [Link] of a file before {os.path.basename(path)} that matches them'
-                yield _MANAGED.found("systemd-networkd", f"{path} matches {taken[0]} (Name={pattern})", cure)
+                fix = f'"Unmanaged=yes" in [Link] of a file before {os.path.basename(path)} that matches them'
+                yield _MANAGED.finding("systemd-networkd", f"{path} matches {taken[0]} (Name={pattern})", fix)
 
 
 def _runs(directory: str) -> bool:

@@ -33,9 +33,9 @@ from podwire import attachments, networks, runtimes
 from podwire.attachments import Known
 from podwire.checking import Checker
 from podwire.networks import Network, NetworkFile
-from podwire.node.books import Places
-from podwire.node.join import Join
-from podwire.node.look import joined
+from podwire.node.inspection import read_snapshot
+from podwire.node.records import Directories
+from podwire.node.snapshot import Snapshot
 from podwire.runtimes import Runtime
 from podwire.shell import quote
 from process import files
@@ -170,15 +170,15 @@ class Node:
         """Presences corrected by the kernel's interfaces, which are read only if a path is missing."""
         if all(one.presence is Presence.HERE for one in self.known if one.netns):
             return {}
-        return self.join.presences.by_file
+        return self.snapshot.presences.by_file
 
     @cached_property
-    def join(self) -> Join:
+    def snapshot(self) -> Snapshot:
         """What `podwire gc` and `ipam verify` judge by: the cache, the stores and the kernel, of all networks.
 
         Costs a look into every namespace: read it only where the cache alone says that something is stale.
         """
-        return joined(Places(self.conf_dir, self.cache_dir), rules=False)
+        return read_snapshot(Directories(self.conf_dir, self.cache_dir), rules=False)
 
     @cached_property
     def living(self) -> tuple[Known, ...]:
@@ -193,7 +193,7 @@ class Node:
     @cached_property
     def kept(self) -> frozenset[tuple[str, Attachment]]:
         """Those that `podwire gc` keeps: also without an entry in the cache, or with one that cannot be read."""
-        running = {(pod.network, pod.attachment) for pod in self.join.pods if not pod.leaked}
+        running = {(pod.network, pod.attachment) for pod in self.snapshot.pods if not pod.leaked}
         names = {one.network_name for one in self.known}
         damaged = {(name, own) for name in names for path in self.unread for own in attachments.named(path, name)}
         return self.listed | running | damaged

@@ -14,7 +14,7 @@ from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from plugins.firewall import firewalld
-from podwire.doctor.finding import Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.forward import LEGACY, found_program, legacy_program, listed
 from podwire.doctor.node import Node
 
@@ -75,10 +75,10 @@ def _mixture(node: Node) -> Iterator[Finding]:
     if legacy and modern:
         text = f"iptables-legacy has rules in {', '.join(legacy)}, iptables-nft in {', '.join(modern)}"
         # Where iptables-legacy's policy drops pods' packets that is told first: they need a rule there now.
-        yield _MIXED.found("iptables", text, _flushing(host, legacy, modern), behind=(LEGACY,))
+        yield _MIXED.finding("iptables", text, _flushing(host, legacy, modern), behind=(LEGACY,))
     else:
         what = f"iptables-restore is iptables-{host}" if host else "there is no iptables-restore"
-        yield fine_one("mixture", "iptables", what)
+        yield ok_finding("mixture", "iptables", what)
 
 
 def _legacy_tables() -> Iterator[str]:
@@ -112,10 +112,10 @@ def _firewalld(node: Node) -> Iterator[Finding]:
     for item in node.interfaces:
         has_plugin = any(plugin["type"] == "firewall" for plugin in item.network.plugins)
         if item.routed and not has_plugin:
-            cure = f'add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+            fix = f'add {{"type": "firewall"}} to "plugins" in {item.network.path}'
             if item.bridge:
-                cure += f"; for the pods that run: firewall-cmd --zone=trusted --change-interface={item.bridge}"
-            yield _FIREWALLD.found(item.network.name, "firewalld runs, and no plugin tells it of the pods", cure)
+                fix += f"; for the pods that run: firewall-cmd --zone=trusted --change-interface={item.bridge}"
+            yield _FIREWALLD.finding(item.network.name, "firewalld runs, and no plugin tells it of the pods", fix)
 
 
 def _stale(node: Node) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def _stale(node: Node) -> Iterator[Finding]:
         return
     for name, number in sorted(_stale_owners(node, names, node.kept).items()):
         text = f"{number} container(s) that the cache does not know, or that are gone, still have rules"
-        yield _STALE.found(name, text, node.command("gc", name))
+        yield _STALE.finding(name, text, node.command("gc", name))
 
 
 def _stale_owners(node: Node, names: set[str], living: Owners) -> dict[str, int]:

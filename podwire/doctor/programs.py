@@ -15,7 +15,7 @@ from cni import delegate, gojson, skel, versions
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node, types_of
 from podwire.networks import Network
 from podwire.shell import quote
@@ -90,23 +90,23 @@ def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
         path = delegate.find(kind, node.bin_dirs)
     except CniError:
         ours = f"podwire install --bin-dir {quote(node.install_dir)}"
-        cure = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
-        return _MISSING.found(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", cure)
+        fix = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
+        return _MISSING.finding(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", fix)
     if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
-        return UNSEEN.found(kind, f"{path} may be executed, but not by us", UNSEEN.cure)
+        return UNSEEN.finding(kind, f"{path} may be executed, but not by us", UNSEEN.fix)
     if not os.access(path, os.X_OK):
-        return _MODE.found(kind, f"{path} may not be executed", f"chmod 0755 {quote(path)}")
+        return _MODE.finding(kind, f"{path} may not be executed", f"chmod 0755 {quote(path)}")
     again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):
-        return _FOREIGN.found(kind, f"{path} is for another processor than this node's", again)
+        return _FOREIGN.finding(kind, f"{path} is for another processor than this node's", again)
     start = time.perf_counter()
     try:
         known = _known_versions(path)
     except CniError as error:
-        return _BROKEN.found(kind, f"{path} {error.msg}", again)
+        return _BROKEN.finding(kind, f"{path} {error.msg}", again)
     found.versions[kind] = known
     span = f"{known[0]} to {known[-1]}" if len(known) > 1 else "".join(known)
-    return fine_one("programs", path, f"starts in {(time.perf_counter() - start) * 1000:.1f} ms, knows {span}")
+    return ok_finding("programs", path, f"starts in {(time.perf_counter() - start) * 1000:.1f} ms, knows {span}")
 
 
 def _known_versions(path: str) -> tuple[str, ...]:
@@ -136,9 +136,9 @@ def _versions(network: Network, found: _Programs) -> Iterator[Finding]:
         if known is None or network.version in known:
             continue
         common = [one for one in versions.SUPPORTED if all(one in found.versions.get(item, (one,)) for item in kinds)]
-        cure = f'set "cniVersion" to "{common[-1]}" in {network.path}' if common else f"replace {kind} by a newer one"
+        fix = f'set "cniVersion" to "{common[-1]}" in {network.path}' if common else f"replace {kind} by a newer one"
         text = f'{network.path} has cniVersion "{network.version}", and {kind} knows {", ".join(known)}'
-        yield _VERSION.found(network.name, text, cure)
+        yield _VERSION.finding(network.name, text, fix)
 
 
 def _status(node: Node) -> Iterator[Finding]:
@@ -149,10 +149,10 @@ def _status(node: Node) -> Iterator[Finding]:
             try:
                 asked = _ask_status(node, network, plugin)
             except CniError as error:
-                yield _STATUS.found(f"{network.name}: {plugin['type']}", error.msg, error.details)
+                yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details)
             else:
                 if asked:
-                    yield fine_one("status", f"{network.name}: {plugin['type']}", "is ready")
+                    yield ok_finding("status", f"{network.name}: {plugin['type']}", "is ready")
 
 
 def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:

@@ -14,10 +14,10 @@ from attachment.presence import Presence
 from ipam.host_local import listing
 from ipam.host_local.store import Store
 from podwire import attachments
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, types_of
-from podwire.node.books import Reservation
 from podwire.node.leaks import POD_END
+from podwire.node.records import Reservation
 from podwire.output import counted
 from podwire.runtimes import Runtime
 from podwire.shell import quote
@@ -73,19 +73,19 @@ _CLOCK = Fault(
 def _directories(node: Node) -> Iterator[Finding]:
     for runtime in node.runtimes:
         if runtime.problem:
-            yield _UNREAD.found(runtime.name, runtime.problem.msg, runtime.problem.details)
+            yield _UNREAD.finding(runtime.name, runtime.problem.msg, runtime.problem.details)
         elif runtime.without_cni:
-            yield _NO_CNI.found(runtime.name, f"it runs no CNI plugins: {runtime.without_cni}")
+            yield _NO_CNI.finding(runtime.name, f"it runs no CNI plugins: {runtime.without_cni}")
         else:
             found = [*_networks(node, runtime), *_plugins(node, runtime)]
             where = f"runs plugins from {':'.join(runtime.bin_dirs)}, reads networks from {runtime.conf_dir}"
-            yield from found or [fine_one("directories", runtime.name, where)]
+            yield from found or [ok_finding("directories", runtime.name, where)]
 
 
 def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:
     if os.path.realpath(runtime.conf_dir) != os.path.realpath(node.conf_dir):
         text = f"it reads networks from {runtime.conf_dir}, and doctor looks at {node.conf_dir}"
-        yield _ELSEWHERE.found(runtime.name, text, f"podwire doctor --conf-dir {quote(runtime.conf_dir)}")
+        yield _ELSEWHERE.finding(runtime.name, text, f"podwire doctor --conf-dir {quote(runtime.conf_dir)}")
 
 
 def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
             fix = f"podwire install --bin-dir {quote(runtime.install_dir(node.plugins))}"
         elif not theirs:
             fix = f'install "{kind}" into {runtime.install_dir(node.plugins)}'
-        yield _ELSEWHERE.found(runtime.name, text, fix)
+        yield _ELSEWHERE.finding(runtime.name, text, fix)
         return
 
 
@@ -125,18 +125,18 @@ def _cache(node: Node) -> Iterator[Finding]:
     unread = _unread(node)
     for subject, text in unread.items():
         other = "give the runtime's cache with --cache-dir, or see `podwire ipam verify`"
-        yield UNSEEN.found(subject, text, attachments.UNREAD_FIX if subject in node.unread else other)
+        yield UNSEEN.finding(subject, text, attachments.UNREAD_FIX if subject in node.unread else other)
     names = dict.fromkeys(one.network_name for one in node.known)
     gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
     for name, number in gone.items():
         text = f"{counted(number, 'attachment')} in {node.cache_dir}/results without a namespace any more"
-        yield _GONE.found(name, text, node.command("gc", name))
+        yield _GONE.finding(name, text, node.command("gc", name))
     unseen = {name: found for name in names if (found := node.unseen(name))}
     for name, found in unseen.items():
         text = f"{counted(len(found), 'attachment')} may be running: {found[0].netns} is missing here"
-        yield _UNSEEN.found(name, text, "run podwire on the node itself, not in a container")
+        yield _UNSEEN.finding(name, text, "run podwire on the node itself, not in a container")
     if node.known and not (gone or unseen or unread):
-        yield fine_one("cache", f"{node.cache_dir}/results", f"{counted(len(node.known), 'attachment')}, all alive")
+        yield ok_finding("cache", f"{node.cache_dir}/results", f"{counted(len(node.known), 'attachment')}, all alive")
 
 
 def _unread(node: Node) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _reserved(item: Interface) -> int:
     except OSError:
         return 0  # the checks of the addresses report the store
     reservations = (Reservation(item.data_dir, item.network.name, file) for file in files)
-    return sum(one.is_attachments and not one.is_young for one in reservations)
+    return sum(one.has_container and not one.is_recent for one in reservations)
 
 
 def _ports(node: Node, item: Interface) -> int:
@@ -180,20 +180,20 @@ def _disk(node: Node) -> Iterator[Finding]:
         return
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
-        yield _DISK.found(
+        yield _DISK.finding(
             directory, "it is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
         )
     elif about.f_blocks and not about.f_bavail:
-        yield _DISK.found(directory, "its file system is full", f"make room: df {directory}")
+        yield _DISK.finding(directory, "its file system is full", f"make room: df {directory}")
     elif about.f_files and not about.f_favail:
-        yield _DISK.found(directory, "its file system can have no more files", f"make room: df -i {directory}")
+        yield _DISK.finding(directory, "its file system can have no more files", f"make room: df -i {directory}")
 
 
 def _clock(node: Node) -> Iterator[Finding]:
     newest = max((os.lstat(one.path).st_mtime for one in node.known if os.path.lexists(one.path)), default=0.0)
     if newest > time.time() + _SKEW_S:
         text = f"the newest attachment is from {newest - time.time():.0f} s in the future"
-        yield _CLOCK.found("clock", text, _CLOCK.cure)
+        yield _CLOCK.finding("clock", text, _CLOCK.fix)
 
 
 CHECKS = (

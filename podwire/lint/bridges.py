@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from podwire.lint.item import Item
+from podwire.lint.entry import PluginEntry
 from podwire.lint.ranges import Pool
 
 _MOST = 10  # more than ten networks on a bridge have the same to say again and again
 
 
-def check(items: Sequence[Item], pools: Sequence[Pool]) -> None:
+def check(items: Sequence[PluginEntry], pools: Sequence[Pool]) -> None:
     """Finds settings of two networks that cannot both hold; of many, those that do not go with the first ones."""
-    ranges: dict[Item, list[Pool]] = {}
+    ranges: dict[PluginEntry, list[Pool]] = {}
     for pool in pools:
         ranges.setdefault(pool.item, []).append(pool)
-    sharing: dict[str, list[Item]] = {}
+    sharing: dict[str, list[PluginEntry]] = {}
     for item in items:
         if item.type == "bridge":
             sharing.setdefault(repr(_bridge(item)), []).append(item)
@@ -30,7 +30,7 @@ def check(items: Sequence[Item], pools: Sequence[Pool]) -> None:
         _check_backends(one, two)
 
 
-def _pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+def _pairs(items: Sequence[PluginEntry]) -> Iterator[tuple[PluginEntry, PluginEntry]]:
     """Yields the items of different networks by two: each with the first ones before it."""
     for number, two in enumerate(items):
         for one in items[: min(number, _MOST)]:
@@ -38,8 +38,8 @@ def _pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
                 yield one, two
 
 
-def _check_shared(one: Item, two: Item, ranges: Mapping[Item, Sequence[Pool]]) -> None:
-    where = f'network "{one.network}" in {one.spot.page.path}'
+def _check_shared(one: PluginEntry, two: PluginEntry, ranges: Mapping[PluginEntry, Sequence[Pool]]) -> None:
+    where = f'network "{one.network}" in {one.json_object.page.path}'
     mtus = one.get("mtu") or 0, two.get("mtu") or 0
     if mtus[0] != mtus[1]:
         text = f'bridge "{_bridge(two)}" is to have mtu {mtus[1]} here and {mtus[0]} for {where}'
@@ -53,22 +53,22 @@ def _check_shared(one: Item, two: Item, ranges: Mapping[Item, Sequence[Pool]]) -
         if first.range.subnet.version != second.range.subnet.version:
             continue
         gateways = first.range.gateway, second.range.gateway
-        if gateways[0] != gateways[1] and _is_gateway(one) and _is_gateway(two) and not two.on("forceAddress"):
+        if gateways[0] != gateways[1] and _is_gateway(one) and _is_gateway(two) and not two.is_set("forceAddress"):
             text = f'bridge "{_bridge(two)}" is to be {gateways[1]} here and {gateways[0]} for {where}'
             two.warn(second.path, text, "pods of the second network are refused: use two bridges")
             return
 
 
-def _check_backends(one: Item, two: Item) -> None:
+def _check_backends(one: PluginEntry, two: PluginEntry) -> None:
     if one.get("backend") != two.get("backend"):
         text = f'host ports are made with {two.get("backend")} here and with {one.get("backend")} by "{one.network}"'
         hint = "neither sees the other's: of two pods with one port, the one whose rule stands first gets it"
         two.warn("backend", text, hint)
 
 
-def _is_gateway(item: Item) -> bool:
-    return item.on("isGateway") or item.on("isDefaultGateway")
+def _is_gateway(item: PluginEntry) -> bool:
+    return item.is_set("isGateway") or item.is_set("isDefaultGateway")
 
 
-def _bridge(item: Item) -> object:
+def _bridge(item: PluginEntry) -> object:
     return item.get("bridge") or "cni0"

@@ -9,15 +9,15 @@ import os
 from collections.abc import Sequence
 
 from cni import versions
-from podwire.lint.item import Item
+from podwire.lint.entry import PluginEntry
 from podwire.lint.known import ALL, CHAINED, INTERFACES, IPAMS, nearest
-from podwire.lint.page import Page, Severity
+from podwire.lint.source import Severity, SourceFile
 
 _FIRST_VERSION = {"vrf": "0.3.1"}  # of plugins that are not ours
 _POLICIES = ("same-bridge", "isolated")
 
 
-def check(page: Page, items: Sequence[Item], bin_dirs: Sequence[str]) -> None:
+def check(page: SourceFile, items: Sequence[PluginEntry], bin_dirs: Sequence[str]) -> None:
     """Checks one network; without `bin_dirs` it is not looked whether its plugins are installed."""
     _check_version(page, items)
     for item in items:
@@ -26,7 +26,7 @@ def check(page: Page, items: Sequence[Item], bin_dirs: Sequence[str]) -> None:
     _check_backends(items)
 
 
-def _check_version(page: Page, items: Sequence[Item]) -> None:
+def _check_version(page: SourceFile, items: Sequence[PluginEntry]) -> None:
     root = page.root
     if root is None:
         return
@@ -47,7 +47,7 @@ def _check_version(page: Page, items: Sequence[Item]) -> None:
         _check_spoken(item, version)
 
 
-def _check_spoken(item: Item, version: str) -> None:
+def _check_spoken(item: PluginEntry, version: str) -> None:
     """Refuses a version that is too old for the plugin."""
     if version not in versions.SUPPORTED:
         return
@@ -60,7 +60,7 @@ def _check_spoken(item: Item, version: str) -> None:
         item.error("type", f"{item.type} does not know cniVersion {version}", f"it begins with {first}")
 
 
-def _check_known(item: Item, bin_dirs: Sequence[str]) -> None:
+def _check_known(item: PluginEntry, bin_dirs: Sequence[str]) -> None:
     for path, name in (("type", item.type), ("ipam.type", item.ipam_type)):
         if not name:
             continue
@@ -78,14 +78,14 @@ def _check_known(item: Item, bin_dirs: Sequence[str]) -> None:
             report(path, f'no plugin "{name}" is known', hint)
 
 
-def _check_order(items: Sequence[Item]) -> None:
+def _check_order(items: Sequence[PluginEntry]) -> None:
     if not items:
         return
     first = items[0]
     if first.type in CHAINED:
         text = f"{first.type} works on the interface that another plugin made, and none stands before it"
         first.error("type", text, 'put an interface plugin ("bridge", "ptp") first')
-    seen: dict[str, Item] = {}
+    seen: dict[str, PluginEntry] = {}
     makers = [item for item in items if item.type in INTERFACES or item.type == "flannel"]
     for item in items:
         if item.type in IPAMS:
@@ -103,7 +103,7 @@ def _check_order(items: Sequence[Item]) -> None:
             item.warn("ingressPolicy", text, "leave it out, or use bridge")
 
 
-def _check_backends(items: Sequence[Item]) -> None:
+def _check_backends(items: Sequence[PluginEntry]) -> None:
     """Tells of rules of both kinds for one network."""
     said = [(item, path) for item in items for path in ("ipMasqBackend", "backend") if item.plugin and item.get(path)]
     named = {str(item.get(path)) for item, path in said} & {"iptables", "nftables"}

@@ -24,10 +24,10 @@ from cni.keys import (
     Key,
     united,
 )
-from podwire.lint.item import Item
+from podwire.lint.entry import PluginEntry
 from podwire.lint.known import RUNTIMES_OWN, UNREAD, nearest
-from podwire.lint.page import Page, Severity, Spot
 from podwire.lint.positions import Node, walk
+from podwire.lint.source import JsonObject, Severity, SourceFile
 
 _WORDS = {
     STRING: "a string",
@@ -57,12 +57,12 @@ _FEW = 8  # that a hint can list
 class _Table:
     """What keys are held against: `reader` names who reads a key, by its path, "" where there may be any keys."""
 
-    spot: Spot
+    json_object: JsonObject
     keys: tuple[Key, ...]
     reader: Callable[[str], str]
 
 
-def check_network(page: Page) -> None:
+def check_network(page: SourceFile) -> None:
     """Checks the keys beside a list of plugins, and what is wrong with any JSON: names twice, numbers without end."""
     root = page.root
     if root is None:
@@ -78,11 +78,11 @@ def check_network(page: Page) -> None:
             _tell_unknown_of_network(root, member.name)
 
 
-def check_plugin(item: Item) -> None:
+def check_plugin(item: PluginEntry) -> None:
     """Checks the keys of one plugin's configuration."""
     groups = [COMMON, REQUEST, *(plugin.keys for plugin in item.parsers)]
-    root = item.spot.page.root
-    if root and root.node is item.spot.node:  # alone in its file
+    root = item.json_object.page.root
+    if root and root.node is item.json_object.node:  # alone in its file
         groups.append(NETWORK)
 
     def reader(path: str) -> str:
@@ -90,16 +90,16 @@ def check_plugin(item: Item) -> None:
         plugin = None if first in _OPEN else item.ipam if first == "ipam" else item.plugin
         return plugin.name if plugin else ""
 
-    table = _Table(item.spot, united(*groups), reader)
-    _check_object(table, "", item.spot.node, table.keys)
+    table = _Table(item.json_object, united(*groups), reader)
+    _check_object(table, "", item.json_object.node, table.keys)
     for key in REQUEST:
         if item.get(key.name) is not None:
             item.warn(key.name, f'"{key.name}" is for the runtime to set', "remove it")
 
 
-def check_delegate(item: Item, bridge: tuple[Key, ...]) -> None:
+def check_delegate(item: PluginEntry, bridge: tuple[Key, ...]) -> None:
     """Checks what flannel hands to bridge."""
-    inner = item.spot.below("delegate") if item.type == "flannel" else None
+    inner = item.json_object.below("delegate") if item.type == "flannel" else None
     if inner and item.get("delegate.type") in (None, "bridge"):
         table = _Table(inner, united(COMMON, bridge), lambda path: "" if path in ("ipam", *_OPEN) else "bridge")
         _check_object(table, "", inner.node, table.keys)
@@ -117,7 +117,7 @@ def _check_object(table: _Table, path: str, node: Node, keys: tuple[Key, ...]) -
 
 def _check_member(table: _Table, path: str, node: Node, key: Key) -> None:
     if path.rpartition(".")[2] != key.name:
-        table.spot.add(
+        table.json_object.add(
             Severity.NOTE, path, f'"{path.rpartition(".")[2]}" is spelt "{key.name}"', "it works: case does not matter"
         )
     _check_value(table, path, node, key)
@@ -128,16 +128,16 @@ def _check_value(table: _Table, path: str, node: Node, key: Key) -> None:
     if kind == "null":
         return
     if not _fits(kind, key.kinds):
-        _tell_type(table.spot, path, node, key.kinds)
+        _tell_type(table.json_object, path, node, key.kinds)
     elif kind == STRING and key.choices and node.value and node.value not in key.choices:
-        _tell_choice(table.spot, path, str(node.value), key)
+        _tell_choice(table.json_object, path, str(node.value), key)
     elif kind == LIST and key.of:
         for index, element in enumerate(node.elements or ()):
             _check_element(table, f"{path}[{index}]", element, key)
     elif kind == OBJECT and key.of:
         for member in node.members or ():
             if _kind(member.node) != "null" and not _fits(_kind(member.node), key.of):
-                _tell_type(table.spot, f"{path}.{member.name}", member.node, key.of)
+                _tell_type(table.json_object, f"{path}.{member.name}", member.node, key.of)
     elif kind == OBJECT and key.keys:
         _check_object(table, path, node, key.keys)
 
@@ -148,7 +148,7 @@ def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
     if kind == "null":
         return
     if not _fits(kind, key.of):
-        _tell_type(table.spot, path, node, key.of)
+        _tell_type(table.json_object, path, node, key.of)
     elif kind == LIST:
         for index, element in enumerate(node.elements or ()):
             _check_element(table, f"{path}[{index}]", element, Key(key.name, key.kinds, (OBJECT,), key.keys))
@@ -156,7 +156,7 @@ def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
         _check_object(table, path, node, key.keys)
 
 
-def _check_repeated(root: Spot) -> None:
+def _check_repeated(root: JsonObject) -> None:
     for path, node in walk(root.node):
         if isinstance(node.value, float) and abs(node.value) == _INFINITE:
             root.add(
@@ -173,7 +173,7 @@ def _check_repeated(root: Spot) -> None:
 
 def _tell_unknown(table: _Table, path: str, name: str, keys: tuple[Key, ...]) -> None:
     if name in UNREAD:
-        table.spot.add(Severity.NOTE, path, f'{table.reader(path)} does not read "{name}"', UNREAD[name])
+        table.json_object.add(Severity.NOTE, path, f'{table.reader(path)} does not read "{name}"', UNREAD[name])
         return
     known = [key.name for key in keys]
     if likely := nearest(name, known):
@@ -185,10 +185,10 @@ def _tell_unknown(table: _Table, path: str, name: str, keys: tuple[Key, ...]) ->
         hint = 'it belongs beside "plugins"'
     else:
         hint = f"known here: {', '.join(known)}" if len(known) <= _FEW else "it is ignored"
-    table.spot.add(Severity.WARNING, path, f'unknown key "{name}": {table.reader(path)} does not read it', hint)
+    table.json_object.add(Severity.WARNING, path, f'unknown key "{name}": {table.reader(path)} does not read it', hint)
 
 
-def _tell_unknown_of_network(root: Spot, name: str) -> None:
+def _tell_unknown_of_network(root: JsonObject, name: str) -> None:
     if likely := nearest(name, [key.name for key in NETWORK]):
         root.add(Severity.WARNING, name, f'unknown key "{name}"', f'did you mean "{likely}"?')
     elif _key((*COMMON, *REQUEST), name):
@@ -197,7 +197,7 @@ def _tell_unknown_of_network(root: Spot, name: str) -> None:
         root.add(Severity.NOTE, name, f'unknown key "{name}"', "no plugin gets to see it")
 
 
-def _tell_type(spot: Spot, path: str, node: Node, kinds: tuple[str, ...]) -> None:
+def _tell_type(json_object: JsonObject, path: str, node: Node, kinds: tuple[str, ...]) -> None:
     wanted = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
     text = str(node.value) if isinstance(node.value, str | int | float) else ""
     hint = "JSON types are not converted"
@@ -210,13 +210,13 @@ def _tell_type(spot: Spot, path: str, node: Node, kinds: tuple[str, ...]) -> Non
             hint = "write it in brackets: [...]"
     elif STRING in kinds and text:
         hint = "write it in double quotes"
-    spot.add(Severity.ERROR, path, f'"{path}" must be {wanted}, not {_NAMES[_kind(node)]}', hint)
+    json_object.add(Severity.ERROR, path, f'"{path}" must be {wanted}, not {_NAMES[_kind(node)]}', hint)
 
 
-def _tell_choice(spot: Spot, path: str, value: str, key: Key) -> None:
+def _tell_choice(json_object: JsonObject, path: str, value: str, key: Key) -> None:
     likely = nearest(value, key.choices)
     hint = f'did you mean "{likely}"?' if likely else f"known: {', '.join(key.choices)}"
-    spot.add(Severity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)
+    json_object.add(Severity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)
 
 
 def _kind(node: Node) -> str:

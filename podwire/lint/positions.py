@@ -24,14 +24,14 @@ _QUOTES = "'`\u2018\u2019\u201c\u201d"
 _BOM = "\ufeff"
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A place in a text, both numbers from 1; a column is a character."""
 
     line: int
     column: int
 
 
-class MisreadError(ValueError):
+class JsonSyntaxError(ValueError):
     """A text that is no JSON: `offset` is the character where that shows, `hint` what to do."""
 
     def __init__(self, offset: int, problem: str, hint: str = "") -> None:
@@ -81,9 +81,9 @@ class Document:
     root: Node
     _lines: list[int] = field(repr=False, compare=False)
 
-    def place(self, offset: int) -> Place:
+    def position(self, offset: int) -> Position:
         """Returns the place of a character."""
-        return _place(self._lines, offset)
+        return _position(self._lines, offset)
 
     def offset(self, path: str, node: Node | None = None) -> int | None:
         """Returns where the key `path` ("ipam.ranges[0][1].subnet") of an object stands, None when there is none.
@@ -99,8 +99,8 @@ class Document:
         return found[1] if found else None
 
 
-def read(data: bytes) -> Document:
-    """Reads a text; raises MisreadError."""
+def parse(data: bytes) -> Document:
+    """Reads a text; raises JsonSyntaxError."""
     text = data.decode("utf-8", "replace")
     return Document(text, _Reader(text).document(), _line_starts(text))
 
@@ -111,29 +111,29 @@ def loads(data: bytes) -> object:
         return gojson.loads(data)
     except ValueError as error:
         try:
-            read(data)
-        except MisreadError as misread:
-            line, column = place(data, misread.offset)
+            parse(data)
+        except JsonSyntaxError as misread:
+            line, column = position(data, misread.offset)
             hint = f"; {misread.hint}" if misread.hint else ""
             raise ValueError(f"line {line}, column {column}: {misread.problem}{hint}") from error
         raise  # too long, or nested too deeply
 
 
-def place(data: bytes, offset: int) -> Place:
+def position(data: bytes, offset: int) -> Position:
     """Returns the place of a character of a text that may be no JSON."""
-    return _place(_line_starts(data.decode("utf-8", "replace")), offset)
+    return _position(_line_starts(data.decode("utf-8", "replace")), offset)
 
 
 def _line_starts(text: str) -> list[int]:
     return [0, *(match.end() for match in re.finditer("\n", text))]
 
 
-def _place(lines: list[int], offset: int) -> Place:
+def _position(lines: list[int], offset: int) -> Position:
     low, high = 0, len(lines)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if lines[middle] <= offset else (low, middle)
-    return Place(low + 1, offset - lines[low] + 1)
+    return Position(low + 1, offset - lines[low] + 1)
 
 
 def _find(node: Node, path: str) -> tuple[int, Node] | None:
@@ -191,7 +191,7 @@ class _Reader:
             self._at += 1
             self._skip()
             if self._take() == closing:
-                raise MisreadError(comma, f'there is a comma before "{closing}"', "remove the comma")
+                raise JsonSyntaxError(comma, f'there is a comma before "{closing}"', "remove the comma")
         if self._take() == closing:
             self._at += 1
             inside.end = self._at
@@ -244,7 +244,7 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _refuse(self, problem: str, hint: str = "") -> NoReturn:
-        raise MisreadError(self._at, problem, hint)
+        raise JsonSyntaxError(self._at, problem, hint)
 
     def _refuse_beginning(self) -> None:
         if self._text.startswith(_BOM):
@@ -264,7 +264,7 @@ class _Reader:
         if not self._open:
             self._refuse("the text ends where a value should begin")
         opened = self._open[-1].start
-        line, column = _place(_line_starts(self._text), opened)
+        line, column = _position(_line_starts(self._text), opened)
         hint = f'what the "{self._text[opened]}" in line {line}, column {column} began has no end'
         self._refuse("the text ends in the middle", hint)
 
@@ -307,13 +307,13 @@ class _Reader:
     def _refuse_string(self, error: json.JSONDecodeError) -> NoReturn:
         char = self._text[error.pos : error.pos + 1]
         if error.msg.startswith("Unterminated"):
-            raise MisreadError(self._at, "a text has no closing double quote")
+            raise JsonSyntaxError(self._at, "a text has no closing double quote")
         if error.msg.startswith("Invalid control character"):
             what = "a text has a line break in it" if char in "\r\n" else f"a text has a control character, {char!r}"
-            raise MisreadError(
+            raise JsonSyntaxError(
                 error.pos, what, "close it with a double quote, or write the character as \\n, \\t, \\u.."
             )
-        raise MisreadError(error.pos, "a text has a backslash that means nothing", "write a backslash as \\\\")
+        raise JsonSyntaxError(error.pos, "a text has a backslash that means nothing", "write a backslash as \\\\")
 
 
 def walk(root: Node) -> Iterator[tuple[str, Node]]:

@@ -13,7 +13,7 @@ from cni.errors import CniError
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import Range, overlap
 from podwire.lint import settings
-from podwire.lint.item import Item
+from podwire.lint.entry import PluginEntry
 
 _MOST = 10  # networks that one is told to overlap with
 _FEW = 4  # addresses that are hardly meant to be all
@@ -23,17 +23,17 @@ _FEW = 4  # addresses that are hardly meant to be all
 class Pool:
     """A range of a network, and the key of its subnet."""
 
-    item: Item
+    item: PluginEntry
     path: str
     range: Range
 
     @property
     def where(self) -> str:
         """Where it stands, for another file's reader."""
-        return f'network "{self.item.network}" in {self.item.spot.page.path}'
+        return f'network "{self.item.network}" in {self.item.json_object.page.path}'
 
 
-def check(item: Item) -> tuple[Pool, ...]:
+def check(item: PluginEntry) -> tuple[Pool, ...]:
     """Checks the ranges of one plugin's IPAM, and returns them; those that a runtime gives are not known."""
     if not item.ipam or item.ipam.name != "host-local":
         return ()
@@ -103,12 +103,12 @@ def _check_one(pool: Pool) -> None:
             item.warn(pool.path, f"{subnet} has {what} addresses, which are not routed", "use a private subnet")
 
 
-def _link(item: Item) -> str:
+def _link(item: PluginEntry) -> str:
     """Returns what the node reaches the pods of a network by."""
     return f'bridge "{item.get("bridge") or "cni0"}"' if item.type == "bridge" else item.type
 
 
-def _paths(item: Item) -> Iterator[list[str]]:
+def _paths(item: PluginEntry) -> Iterator[list[str]]:
     """Yields the keys of the subnets of each set, in host-local's order."""
     if item.get("ipam.subnet") is not None:
         yield ["ipam.subnet"]

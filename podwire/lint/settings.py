@@ -18,9 +18,9 @@ from cni.conf import NetConf
 from cni.errors import CniError
 from cni.fields import Fields
 from cni.skel import Plugin
-from podwire.lint.item import Item
+from podwire.lint.entry import PluginEntry
 from podwire.lint.known import nearest
-from podwire.lint.page import Severity
+from podwire.lint.source import Severity
 
 _CONTEXT = re.compile(r"^failed to (load netconf|parse network configuration): ")
 _TOP = re.compile(r"[.\[]")
@@ -38,7 +38,7 @@ _COMMON_CAPABILITIES = (
 )
 
 
-def check(item: Item) -> None:
+def check(item: PluginEntry) -> None:
     """Checks one plugin's settings."""
     for plugin in item.parsers:
         _check_parsed(item, plugin)
@@ -48,7 +48,7 @@ def check(item: Item) -> None:
             item.warn(path, text, hint)
 
 
-def request(item: Item, without: Collection[str] = ()) -> NetConf:
+def request(item: PluginEntry, without: Collection[str] = ()) -> NetConf:
     """Returns the configuration as ADD gets it, without what a runtime tells of a pod.
 
     `without` are keys to leave out, in lower case.
@@ -57,19 +57,19 @@ def request(item: Item, without: Collection[str] = ()) -> NetConf:
     value = {key: value for key, value in item.value.items() if key.casefold() not in left_out}
     version = item.version if item.version in versions.SUPPORTED else versions.CURRENT
     asked: dict[str, object] = {**value, "type": item.type, "name": item.network, "cniVersion": version}
-    if item.on("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
+    if item.is_set("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
         asked["runtimeConfig"] = {"ipRanges": _SOME_RANGES}
     return NetConf(item.network, version, Fields(asked), asked)
 
 
-def _check_parsed(item: Item, plugin: Plugin) -> None:
+def _check_parsed(item: PluginEntry, plugin: Plugin) -> None:
     """Has the plugin read the configuration, again and again without the key that it refused, until it takes the rest.
 
     What stands inside "ipam" is read once: without a part of it the rest makes no sense.
     """
     without: set[str] = set()
     while error := _refusal(item, plugin, without):
-        path = item.spot.named_in(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
+        path = item.json_object.named_in(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
         _tell(item, path, f"{plugin.name}: {_CONTEXT.sub('', error.msg)}", error.details)
         top = _TOP.split(path, maxsplit=1)[0].casefold()
         if top in without or top in ("ipam", "type") or item.get(top) is None:
@@ -77,12 +77,12 @@ def _check_parsed(item: Item, plugin: Plugin) -> None:
         without.add(top)
 
 
-def _refusal(item: Item, plugin: Plugin, without: Collection[str]) -> CniError | None:
+def _refusal(item: PluginEntry, plugin: Plugin, without: Collection[str]) -> CniError | None:
     if plugin.parse is None:
         return None
     try:
         with redirect_stderr(io.StringIO()):
-            plugin.parse(CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.spot.text), request(item, without))
+            plugin.parse(CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.json_object.text), request(item, without))
     except CniError as error:
         return error
     except Exception as error:
@@ -90,15 +90,15 @@ def _refusal(item: Item, plugin: Plugin, without: Collection[str]) -> CniError |
     return None
 
 
-def _tell(item: Item, path: str, text: str, hint: str) -> None:
+def _tell(item: PluginEntry, path: str, text: str, hint: str) -> None:
     """Notes an error, unless the same key was found to be of a wrong type; it says more than a warning about it."""
-    full, found = item.spot.full(path).casefold(), item.spot.page.findings
+    full, found = item.json_object.full(path).casefold(), item.json_object.page.findings
     if not any(one.key.casefold() == full and one.severity == Severity.ERROR for one in found):
         found[:] = [one for one in found if one.key.casefold() != full or one.severity != Severity.WARNING]
         item.error(path, text, hint)
 
 
-def _check_capabilities(item: Item) -> None:
+def _check_capabilities(item: PluginEntry) -> None:
     declared = item.get("capabilities")
     if not isinstance(declared, dict) or not item.plugin or (item.ipam_type and not item.ipam):
         return
@@ -119,17 +119,17 @@ class _Remark(NamedTuple):
     hint: str
 
 
-def _deaf(item: Item) -> Iterator[_Remark]:
+def _deaf(item: PluginEntry) -> Iterator[_Remark]:
     """What a runtime is never told to tell."""
     told = item.get("runtimeConfig") is not None
-    if item.type == "portmap" and not told and not item.on("capabilities.portMappings"):
+    if item.type == "portmap" and not told and not item.is_set("capabilities.portMappings"):
         text = "no host port will ever be mapped: the runtime is not asked to tell them"
         yield _Remark("type", text, 'add "capabilities": {"portMappings": true}')
     limits = any(item.get(key) for key in _RATES)
-    if item.type == "bandwidth" and not told and not limits and not item.on("capabilities.bandwidth"):
+    if item.type == "bandwidth" and not told and not limits and not item.is_set("capabilities.bandwidth"):
         text = "nothing will ever be limited: there are no rates, and the runtime is not asked to tell any"
         yield _Remark("type", text, 'add "capabilities": {"bandwidth": true}, or rates')
-    if item.type == "bandwidth" and item.on("capabilities.bandwidth"):
+    if item.type == "bandwidth" and item.is_set("capabilities.bandwidth"):
         for key in _RATES:
             if item.get(key) is not None:
                 text = f'"{key}" makes the runtime\'s limits count for nothing'
@@ -137,7 +137,7 @@ def _deaf(item: Item) -> Iterator[_Remark]:
                 break
 
 
-def _addressless(item: Item) -> Iterator[_Remark]:
+def _addressless(item: PluginEntry) -> Iterator[_Remark]:
     """What needs addresses where there are none."""
     if item.type not in ("bridge", "ptp") or item.ipam_type:
         return
@@ -146,11 +146,11 @@ def _addressless(item: Item) -> Iterator[_Remark]:
             "ipam", '"ipam" has no "type": pods get no addresses', 'add "type": "host-local", or remove "ipam"'
         )
     for key in ("isGateway", "isDefaultGateway", "ipMasq"):
-        if item.on(key):
+        if item.is_set(key):
             yield _Remark(key, f'"{key}" does nothing without addresses', 'add an "ipam", or remove the key')
 
 
-def _alone(item: Item) -> Iterator[_Remark]:
+def _alone(item: PluginEntry) -> Iterator[_Remark]:
     """Keys that do nothing without another one."""
     needs: dict[str, tuple[tuple[str, str], ...]] = {
         "bridge": (
@@ -173,18 +173,18 @@ def _alone(item: Item) -> Iterator[_Remark]:
                 yield _Remark(f"ipam.{key}", text, 'put it into the range in "ranges"')
 
 
-def _against(item: Item) -> Iterator[_Remark]:
+def _against(item: PluginEntry) -> Iterator[_Remark]:
     """Keys of which one takes away what the other gives."""
-    if item.type == "bridge" and item.on("isDefaultGateway") and item.get("isGateway") is False:
+    if item.type == "bridge" and item.is_set("isDefaultGateway") and item.get("isGateway") is False:
         text = '"isGateway" is false, and "isDefaultGateway" is a gateway all the same'
         yield _Remark("isGateway", text, "leave one out")
-    if item.type == "portmap" and item.on("masqAll") and item.get("snat") is False:
+    if item.type == "portmap" and item.is_set("masqAll") and item.get("snat") is False:
         yield _Remark("masqAll", '"masqAll" does nothing with "snat" set to false', 'remove "snat"')
     static = item.ipam and item.ipam.name == "static"
-    asked = item.on("capabilities.ips") or item.get("args.cni.ips")
+    asked = item.is_set("capabilities.ips") or item.get("args.cni.ips")
     if static and not item.get("ipam.addresses") and not asked:
         text = "static has no address to give"
         yield _Remark("ipam", text, 'add "addresses", or "capabilities": {"ips": true} for a runtime that chooses')
 
 
-_RULES: tuple[Callable[[Item], Iterator[_Remark]], ...] = (_deaf, _addressless, _alone, _against)
+_RULES: tuple[Callable[[PluginEntry], Iterator[_Remark]], ...] = (_deaf, _addressless, _alone, _against)

@@ -24,14 +24,14 @@ _AT_ONCE = 64  # descriptors, of which a process may have 1024
 
 
 @dataclass(frozen=True)
-class Inside:
+class NetworkNamespace:
     """One network namespace: its path, the host's number for it (None: nothing of the host leads there).
 
     `links` by name, None where it could not be entered; `addresses` by the index of their interface.
     """
 
     path: str
-    number: int | None
+    nsid: int | None
     links: Mapping[str, Link] | None = None
     addresses: Mapping[int, tuple[Interface, ...]] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Kernel:
 
     links: tuple[Link, ...] = ()
     addresses: Mapping[int, tuple[Interface, ...]] = field(default_factory=dict)
-    insides: Mapping[str, Inside] = field(default_factory=dict)
+    namespaces: Mapping[str, NetworkNamespace] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
 
@@ -60,53 +60,53 @@ class Kernel:
         return {own.index: own for own in self.links}
 
     @cached_property
-    def configured(self) -> Mapping[Address, list[tuple[Inside, str]]]:
+    def interfaces_by_address(self) -> Mapping[Address, list[tuple[NetworkNamespace, str]]]:
         """Where each address is configured in other namespaces than the host's: namespace and interface."""
-        found: dict[Address, list[tuple[Inside, str]]] = {}
-        for inside in {inside.path: inside for inside in self.insides.values()}.values():
+        found: dict[Address, list[tuple[NetworkNamespace, str]]] = {}
+        for inside in {inside.path: inside for inside in self.namespaces.values()}.values():
             names = {own.index: own.name for own in (inside.links or {}).values()}
             for index, addresses in inside.addresses.items():
                 for item in addresses:
                     found.setdefault(item.ip, []).append((inside, names.get(index, "")))
         return found
 
-    def host_end(self, inside: Inside, ifname: str, told: Iterable[str] = ()) -> Link | None:
+    def host_veth(self, inside: NetworkNamespace, ifname: str, told: Iterable[str] = ()) -> Link | None:
         """Returns the host's end of a veth in a namespace; one that cannot be entered is asked for by the host's ends.
 
         Of several that lead there it is the one of those that are `told` then.
         """
         if inside.links is None:
-            ends = [own for own in self.leading_to(inside) if own.name in told or not told]
+            ends = [own for own in self.host_veths_of(inside) if own.name in told or not told]
             return ends[0] if len(ends) == 1 else None
         own = inside.links.get(ifname)
         found = self.by_index.get(own.lower) if own and own.kind == "veth" and own.lower else None
         leads = own and found and found.kind == "veth" and found.lower == own.index
-        return found if leads and found and found.lower_nsid == inside.number else None
+        return found if leads and found and found.lower_nsid == inside.nsid else None
 
-    def leading_to(self, inside: Inside) -> list[Link]:
+    def host_veths_of(self, inside: NetworkNamespace) -> list[Link]:
         """Returns the host's ends of veths into a namespace."""
-        if inside.number is None:
+        if inside.nsid is None:
             return []
-        return [own for own in self.links if own.kind == "veth" and own.lower_nsid == inside.number]
+        return [own for own in self.links if own.kind == "veth" and own.lower_nsid == inside.nsid]
 
-    def behind(self, own: Link) -> Inside | None:
+    def namespace_behind(self, own: Link) -> NetworkNamespace | None:
         """Returns the namespace in which a veth's other end is, None where that was not found."""
         if own.lower_nsid is None:
             return None
-        return next((inside for inside in self.insides.values() if inside.number == own.lower_nsid), None)
+        return next((inside for inside in self.namespaces.values() if inside.nsid == own.lower_nsid), None)
 
     @property
-    def is_blind(self) -> bool:
+    def has_hidden_namespaces(self) -> bool:
         """Tells whether there may be pods' namespaces into which we did not look.
 
         Where no veth leads anywhere this may not be the pods' host at all, but some other namespace.
         """
-        unentered = any(inside.links is None for inside in self.insides.values())
+        unentered = any(inside.links is None for inside in self.namespaces.values())
         leading = any(own.kind == "veth" and own.lower_nsid is not None for own in self.links)
-        return unentered or not leading or _leads_elsewhere(self.links, self.addresses, self.insides.values())
+        return unentered or not leading or _leads_elsewhere(self.links, self.addresses, self.namespaces.values())
 
 
-def look(paths: Iterable[str]) -> Kernel:
+def read_kernel(paths: Iterable[str]) -> Kernel:
     """Looks at the host, at the namespaces at `paths` and at all that have a name or a process."""
     unseen: list[str] = []
     try:
@@ -127,8 +127,8 @@ def look(paths: Iterable[str]) -> Kernel:
         reason = f": we have no rights to trace {hidden} process(es)" if hidden else " from here"
         unseen.append(f"network namespaces that interfaces of this host lead to cannot be seen{reason}")
     own = {inside.path: inside for inside in found}
-    insides = own | {path: own[first] for path, first in aliases.items() if first in own}
-    return Kernel(links, addresses, insides, limits, tuple(unseen))
+    namespaces = own | {path: own[first] for path, first in aliases.items() if first in own}
+    return Kernel(links, addresses, namespaces, limits, tuple(unseen))
 
 
 def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
@@ -136,10 +136,10 @@ def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
 
 
 def _leads_elsewhere(
-    links: Iterable[Link], addresses: Mapping[int, tuple[Interface, ...]], found: Iterable[Inside]
+    links: Iterable[Link], addresses: Mapping[int, tuple[Interface, ...]], found: Iterable[NetworkNamespace]
 ) -> bool:
     """Returns whether a veth that may be a pod's leads into a namespace that is none of those `found`."""
-    numbers = {inside.number for inside in found}
+    numbers = {inside.nsid for inside in found}
     hidden = (own for own in links if own.kind == "veth" and own.lower_nsid not in (None, *numbers))
     return any(not _is_uplink(own, addresses.get(own.index, ())) for own in hidden)
 
@@ -192,7 +192,7 @@ def _inode(path: str) -> int:
         return 0
 
 
-def _insides(host: Socket, paths: list[str]) -> Iterator[Inside]:
+def _insides(host: Socket, paths: list[str]) -> Iterator[NetworkNamespace]:
     for start in range(0, len(paths), _AT_ONCE):
         with ExitStack() as stack:
             opened = []
@@ -206,10 +206,10 @@ def _insides(host: Socket, paths: list[str]) -> Iterator[Inside]:
                 yield _inside(namespace, number)
 
 
-def _inside(namespace: Netns, number: int | None) -> Inside:
+def _inside(namespace: Netns, number: int | None) -> NetworkNamespace:
     try:
         with Sandbox(namespace, "") as sandbox:
             links = {own.name: own for own in link.every(sandbox.socket)}
-            return Inside(namespace.path, number, links, _addresses(sandbox.socket))
+            return NetworkNamespace(namespace.path, number, links, _addresses(sandbox.socket))
     except CniError:
-        return Inside(namespace.path, number)
+        return NetworkNamespace(namespace.path, number)

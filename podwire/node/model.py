@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from cni.conf import Attachment
 
-NOBODY = Attachment("", "")
+NO_ATTACHMENT = Attachment("", "")
 _HASH = re.compile(r"[0-9a-f]{32,}")
 DOCUMENT = """\
 {"networks": [{"name", "path", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
@@ -130,7 +130,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class NetworkSeen:
+class NodeNetwork:
     """A network; `file` is "" for one that only the cache or a store knows, `problem` what is wrong with its file."""
 
     name: str
@@ -168,20 +168,20 @@ class Leak:
     """Something whose owner is gone: what kind of thing, which one, whose it was, and what takes it away."""
 
     kind: str
-    what: str
-    cure: str
+    description: str
+    fix: str
     network: str = ""
-    attachment: Attachment = NOBODY
+    attachment: Attachment = NO_ATTACHMENT
 
     def to_json(self) -> dict[str, object]:
         """Returns its part of the document."""
         return {
             "kind": self.kind,
-            "what": self.what,
+            "what": self.description,
             "network": self.network,
             "containerID": self.attachment.container_id,
             "ifname": self.attachment.ifname,
-            "cure": self.cure,
+            "cure": self.fix,
         }
 
 
@@ -189,7 +189,7 @@ class Leak:
 class Node:
     """All that is known of the node's networks; `unseen` says in words what could not be looked at."""
 
-    networks: tuple[NetworkSeen, ...] = ()
+    networks: tuple[NodeNetwork, ...] = ()
     pods: tuple[Pod, ...] = ()
     bridges: tuple[HostInterface, ...] = ()
     host_interfaces: tuple[HostInterface, ...] = ()
@@ -212,7 +212,7 @@ class Node:
         }
 
 
-def rate(bits: int) -> str:
+def format_rate(bits: int) -> str:
     """Returns a rate for a person: "10 Mbit/s"."""
     for unit, size in (("Tbit/s", 10**12), ("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
         if bits >= size:
@@ -220,6 +220,6 @@ def rate(bits: int) -> str:
     return f"{bits} bit/s"
 
 
-def short(container_id: str) -> str:
+def short_id(container_id: str) -> str:
     """Returns a container's ID as crictl and podman print it; one that is no hash, but a name, is whole."""
     return container_id[:12] if _HASH.fullmatch(container_id) else container_id

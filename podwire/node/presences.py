@@ -17,8 +17,8 @@ from cni.address import Address
 from kernel.link import Link
 from podwire.attachments import Known
 from podwire.networks import Network
-from podwire.node.books import Books, bridges
-from podwire.node.links import Inside, Kernel
+from podwire.node.links import Kernel, NetworkNamespace
+from podwire.node.records import Records, bridge_names
 
 _OF_A_MASTER = ("macvlan", "macvtap", "ipvlan", "vlan")
 
@@ -42,14 +42,14 @@ class Targets:
         first = [one.plugins[0] for one in known]
         masters = frozenset(str(plugin["master"]) for plugin in first if "master" in plugin)
         kinds = {str(plugin["type"]) for plugin in first if "master" not in plugin}
-        names = frozenset(name for one in known for name in bridges(one))
+        names = frozenset(name for one in known for name in bridge_names(one))
         return cls(names, masters, "ptp" in kinds, not first or bool(kinds - {"bridge", "ptp"}))
 
-    def are_behind(self, kernel: Kernel, inside: Inside, ifname: str) -> bool:
+    def are_behind(self, kernel: Kernel, inside: NetworkNamespace, ifname: str) -> bool:
         """Tells whether an interface in a namespace leads to one of them."""
         if self.any_link:
             return True
-        if end := kernel.host_end(inside, ifname):
+        if end := kernel.host_veth(inside, ifname):
             master = kernel.by_index.get(end.master)
             return self.routed or master is None or master.name in self.bridges
         own = (inside.links or {}).get(ifname)
@@ -61,7 +61,7 @@ class Targets:
 class Presences:
     """Whether the attachments of a node may be running, judged by one look at it."""
 
-    books: Books
+    records: Records
     kernel: Kernel
     _targets: dict[str, Targets] = field(default_factory=dict)
     _hidden: dict[str, list[Link]] = field(default_factory=dict)
@@ -69,21 +69,21 @@ class Presences:
     @cached_property
     def by_file(self) -> Mapping[str, Presence]:
         """Whether the namespace of each attachment in the cache exists, by its file."""
-        found = {item.path: self._corrected(item) for item in self.books.known}
+        found = {item.path: self._corrected(item) for item in self.records.cached}
         by_network: dict[str, list[str]] = {}
-        for item in self.books.known:
+        for item in self.records.cached:
             by_network.setdefault(item.network_name, []).append(item.path)
         for network, paths in by_network.items():
             if all(found[path] is Presence.GONE for path in paths) and self.hidden_ports(network):
                 found |= dict.fromkeys(paths, Presence.UNKNOWN)
         return found
 
-    def places(self, network: str, address: Address) -> list[tuple[Inside, str]]:
+    def places(self, network: str, address: Address) -> list[tuple[NetworkNamespace, str]]:
         """Returns where an address of a network is in use: the namespaces and the interfaces that have it.
 
         Only those count that lead to the network's bridge, master or host veth: another network may have equal ranges.
         """
-        found = self.kernel.configured.get(address, [])
+        found = self.kernel.interfaces_by_address.get(address, [])
         return [place for place in found if self._targets_of(network).are_behind(self.kernel, *place)]
 
     def hidden_ports(self, network: str) -> list[Link]:
@@ -113,16 +113,18 @@ class Presences:
     @cached_property
     def _others(self) -> set[str]:
         """The namespaces of attachments that are at their paths: an address in them is theirs."""
-        found = (self.kernel.insides.get(item.netns) for item in self.books.known if item.presence is Presence.HERE)
+        found = (
+            self.kernel.namespaces.get(item.netns) for item in self.records.cached if item.presence is Presence.HERE
+        )
         return {inside.path for inside in found if inside}
 
     def _is_hidden(self, port: Link) -> bool:
-        inside = self.kernel.behind(port)
+        inside = self.kernel.namespace_behind(port)
         return inside is None or inside.links is None
 
     def _targets_of(self, network: str) -> Targets:
         if network not in self._targets:
-            made = (item.network for item in self.books.known if item.network_name == network and item.network)
-            configured = [self.books.networks[network]] if network in self.books.networks else []
+            made = (item.network for item in self.records.cached if item.network_name == network and item.network)
+            configured = [self.records.networks[network]] if network in self.records.networks else []
             self._targets[network] = Targets.of([*configured, *made])
         return self._targets[network]

@@ -1,6 +1,6 @@
 """host-local's addresses, compared with who lives: what each reservation is, and what is wrong with them.
 
-One rule: it reads only. An address is called gone only where `Join.is_gone` says so.
+One rule: it reads only. An address is called gone only where `Snapshot.is_gone` says so.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from shlex import quote
 from cni.address import Address
 from cni.conf import Attachment
 from ipam.host_local import listing
-from podwire.node.books import Pool, Reservation
-from podwire.node.join import Join
-from podwire.node.model import NOBODY, Pod, State, short
+from podwire.node.model import NO_ATTACHMENT, Pod, State, short_id
+from podwire.node.records import Pool, Reservation
+from podwire.node.snapshot import Snapshot
 
 _FULL_PERCENT = 90
 _NS = 1_000_000_000
 
 
-class Use(StrEnum):
+class ReservationState(StrEnum):
     """What a file of a store is."""
 
     LIVING = "living"
@@ -38,14 +38,14 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True)
-class Line:
+class Entry:
     """One file of a store for a person or a program; `since` in ns of the epoch."""
 
     address: str
     network: str
     data_dir: str
-    use: Use
-    attachment: Attachment = NOBODY
+    state: ReservationState
+    attachment: Attachment = NO_ATTACHMENT
     pod: str = ""
     since: int = 0
     before_boot: bool = False
@@ -53,7 +53,7 @@ class Line:
     @property
     def when(self) -> str:
         """Since when it is so."""
-        return "before boot" if self.before_boot else written(self.since)
+        return "before boot" if self.before_boot else format_time(self.since)
 
     def to_json(self) -> dict[str, object]:
         """Returns its part of the document."""
@@ -61,11 +61,11 @@ class Line:
             "address": self.address,
             "network": self.network,
             "dataDir": self.data_dir,
-            "state": str(self.use),
+            "state": str(self.state),
             "containerID": self.attachment.container_id,
             "ifname": self.attachment.ifname,
             "pod": self.pod,
-            "since": written(self.since),
+            "since": format_time(self.since),
             "beforeBoot": self.before_boot,
         }
 
@@ -77,8 +77,8 @@ class Finding:
     kind: str
     network: str
     address: str
-    what: str
-    cure: str
+    description: str
+    fix: str
 
     def to_json(self) -> dict[str, object]:
         """Returns its part of the document."""
@@ -86,114 +86,118 @@ class Finding:
             "kind": self.kind,
             "network": self.network,
             "address": self.address,
-            "what": self.what,
-            "cure": self.cure,
+            "what": self.description,
+            "cure": self.fix,
         }
 
 
-def written(since_ns: int) -> str:
+def format_time(since_ns: int) -> str:
     """Returns a moment as RFC 3339 has it, in UTC; "" for none."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_ns // _NS)) if since_ns else ""
 
 
-def lines(join: Join, network: str = "") -> Iterator[Line]:
+def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
     """Yields what there is in the stores of a network, or of all."""
-    for pool in _pools(join, network):
+    for pool in _pools(snapshot, network):
         for item in pool.reservations:
-            pods = join.pods_of(item.network, item.attachment) if item.is_attachments else []
+            pods = snapshot.pods_of(item.network, item.attachment) if item.has_container else []
             pod = next((pod.pod for pod in pods if pod.pod), "")
-            attachment = item.attachment if item.file.owner else NOBODY
-            yield Line(
+            attachment = item.attachment if item.file.owner else NO_ATTACHMENT
+            yield Entry(
                 item.file.name,
                 item.network,
                 item.data_dir,
-                use(join, item),
+                state_of(snapshot, item),
                 attachment,
                 pod,
                 item.file.made_ns,
                 item.before_boot,
             )
         for address in pool.last_reserved.values():
-            yield Line(address, pool.network, pool.data_dir, Use.LAST)
+            yield Entry(address, pool.network, pool.data_dir, ReservationState.LAST)
 
 
-def unproven(join: Join, network: str = "") -> Iterator[str]:
+def unproven_owners(snapshot: Snapshot, network: str = "") -> Iterator[str]:
     """Yields for each network the addresses that may be in use, as nothing proves here that their owners are gone."""
     addresses: dict[str, list[str]] = {}
-    for line in lines(join, network):
-        if line.use is Use.UNKNOWN:
+    for line in entries(snapshot, network):
+        if line.state is ReservationState.UNKNOWN:
             addresses.setdefault(line.network, []).append(line.address)
     for name, found in addresses.items():
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield f"network {name}: nothing proves here that the owner of {found[0]}{more} is gone"
 
 
-def use(join: Join, item: Reservation) -> Use:
+def state_of(snapshot: Snapshot, item: Reservation) -> ReservationState:
     """Returns what a reservation is."""
     if item.file.residue:
-        return Use.EMPTY
+        return ReservationState.EMPTY
     if item.file.unreadable:
-        return Use.UNREADABLE
-    if not item.is_attachments:
-        return Use.REMARK if item.is_remark else Use.FOREIGN
-    if join.is_gone(item):
-        return Use.GONE
-    states = {pod.state for pod in join.pods_of(item.network, item.attachment)}
-    if join.is_configured(item) or states - {State.NO_CACHE, State.UNKNOWN}:
-        return Use.LIVING
+        return ReservationState.UNREADABLE
+    if not item.has_container:
+        return ReservationState.REMARK if item.is_remark else ReservationState.FOREIGN
+    if snapshot.is_gone(item):
+        return ReservationState.GONE
+    states = {pod.state for pod in snapshot.pods_of(item.network, item.attachment)}
+    if snapshot.is_configured(item) or states - {State.NO_CACHE, State.UNKNOWN}:
+        return ReservationState.LIVING
     if State.UNKNOWN in states:
-        return Use.UNKNOWN
+        return ReservationState.UNKNOWN
     # A container with several addresses gets them one after another.
-    return Use.NEW if any(own.is_young for own in join.reservations[item.network, item.attachment]) else Use.UNKNOWN
+    return (
+        ReservationState.NEW
+        if any(own.is_recent for own in snapshot.reservations[item.network, item.attachment])
+        else ReservationState.UNKNOWN
+    )
 
 
-def findings(join: Join, network: str = "") -> Iterator[Finding]:
+def findings(snapshot: Snapshot, network: str = "") -> Iterator[Finding]:
     """Yields what is wrong in the stores of a network, or of all, and with their attachments."""
-    for pool in _pools(join, network):
-        yield from _gone(join, pool)
-        yield from _foreign(join, pool)
-        yield from _full(join, pool)
+    for pool in _pools(snapshot, network):
+        yield from _gone(snapshot, pool)
+        yield from _foreign(snapshot, pool)
+        yield from _full(snapshot, pool)
         yield from _index(pool)
-    living = [pod for pod in join.pods if not pod.leaked and pod.state is not State.NO_CACHE]
-    yield from _unreserved(join, [pod for pod in living if network in ("", pod.network)])
-    yield from _twice(join, living, network)
+    living = [pod for pod in snapshot.pods if not pod.leaked and pod.state is not State.NO_CACHE]
+    yield from _unreserved(snapshot, [pod for pod in living if network in ("", pod.network)])
+    yield from _twice(snapshot, living, network)
 
 
-def _pools(join: Join, network: str) -> Iterator[Pool]:
-    return (pool for pool in join.books.pools if network in ("", pool.network))
+def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:
+    return (pool for pool in snapshot.records.pools if network in ("", pool.network))
 
 
-def _gone(join: Join, pool: Pool) -> Iterator[Finding]:
+def _gone(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
     for item in pool.reservations:
-        if use(join, item) is Use.GONE:
+        if state_of(snapshot, item) is ReservationState.GONE:
             what = f"{item.file.name} is reserved for {_name(item.attachment)}, which is gone"
-            cure = f"podwire ipam free {item.file.name} {pool.network}"
-            yield Finding("gone", pool.network, item.file.name, what, cure)
+            fix = f"podwire ipam free {item.file.name} {pool.network}"
+            yield Finding("gone", pool.network, item.file.name, what, fix)
 
 
-def _foreign(join: Join, pool: Pool) -> Iterator[Finding]:
+def _foreign(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
     directory = pool.store().directory
     for name in pool.foreign:
         yield Finding("foreign", pool.network, "", f"{directory}/{name} is none of host-local's files", "move it away")
     for item in pool.reservations:
         own = item.file.name
-        if use(join, item) is Use.FOREIGN:
+        if state_of(snapshot, item) is ReservationState.FOREIGN:
             what = f"{directory}/{own} names no container, so that the address is given to nobody"
-            cure = f"podwire ipam free {own} {pool.network} --force"
-            yield Finding("foreign", pool.network, own, what, cure)
+            fix = f"podwire ipam free {own} {pool.network} --force"
+            yield Finding("foreign", pool.network, own, what, fix)
         elif str(item.address) != own:
             what = f"{directory}/{own} is not how host-local writes {item.address}: it may give that address again"
-            cure = f"mv -n {quote(f'{directory}/{own}')} {quote(f'{directory}/{item.address}')}"
-            yield Finding("foreign", pool.network, own, what, cure)
+            fix = f"mv -n {quote(f'{directory}/{own}')} {quote(f'{directory}/{item.address}')}"
+            yield Finding("foreign", pool.network, own, what, fix)
 
 
-def _full(join: Join, pool: Pool) -> Iterator[Finding]:
+def _full(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
     for own in pool.range_sets:
         in_use = pool.in_use(own)
         if in_use * 100 < own.size * _FULL_PERCENT:
             continue
         ours = (item for item in pool.reservations if item.address.version == own.version)
-        gone = sum(own.holds(int(item.address)) for item in ours if join.is_gone(item))
+        gone = sum(own.holds(int(item.address)) for item in ours if snapshot.is_gone(item))
         free = f"podwire ipam free --gone {pool.network} frees {gone}" if gone else "none of them is of somebody gone"
         what = f"{in_use} of {own.size} addresses of {own} are in use"
         yield Finding("full", pool.network, "", what, f"{free}; give the network a larger range")
@@ -211,16 +215,16 @@ def _index(pool: Pool) -> Iterator[Finding]:
         yield Finding("index", pool.network, wrong[0], what, f"rm {quote(index)} (it is written anew)")
 
 
-def _unreserved(join: Join, pods: Iterable[Pod]) -> Iterator[Finding]:
+def _unreserved(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[Finding]:
     """Yields the addresses that living attachments have and that are not reserved for them."""
     for pod in pods:
-        pools = list(_pools(join, pod.network))
-        inside = join.kernel.insides.get(pod.netns)
+        pools = list(_pools(snapshot, pod.network))
+        inside = snapshot.kernel.namespaces.get(pod.netns)
         for text in pod.addresses:
             own = ip_interface(text).ip
             if not any(range_set.range_of(own) for pool in pools for range_set in pool.range_sets):
                 continue
-            places = {found.path for found, _ in join.kernel.configured.get(own, ())}
+            places = {found.path for found, _ in snapshot.kernel.interfaces_by_address.get(own, ())}
             if inside and inside.links is not None and inside.path not in places:
                 continue  # it has lost the address, which is nobody's then
             yield from _owned_by_another(pod, own, pools)
@@ -234,16 +238,16 @@ def _owned_by_another(pod: Pod, own: Address, pools: Iterable[Pool]) -> Iterator
     owner = _name(pod.attachment)
     if found:
         what = f"{own} is in use by {owner}, but reserved for {_name(found[0].attachment)}"
-        cure = "remove both and create them again"
-        yield Finding("of another", pod.network, str(own), what, cure)
+        fix = "remove both and create them again"
+        yield Finding("of another", pod.network, str(own), what, fix)
     else:
-        cure = "remove it and create it again: the address may be given to another"
-        yield Finding("not reserved", pod.network, str(own), f"{own} is in use by {owner}, but not reserved", cure)
+        fix = "remove it and create it again: the address may be given to another"
+        yield Finding("not reserved", pod.network, str(own), f"{own} is in use by {owner}, but not reserved", fix)
 
 
-def _twice(join: Join, living: Iterable[Pod], network: str) -> Iterator[Finding]:
+def _twice(snapshot: Snapshot, living: Iterable[Pod], network: str) -> Iterator[Finding]:
     """Yields the addresses that two living attachments of a network, or on one bridge, have."""
-    bridges = {pod.network: pod.bridge for pod in join.pods if pod.bridge}
+    bridges = {pod.network: pod.bridge for pod in snapshot.pods if pod.bridge}
     found: dict[tuple[str, str], list[Pod]] = {}
     for pod in living:
         for text in pod.addresses:
@@ -254,9 +258,9 @@ def _twice(join: Join, living: Iterable[Pod], network: str) -> Iterator[Finding]
     for (_, address), pods in found.items():
         if len(pods) > 1 and network in ("", *(pod.network for pod in pods)):
             owners = " and ".join(_name(pod.attachment) for pod in pods)
-            cure = "remove all but one of them and create them again"
-            yield Finding("twice", pods[0].network, address, f"{address} is in use by {owners}", cure)
+            fix = "remove all but one of them and create them again"
+            yield Finding("twice", pods[0].network, address, f"{address} is in use by {owners}", fix)
 
 
 def _name(attachment: Attachment) -> str:
-    return f"container {short(attachment.container_id)}{f' {attachment.ifname}' if attachment.ifname else ''}"
+    return f"container {short_id(attachment.container_id)}{f' {attachment.ifname}' if attachment.ifname else ''}"

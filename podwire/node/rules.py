@@ -51,7 +51,7 @@ class Rules:
         return {port for name in names for port in self._ports.get(name, ())}
 
 
-def look() -> Rules:
+def read_rules() -> Rules:
     """Reads all rules; what cannot be read is told."""
     found: list[Owned] = []
     unseen: list[str] = []

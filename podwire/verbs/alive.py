@@ -15,11 +15,11 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments
 from podwire.attachments import Known
-from podwire.node import books
-from podwire.node.books import Places
-from podwire.node.join import Join
-from podwire.node.look import joined
+from podwire.node import records
+from podwire.node.inspection import read_snapshot
 from podwire.node.model import State
+from podwire.node.records import Directories
+from podwire.node.snapshot import Snapshot
 from podwire.output import counted
 
 _RUNNING = {Presence.HERE, Presence.ELSEWHERE}
@@ -32,22 +32,22 @@ class Living:
     `forced` are containers that the operator knows to be gone.
     """
 
-    join: Join
-    places: Places
+    snapshot: Snapshot
+    places: Directories
     network: str
     forced: frozenset[str] = frozenset()
 
     @classmethod
-    def looked_at(cls, places: Places, network: str, forced: Iterable[str] = ()) -> Living:
+    def looked_at(cls, places: Directories, network: str, forced: Iterable[str] = ()) -> Living:
         """Looks at the node; raises CniError(4) for a forced container that is running or has no attachment."""
-        found = cls(joined(places, rules=False), places, network, frozenset(forced))
+        found = cls(read_snapshot(places, rules=False), places, network, frozenset(forced))
         for name in sorted(found.forced):
             found._require_forcible(name)
         return found
 
     def presence(self, one: Known) -> Presence:
         """Returns whether an attachment's namespace exists, by its path and the kernel's interfaces."""
-        return self.join.presences.by_file.get(one.path, one.presence)
+        return self.snapshot.presences.by_file.get(one.path, one.presence)
 
     def is_gone(self, one: Known) -> bool:
         """Tells whether an attachment is to be collected: proven gone, or forced."""
@@ -61,20 +61,20 @@ class Living:
 
     def unlisted(self) -> list[Attachment]:
         """Returns those of them that the cache does not know."""
-        fresh = replace(self.join, books=books.read(self.places))
+        fresh = replace(self.snapshot, records=records.read_records(self.places))
         own = (pod for pod in fresh.pods if pod.network == self.network and pod.state is State.NO_CACHE)
         return sorted(pod.attachment for pod in own if not pod.leaked and pod.attachment.ifname)
 
     def require_proof(self) -> None:
         """Raises CniError(5) if nothing proves whether an attachment is running, unless `forced` names containers."""
-        own = (item for item in self.join.books.known if item.network_name == self.network and item.netns)
-        unproven = [item for item in own if self.presence(item) is Presence.UNKNOWN]
-        if not unproven or self.forced:
+        own = (item for item in self.snapshot.records.cached if item.network_name == self.network and item.netns)
+        unproven_owners = [item for item in own if self.presence(item) is Presence.UNKNOWN]
+        if not unproven_owners or self.forced:
             return
-        first = unproven[0]
-        number = counted(len(unproven), "attachment")
+        first = unproven_owners[0]
+        number = counted(len(unproven_owners), "attachment")
         where = f'{number} of "{self.network}" may be running: {first.netns} is missing here'
-        hidden = self.join.presences.hidden_ports(self.network)
+        hidden = self.snapshot.presences.hidden_ports(self.network)
         if first.presence is Presence.GONE and hidden:
             why = f"but {hidden[0].name} leads into a network namespace that cannot be seen from here"
         else:
@@ -84,7 +84,7 @@ class Living:
 
     def _require_forcible(self, container_id: str) -> None:
         """Raises CniError(4) for a container that is proven to be running, or that the cache does not know."""
-        own = [item for item in self.join.books.known if item.network_name == self.network]
+        own = [item for item in self.snapshot.records.cached if item.network_name == self.network]
         judged = {self.presence(item) for item in own if item.attachment.container_id == container_id}
         if not judged:
             msg = f'--force: the cache knows no container {container_id} of "{self.network}"'

@@ -9,9 +9,9 @@ from ipaddress import ip_address
 import pytest
 
 from ipam.host_local.store import Store
-from podwire.node import freeing
-from podwire.node.books import Places
-from podwire.node.look import joined
+from podwire.node import release
+from podwire.node.inspection import read_snapshot
+from podwire.node.records import Directories
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
 from tests.support.namespaces import lose
@@ -274,14 +274,14 @@ def test_a_reservation_that_changed_meanwhile_is_kept(node, sandbox):
     node.attach(sandbox)
     path = reserve(node, f"{NET}.15", b"dead\r\neth0")
     with node.host.entered():
-        where = Places(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
-        join = joined(where, rules=False)
-        chosen = [item for pool in join.books.pools for item in pool.reservations if item.file.name == path.name]
-        assert freeing.refusal(join, chosen[0]) == ""
+        where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
+        snapshot = read_snapshot(where, rules=False)
+        chosen = [item for pool in snapshot.records.pools for item in pool.reservations if item.file.name == path.name]
+        assert release.refusal_reason(snapshot, chosen[0]) == ""
         path.unlink()
         reserve(node, f"{NET}.15", b"dead\r\neth0", old=False)
         for force in (False, True):
-            (outcome,) = freeing.free(join, chosen, where.cache_dir, force=force)
+            (outcome,) = release.release(snapshot, chosen, where.cache_dir, force=force)
             assert "anew" in outcome.reason
     assert path.exists()
 
@@ -292,11 +292,11 @@ def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, n
     other = new_sandbox()
     path = reserve(node, f"{NET}.15", f"{other.name}\r\neth0".encode())
     with node.host.entered():
-        where = Places(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
-        join = joined(where, rules=False)
-        chosen = [item for pool in join.books.pools for item in pool.reservations if item.file.name == path.name]
+        where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
+        snapshot = read_snapshot(where, rules=False)
+        chosen = [item for pool in snapshot.records.pools for item in pool.reservations if item.file.name == path.name]
         node.remember(other, {}, {})
-        (outcome,) = freeing.free(join, chosen, where.cache_dir, force=False)
+        (outcome,) = release.release(snapshot, chosen, where.cache_dir, force=False)
     assert "cache meanwhile" in outcome.reason
     assert path.exists()
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from podwire.node.model import short
+from podwire.node.model import short_id
 from tests.netns.conftest import NFTABLES
 from tests.support import binaries, libcni
 from tests.support.attaching import address, host_end
@@ -109,8 +109,8 @@ def test_a_host_port_without_its_rule_is_told(node, sandbox):
 
 def test_names_are_whole_and_large_ranges_short(host, tmp_path, sandbox):
     """A container's name that is no hash is not cut off, and a range of 2^64 addresses is told so."""
-    assert short("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"
-    assert short("default-three") == "default-three"
+    assert short_id("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"
+    assert short_id("default-three") == "default-three"
     clinic = Clinic(host, tmp_path)
     clinic.attach(clinic.sample("20-dual-stack.conflist"), sandbox)
     assert " of 2^64\n" in clinic.podwire("show").stdout

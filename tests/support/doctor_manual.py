@@ -33,7 +33,7 @@ def made(text: str) -> str:
 
 def _rows(faults: list[Fault]) -> str:
     lines = ["| finding | severity | meaning | cure |", "|---|---|---|---|"]
-    lines += [f"| `{one.name}` | {one.severity.value} | {one.meaning} | {one.cure} |" for one in faults]
+    lines += [f"| `{one.name}` | {one.severity.value} | {one.meaning} | {one.fix} |" for one in faults]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podwire.lint import directory
-from podwire.lint.page import Page
+from podwire.lint.source import SourceFile
 from podwire.main import PLUGINS
 
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/16"}]]}
@@ -19,7 +19,7 @@ BRIDGE = {"type": "bridge", "isGateway": True, "ipam": IPAM}
 Told = tuple[str, str, str]
 
 
-def lint(path: Path, text: str | bytes | dict[str, Any]) -> Page:
+def lint(path: Path, text: str | bytes | dict[str, Any]) -> SourceFile:
     """Writes a file and checks it."""
     data = json.dumps(text) if isinstance(text, dict) else text
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -31,6 +31,6 @@ def network(*plugins: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {"cniVersion": "1.0.0", "name": "net", **keys, "plugins": list(plugins)}
 
 
-def told(page: Page) -> list[Told]:
+def told(page: SourceFile) -> list[Told]:
     """Returns what was found, as severity, key and text."""
     return [(str(found.severity), found.key, found.text) for found in page.findings]

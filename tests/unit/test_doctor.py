@@ -15,8 +15,8 @@ from cni.errors import CniError
 from kernel.address import Assigned
 from kernel.link import IFF_LOOPBACK, Link
 from podwire.doctor import addresses, kernel, links
-from podwire.doctor.checks import CHECKS, examined
-from podwire.doctor.finding import UNSEEN, Finding, Severity, causes_only
+from podwire.doctor.checks import CHECKS, run_checks
+from podwire.doctor.finding import UNSEEN, Finding, Severity, without_consequences
 from podwire.doctor.node import Node, overlapping
 from podwire.main import PLUGINS
 from podwire.runtimes import Runtime
@@ -54,7 +54,7 @@ def settings(monkeypatch) -> dict[str, str]:
 def look(node: Node, name: str) -> list[Finding]:
     """Returns what a check finds that is not in order."""
     check = next(check for check in CHECKS if check.name == name)
-    return [one for one in check.look(node) if one.severity is not Severity.OK]
+    return [one for one in check.run(node) if one.severity is not Severity.OK]
 
 
 def test_the_manual_has_every_finding():
@@ -77,7 +77,7 @@ def test_connections_that_fill_their_table(node, settings, count, told):
     """A table of connections that is nine tenths full is told, with twice its size as the cure."""
     settings.update({"netfilter/nf_conntrack_count": count, "netfilter/nf_conntrack_max": "1000"})
     expected = [("conntrack-full", "sysctl -w net/netfilter/nf_conntrack_max=2000")] if told else []
-    assert [(one.name, one.cure) for one in look(node, "connections")] == expected
+    assert [(one.name, one.fix) for one in look(node, "connections")] == expected
 
 
 def test_more_pods_than_neighbours(node, settings, tmp_path):
@@ -91,7 +91,7 @@ def test_more_pods_than_neighbours(node, settings, tmp_path):
         body += '"result": {"cniVersion": "1.0.0", %s}}' % (ip % number)
         (results / f"net-c{number}-eth0").write_text(body)
     (found,) = look(node, "neighbours")
-    assert (found.name, found.cure) == ("neighbours-full", "sysctl -w net/ipv4/neigh/default/gc_thresh3=8")
+    assert (found.name, found.fix) == ("neighbours-full", "sysctl -w net/ipv4/neigh/default/gc_thresh3=8")
 
 
 @pytest.mark.parametrize(("accept", "told"), [("1", True), ("2", False), ("0", False)])
@@ -103,7 +103,7 @@ def test_a_default_route_that_runs_out(node, settings, monkeypatch, tmp_path, ac
     monkeypatch.setattr(kernel, "_ROUTES6", str(routes))
     settings.update({"ipv6/conf/all/forwarding": "1", "ipv6/conf/eth0/accept_ra": accept})
     expected = [("router-advertisements-ignored", "sysctl -w net/ipv6/conf/eth0/accept_ra=2")] if told else []
-    assert [(one.name, one.cure) for one in look(node, "advertisements")] == expected
+    assert [(one.name, one.fix) for one in look(node, "advertisements")] == expected
 
 
 @pytest.mark.parametrize(("kind", "name"), [("nfs4", "store-shared"), ("tmpfs", "store-in-memory"), ("ext4", "")])
@@ -162,7 +162,7 @@ def test_what_cannot_be_looked_at_stops_nothing(node, monkeypatch):
         raise PermissionError(13, "Permission denied", name)
 
     monkeypatch.setattr(kernel.sysctl, "get", fail)
-    found = [(check.group, one) for check, one in examined(node)]
+    found = [(check.group, one) for check, one in run_checks(node)]
     unseen = [one for group, one in found if group == "kernel" and one.name == "not-seen"]
     assert unseen
     assert all(one.severity is Severity.NOTE and "Permission denied" in one.text for one in unseen)
@@ -185,7 +185,7 @@ def with_runtime(node: Node, *places: Path, **keys: object) -> None:
 
 def directories(node: Node) -> list[tuple[str, str]]:
     """Returns name and fix of what the check finds."""
-    return [(one.name, one.cure) for one in look(node, "directories")]
+    return [(one.name, one.fix) for one in look(node, "directories")]
 
 
 def test_a_runtime_that_runs_the_plugins_of_another_directory(node, tmp_path):
@@ -287,7 +287,7 @@ def test_a_bridge_whose_address_follows_from_its_ports(node, monkeypatch, tmp_pa
     monkeypatch.setattr(links, "_SYS", str(tmp_path))
     bridge = links.Link(7, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
     (found,) = links._mac(node, item, bridge)
-    assert (found.name, found.cure) == ("bridge-address-changes", "ip link set cni0 address 02:00:00:00:00:01")
+    assert (found.name, found.fix) == ("bridge-address-changes", "ip link set cni0 address 02:00:00:00:00:01")
     (about / "addr_assign_type").write_text("3\n")
     assert list(links._mac(node, item, bridge)) == []
     (about / "ifindex").write_text("8\n")
@@ -327,7 +327,7 @@ def test_the_host_keeps_the_addresses_that_it_needs(node, tmp_path, name, flags,
     node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
     node.addresses = {1: (Assigned(bytes([10, 9, 0, 2]), 24, 0),)}
     (found,) = look(node, "twice")
-    assert found.cure.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; only if")
+    assert found.fix.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; only if")
 
 
 @pytest.mark.parametrize("version", ["", "1", "$(id)", "1.0.0.0", "9.9.9"])
@@ -335,7 +335,7 @@ def test_a_version_that_is_none_stops_nothing(node, version):
     """The plugins of a network of whatever version are asked for their STATUS, and those of the next one, too."""
     text = LIST % '"subnet": "10.9.0.0/24"'
     Path(node.conf_dir, "05.conflist").write_text(text.replace("1.0.0", version).replace('"net"', '"odd"'))
-    told = {one.subject for check in CHECKS if check.name == "status" for one in check.look(node)}
+    told = {one.subject for check in CHECKS if check.name == "status" for one in check.run(node)}
     assert told == {"odd: bridge", "net: bridge"}
 
 
@@ -353,7 +353,7 @@ def test_a_net_d_that_is_no_directory(node, tmp_path):
     Path(node.conf_dir).touch()
     (found,) = look(node, "files")
     assert (found.severity, found.text) == (Severity.PROBLEM, "it is no directory")
-    assert found.cure == f"mv '{node.conf_dir}' '{node.conf_dir}'.old; mkdir '{node.conf_dir}'"
+    assert found.fix == f"mv '{node.conf_dir}' '{node.conf_dir}'.old; mkdir '{node.conf_dir}'"
 
 
 def test_names_of_the_cache_are_no_commands(node, tmp_path):
@@ -367,4 +367,8 @@ def test_a_consequence_of_another_fault_is_left_out():
     cause = Finding(Severity.PROBLEM, "bridge-down", "net", "down", objects=("cni0",))
     other = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth2", "cni1"))
     check = CHECKS[0]
-    assert causes_only([(check, consequence), (check, cause), (check, other)]) == [(check, cause), (check, other)]
+    findings = [(check, consequence), (check, cause), (check, other)]
+    assert without_consequences(findings) == [
+        (check, cause),
+        (check, other),
+    ]

@@ -41,7 +41,7 @@ os._exit(0)
 
 def look(node: Node) -> list[Finding]:
     """Returns what the check of locks finds."""
-    return [one for check in CHECKS if check.name == "locks" for one in check.look(node)]
+    return [one for check in CHECKS if check.name == "locks" for one in check.run(node)]
 
 
 def test_who_holds_the_lock(node, monkeypatch, tmp_path):
@@ -54,7 +54,7 @@ def test_who_holds_the_lock(node, monkeypatch, tmp_path):
         assert look(node) == []
         monkeypatch.setattr(addresses, "_LONG_S", -1.0)
         (found,) = look(node)
-    assert (found.name, found.cure) == ("lock-held", f"kill {os.getpid()}")
+    assert (found.name, found.fix) == ("lock-held", f"kill {os.getpid()}")
     assert look(node) == []
 
 
@@ -70,5 +70,5 @@ def test_a_lock_whose_taker_has_ended(node, monkeypatch, tmp_path):
             (found,) = look(node)
         finally:
             os.kill(holder, signal.SIGKILL)
-    assert (found.subject, found.cure) == ("iptables", f"kill {holder}")
+    assert (found.subject, found.fix) == ("iptables", f"kill {holder}")
     assert f"{path} is held by process {holder} (sleep 60)" in found.text

@@ -11,7 +11,7 @@ import pytest
 from cni.errors import CniError
 from podwire import networks
 from podwire.lint import directory
-from podwire.lint.directory import Linted
+from podwire.lint.directory import LintResult
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
 
@@ -28,14 +28,14 @@ def network(name: str, *plugins: dict[str, Any]) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": plugins})
 
 
-def lint(place: Path, **files: str) -> Linted:
+def lint(place: Path, **files: str) -> LintResult:
     """Checks a directory of files, their names' dots written as two underscores."""
     for name, text in files.items():
         (place / name.lstrip("f").replace("__", ".").replace("_", "-")).write_text(text)
     return directory.lint_directory(str(place), PLUGINS, ())
 
 
-def told(linted: Linted) -> list[tuple[str, str, str]]:
+def told(linted: LintResult) -> list[tuple[str, str, str]]:
     return [
         (os.path.basename(page.path), str(found.severity), found.text)
         for page in linted.pages
@@ -43,7 +43,7 @@ def told(linted: Linted) -> list[tuple[str, str, str]]:
     ]
 
 
-def winner(linted: Linted) -> str:
+def winner(linted: LintResult) -> str:
     return os.path.basename(linted.winner.path) if linted.winner else ""
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cni import gojson
 from podwire.lint import positions
-from podwire.lint.positions import MisreadError, Node
+from podwire.lint.positions import JsonSyntaxError, Node
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -49,12 +49,12 @@ def agree(data: bytes) -> None:
     except ValueError as error:
         expected = error
     if isinstance(expected, ValueError):
-        with pytest.raises(MisreadError) as caught:
-            positions.read(data)
+        with pytest.raises(JsonSyntaxError) as caught:
+            positions.parse(data)
         assert 0 <= caught.value.offset <= len(data.decode("utf-8", "replace"))
-        assert positions.place(data, caught.value.offset).column >= 1
+        assert positions.position(data, caught.value.offset).column >= 1
         return
-    document = positions.read(data)
+    document = positions.parse(data)
     assert repr(plain(document.root)) == repr(expected)
     for _, node in positions.walk(document.root):
         inner = gojson.loads(document.text[node.start : node.end].encode("utf-8", "replace"))
@@ -91,7 +91,7 @@ def test_values_and_values_with_a_fault_are_read_alike(value, indent, data):
 def test_depth_is_no_limit():
     """Nesting that the plain reader refuses is read without an end of the stack."""
     depth = 100_000
-    document = positions.read(b"[" * depth + b"]" * depth)
+    document = positions.parse(b"[" * depth + b"]" * depth)
     assert document.root.end == 2 * depth
 
 
@@ -129,9 +129,9 @@ def test_depth_is_no_limit():
 )
 def test_what_is_no_json_is_told_with_its_place(text, place, problem, hint):
     """The usual mistakes are told with line and column, in words of their own."""
-    with pytest.raises(MisreadError) as caught:
-        positions.read(text.encode())
-    assert positions.place(text.encode(), caught.value.offset) == place
+    with pytest.raises(JsonSyntaxError) as caught:
+        positions.parse(text.encode())
+    assert positions.position(text.encode(), caught.value.offset) == place
     assert problem in caught.value.problem
     assert hint in caught.value.hint
 
@@ -139,11 +139,11 @@ def test_what_is_no_json_is_told_with_its_place(text, place, problem, hint):
 def test_a_path_leads_to_the_place_of_its_name():
     """Names may have dots, another case and repetitions; what does not exist is not found."""
     text = '{\n "ipam": {"ranges": [[{"subnet": "a"}]]},\n "sysctl": {"net.a": 1},\n "MTU": 1, "mtu": 2}'
-    document = positions.read(text.encode())
+    document = positions.parse(text.encode())
 
     def at(path: str) -> Any:
         offset = document.offset(path)
-        return None if offset is None else tuple(document.place(offset))
+        return None if offset is None else tuple(document.position(offset))
 
     assert at("ipam.ranges[0][0].subnet") == (2, 24)
     assert at("ipam.ranges[0]") == (2, 22)

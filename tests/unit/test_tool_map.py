@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from podwire import map_svg
-from podwire.node.model import HostInterface, HostPort, Leak, NetworkSeen, Node, Pod, State, rate
+from podwire.node.model import HostInterface, HostPort, Leak, Node, NodeNetwork, Pod, State, format_rate
 
 SVG = "{http://www.w3.org/2000/svg}"
-NETWORK = NetworkSeen("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",))
+NETWORK = NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",))
 BRIDGE = HostInterface("cni0", ("10.22.0.1/24",), ("veth1",))
 
 
@@ -102,7 +102,7 @@ def test_any_text_makes_a_picture(name, other):
 )
 def test_rates_are_for_a_person(bits, text):
     """A rate is told in the largest unit that it fills."""
-    assert rate(bits) == text
+    assert format_rate(bits) == text
 
 
 def test_the_document_can_be_written():

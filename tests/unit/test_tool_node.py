@@ -1,4 +1,4 @@
-"""Who lives and what is leaked, decided on books, kernel and rules that are made up: no root is needed."""
+"""Who lives and what is leaked, decided on records, kernel and rules that are made up: no root is needed."""
 
 import time
 from dataclasses import replace
@@ -14,13 +14,13 @@ from kernel.netfilter import nft_owner
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, Owned
 from podwire.attachments import Known
 from podwire.networks import Network
-from podwire.node.books import Books, Pool, Reservation
-from podwire.node.freeing import refusal
-from podwire.node.join import Join
-from podwire.node.leaks import leaks
-from podwire.node.links import Inside, Kernel
-from podwire.node.reservations import Use, findings, use
+from podwire.node.leaks import find_leaks
+from podwire.node.links import Kernel, NetworkNamespace
+from podwire.node.records import Pool, Records, Reservation
+from podwire.node.release import refusal_reason
+from podwire.node.reservations import ReservationState, findings, state_of
 from podwire.node.rules import Rules
+from podwire.node.snapshot import Snapshot
 
 NET = Network("net", "1.1.0", ({"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": True}}))
 MINUTES_AGO_NS = 600 * 10**9
@@ -31,7 +31,7 @@ def link(index, name, *, kind="veth", master=0, lower=0, lower_nsid=None, alias=
 
 
 HOST = (link(2, "cni0", kind="bridge"), link(7, "veth1", master=2, lower=3, lower_nsid=0))
-POD = Inside("/run/netns/a", 0, {"eth0": link(3, "eth0", lower=7)}, {3: (ip_interface("10.22.0.2/24"),)})
+POD = NetworkNamespace("/run/netns/a", 0, {"eth0": link(3, "eth0", lower=7)}, {3: (ip_interface("10.22.0.2/24"),)})
 
 
 def known(container_id="a", *, lives=True, netns="/run/netns/a", address="10.22.0.2/24"):
@@ -47,13 +47,13 @@ def reserved(name, owner, *, old=True, before_boot=False):
 
 def join(*, cached=None, reservations=(), kernel=None, rules=(), whole=True):
     pool = Pool("/d", "net", tuple(reservations))
-    books = Books((), {"net": NET}, (known(),) if cached is None else tuple(cached), (pool,), (), whole)
+    records = Records((), {"net": NET}, (known(),) if cached is None else tuple(cached), (pool,), (), whole)
     seen = kernel or Kernel(HOST, {}, {POD.path: POD})
-    return Join(books, seen, Rules(tuple(rules)), "/nonexistent")
+    return Snapshot(records, seen, Rules(tuple(rules)), "/nonexistent")
 
 
 def kinds(own):
-    return {leak.kind for leak in leaks(own)}
+    return {leak.kind for leak in find_leaks(own)}
 
 
 def rule(container_id, what=FIREWALL):
@@ -79,28 +79,28 @@ def test_an_index_alone_proves_nothing():
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({}, Use.GONE),
-        ({"reservations": [reserved("10.22.0.9", b"not a name")]}, Use.REMARK),
-        ({"reservations": [reserved("10.22.0.9", b"")]}, Use.FOREIGN),
-        ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, Use.LIVING),
-        ({"reservations": [reserved("10.22.0.9", b"a")]}, Use.LIVING),  # a legacy one, without interface
-        ({"reservations": [reserved("10.22.0.2", b"x\r\neth0")]}, Use.LIVING),  # configured in a namespace
+        ({}, ReservationState.GONE),
+        ({"reservations": [reserved("10.22.0.9", b"not a name")]}, ReservationState.REMARK),
+        ({"reservations": [reserved("10.22.0.9", b"")]}, ReservationState.FOREIGN),
+        ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, ReservationState.LIVING),
+        ({"reservations": [reserved("10.22.0.9", b"a")]}, ReservationState.LIVING),  # a legacy one, without interface
+        ({"reservations": [reserved("10.22.0.2", b"x\r\neth0")]}, ReservationState.LIVING),  # configured in a namespace
     ],
 )
 def test_what_a_reservation_is(keys, expected):
     """A reservation is gone only if neither the cache nor a namespace says otherwise."""
     own = join(**{"reservations": [reserved("10.22.0.9", b"x\r\neth0")], **keys})
-    ((item,),) = (pool.reservations for pool in own.books.pools)
-    assert use(own, item) is expected
-    assert bool(refusal(own, item)) is (expected is not Use.GONE)
+    ((item,),) = (pool.reservations for pool in own.records.pools)
+    assert state_of(own, item) is expected
+    assert bool(refusal_reason(own, item)) is (expected is not ReservationState.GONE)
 
 
 def test_a_young_reservation_is_new():
     """One that was made within a minute may be of an ADD that is under way."""
     own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0", old=False)])
-    ((item,),) = (pool.reservations for pool in own.books.pools)
-    assert use(own, item) is Use.NEW
-    assert refusal(own, item)
+    ((item,),) = (pool.reservations for pool in own.records.pools)
+    assert state_of(own, item) is ReservationState.NEW
+    assert refusal_reason(own, item)
 
 
 def test_whose_address_is_configured_is_not_leaked():
@@ -112,20 +112,20 @@ def test_whose_address_is_configured_is_not_leaked():
 
 def test_who_cannot_look_everywhere_does_not_call_it_gone():
     """Where a pod's namespace could not be entered an unknown reservation is not called gone."""
-    blind = Kernel(HOST, {}, {POD.path: Inside(POD.path, 0)})
+    blind = Kernel(HOST, {}, {POD.path: NetworkNamespace(POD.path, 0)})
     own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0")], kernel=blind)
-    ((item,),) = (pool.reservations for pool in own.books.pools)
-    assert use(own, item) is Use.UNKNOWN
+    ((item,),) = (pool.reservations for pool in own.records.pools)
+    assert state_of(own, item) is ReservationState.UNKNOWN
     before = join(reservations=[reserved("10.22.0.9", b"x\r\neth0", before_boot=True)], kernel=blind)
-    ((item,),) = (pool.reservations for pool in before.books.pools)
-    assert use(before, item) is Use.GONE
+    ((item,),) = (pool.reservations for pool in before.records.pools)
+    assert state_of(before, item) is ReservationState.GONE
 
 
 def test_who_is_not_on_the_host_calls_nothing_gone():
     """In a namespace that no veth leads out of, and without a cache, an unknown reservation is not called gone."""
     own = join(reservations=[reserved("10.22.0.9", b"x\r\neth0")], kernel=Kernel(HOST[:1]), cached=())
-    ((item,),) = (pool.reservations for pool in own.books.pools)
-    assert use(own, item) is Use.UNKNOWN
+    ((item,),) = (pool.reservations for pool in own.records.pools)
+    assert state_of(own, item) is ReservationState.UNKNOWN
     assert kinds(own) == set()
 
 
@@ -150,12 +150,12 @@ def test_rules_that_name_the_container_only_are_its():
     """A rule of the reference, which tells the container and nothing else, is marked only when that is dead."""
     living, dead = (Owned(HOST_PORT, NFTABLES, "chain", container_id=name, about="80/tcp") for name in ("a", "d"))
     assert kinds(join(rules=[living])) == set()
-    found = leaks(join(rules=[living, dead], cached=(known(), known("d", lives=False, netns="/run/netns/d"))))
-    assert [leak.what for leak in found if leak.kind == HOST_PORT] == ["host port 80/tcp (nftables: chain)"]
+    found = find_leaks(join(rules=[living, dead], cached=(known(), known("d", lives=False, netns="/run/netns/d"))))
+    assert [leak.description for leak in found if leak.kind == HOST_PORT] == ["host port 80/tcp (nftables: chain)"]
 
 
 STRANGER = link(9, "veth0a1b2c3d", master=2, lower=3, lower_nsid=1)
-THERE = Inside("/run/netns/x", 1, {"eth0": link(3, "eth0", lower=9)})
+THERE = NetworkNamespace("/run/netns/x", 1, {"eth0": link(3, "eth0", lower=9)})
 
 
 def kernel_with(*more, there=THERE):
@@ -166,7 +166,7 @@ def test_veths_of_nobody_are_leaks_if_both_ends_are_seen():
     """A port of our bridge that no attachment has is marked, unless it leads where we cannot look."""
     assert kinds(join(kernel=kernel_with(STRANGER))) == {"veth"}
     assert kinds(join(kernel=kernel_with(STRANGER, there=None))) == set()
-    assert kinds(join(kernel=kernel_with(STRANGER, there=Inside(THERE.path, 1)))) == set()
+    assert kinds(join(kernel=kernel_with(STRANGER, there=NetworkNamespace(THERE.path, 1)))) == set()
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_veths_may_be_of_any_network_of_their_bridge():
     """On a bridge of two networks a veth is marked only where books are kept of both."""
     own = join(kernel=kernel_with(STRANGER))
     other = Network("other", "1.1.0", NET.plugins)
-    books = replace(own.books, networks={"other": other, "net": NET})
-    assert kinds(replace(own, books=books)) == set()
+    records = replace(own.records, networks={"other": other, "net": NET})
+    assert kinds(replace(own, records=records)) == set()
 
 
 def test_the_veth_of_an_add_under_way_is_no_leak():
@@ -219,9 +219,10 @@ def test_cures_can_be_pasted():
     hostile = Owned(FIREWALL, NFTABLES, "set x", b"mark", "net", "x; reboot", "eth0")
     own = join(rules=[hostile])
     old = Network("net", "1.0.0", NET.plugins)
-    own = Join(Books((), {"net": old}, own.books.known, own.books.pools), own.kernel, own.rules, "/nonexistent")
-    (leak,) = leaks(own)
-    assert leak.cure == "podwire del net --container-id 'x; reboot' -i eth0"
+    records = Records((), {"net": old}, own.records.cached, own.records.pools)
+    own = Snapshot(records, own.kernel, own.rules, "/nonexistent")
+    (leak,) = find_leaks(own)
+    assert leak.fix == "podwire del net --container-id 'x; reboot' -i eth0"
 
 
 def test_an_odd_name_is_found():

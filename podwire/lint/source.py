@@ -15,7 +15,7 @@ from cni import gojson
 from cni.errors import CniError
 from podwire import networks
 from podwire.lint import positions
-from podwire.lint.positions import Document, MisreadError, Node
+from podwire.lint.positions import Document, JsonSyntaxError, Node
 from podwire.networks import Network
 from process import files
 
@@ -43,7 +43,7 @@ class Finding:
 
 
 @dataclass(eq=False)
-class Page:
+class SourceFile:
     """One file; without `document` it is no JSON, without `network` no runtime can use it."""
 
     path: str
@@ -56,23 +56,23 @@ class Page:
         self.findings.append(Finding(severity, 1, 1, "", text, hint))
 
     @property
-    def root(self) -> Spot | None:
+    def root(self) -> JsonObject | None:
         """The object in the file, if it is one."""
         if self.document is None or self.document.root.members is None:
             return None
-        return Spot(self, self.document, self.document.root)
+        return JsonObject(self, self.document, self.document.root)
 
-    def worst(self) -> Severity | None:
+    def worst_severity(self) -> Severity | None:
         """The worst severity found."""
         found = {item.severity for item in self.findings}
         return next((severity for severity in Severity if severity in found), None)
 
 
 @dataclass(frozen=True, eq=False)
-class Spot:
+class JsonObject:
     """An object in a file: paths are counted from it, `prefix` leads to it."""
 
-    page: Page
+    page: SourceFile
     document: Document
     node: Node
     prefix: str = ""
@@ -83,7 +83,7 @@ class Spot:
         while around and offset is None:
             offset = self.document.offset(around, self.node)
             around = around[: max(around.rfind("."), around.rfind("["), 0)]
-        line, column = self.document.place(self.node.start if offset is None else offset)
+        line, column = self.document.position(self.node.start if offset is None else offset)
         self.page.findings.append(Finding(severity, line, column, self.full(path), text, hint))
 
     def named_in(self, error: CniError) -> str:
@@ -100,10 +100,12 @@ class Spot:
         """Returns the path from the top of the file."""
         return ".".join(filter(None, (self.prefix, path))) if not path.startswith("[") else self.prefix + path
 
-    def below(self, path: str) -> Spot | None:
+    def below(self, path: str) -> JsonObject | None:
         """Returns the object under the key `path`, if it is one."""
         node = self.document.node(path, self.node)
-        return Spot(self.page, self.document, node, self.full(path)) if node and node.members is not None else None
+        return (
+            JsonObject(self.page, self.document, node, self.full(path)) if node and node.members is not None else None
+        )
 
     @property
     def value(self) -> dict[str, object]:
@@ -120,7 +122,7 @@ class Spot:
         return self.document.text[self.node.start : self.node.end].encode("utf-8", "replace")
 
 
-def read(path: str) -> Page:
+def read(path: str) -> SourceFile:
     """Reads a file; why it cannot be used is its first finding."""
     page, data = _bytes(path)
     if data is None or not _read_document(page, data):
@@ -141,7 +143,7 @@ def read(path: str) -> Page:
     return page
 
 
-def read_part(path: str) -> Page:
+def read_part(path: str) -> SourceFile:
     """Reads a file with one plugin of a network that is in another file."""
     page, data = _bytes(path)
     if data is not None:
@@ -149,8 +151,8 @@ def read_part(path: str) -> Page:
     return page
 
 
-def _bytes(path: str) -> tuple[Page, bytes | None]:
-    page = Page(path)
+def _bytes(path: str) -> tuple[SourceFile, bytes | None]:
+    page = SourceFile(path)
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
             return page, files.read(path, gojson.MAX_BYTES)
@@ -162,10 +164,10 @@ def _bytes(path: str) -> tuple[Page, bytes | None]:
     return page, None
 
 
-def _read_document(page: Page, data: bytes) -> bool:
+def _read_document(page: SourceFile, data: bytes) -> bool:
     try:
-        page.document = positions.read(data)
-    except MisreadError as error:
-        line, column = positions.place(data, error.offset)
+        page.document = positions.parse(data)
+    except JsonSyntaxError as error:
+        line, column = positions.position(data, error.offset)
         page.findings.append(Finding(Severity.ERROR, line, column, "", error.problem, error.hint))
     return page.document is not None

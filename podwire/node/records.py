@@ -30,12 +30,12 @@ from podwire.attachments import Known
 from podwire.networks import Network, NetworkFile
 
 _NS = 1_000_000_000
-YOUNG_NS = 60 * _NS  # an ADD may be under way: libcni writes its cache when the last plugin is done
+RECENT_NS = 60 * _NS  # an ADD may be under way: libcni writes its cache when the last plugin is done
 _BRIDGE = "cni0"  # the bridge plugin's default
 
 
 @dataclass(frozen=True)
-class Places:
+class Directories:
     """Where to look: net.d, the directory that has libcni's `results`, host-local's directory unless configured."""
 
     conf_dir: str
@@ -68,14 +68,14 @@ class Reservation:
         return bool(self.file.owner) and not VALID_NAME.fullmatch(self.attachment.container_id)
 
     @property
-    def is_attachments(self) -> bool:
+    def has_container(self) -> bool:
         """Tells whether it names a container."""
         return bool(self.file.owner) and not self.is_remark
 
     @property
-    def is_young(self) -> bool:
+    def is_recent(self) -> bool:
         """Tells whether it was made within the last minute, so that its ADD may still be under way."""
-        return time.time_ns() - self.file.made_ns < YOUNG_NS
+        return time.time_ns() - self.file.made_ns < RECENT_NS
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Books:
+class Records:
     """All of it; `unread` says in words what could not be read, `whole` whether all of the cache could be.
 
     `backups` are tuning's: directory, network, attachment.
@@ -108,40 +108,40 @@ class Books:
 
     files: tuple[NetworkFile, ...]
     networks: Mapping[str, Network]
-    known: tuple[Known, ...]
+    cached: tuple[Known, ...]
     pools: tuple[Pool, ...]
     unread: tuple[str, ...] = ()
-    whole: bool = True
+    is_cache_complete: bool = True
     backups: tuple[tuple[str, str, Attachment], ...] = ()
 
-    def knows(self, network: str) -> bool:
+    def has_network(self, network: str) -> bool:
         """Tells whether anything is written down of a network."""
-        named = (item.network_name for item in self.known)
+        named = (item.network_name for item in self.cached)
         stored = (pool.network for pool in self.pools if pool.reservations)
         return network in self.networks or network in {*named, *stored}
 
 
-def read(places: Places) -> Books:
+def read_records(directories: Directories) -> Records:
     """Reads everything; nothing that is missing or broken is an error."""
     unread: list[str] = []
     try:
-        files = networks.read_directory(places.conf_dir)
+        files = networks.read_directory(directories.conf_dir)
     except CniError as error:
         files = ()
         unread.append(error.msg)
     unread += [f"{file.path}: {file.problem.msg}" for file in files if file.problem and file.is_hidden]
-    known = tuple(attachments.known(places.cache_dir))
-    unread_cache = _unread_cache(places.cache_dir, known)
+    known = tuple(attachments.known(directories.cache_dir))
+    unread_cache = _unread_cache(directories.cache_dir, known)
     configured = networks.by_name(files)
     all_networks = [*configured.values(), *_made(known)]
-    pools = _pools(all_networks, places.data_dir, unread)
-    unread_cache += _missing_cache(places.cache_dir, pools)
+    pools = _pools(all_networks, directories.data_dir, unread)
+    unread_cache += _missing_cache(directories.cache_dir, pools)
     unread += unread_cache
     backups = tuple(_backups(all_networks, unread))
-    return Books(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
+    return Records(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
 
 
-def bridges(network: Network | None) -> tuple[str, ...]:
+def bridge_names(network: Network | None) -> tuple[str, ...]:
     """Returns the names of the bridges of a network."""
     found = (item for item in (network.plugins if network else ()) if item.get("type") == "bridge")
     return tuple(dict.fromkeys(str(item.get("bridge") or _BRIDGE) for item in found))
@@ -156,7 +156,7 @@ def _made(known: Iterable[Known]) -> list[Network]:
     return found
 
 
-def local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]:
+def host_local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]:
     """Returns the directory and ranges of each plugin that has host-local give its addresses; broken ones have none."""
     found = []
     for plugin in network.plugins:
@@ -192,7 +192,7 @@ def _missing_cache(cache_dir: str, pools: Iterable[Pool]) -> list[str]:
     """Returns a description of a cache that is missing although addresses are reserved for pods, [] if it exists."""
     directory = attachments.results_dir(cache_dir)
     items = (item for pool in pools for item in pool.reservations)
-    number = sum(item.is_attachments and not item.is_young for item in items)
+    number = sum(item.has_container and not item.is_recent for item in items)
     if not number or os.path.lexists(directory):
         return []
     return [f"the runtime's cache: {directory} is missing, and {number} addresses are reserved for pods"]
@@ -216,7 +216,7 @@ def _pools(found: Iterable[Network], default: str, unread: list[str]) -> tuple[P
     ranges: dict[tuple[str, str], tuple[RangeSet, ...]] = {}
     directories = {default: None}
     for network in found:
-        for data_dir, sets in local_pools(network):
+        for data_dir, sets in host_local_pools(network):
             directories[data_dir] = None
             if not ranges.get((data_dir, network.name)):
                 ranges[data_dir, network.name] = sets

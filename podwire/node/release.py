@@ -14,17 +14,17 @@ from itertools import groupby
 from cni.errors import CniError, Code
 from ipam.host_local.store import Reservations, Store
 from podwire import attachments
-from podwire.node.books import Reservation
-from podwire.node.join import Join
-from podwire.node.reservations import Use, use
+from podwire.node.records import Reservation
+from podwire.node.reservations import ReservationState, state_of
+from podwire.node.snapshot import Snapshot
 from process import signals
 
 _REFUSED = {
-    Use.REMARK: "it is a remark of the administrator's, who keeps the address",
-    Use.FOREIGN: "its file names nobody",
-    Use.NEW: "it was reserved less than a minute ago: an ADD may be under way",
-    Use.UNKNOWN: "its container may be running: not everything could be looked at from here",
-    Use.UNREADABLE: "its file cannot be read",
+    ReservationState.REMARK: "it is a remark of the administrator's, who keeps the address",
+    ReservationState.FOREIGN: "its file names nobody",
+    ReservationState.NEW: "it was reserved less than a minute ago: an ADD may be under way",
+    ReservationState.UNKNOWN: "its container may be running: not everything could be looked at from here",
+    ReservationState.UNREADABLE: "its file cannot be read",
 }
 
 
@@ -47,25 +47,25 @@ class Outcome:
         return {**found, "reason": self.reason} if self.reason else found
 
 
-def refusal(join: Join, item: Reservation) -> str:
+def refusal_reason(snapshot: Snapshot, item: Reservation) -> str:
     """Returns why a reservation is not to be released, "" when it may be."""
-    kind = use(join, item)
-    if kind in (Use.GONE, Use.EMPTY):
+    kind = state_of(snapshot, item)
+    if kind in (ReservationState.GONE, ReservationState.EMPTY):
         return ""
-    if kind is not Use.LIVING:
+    if kind is not ReservationState.LIVING:
         return _REFUSED[kind]
-    place = next(iter(join.places(item.network, item.address)), None)
+    place = next(iter(snapshot.places(item.network, item.address)), None)
     if place:
         inside, ifname = place
         return f"the address is configured on {ifname} in {inside.path}"
     return f"container {item.attachment.container_id} lives, by the runtime's cache"
 
 
-def free(join: Join, items: Iterable[Reservation], cache_dir: str, *, force: bool) -> Iterator[Outcome]:
+def release(snapshot: Snapshot, items: Iterable[Reservation], cache_dir: str, *, force: bool) -> Iterator[Outcome]:
     """Releases what may be released, with `force` all of `items`; raises CniError where a store cannot be used."""
     wanted: list[Reservation] = []
     for item in items:
-        reason = "" if force else refusal(join, item)
+        reason = "" if force else refusal_reason(snapshot, item)
         if reason:
             yield Outcome(item, reason)
         else:
@@ -97,7 +97,7 @@ def _released(held: Reservations, item: Reservation, living: set[str]) -> Outcom
         item.file.changed_ns,
     ):
         return Outcome(item, "it was reserved anew meanwhile")
-    if item.is_attachments and item.attachment.container_id in living:
+    if item.has_container and item.attachment.container_id in living:
         return Outcome(item, "its container has come into the runtime's cache meanwhile")
     try:
         held.release(item.file.name, owner)

@@ -25,10 +25,10 @@ from plugins.bandwidth.owner import Owner
 from plugins.bandwidth.owner import own as own_ifbs
 from plugins.portmap import conf as portmap
 from podwire.attachments import Known
-from podwire.node.books import Books, Reservation
-from podwire.node.links import Inside, Kernel
+from podwire.node.links import Kernel, NetworkNamespace
 from podwire.node.model import HostPort, Pod, State
 from podwire.node.presences import Presences
+from podwire.node.records import Records, Reservation
 from podwire.node.rules import Rules
 
 _BITS = 8
@@ -42,10 +42,10 @@ class _Outside(TypedDict):
 
 
 @dataclass(frozen=True)
-class Join:
+class Snapshot:
     """Everything that was looked at, side by side; `cache_dir` is libcni's `results`."""
 
-    books: Books
+    records: Records
     kernel: Kernel
     rules: Rules
     cache_dir: str
@@ -54,28 +54,28 @@ class Join:
     @cached_property
     def pods(self) -> tuple[Pod, ...]:
         """All attachments: those of the cache, then those that only have an address reserved."""
-        return tuple(sorted((*map(self._known, self.books.known), *self._unknown()), key=_by_name))
+        return tuple(sorted((*map(self._known, self.records.cached), *self._unknown()), key=_by_name))
 
     @cached_property
     def presences(self) -> Presences:
         """Which attachments may be running."""
-        return Presences(self.books, self.kernel)
+        return Presences(self.records, self.kernel)
 
     @cached_property
     def reservations(self) -> Mapping[tuple[str, Attachment], list[Reservation]]:
         """The reservations of attachments, by network and attachment; remarks and residue are none."""
         found: dict[tuple[str, Attachment], list[Reservation]] = {}
-        for pool in self.books.pools:
+        for pool in self.records.pools:
             for item in pool.reservations:
-                if item.is_attachments:
+                if item.has_container:
                     found.setdefault((item.network, item.attachment), []).append(item)
         return found
 
     @cached_property
-    def cached(self) -> Mapping[str, set[Attachment]]:
+    def cached_by_network(self) -> Mapping[str, set[Attachment]]:
         """The attachments of the runtime's cache, by network."""
         found: dict[str, set[Attachment]] = {}
-        for item in self.books.known:
+        for item in self.records.cached:
             found.setdefault(item.network_name, set()).add(item.attachment)
         return found
 
@@ -95,22 +95,22 @@ class Join:
         """Tells whether an interface of the network has the reserved address, in whichever namespace."""
         return bool(self.places(item.network, item.address))
 
-    def places(self, network: str, address: Address) -> list[tuple[Inside, str]]:
+    def places(self, network: str, address: Address) -> list[tuple[NetworkNamespace, str]]:
         """Returns where an address of a network is in use: the namespaces and the interfaces that have it."""
         return self.presences.places(network, address)
 
     def is_gone(self, item: Reservation) -> bool:
         """Tells whether surely nobody lives who has the reserved address."""
         pods = self.pods_of(item.network, item.attachment)
-        return item.is_attachments and all(pod.leaked for pod in pods) and not self.is_configured(item)
+        return item.has_container and all(pod.leaked for pod in pods) and not self.is_configured(item)
 
     def _known(self, item: Known) -> Pod:
         result = item.typed_result
         ifname = item.attachment.ifname
         told = [own.name for own in result.interfaces if not own.sandbox]
-        inside = self.kernel.insides.get(item.netns) or self._behind(told) or self._holder(item, result)
+        inside = self.kernel.namespaces.get(item.netns) or self._behind(told) or self._holder(item, result)
         presence = self.presences.by_file[item.path]
-        outside = self.kernel.host_end(inside, ifname, told) if inside else None
+        outside = self.kernel.host_veth(inside, ifname, told) if inside else None
         try:
             addresses = tuple(str(ip.address) for ip in own_ips(result, ifname, strict=False))
         except CniError:
@@ -128,14 +128,14 @@ class Join:
         )
 
     def _unknown(self) -> Iterable[Pod]:
-        known = {(item.network_name, item.attachment) for item in self.books.known}
+        known = {(item.network_name, item.attachment) for item in self.records.cached}
         containers = {(network, attachment.container_id) for network, attachment in known}
         for (network, attachment), found in self.reservations.items():
             is_legacy = not attachment.ifname and (network, attachment.container_id) in containers
             if (network, attachment) in known or is_legacy:
                 continue
             inside, ifname = self._place(network, (item.address for item in found))
-            outside = self.kernel.host_end(inside, ifname) if inside else None
+            outside = self.kernel.host_veth(inside, ifname) if inside else None
             yield Pod(
                 network,
                 attachment,
@@ -146,36 +146,38 @@ class Join:
                 **self._outside(network, attachment, outside),
             )
 
-    def _holder(self, item: Known, result: Result) -> Inside | None:
+    def _holder(self, item: Known, result: Result) -> NetworkNamespace | None:
         """Returns where the addresses are of one whose namespace the cache does not have (results before 0.3.0)."""
         addresses = (ip.address.ip for ip in result.ips)
         inside, ifname = self._place(item.network_name, addresses) if not item.netns else (None, "")
         return inside if ifname == item.attachment.ifname else None
 
-    def _behind(self, told: Iterable[str]) -> Inside | None:
+    def _behind(self, told: Iterable[str]) -> NetworkNamespace | None:
         """Returns the namespace that one of these host veths leads into, whatever its path is here."""
         ends = (self.kernel.by_name.get(name) for name in told)
-        return next((found for end in ends if end and (found := self.kernel.behind(end))), None)
+        return next((found for end in ends if end and (found := self.kernel.namespace_behind(end))), None)
 
-    def _place(self, network: str, addresses: Iterable[Address]) -> tuple[Inside | None, str]:
+    def _place(self, network: str, addresses: Iterable[Address]) -> tuple[NetworkNamespace | None, str]:
         """Returns where one of a network's addresses is configured, by a veth pair of the host."""
         found = (place for address in addresses for place in self.places(network, address))
-        return next((place for place in found if self.kernel.host_end(*place)), (None, ""))
+        return next((place for place in found if self.kernel.host_veth(*place)), (None, ""))
 
     def _may_live(self, item: Reservation) -> bool:
         """Tells whether a container that the cache does not know may be running with the reserved address."""
-        if item.is_young or self.is_configured(item):
+        if item.is_recent or self.is_configured(item):
             return True
         if item.before_boot:
             return False
         if item.network not in self._caches:
             self._caches[item.network] = ResultCache.read(item.network, self.cache_dir)
         cache = self._caches[item.network]
-        if not self.books.whole and cache.may_have(item.attachment):
+        if not self.records.is_cache_complete and cache.may_have(item.attachment):
             return True  # a pod may have lost its address
         if self.presences.hidden_ports(item.network):
             return True
-        return self.kernel.is_blind and not (self.books.whole and cache.is_gone(item.attachment))
+        return self.kernel.has_hidden_namespaces and not (
+            self.records.is_cache_complete and cache.is_gone(item.attachment)
+        )
 
     def _outside(self, network: str, attachment: Attachment, outside: Link | None) -> _Outside:
         """Returns what is told of the host's end."""
@@ -206,7 +208,7 @@ class Join:
                     yield HostPort(port.host_port, port.container_port, port.protocol, own_ip, confirmed)
 
 
-def _state(item: Known, presence: Presence, inside: Inside | None, outside: Link | None) -> State:
+def _state(item: Known, presence: Presence, inside: NetworkNamespace | None, outside: Link | None) -> State:
     if presence is Presence.GONE:
         return State.GONE
     if outside:

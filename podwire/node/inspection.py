@@ -14,14 +14,14 @@ from kernel.link import IFF_LOOPBACK, Link
 from podwire import attachments, networks
 from podwire.checking import OUT_OF_SIGHT, Checker, Verdict
 from podwire.networks import NetworkFile
-from podwire.node import books as books_module
 from podwire.node import links
+from podwire.node import records as records_module
 from podwire.node import rules as rules_module
-from podwire.node.books import Books, Places, bridges
-from podwire.node.join import Join
-from podwire.node.leaks import leaks
-from podwire.node.model import HostInterface, NetworkSeen, Node, Pod, Range, State
+from podwire.node.leaks import find_leaks
+from podwire.node.model import HostInterface, Node, NodeNetwork, Pod, Range, State
+from podwire.node.records import Directories, Records, bridge_names
 from podwire.node.rules import Rules
+from podwire.node.snapshot import Snapshot
 from podwire.output import counted
 
 _NO_ADDRESS = ("veth", "ifb")
@@ -29,41 +29,41 @@ _HIDDEN = (State.NOT_SEEN, State.UNKNOWN)
 _LIMIT_S = 10.0  # for CHECK of all pods; a hundred take one to two and a half seconds
 
 
-def joined(places: Places, network: str = "", *, rules: bool = True) -> Join:
+def read_snapshot(directories: Directories, network: str = "", *, rules: bool = True) -> Snapshot:
     """Looks once; the packet filter only if `rules` are asked for. Raises CniError(7) if nobody knows `network`."""
-    books = books_module.read(places)
-    if network and not books.knows(network):
-        raise networks.unknown(network, places.conf_dir, books.files)
-    kernel = links.look(item.netns for item in books.known if item.netns)
-    found = rules_module.look() if rules else Rules()
-    return Join(books, kernel, found, attachments.results_dir(places.cache_dir))
+    records = records_module.read_records(directories)
+    if network and not records.has_network(network):
+        raise networks.unknown(network, directories.conf_dir, records.files)
+    kernel = links.read_kernel(item.netns for item in records.cached if item.netns)
+    found = rules_module.read_rules() if rules else Rules()
+    return Snapshot(records, kernel, found, attachments.results_dir(directories.cache_dir))
 
 
-def look(places: Places, checker: Checker, network: str = "") -> Node:
+def inspect_node(directories: Directories, checker: Checker, network: str = "") -> Node:
     """Returns the node, or what belongs to one network of it; raises CniError(7) for one that nobody knows.
 
     Pods whose interface is there are judged by `checker`.
     """
-    join = joined(places, network)
-    found = leaks(join)
+    snapshot = read_snapshot(directories, network)
+    found = find_leaks(snapshot)
     if found:
-        join = joined(places)
-        before = {(item.kind, item.what) for item in found}
-        found = tuple(item for item in leaks(join) if (item.kind, item.what) in before)
+        snapshot = read_snapshot(directories)
+        before = {(item.kind, item.description) for item in found}
+        found = tuple(item for item in find_leaks(snapshot) if (item.kind, item.description) in before)
     node = Node(
-        tuple(_networks(join)),
-        join.pods,
-        tuple(_bridges(join)),
-        tuple(_host_interfaces(join)),
+        tuple(_networks(snapshot)),
+        snapshot.pods,
+        tuple(_bridges(snapshot)),
+        tuple(_host_interfaces(snapshot)),
         found,
-        tuple(dict.fromkeys((*join.books.unread, *join.kernel.unseen, *join.rules.unseen))),
+        tuple(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *snapshot.rules.unseen))),
     )
-    return _judged(join, _only(node, network) if network else node, checker)
+    return _judged(snapshot, _only(node, network) if network else node, checker)
 
 
-def _judged(join: Join, node: Node, checker: Checker) -> Node:
+def _judged(snapshot: Snapshot, node: Node, checker: Checker) -> Node:
     """Returns the node with the states of its pods as CHECK of their plugins has them."""
-    known = {(item.network_name, item.attachment): item for item in join.books.known}
+    known = {(item.network_name, item.attachment): item for item in snapshot.records.cached}
     end = time.monotonic() + _LIMIT_S
     pods, unseen = [], dict[str, int]()
     for pod in node.pods:
@@ -103,66 +103,73 @@ def _only(node: Node, network: str) -> Node:
     )
 
 
-def _networks(join: Join) -> Iterable[NetworkSeen]:
+def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
     counts: dict[str, int] = {}
-    for pod in join.pods:
+    for pod in snapshot.pods:
         counts[pod.network] = counts.get(pod.network, 0) + 1
-    used = {network.path: network for network in join.books.networks.values()}
-    for file in join.books.files:
-        yield _configured(join.books, file, counts, is_used=file.path in used)
-    rest = [*(pod.network for pod in join.pods), *(pool.network for pool in join.books.pools if pool.reservations)]
+    used = {network.path: network for network in snapshot.records.networks.values()}
+    for file in snapshot.records.files:
+        yield _configured(snapshot.records, file, counts, is_used=file.path in used)
+    rest = [
+        *(pod.network for pod in snapshot.pods),
+        *(pool.network for pool in snapshot.records.pools if pool.reservations),
+    ]
     for name in dict.fromkeys(rest):
-        if name not in join.books.networks:
-            made = next((item.network for item in join.books.known if item.network_name == name and item.network), None)
+        if name not in snapshot.records.networks:
+            made = next(
+                (item.network for item in snapshot.records.cached if item.network_name == name and item.network), None
+            )
             types = tuple(str(plugin["type"]) for plugin in made.plugins) if made else ()
-            yield NetworkSeen(
+            yield NodeNetwork(
                 name,
                 "",
                 types,
-                bridges(made),
-                tuple(_ranges(join.books, name)),
+                bridge_names(made),
+                tuple(_ranges(snapshot.records, name)),
                 counts.get(name, 0),
                 "" if made and set(types) == {"loopback"} else "no file in net.d",
             )
 
 
-def _configured(books: Books, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NetworkSeen:
+def _configured(records: Records, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NodeNetwork:
     if file.network is None:
-        return NetworkSeen("", file.path, problem=file.problem.msg if file.problem else "cannot be used")
+        return NodeNetwork("", file.path, problem=file.problem.msg if file.problem else "cannot be used")
     name = file.network.name
     types = tuple(str(plugin["type"]) for plugin in file.network.plugins)
     if not is_used:
-        return NetworkSeen(name, file.path, types, bridges(file.network), problem="another file has this name first")
-    ranges = tuple(_ranges(books, name))
-    return NetworkSeen(name, file.path, types, bridges(file.network), ranges, counts.get(name, 0))
+        return NodeNetwork(
+            name, file.path, types, bridge_names(file.network), problem="another file has this name first"
+        )
+    ranges = tuple(_ranges(records, name))
+    return NodeNetwork(name, file.path, types, bridge_names(file.network), ranges, counts.get(name, 0))
 
 
-def _ranges(books: Books, network: str) -> Iterable[Range]:
-    for pool in books.pools:
+def _ranges(records: Records, network: str) -> Iterable[Range]:
+    for pool in records.pools:
         if pool.network == network:
             for number, own in enumerate(pool.range_sets):
                 yield Range(pool.data_dir, number, str(own), own.size, pool.in_use(own))
 
 
-def _bridges(join: Join) -> Iterable[HostInterface]:
-    wanted = {name for network in join.books.networks.values() for name in bridges(network)}
-    wanted |= {name for item in join.books.known for name in bridges(item.network)}
-    for own in join.kernel.links:
+def _bridges(snapshot: Snapshot) -> Iterable[HostInterface]:
+    wanted = {name for network in snapshot.records.networks.values() for name in bridge_names(network)}
+    wanted |= {name for item in snapshot.records.cached for name in bridge_names(item.network)}
+    for own in snapshot.kernel.links:
         if own.kind == "bridge" and own.name in wanted:
-            ports = tuple(port.name for port in join.kernel.links if port.master == own.index)
-            yield HostInterface(own.name, _texts(join, own), ports)
+            ports = tuple(port.name for port in snapshot.kernel.links if port.master == own.index)
+            yield HostInterface(own.name, _texts(snapshot, own), ports)
 
 
-def _host_interfaces(join: Join) -> Iterable[HostInterface]:
+def _host_interfaces(snapshot: Snapshot) -> Iterable[HostInterface]:
     """Yields the host's own interfaces: those with addresses that are neither a pod's nor a pods' bridge."""
-    wanted = {item.name for item in _bridges(join)}
-    for own in join.kernel.links:
-        found = _texts(join, own)
+    wanted = {item.name for item in _bridges(snapshot)}
+    for own in snapshot.kernel.links:
+        found = _texts(snapshot, own)
         is_host_end = own.kind in _NO_ADDRESS and own.lower_nsid is not None
         if found and own.name not in wanted and not own.flags & IFF_LOOPBACK and not is_host_end:
             yield HostInterface(own.name, found)
 
 
-def _texts(join: Join, own: Link) -> tuple[str, ...]:
-    found: Iterable[Interface] = join.kernel.addresses.get(own.index, ())
+def _texts(snapshot: Snapshot, own: Link) -> tuple[str, ...]:
+    found: Iterable[Interface] = snapshot.kernel.addresses.get(own.index, ())
     return tuple(str(item) for item in found if not item.ip.is_link_local)

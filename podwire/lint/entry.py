@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from cni import versions
 from cni.conf import VALID_NAME
 from cni.skel import Plugin
-from podwire.lint import page as pages
-from podwire.lint.page import Page, Severity, Spot
+from podwire.lint import source as sources
+from podwire.lint.source import JsonObject, Severity, SourceFile
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
-    """One plugin; `plugin` and `ipam` are those of ours that it names, `spot` is where it stands."""
+class PluginEntry:
+    """One plugin; `plugin` and `ipam` are those of ours that it names, `json_object` is where it stands."""
 
-    spot: Spot
+    json_object: JsonObject
     value: Mapping[str, object]
     type: str
     ipam_type: str
@@ -33,21 +33,21 @@ class Item:
         """Returns the value of a path of names, None when absent."""
         return _get(self.value, path)
 
-    def on(self, path: str) -> bool:
+    def is_set(self, path: str) -> bool:
         """Tells whether a flag is set."""
         return self.get(path) is True
 
     def note(self, path: str, text: str, hint: str = "") -> None:
         """Notes something worth knowing."""
-        self.spot.add(Severity.NOTE, path, text, hint)
+        self.json_object.add(Severity.NOTE, path, text, hint)
 
     def warn(self, path: str, text: str, hint: str = "") -> None:
         """Notes something that is surely not meant."""
-        self.spot.add(Severity.WARNING, path, text, hint)
+        self.json_object.add(Severity.WARNING, path, text, hint)
 
     def error(self, path: str, text: str, hint: str = "") -> None:
         """Notes something that will be refused."""
-        self.spot.add(Severity.ERROR, path, text, hint)
+        self.json_object.add(Severity.ERROR, path, text, hint)
 
     @property
     def parsers(self) -> Iterator[Plugin]:
@@ -55,7 +55,9 @@ class Item:
         return (plugin for plugin in (self.plugin, self.ipam) if plugin)
 
 
-def of_page(page: Page, plugins: Mapping[str, Plugin]) -> tuple[tuple[Item, ...], tuple[Page, ...]]:
+def read_entries(
+    page: SourceFile, plugins: Mapping[str, Plugin]
+) -> tuple[tuple[PluginEntry, ...], tuple[SourceFile, ...]]:
     """Returns the plugins of the network in a file, and the files beside it that have some of them."""
     root = page.root
     if root is None:
@@ -67,18 +69,18 @@ def of_page(page: Page, plugins: Mapping[str, Plugin]) -> tuple[tuple[Item, ...]
     version = network.version if network else _text(_get(value, "cniVersion")) or versions.CURRENT
     beside = _beside(page, value, name)
     spots = [*_inline(root), *(more.root for more in beside if more.root)]
-    return tuple(_item(spot, plugins, version, name) for spot in spots), beside
+    return tuple(_item(json_object, plugins, version, name) for json_object in spots), beside
 
 
-def _inline(root: Spot) -> list[Spot]:
+def _inline(root: JsonObject) -> list[JsonObject]:
     listed = root.document.node("plugins", root.node)
     if listed is None or listed.elements is None:
         return [root] if root.node.get("type") and not listed else []
     found = (root.below(f"plugins[{index}]") for index in range(len(listed.elements)))
-    return [spot for spot in found if spot]
+    return [json_object for json_object in found if json_object]
 
 
-def _beside(page: Page, value: Mapping[str, object], name: str) -> tuple[Page, ...]:
+def _beside(page: SourceFile, value: Mapping[str, object], name: str) -> tuple[SourceFile, ...]:
     """Reads the files that libcni adds to a list: DIR/NAME/*.conf."""
     if not page.path.endswith(".conflist") or _get(value, "loadOnlyInlinedPlugins") is True:
         return ()
@@ -87,13 +89,13 @@ def _beside(page: Page, value: Mapping[str, object], name: str) -> tuple[Page, .
         names = sorted(item for item in os.listdir(directory) if item.endswith(".conf"))
     except OSError:
         return ()
-    return tuple(pages.read_part(os.path.join(directory, item)) for item in names)
+    return tuple(sources.read_part(os.path.join(directory, item)) for item in names)
 
 
-def _item(spot: Spot, plugins: Mapping[str, Plugin], version: str, network: str) -> Item:
-    value = spot.value
+def _item(json_object: JsonObject, plugins: Mapping[str, Plugin], version: str, network: str) -> PluginEntry:
+    value = json_object.value
     kind, ipam = _text(_get(value, "type")), _text(_get(value, "ipam.type"))
-    return Item(spot, value, kind, ipam, plugins.get(kind), plugins.get(ipam), version, network)
+    return PluginEntry(json_object, value, kind, ipam, plugins.get(kind), plugins.get(ipam), version, network)
 
 
 def _get(value: object, path: str) -> object:

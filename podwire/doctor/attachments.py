@@ -15,7 +15,7 @@ from plugins.portmap.pod_route import ElsewhereError
 from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import Known
 from podwire.checking import OUT_OF_SIGHT, Failure, Verdict
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, fine_one
+from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
 from podwire.shell import quote
 
@@ -102,7 +102,7 @@ def _look(node: Node) -> Iterator[Finding]:
             behind = [item.bridge for item in node.interfaces if item.network.name == network]
             yield Finding(Severity.PROBLEM, name, network, more, f"podwire show {quote(network)}", behind=tuple(behind))
     for network, line in tally.remarks:
-        yield _REMARK.found(network, line.removeprefix("podwire: "), _remedy(node, network, line))
+        yield _REMARK.finding(network, line.removeprefix("podwire: "), _remedy(node, network, line))
     yield from _sum(node, tally)
 
 
@@ -112,9 +112,9 @@ def _sum(node: Node, tally: _Tally) -> Iterator[Finding]:
     for fault, reasons in ((UNSEEN, tally.unseen), (_NOT_ALL, tally.skipped)):
         if reasons:
             told = "; ".join(f"{number}: {why}" for why, number in reasons.items())
-            yield fault.found("attachments", text + told, "podwire check NETWORK NETNS")
+            yield fault.finding("attachments", text + told, "podwire check NETWORK NETNS")
     if tally.checked and not (tally.unseen or tally.skipped):
-        yield fine_one("check", "attachments", f"all {tally.checked} were checked")
+        yield ok_finding("check", "attachments", f"all {tally.checked} were checked")
 
 
 def _remedy(node: Node, network: str, line: str) -> str:
@@ -145,13 +145,13 @@ def _finding(node: Node, one: Known, failure: Failure) -> Finding:
     subject = f"{one.network_name}: {pod} {one.attachment.ifname}"
     error, text = failure.error, f"{failure.plugin}: {failure.error.msg}"
     if isinstance(error, ShadowedError):
-        return _SHADOWED.found(subject, text, error.details or _SHADOWED.cure)
+        return _SHADOWED.finding(subject, text, error.details or _SHADOWED.fix)
     behind = [own.name for own in one.typed_result.interfaces if not own.sandbox]
     if isinstance(error, ElsewhereError):
-        return _ELSEWHERE.found(subject, text, error.details, behind=behind)
+        return _ELSEWHERE.finding(subject, text, error.details, behind=behind)
     if failure.of_rules:
-        return _LOST_RULES.found(subject, text, node.command("repair", one.network_name), behind=behind)
-    return _WRONG.found(subject, text, error.details or "remove the container and create it again", behind=behind)
+        return _LOST_RULES.finding(subject, text, node.command("repair", one.network_name), behind=behind)
+    return _WRONG.finding(subject, text, error.details or "remove the container and create it again", behind=behind)
 
 
 CHECKS = (
