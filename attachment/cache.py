@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from attachment.presence import HostEnd, Presence, presence
+from attachment.presence import HostInterfaces, Presence, get_presence
 from cni import gojson
 from cni.address import Address
 from cni.conf import Attachment
@@ -41,26 +41,26 @@ class Entry:
     def presence(self) -> Presence:
         """Whether the container's network namespace exists; looked up anew each time."""
         end = _host_end(self.result, self.attachment.ifname)
-        return presence(self.netns, end, lambda: _namespaces(os.path.dirname(self.path)))
+        return get_presence(self.netns, end, lambda: _namespaces(os.path.dirname(self.path)))
 
     @property
-    def lives(self) -> bool:
+    def may_be_running(self) -> bool:
         """Tells whether the container may be running: nothing proves that its namespace is gone."""
         return self.presence is not Presence.GONE
 
 
-def entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
+def read_entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
     """Yields what the cache holds, of `network` or ("") of all, in the order of the files' names.
 
     A file of an old format (the bare result), or one that cannot be read, is left out; no directory has none.
     """
     for name in _names(directory, network):
-        found = entry(f"{directory}/{name}")
+        found = read_entry(f"{directory}/{name}")
         if found and network in ("", found.network):
             yield found
 
 
-def entry(path: str) -> Entry | None:
+def read_entry(path: str) -> Entry | None:
     """Reads one file of the cache; None when it is not there, cannot be read, or is of an old format."""
     try:
         value = gojson.loads(files.read(path, gojson.MAX_BYTES))
@@ -95,14 +95,14 @@ class ResultCache:
         names = frozenset(_names(directory, network))
         sandboxes = {}
         results = {}
-        for found in entries(directory, network):
+        for found in read_entries(directory, network):
             # On several networks (of all that were asked for) it lives if it lives on one, whichever is read first.
-            if found.attachment not in sandboxes or found.lives:
+            if found.attachment not in sandboxes or found.may_be_running:
                 sandboxes[found.attachment] = found.netns
                 results[found.attachment] = found.result
         return cls(network, sandboxes, names, results, directory)
 
-    def addresses_beside(self, attachment: Attachment) -> frozenset[Address]:
+    def list_other_addresses(self, attachment: Attachment) -> frozenset[Address]:
         """Returns the addresses of the container's other interfaces that may live, as far as they are known."""
         found: set[Address] = set()
         for other in self.sandboxes:
@@ -119,15 +119,15 @@ class ResultCache:
         cached = self._cached(attachment)
         if cached:
             return not any(map(self._lives, cached))
-        return bool(self.sandboxes) and not self.may_have(attachment)
+        return bool(self.sandboxes) and not self.has_file(attachment)
 
-    def may_have(self, attachment: Attachment) -> bool:
+    def has_file(self, attachment: Attachment) -> bool:
         """Tells whether there is a file of the attachment's by its name, although it may not be readable."""
         if self.network and attachment.ifname:
             return f"{self.network}-{attachment.container_id}-{attachment.ifname}" in self._files
         return any(self._is_of(attachment, name) for name in self._files)
 
-    def has_lost(self, attachment: Attachment) -> bool:
+    def namespace_is_gone(self, attachment: Attachment) -> bool:
         """Tells whether the cache knows the attachment, and its namespace is proven gone; "" as above."""
         cached = self._cached(attachment)
         return bool(cached) and not any(map(self._lives, cached))
@@ -146,7 +146,7 @@ class ResultCache:
 
     def _presence(self, known: Attachment) -> Presence:
         end = _host_end(self._results.get(known), known.ifname)
-        return presence(self.sandboxes[known], end, lambda: _namespaces(self._directory))
+        return get_presence(self.sandboxes[known], end, lambda: _namespaces(self._directory))
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Tells whether a file may be the attachment's, by its name alone."""
@@ -154,9 +154,9 @@ class ResultCache:
         return name.startswith(self.network + own) if self.network else own in name
 
 
-def addresses_of(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:
+def read_addresses(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:
     """Returns the addresses of one attachment, none when it is not known; costs one file."""
-    found = entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
+    found = read_entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
     if found is None or (found.network, found.attachment) != (network, attachment):
         return ()
     return tuple(_addresses(found.result))
@@ -194,10 +194,10 @@ def _sandbox(result: object, ifname: str) -> str:
 
 def _namespaces(directory: str) -> Iterator[str]:
     """Yields the path of the namespace of each attachment in the cache, of all networks."""
-    return (attached.netns for attached in entries(directory))
+    return (attached.netns for attached in read_entries(directory))
 
 
-def _host_end(result: object, ifname: str) -> HostEnd:
+def _host_end(result: object, ifname: str) -> HostInterfaces:
     """Returns what a cached result lists on the host before the container's interface: a bridge, then the veth.
 
     podwire, the reference and most other plugins list the bridge first; ptp has none.
@@ -210,7 +210,7 @@ def _host_end(result: object, ifname: str) -> HostEnd:
         if item.get("sandbox"):
             if item.get("name") == ifname:
                 (bridge, mac), (interface, _) = listed[-2:]
-                return HostEnd(interface, bridge, mac)
+                return HostInterfaces(interface, bridge, mac)
         elif isinstance(item.get("name"), str):
             listed.append((item["name"], str(item.get("mac"))))
-    return HostEnd()
+    return HostInterfaces()

@@ -15,7 +15,7 @@ _NAMES = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 def enable(version: int) -> None:
     """Switches forwarding on for an IP version (4, 6), unless it is; raises CniError(999) with the cure."""
-    sysctl.require(_NAMES[version], "1", "enable forwarding")
+    sysctl.ensure_or_fail(_NAMES[version], "1", "enable forwarding")
 
 
 def check(version: int) -> None:
@@ -33,7 +33,7 @@ def refuse_unavailable() -> None:
     """Raises CniError(999) where neither family is forwarded or could be; which of them is needed, IPAM decides."""
     for name in _NAMES.values():
         with suppress(FileNotFoundError):
-            if sysctl.get(name) == "1" or sysctl.writable(name):
+            if sysctl.get(name) == "1" or sysctl.is_writable(name):
                 return
     name = _NAMES[4]
     raise CniError(

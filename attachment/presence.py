@@ -36,7 +36,7 @@ class Presence(Enum):
 
 
 @dataclass(frozen=True)
-class HostEnd:
+class HostInterfaces:
     """What a result lists on the host: the attachment's interface, and the bridge before it ("" if it lists none)."""
 
     interface: str = ""
@@ -52,9 +52,9 @@ class HostEnd:
         return bool(self.bridge and self.interface) and _has_mac(self.bridge, self.bridge_mac)
 
 
-def presence(
+def get_presence(
     netns: str,
-    host_end: HostEnd = HostEnd(),  # noqa: B008 - a frozen value
+    host_end: HostInterfaces = HostInterfaces(),  # noqa: B008 - a frozen value
     others: Callable[[], Iterable[str]] = tuple,
 ) -> Presence:
     """Returns whether the namespace at `netns` exists; `host_end` is what the attachment's result lists on the host.
@@ -74,7 +74,7 @@ def presence(
     return Presence.ELSEWHERE if there is Presence.HERE else there
 
 
-def obstacle() -> str:
+def get_obstacle() -> str:
     """Returns why this process cannot prove that a missing namespace is gone, "" if it can."""
     try:
         os.stat(f"{INIT}/root")
@@ -120,7 +120,7 @@ def _has_mac(interface: str, mac: str) -> bool:
     return answer[18:24].hex(":") == mac.lower()  # behind the name and the family of the address
 
 
-def _look_as_init(netns: str, host_end: HostEnd, others: Callable[[], Iterable[str]]) -> Presence:
+def _look_as_init(netns: str, host_end: HostInterfaces, others: Callable[[], Iterable[str]]) -> Presence:
     """Returns what process 1 of this /proc has at the path, UNKNOWN where we may not look.
 
     A container without the host's processes has a process 1 of its own, whose view proves less: there the attachment's

@@ -11,7 +11,7 @@ from cni.errors import CniError
 from process.record import made
 
 
-def mend(what: str, check: Callable[[], object], make: Callable[[], object]) -> bool:
+def repair_if_missing(what: str, check: Callable[[], object], make: Callable[[], object]) -> bool:
     """Runs `check`, and `make` when that finds something missing; returns whether it did, or would if only planned.
 
     What is missing is noted in the words of `check`: "masquerading: chain CNI-... is missing".

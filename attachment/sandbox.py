@@ -17,9 +17,9 @@ from kernel import address, link, route, sysctl
 from kernel.address import IFA_F_DADFAILED, IFA_F_TENTATIVE
 from kernel.codec import AddressMessage
 from kernel.link import Link
-from kernel.link_deletion import delete_watched
+from kernel.link_deletion import delete_in_background
 from kernel.netns import Netns, entered
-from kernel.route import Installed
+from kernel.route import InstalledRoute
 from kernel.rtnl import Deadline, Request, Socket
 from process import record
 
@@ -37,18 +37,18 @@ class Sandbox:
         self.ifname = ifname
         self.namespace = namespace
         self._socket: Socket | None = None
-        self._routes: dict[int, dict[Network, list[Installed]]] = {}
+        self._routes: dict[int, dict[Network, list[InstalledRoute]]] = {}
 
-    def delete(self, own: Link, host: Socket) -> bool:
+    def delete_link(self, own: Link, host: Socket) -> bool:
         """Deletes an interface, the other end of a veth with it; returns whether the other end is on the host.
 
         A veth whose other end is on the host is deleted there (kernel.link_deletion). Any other link is deleted from
         inside, which takes the whole wait for the kernel, and so is one for which no process or descriptor is left, or
         whose child was killed. Raises KernelError, and CniError(11) when the deletion is not announced in time.
         """
-        peer = link.other_end(host, own, self.namespace)
-        if peer is None or not delete_watched(peer, own, lambda: self.listening(link.RTNLGRP_LINK)):
-            self.socket.change(link.deletion(own))
+        peer = link.get_local_peer(host, own, self.namespace)
+        if peer is None or not delete_in_background(peer, own, lambda: self.open_listener(link.RTNLGRP_LINK)):
+            self.socket.change(link.delete_request(own))
         return peer is not None
 
     def __enter__(self) -> Sandbox:
@@ -68,20 +68,20 @@ class Sandbox:
                 self._socket = Socket()
         return self._socket
 
-    def listening(self, group: int) -> Socket:
+    def open_listener(self, group: int) -> Socket:
         """Returns a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); close it."""
         with entered(self.namespace):
             socket = Socket()
         socket.subscribe(group)
         return socket
 
-    def find(self) -> Link | None:
+    def find_link(self) -> Link | None:
         """Returns the interface, None when the sandbox has none of that name; raises KernelError."""
-        return link.get(self.socket, link.by_name(self.ifname))[0]
+        return link.get(self.socket, link.by_name_request(self.ifname))[0]
 
-    def link(self) -> Link:
+    def get_link(self) -> Link:
         """Returns the interface; raises CniError(999) when there is none, KernelError."""
-        found = self.find()
+        found = self.find_link()
         if found is None:
             raise CniError(
                 Code.INTERNAL,
@@ -96,17 +96,17 @@ class Sandbox:
         `dad` runs IPv6 duplicate address detection. Addresses without an interface index are somebody else's.
         Raises CniError for a wrong index and for a duplicate address, KernelError.
         """
-        ips = own_ips(result, self.ifname)
+        ips = attachment_ips(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
         with entered(self.namespace):
             self._socket = self._socket or Socket()
             _prepare(self.ifname, ipv6=ipv6, dad=dad)
         with record.step("give it addresses and routes"):
             self.socket.change(
-                link.settings(own, arp_notify=True),
-                *(address.addition(own, ip.address) for ip in ips),
-                link.settings(own, up=True),
-                *route_additions(own, result),
+                link.set_request(own, arp_notify=True),
+                *(address.add_request(own, ip.address) for ip in ips),
+                link.set_request(own, up=True),
+                *add_routes_requests(own, result),
             )
         if ipv6:
             with record.step("wait for the IPv6 addresses"):
@@ -119,17 +119,17 @@ class Sandbox:
         announcement that the kernel made when the interface came up is lost where the other end did not forward yet,
         as with the reference. Writing the interface's own MAC back is the event that repeats it. Raises KernelError.
         """
-        self.socket.change(link.settings(own, mac=own.mac_bytes))
+        self.socket.change(link.set_request(own, mac=own.mac_bytes))
 
     def _wait_usable(self, own: Link) -> None:
         """Waits until no IPv6 address of the interface is tentative any more, told by the kernel, not by the clock."""
         if not self._tentative(own):  # mostly, as none is without duplicate address detection
             return
         deadline = Deadline(_DAD_TIMEOUT_S)
-        with self.listening(address.RTNLGRP_IPV6_IFADDR) as news:
+        with self.open_listener(address.RTNLGRP_IPV6_IFADDR) as news:
             while self._tentative(own):
-                if news.notifications(AddressMessage, deadline.left_s()) is None:
-                    if self.link().operstate == link.OPERSTATE_UP:
+                if news.wait_notifications(AddressMessage, deadline.remaining_s()) is None:
+                    if self.get_link().operstate == link.OPERSTATE_UP:
                         raise CniError(
                             Code.INTERNAL,
                             f"link {own.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
@@ -139,7 +139,7 @@ class Sandbox:
 
     def _tentative(self, own: Link) -> bool:
         """Tells whether an IPv6 address cannot be used yet; raises CniError(999) for one that another host has."""
-        found = address.on_link(self.socket, own, family=stdlib_socket.AF_INET6)
+        found = address.list_on_link(self.socket, own, family=stdlib_socket.AF_INET6)
         for assigned in found:
             if assigned.flags & IFA_F_DADFAILED:
                 raise CniError(
@@ -149,11 +149,11 @@ class Sandbox:
                 )
         return any(assigned.flags & IFA_F_TENTATIVE for assigned in found)
 
-    def routes(self, version: int) -> dict[Network, list[Installed]]:
+    def list_routes(self, version: int) -> dict[Network, list[InstalledRoute]]:
         """Returns the unicast routes of IP `version` by destination, as at the first call; raises KernelError."""
         if version not in self._routes:
             by_destination = self._routes[version] = {}
-            for installed in route.unicast(self.socket, version):
+            for installed in route.list_unicast(self.socket, version):
                 by_destination.setdefault(installed.dst.network, []).append(installed)
         return self._routes[version]
 
@@ -164,17 +164,17 @@ def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
     Of a default route it is only asked that there be one: later plugins may move it. A route of another interface
     of the sandbox cannot be told from ours and counts when it is anywhere.
     """
-    present = address.keys(address.on_link(sandbox.socket, own))
-    for ip in own_ips(prev_result, sandbox.ifname, strict=False):
+    present = address.keys(address.list_on_link(sandbox.socket, own))
+    for ip in attachment_ips(prev_result, sandbox.ifname, strict=False):
         if address.key(ip.address) not in present:
             raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
     for item in prev_result.routes:
-        installed = sandbox.routes(item.dst.version).get(item.dst.network, [])
+        installed = sandbox.list_routes(item.dst.version).get(item.dst.network, [])
         if not any(_serves(each, item) for each in installed):
             raise _lost(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
 
 
-def _serves(installed: Installed, wanted: Route) -> bool:
+def _serves(installed: InstalledRoute, wanted: Route) -> bool:
     """Tells whether a route to the same destination will do: any default route, else one with the same gateway."""
     return not wanted.dst.network.prefixlen or wanted.gw in (None, installed.gw)
 
@@ -187,13 +187,13 @@ def _lost(what: str, sandbox: Sandbox) -> CniError:
     )
 
 
-def route_additions(own: Link, result: Result) -> list[Request]:
+def add_routes_requests(own: Link, result: Result) -> list[Request]:
     """Returns what adds the routes of `result`; one without a gateway leads over its family's first one."""
-    ips = own_ips(result, own.name, strict=False)
-    return [route.addition(own, item, item.gw or _gateway(ips, item)) for item in result.routes]
+    ips = attachment_ips(result, own.name, strict=False)
+    return [route.add_request(own, item, item.gw or _gateway(ips, item)) for item in result.routes]
 
 
-def own_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
+def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
     """Returns the addresses meant for the interface; `strict` refuses an index that points elsewhere (reference)."""
     own = []
     for ip in result.ips:
@@ -226,15 +226,15 @@ def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
     """
     conf = f"ipv6/conf/{ifname}/"
     if dad:
-        sysctl.attempt(conf + "enhanced_dad", "1")
-    sysctl.attempt(conf + "accept_dad", "1" if dad else "0")
+        sysctl.try_write(conf + "enhanced_dad", "1")
+    sysctl.try_write(conf + "accept_dad", "1" if dad else "0")
     if not ipv6:
         return
-    sysctl.attempt(conf + "keep_addr_on_down", "1")
+    sysctl.try_write(conf + "keep_addr_on_down", "1")
     try:
         for name in ("lo", ifname):
             sysctl.ensure(f"ipv6/conf/{name}/disable_ipv6", "0")
-        sysctl.attempt(conf + "ndisc_notify", "1")  # what arp_notify is to IPv4: announce() needs it
+        sysctl.try_write(conf + "ndisc_notify", "1")  # what arp_notify is to IPv4: announce() needs it
     except FileNotFoundError as error:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,

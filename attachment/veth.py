@@ -37,22 +37,22 @@ _CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in b
 _AGAIN = "remove the container and create it again"
 
 
-class Made(NamedTuple):
+class CreatedVeth(NamedTuple):
     """A new pair: the end on the host as it was asked for, and the links as they are, None for what is gone again.
 
     Of the sandbox's end only what it was asked to be, and its index, which the host's end tells: None where it does
     not. `master` is the link of which the host's end is to be a port, None without one.
     """
 
-    end: VethEnd
-    outside: Link | None
-    inside: Link | None
+    host_end: VethEnd
+    host_veth: Link | None
+    container_veth: Link | None
     master: Link | None
 
 
-def make(
+def create(
     host: Socket, sandbox: Netns, ifname: str, undo: Undo, *, mac: bytes = b"", mtu: int = 0, master: Link | None = None
-) -> Made:
+) -> CreatedVeth:
     """Makes the pair, its host end up, a port of `master` if there is one, and looks it up, all in one send.
 
     `mac` is the sandbox's end's, b"" for any; `mtu` in bytes, 0 for the kernel's default. Raises CniError(999) when
@@ -65,9 +65,9 @@ def make(
         undo.push(f'delete "{outside.name}"', partial(delete, host, outside))
         try:
             with record.step("make the pair"):
-                pair = link.veth(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu)
-                of_master = [link.by_index(master.index)] if master else []
-                found = host.change(pair, then=[link.by_name(outside.name), *of_master])
+                pair = link.create_veth_request(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu)
+                of_master = [link.by_index_request(master.index)] if master else []
+                found = host.change(pair, then=[link.by_name_request(outside.name), *of_master])
         except KernelError as error:
             if error.errno == errno.EXFULL and master:
                 raise full_bridge_error(master).prefixed("failed to make veth pair: ") from error
@@ -76,7 +76,7 @@ def make(
                 msg = f"failed to make veth pair: {error}"
                 raise CniError(Code.INTERNAL, msg, error.details or where) from error
             with Sandbox(sandbox, ifname) as inner:
-                if inner.find() or attempt == _NAME_TRIES - 1:
+                if inner.find_link() or attempt == _NAME_TRIES - 1:
                     raise CniError(
                         Code.INTERNAL,
                         f'container veth name ("{ifname}") peer provided ("{outside.name}") already exists',
@@ -85,11 +85,11 @@ def make(
                     ) from error
         else:
             port, *others = [message and link.from_message(message) for message in found]
-            return Made(outside, port, _inside(port, inside), *others or [None])
+            return CreatedVeth(outside, port, _inside(port, inside), *others or [None])
     raise AssertionError("unreachable")
 
 
-def refuse_full(host: Socket, bridge: Link) -> None:
+def refuse_full_bridge(host: Socket, bridge: Link) -> None:
     """Raises CniError(50) for a bridge on which `make` would find no free port, KernelError."""
     if link.count_ports(host, bridge.index) >= _PORTS_MAX:
         raise full_bridge_error(bridge)
@@ -114,14 +114,14 @@ def _inside(port: Link | None, asked: VethEnd) -> Link | None:
 
 def delete(host: Socket, outside: VethEnd) -> None:
     """Deletes a pair that `make` made, by its host end; absent is success. Raises KernelError."""
-    (port,) = link.get(host, link.by_name(outside.name))
+    (port,) = link.get(host, link.by_name_request(outside.name))
     if port is not None and port.mac == format_mac(outside.mac):
-        host.change(link.deletion(port))
+        host.change(link.delete_request(port))
 
 
-def find(host: Socket, name: str) -> Link:
+def get_host_veth(host: Socket, name: str) -> Link:
     """Returns the host end; raises CniError(999) when it is gone, KernelError."""
-    (port,) = link.get(host, link.by_name(name))
+    (port,) = link.get(host, link.by_name_request(name))
     if port is None:
         raise CniError(Code.INTERNAL, f'failed to lookup "{name}": Link not found', "something else deleted it")
     return port
@@ -134,18 +134,18 @@ def wait_carrier(socket: Socket, end: Link, what: str) -> None:
     that mostly nothing is waited for; before, its announcement is. Raises CniError(999), "<what> in error state: ...",
     when it does not come to that.
     """
-    if find(socket, end.name).operstate == link.OPERSTATE_UP:
+    if get_host_veth(socket, end.name).operstate == link.OPERSTATE_UP:
         return
     deadline = Deadline(_CARRIER_TIMEOUT_S)
     with record.step("wait for the carrier"), Socket() as news:
         news.subscribe(link.RTNLGRP_LINK)
-        while (end := find(socket, end.name)).operstate != link.OPERSTATE_UP:
-            if news.notifications(LinkMessage, deadline.left_s()) is None:
+        while (end := get_host_veth(socket, end.name)).operstate != link.OPERSTATE_UP:
+            if news.wait_notifications(LinkMessage, deadline.remaining_s()) is None:
                 state = link.OPERSTATES[end.operstate] if end.operstate < len(link.OPERSTATES) else "?"
                 raise CniError(Code.INTERNAL, f"{what} in error state: {state}", f'the host interface is "{end.name}"')
 
 
-def detach(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None) -> tuple[Cidr, ...]:
+def delete_attachment_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None) -> tuple[Cidr, ...]:
     """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
 
     Without a namespace there are no others. Who is root in the sandbox may have given our interface another name, and
@@ -154,9 +154,9 @@ def detach(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None
     """
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
-            inside = sandbox.find()
-            others = addresses_beside(sandbox, inside)
-            if inside is None or not inside.kind or not sandbox.delete(inside, host):
+            inside = sandbox.find_link()
+            others = list_other_addresses(sandbox, inside)
+            if inside is None or not inside.kind or not sandbox.delete_link(inside, host):
                 _delete_host_veth(args, conf, host, bridge, namespace)
             return _elsewhere(others, conf)
     except NetnsMissingError:
@@ -164,17 +164,17 @@ def detach(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None
         return ()
 
 
-def addresses_beside(sandbox: Sandbox, inside: Link | None) -> tuple[Cidr, ...]:
+def list_other_addresses(sandbox: Sandbox, inside: Link | None) -> tuple[Cidr, ...]:
     """Returns the addresses of the sandbox's other interfaces."""
-    return tuple(item.address for item in address.elsewhere(sandbox.socket, inside))
+    return tuple(item.address for item in address.list_elsewhere(sandbox.socket, inside))
 
 
-def interface(conf: NetConf, found: Link, sandbox: str = "") -> Interface:
+def result_interface(conf: NetConf, found: Link, sandbox: str = "") -> Interface:
     """Returns a link as a result tells of it: its MTU since CNI 1.1.0."""
     return Interface(found.name, found.mac, found.mtu if conf.version == "1.1.0" else 0, sandbox)
 
 
-def mtu_of(fields: Fields, hint: str = "leave it out for the kernel's default") -> int:
+def parse_mtu(fields: Fields, hint: str = "leave it out for the kernel's default") -> int:
     """Reads the key `mtu`, in bytes, 0 for the kernel's default; raises CniError(7)."""
     mtu = fields.integer("mtu") or 0
     if mtu and not _MTU_MIN <= mtu <= _MTU_MAX:
@@ -189,7 +189,7 @@ def refuse_small_mtu(mtu: int, ips: Iterable[IPConfig], hint: str = "") -> None:
         raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200){hint}")
 
 
-def listed_inside(args: CmdArgs, prev_result: Result) -> Interface:
+def listed_container_interface(args: CmdArgs, prev_result: Result) -> Interface:
     """Returns what prevResult says of the sandbox's end; raises CniError(999)."""
     for item in prev_result.interfaces:
         if item.name == args.ifname and item.sandbox:
@@ -201,7 +201,7 @@ def listed_inside(args: CmdArgs, prev_result: Result) -> Interface:
     raise CniError(Code.INTERNAL, f"Interface name {args.ifname} not found in prevResult", details)
 
 
-def check_outside(outside: Link, prev_result: Result) -> str:
+def check_host_veth(outside: Link, prev_result: Result) -> str:
     """Checks that the host's end is up and has the address that prevResult says, "" unless it is not listed there.
 
     Raises CniError(999).
@@ -245,7 +245,7 @@ def _delete_host_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | 
         return  # DEL does what it can without
     for item in prev_result.interfaces:
         if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
-            (found,) = link.get(host, link.by_name(item.name))
+            (found,) = link.get(host, link.by_name_request(item.name))
             if (
                 found
                 and found.kind == "veth"
@@ -253,15 +253,15 @@ def _delete_host_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | 
                 and _leads_to_sandbox(host, found, args, prev_result, namespace)
                 and _is_unused(host, found, prev_result, bridge)
             ):
-                host.change(link.deletion(found))
+                host.change(link.delete_request(found))
 
 
 def _leads_to_sandbox(host: Socket, veth: Link, args: CmdArgs, prev_result: Result, namespace: Netns | None) -> bool:
     """Tells whether a host veth leads into `namespace`, or to the MAC address that ADD gave the sandbox's interface."""
-    number = link.namespace_numbers(host, [namespace])[0] if namespace else None
+    number = link.get_namespace_ids(host, [namespace])[0] if namespace else None
     if number is not None and number == veth.lower_nsid:
         return True
-    peer = link.peer(host, veth)
+    peer = link.get_remote_peer(host, veth)
     return peer is not None and any(
         item.sandbox and item.name == args.ifname and item.mac == peer.mac and args.netns in ("", item.sandbox)
         for item in prev_result.interfaces
@@ -274,8 +274,8 @@ def _is_unused(host: Socket, veth: Link, prev_result: Result, bridge: str | None
     The kernel itself gives each interface a link-local IPv6 address.
     """
     gateways = {ip.gateway for ip in prev_result.ips} if bridge is None else set()
-    assigned = (item.address.ip for item in address.on_link(host, veth))
+    assigned = (item.address.ip for item in address.list_on_link(host, veth))
     if any(ip not in gateways and not (ip.version == 6 and ip.is_link_local) for ip in assigned):
         return False
-    (master,) = link.get(host, link.by_index(veth.master)) if veth.master else [None]
+    (master,) = link.get(host, link.by_index_request(veth.master)) if veth.master else [None]
     return bridge is None or (master is not None and (master.name, master.kind) == (bridge, "bridge"))

@@ -15,15 +15,15 @@ from cni.address import Interface, text_of
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import AnswerError, Attributes, Decoded, picks
+from kernel.wire import AnswerError, Attributes, DecodedMessage, attribute_specs
 
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTNLGRP_IPV6_IFADDR = 9
 IFA_F_NODAD, IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x02, 0x08, 0x40  # linux/if_addr.h
-_OF_AN_ADDRESS = picks(AddressMessage, IFA_LOCAL=b"", IFA_ADDRESS=b"", IFA_FLAGS=0)
+_OF_AN_ADDRESS = attribute_specs(AddressMessage, IFA_LOCAL=b"", IFA_ADDRESS=b"", IFA_FLAGS=0)
 
 
-class Assigned(NamedTuple):
+class AssignedAddress(NamedTuple):
     """One address as it stands on a link: its bytes, the length of its prefix, IFA_F_* flags."""
 
     packed: bytes
@@ -46,12 +46,12 @@ def key(address: Interface) -> tuple[bytes, int]:
     return address.packed, address.network.prefixlen
 
 
-def keys(assigned: Iterable[Assigned]) -> set[tuple[bytes, int]]:
+def keys(assigned: Iterable[AssignedAddress]) -> set[tuple[bytes, int]]:
     """Returns the `key` of each address."""
     return {item[:2] for item in assigned}
 
 
-def on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC) -> list[Assigned]:
+def list_on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC) -> list[AssignedAddress]:
     """Returns the addresses of a link, of one family (AF_INET, AF_INET6) or both; raises KernelError."""
     values = {"family": family, "index": link.index}
     request = Request(f'list the addresses of "{link.name}"', AddressMessage, RTM_GETADDR, NLM_F_DUMP, values)
@@ -59,21 +59,21 @@ def on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_UNSPEC
     return [_assigned(message) for message in socket.dump(request) if message["index"] == link.index]
 
 
-def elsewhere(socket: Socket, link: Link | None) -> list[Assigned]:
+def list_elsewhere(socket: Socket, link: Link | None) -> list[AssignedAddress]:
     """Returns the addresses of all links but `link`; raises KernelError."""
     request = Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)
     return [_assigned(message) for message in socket.dump(request) if not link or message["index"] != link.index]
 
 
-def every(socket: Socket) -> dict[int, list[Assigned]]:
+def list_by_link(socket: Socket) -> dict[int, list[AssignedAddress]]:
     """Returns the addresses of the namespace by the ifindex of their links; raises KernelError."""
-    found: dict[int, list[Assigned]] = {}
+    found: dict[int, list[AssignedAddress]] = {}
     for message in socket.dump(Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)):
         found.setdefault(message["index"], []).append(_assigned(message))
     return found
 
 
-def addition(link: Link, address: Interface, *, exists_ok: bool = False, dad: bool = True) -> Request:
+def add_request(link: Link, address: Interface, *, exists_ok: bool = False, dad: bool = True) -> Request:
     """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference).
 
     Without `dad` the kernel skips duplicate address detection, so that an IPv6 address can be used at once.
@@ -87,7 +87,7 @@ def addition(link: Link, address: Interface, *, exists_ok: bool = False, dad: bo
     return Request(doing, AddressMessage, RTM_NEWADDR, flags, values, _attributes(address), ignore)
 
 
-def removal(link: Link, address: Interface) -> Request:
+def remove_request(link: Link, address: Interface) -> Request:
     """Removes an address; absent is success."""
     doing = f'remove IP address {address} from "{link.name}"'
     packed: Attributes = [("IFA_LOCAL", address.packed)]
@@ -95,11 +95,11 @@ def removal(link: Link, address: Interface) -> Request:
     return Request(doing, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
 
 
-def _assigned(message: Decoded) -> Assigned:
-    local, peer, flags = message.pick(_OF_AN_ADDRESS)
+def _assigned(message: DecodedMessage) -> AssignedAddress:
+    local, peer, flags = message.get_attributes(_OF_AN_ADDRESS)
     if not (packed := local or peer):
         raise AnswerError("IFA_ADDRESS is missing")
-    return Assigned(packed, message["prefixlen"], flags or message["flags"])
+    return AssignedAddress(packed, message["prefixlen"], flags or message["flags"])
 
 
 def _values(link: Link, address: Interface) -> dict[str, int]:

@@ -14,7 +14,7 @@ _NS = 1_000_000_000
 _OFFSETS_BYTES = 4096
 
 
-def boot_id() -> bytes:
+def get_boot_id() -> bytes:
     """Returns the kernel's ID of the current boot, b"" where it cannot be read.
 
     A container may see another one: systemd-nspawn and LXC mount a file of theirs over the kernel's.
@@ -29,7 +29,7 @@ def boot_id() -> bytes:
         os.close(fd)
 
 
-def began_ns() -> int:
+def get_boot_time_ns() -> int:
     """Returns when the machine booted, by its wall clock as it is now, in ns since 1970; 0 where it cannot be read.
 
     It is the machine's boot in every container, whose time namespace may shift CLOCK_BOOTTIME (time_namespaces(7)).

@@ -31,8 +31,8 @@ from process.values import dataclass
 SYSTEM_BUS = "unix:path=/var/run/dbus/system_bus_socket"
 CONVERSATION_S = 10.0  # a reload of firewalld takes a quarter of a second, with thousands of rules some seconds
 NO_REPLY = "org.freedesktop.DBus.Error.NoReply"
-NOBODY = ("org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.ServiceUnknown")
-HURRY_S = 1.0
+NO_OWNER_ERRORS = ("org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.ServiceUnknown")
+ROLLBACK_S = 1.0
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # of one conversation: what is asked for here are names
 _LATEST_S = 0.001  # for what is sent after the conversation's end, to take back what may have been done
@@ -51,9 +51,9 @@ class Call:
     interface: str
     method: str
     arguments: tuple[str, ...] = ()
-    doing: str = ""
+    description: str = ""
 
-    def encoded(self, serial: int) -> bytes:
+    def encode(self, serial: int) -> bytes:
         """Returns the message's bytes. It starts nobody: who is not there has nothing to be asked for."""
         address = DBusAddress(self.path, bus_name=self.destination, interface=self.interface)
         signature = "s" * len(self.arguments) or None
@@ -110,13 +110,13 @@ class Bus:
         """Closes the connection."""
         self._socket.close()
 
-    def hurry(self) -> None:
+    def shorten_deadline(self) -> None:
         """Ends the conversation within HURRY_S: who is called takes back what is asked to, in its own time."""
-        self._deadline = Deadline(min(HURRY_S, self._deadline.left_s()))
+        self._deadline = Deadline(min(ROLLBACK_S, self._deadline.remaining_s()))
 
-    def owner(self, name: str) -> str:
+    def get_owner(self, name: str) -> str:
         """Returns the connection that has a well-known name, "" when nobody has; raises CniError."""
-        reply = self._demand(Call(_BUS, _BUS_PATH, _BUS, "GetNameOwner", (name,)), NOBODY)
+        reply = self._demand(Call(_BUS, _BUS_PATH, _BUS, "GetNameOwner", (name,)), NO_OWNER_ERRORS)
         return "" if reply.error else str(reply.value)
 
     def call(self, *calls: Call) -> list[Reply]:
@@ -125,13 +125,13 @@ class Bus:
         What is not answered in time, or before the bus hangs up, is so with the error NO_REPLY, as libdbus has it;
         who was called may still do it, and before what is sent to it later. Raises CniError only when nothing was sent.
         """
-        if record.is_planned() and any(call.doing for call in calls):
-            record.made(*(call.doing for call in calls))
+        if record.is_planned() and any(call.description for call in calls):
+            record.made(*(call.description for call in calls))
             return [Reply()] * len(calls)
         with record.step("ask on the system bus"):
             replies, failure = self._exchange(calls)
         if record.is_asked():
-            done = [call.doing for call, reply in zip(calls, replies, strict=True) if reply and not reply.error]
+            done = [call.description for call, reply in zip(calls, replies, strict=True) if reply and not reply.error]
             record.made(*filter(None, done))
         return [reply or Reply((failure and failure.msg,), NO_REPLY) for reply in replies]
 
@@ -139,7 +139,7 @@ class Bus:
         """Sends `before` and calls; returns the replies in order, and what ended the waiting for the missing ones."""
         first = self._serial + 1
         self._serial += len(calls)
-        self._send(before + b"".join(call.encoded(serial) for serial, call in enumerate(calls, first)))
+        self._send(before + b"".join(call.encode(serial) for serial, call in enumerate(calls, first)))
         replies: dict[int, Reply | None] = dict.fromkeys(range(first, first + len(calls)))
         try:
             while None in replies.values():
@@ -202,7 +202,7 @@ class Bus:
 
     def _wait(self, connection: socket.socket, action: Callable[[], Done]) -> Done:
         """Returns what `action` on a socket returns; raises OSError, and CniError(11) when the time is over."""
-        connection.settimeout(self._deadline.left_s() or _LATEST_S)
+        connection.settimeout(self._deadline.remaining_s() or _LATEST_S)
         try:
             with waiting():
                 return action()

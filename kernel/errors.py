@@ -41,9 +41,9 @@ class KernelError(CniError):
     def __init__(self, doing: str, errno: int, explanation: str = "") -> None:
         details = "; ".join(filter(None, (explanation, _CURES.get(errno, ""))))
         super().__init__(Code.INTERNAL, f"failed to {doing}: {reason(errno)}", details)
-        self.doing = doing
+        self.description = doing
         self.errno = errno
         self.explanation = explanation
 
     def __str__(self) -> str:
-        return f"{self.doing}: {reason(self.errno)}" + (f" ({self.explanation})" if self.explanation else "")
+        return f"{self.description}: {reason(self.errno)}" + (f" ({self.explanation})" if self.explanation else "")

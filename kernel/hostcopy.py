@@ -19,7 +19,7 @@ from kernel import address, link, mounts, route, sysctl
 from kernel.errors import KernelError, reason
 from kernel.link import IFF_LOOPBACK, IFF_POINTOPOINT, Link, VethEnd
 from kernel.netns import Netns
-from kernel.route import Installed
+from kernel.route import InstalledRoute
 from kernel.rtnl import Request, Socket
 from kernel.wire import AnswerError
 from process.values import dataclass, field
@@ -30,51 +30,51 @@ _SETTINGS = ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "bridge/bridge-nf-ca
 
 
 @dataclass(frozen=True)
-class Picture:
+class HostState:
     """What is copied of the host: its links that matter, addresses by ifindex, default routes, settings."""
 
     links: tuple[Link, ...]
     addresses: dict[int, tuple[Interface, ...]]
-    defaults: tuple[Installed, ...]
+    defaults: tuple[InstalledRoute, ...]
     settings: dict[str, str] = field(default_factory=dict)
 
 
-def taken() -> Picture:
+def read_host_state() -> HostState:
     """Returns the picture of the namespace in which we are; raises KernelError."""
     with Socket() as socket:
-        links = tuple(one for one in link.every(socket) if _matters(one))
-        addresses = {one.index: tuple(item.address for item in address.on_link(socket, one)) for one in links}
-        routes = [one for version in (4, 6) for one in route.unicast(socket, version)]
+        links = tuple(one for one in link.list_all(socket) if _matters(one))
+        addresses = {one.index: tuple(item.address for item in address.list_on_link(socket, one)) for one in links}
+        routes = [one for version in (4, 6) for one in route.list_unicast(socket, version)]
     settings = {}
     for name in _SETTINGS:
         with suppress(OSError):
             settings[name] = sysctl.get(name)
     defaults = tuple(one for one in routes if not one.dst.network.prefixlen and one.table == _MAIN)
-    return Picture(links, addresses, defaults, settings)
+    return HostState(links, addresses, defaults, settings)
 
 
-def enter(picture: Picture) -> str:
+def enter(picture: HostState) -> str:
     """Moves this process into a copy of the host, for good; returns the path of a fresh sandbox beside it.
 
     Raises CniError(8), KernelError. The path is one of this process's, and good for its children, too.
     """
     outside, sandbox = _fresh(), _fresh()
     _fresh(keep=False)
-    mounts.enter()
+    mounts.enter_readonly()
     for name, value in picture.settings.items():
-        sysctl.attempt(name, value)
+        sysctl.try_write(name, value)
     with Netns(outside) as beyond, Socket() as socket:
-        (loopback,) = link.get(socket, link.by_name("lo"))
+        (loopback,) = link.get(socket, link.by_name_request("lo"))
         if loopback:
-            socket.change(link.settings(loopback, up=True))
+            socket.change(link.set_request(loopback, up=True))
         for one in picture.links:
             _stand_in(socket, one, picture, beyond)
-        own = {one.name: one for one in link.every(socket)}
+        own = {one.name: one for one in link.list_all(socket)}
         names = {one.index: one.name for one in picture.links}
         for found in picture.defaults:
             through = own.get(names.get(found.index, ""))
             if through:
-                _try(socket, route.addition(through, Route(found.dst, found.gw), found.gw))
+                _try(socket, route.add_request(through, Route(found.dst, found.gw), found.gw))
     return sandbox
 
 
@@ -108,7 +108,7 @@ def _fresh(*, keep: bool = True) -> str:
     return f"/proc/{os.getpid()}/fd/{os.open('/proc/self/ns/net', os.O_RDONLY | os.O_CLOEXEC)}"
 
 
-def _stand_in(socket: Socket, one: Link, picture: Picture, beyond: Netns) -> None:
+def _stand_in(socket: Socket, one: Link, picture: HostState, beyond: Netns) -> None:
     """Makes a link of the same name, MTU and addresses: a bridge for a bridge, else one end of a veth pair.
 
     The pair leads out of the copy, as an uplink leads off the host: so it is seen by who looks for the host's MTU.
@@ -119,18 +119,20 @@ def _stand_in(socket: Socket, one: Link, picture: Picture, beyond: Netns) -> Non
     except AnswerError:
         mac = link.random_mac()
     if one.kind == "bridge" or one.flags & IFF_POINTOPOINT:
-        _try(socket, link.bridge(one.name, mac, one.mtu))
+        _try(socket, link.create_bridge_request(one.name, mac, one.mtu))
     else:
-        pair = link.veth(VethEnd(one.name, mac), VethEnd(one.name, link.random_mac()), beyond, mtu=one.mtu)
+        pair = link.create_veth_request(
+            VethEnd(one.name, mac), VethEnd(one.name, link.random_mac()), beyond, mtu=one.mtu
+        )
         _try(socket, pair)
-    (copy,) = link.get(socket, link.by_name(one.name))
+    (copy,) = link.get(socket, link.by_name_request(one.name))
     if copy is None:
         return
     for item in picture.addresses[one.index]:
         if not item.ip.is_link_local:
-            _try(socket, address.addition(copy, item, exists_ok=True))
+            _try(socket, address.add_request(copy, item, exists_ok=True))
     if not one.is_up:
-        _try(socket, link.settings(copy, up=False))
+        _try(socket, link.set_request(copy, up=False))
 
 
 def _try(socket: Socket, request: Request) -> None:

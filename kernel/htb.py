@@ -41,7 +41,7 @@ def selector(network: Network, *, source: bool) -> bytes:
     return traffic.selector(keys)
 
 
-def htb(index: int, bucket: Bucket, default: int) -> list[Request]:
+def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
     """Makes the root of an interface: a bucket for packets of the class LIMITED; PASSED packets wait for nothing.
 
     `default` is the number of the class for what no filter matches, 0 for PASSED. Refused with EEXIST when somebody
@@ -64,10 +64,12 @@ def htb(index: int, bucket: Bucket, default: int) -> list[Request]:
     ]
 
 
-def bucket(socket: Socket, index: int) -> Bucket | None:
+def get_bucket(socket: Socket, index: int) -> Bucket | None:
     """Returns the bucket of what `htb` made, None when it is not so any more; raises KernelError."""
-    found, below = socket.get(traffic.look(index, 0, RTM_GETTCLASS, LIMITED), traffic.look(index, LIMITED))
-    queue = traffic.qdisc(below)
+    found, below = socket.get(
+        traffic.get_qdisc_request(index, 0, RTM_GETTCLASS, LIMITED), traffic.get_qdisc_request(index, LIMITED)
+    )
+    queue = traffic.qdisc_from_answer(below)
     options = found and found.get_attr("TCA_KIND") == HTB and found.get_attr("TCA_OPTIONS")
     parms = options and options.get_attr("TCA_HTB_PARMS")
     if not parms or len(parms) < _CLASS.size or not queue or not queue.bucket or queue.bucket.rate != _UNLIMITED:
@@ -78,11 +80,11 @@ def bucket(socket: Socket, index: int) -> Bucket | None:
     return Bucket(rate, size, queue.bucket.limit) if (rate, size) == (ceil, ceil_size) else None
 
 
-def limits(socket: Socket) -> dict[int, int]:
+def list_limits(socket: Socket) -> dict[int, int]:
     """Returns the rate (bytes/s) of every limit of ours or the reference's by its interface; raises KernelError."""
     found = {}
-    for index, root in traffic.roots(socket).items():
-        own = root.bucket or bucket(socket, index)
+    for index, root in traffic.list_shaper_roots(socket).items():
+        own = root.bucket or get_bucket(socket, index)
         if own:
             found[index] = own.rate
     return found

@@ -18,7 +18,7 @@ from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.errors import KernelError
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import AnswerError, Attributes, Decoded, pick_nested, picks
+from kernel.wire import AnswerError, Attributes, DecodedMessage, attribute_specs, get_nested_attributes
 from process.values import dataclass
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
@@ -73,7 +73,7 @@ class Link(NamedTuple):
         return bool(self.flags & IFF_UP)
 
 
-_OF_A_LINK = picks(
+_OF_A_LINK = attribute_specs(
     LinkMessage,
     IFLA_LINKINFO=b"",
     IFLA_ADDRESS=b"",
@@ -88,23 +88,23 @@ _OF_A_LINK = picks(
     IFLA_MIN_MTU=0,
     IFLA_MAX_MTU=0,
 )
-_KIND = picks(LinkMessage.linkinfo, IFLA_INFO_KIND="")
+_KIND = attribute_specs(LinkMessage.linkinfo, IFLA_INFO_KIND="")
 
 
-def from_message(message: Decoded) -> Link:
+def from_message(message: DecodedMessage) -> Link:
     """Returns the link in an RTM_NEWLINK message."""
-    info, mac, name, mtu, *others = message.pick(_OF_A_LINK)
-    (kind,) = pick_nested(info, _KIND)
+    info, mac, name, mtu, *others = message.get_attributes(_OF_A_LINK)
+    (kind,) = get_nested_attributes(info, _KIND)
     return Link(message["index"], name, format_mac(mac), mtu, message["flags"], kind, *others)
 
 
-def by_name(name: str) -> Request:
+def by_name_request(name: str) -> Request:
     """Asks for the link called `name`; no such link is no error."""
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     return Request(f'look up "{name}"', LinkMessage, RTM_GETLINK, 0, {}, attributes, (errno.ENODEV,))
 
 
-def by_index(index: int) -> Request:
+def by_index_request(index: int) -> Request:
     """Asks for the link with an ifindex; no such link is no error."""
     attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     values = {"index": index}
@@ -119,43 +119,43 @@ def get(socket: Socket, *requests: Request) -> list[Link | None]:
     return [message and from_message(message) for message in socket.get(*requests)]
 
 
-def other_end(socket: Socket, own: Link, namespace: Netns) -> Link | None:
+def get_local_peer(socket: Socket, own: Link, namespace: Netns) -> Link | None:
     """Returns the end on `socket`'s side of the veth `own`, which is in `namespace`; None when it is not there.
 
     The indexes alone prove nothing, as each namespace counts its own: the end found must lead into `namespace`, or
     both be in this one, which `socket` is then of. Raises KernelError.
     """
-    asked = across(own, namespace)
-    return led_across(own, namespace, socket.get(*asked)) if asked else None
+    asked = local_peer_requests(own, namespace)
+    return local_peer_from_answers(own, namespace, socket.get(*asked)) if asked else None
 
 
-def across(own: Link, namespace: Netns) -> list[Request]:
+def local_peer_requests(own: Link, namespace: Netns) -> list[Request]:
     """Asks for the other end as `other_end` does, [] for what has none; `led_across` reads the answers."""
     if own.kind != "veth" or not own.lower:
         return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
     number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
-    return [by_index(own.lower), number]
+    return [by_index_request(own.lower), number]
 
 
-def led_across(own: Link, namespace: Netns, answers: Sequence[Decoded | None]) -> Link | None:
+def local_peer_from_answers(own: Link, namespace: Netns, answers: Sequence[DecodedMessage | None]) -> Link | None:
     """Returns the other end by the answers to `across`, None when it is not there."""
     message, number = answers
     found = message and from_message(message)
     if not found or found.kind != "veth" or found.lower != own.index:
         return None
     if found.lower_nsid is None:
-        return found if own.lower_nsid is None and namespace.is_own() else None
+        return found if own.lower_nsid is None and namespace.is_current() else None
     return found if number and found.lower_nsid == number.get_attr("NETNSA_NSID") else None
 
 
-def peer(socket: Socket, own: Link) -> Link | None:
+def get_remote_peer(socket: Socket, own: Link) -> Link | None:
     """Returns the peer of a veth, read from the namespace that the peer is in; None where it cannot be read.
 
     Linux 4.15 and later answer for another namespace without entering it, if the caller is root there, and repeat its
     number; earlier kernels answer for this one. Raises KernelError.
     """
-    request = by_index(own.lower or own.index)  # kernels before 5.10 leave out an index that is the port's, too
+    request = by_index_request(own.lower or own.index)  # kernels before 5.10 leave out an index that is the port's, too
     number = own.lower_nsid
     if number is not None:
         attributes: Attributes = [*request.attributes, ("IFLA_TARGET_NETNSID", number)]
@@ -165,7 +165,7 @@ def peer(socket: Socket, own: Link) -> Link | None:
     return from_message(message) if message and message.get_attr("IFLA_TARGET_NETNSID") == number else None
 
 
-def namespace_numbers(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
+def get_namespace_ids(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
     """Returns by which number (`Link.lower_nsid`) the socket's namespace knows others, None for those it does not.
 
     Raises KernelError.
@@ -178,23 +178,23 @@ def namespace_numbers(socket: Socket, namespaces: Sequence[Netns]) -> list[int |
     return [number if number is not None and number >= 0 else None for number in numbers]
 
 
-def every(socket: Socket) -> list[Link]:
+def list_all(socket: Socket) -> list[Link]:
     """Returns all links of the namespace; raises KernelError."""
     attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     request = Request("list the interfaces", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
     return [from_message(message) for message in socket.dump(request)]
 
 
-def of_kind(socket: Socket, kind: str) -> list[Link]:
+def list_of_kind(socket: Socket, kind: str) -> list[Link]:
     """Returns the links of a kind ("ifb"); raises KernelError."""
     info = {"attrs": [("IFLA_INFO_KIND", kind)]}
     attributes: Attributes = [("IFLA_LINKINFO", info), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     request = Request(f"list the interfaces of kind {kind}", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
-    found = (from_message(message) for message in socket.dump(request, united_by=lambda message: message["index"]))
+    found = (from_message(message) for message in socket.dump(request, merge_key=lambda message: message["index"]))
     return [link for link in found if link.kind == kind]  # a kernel that does not know the kind lists all
 
 
-def ports(socket: Socket, bridge: int) -> Iterator[Link]:
+def list_ports(socket: Socket, bridge: int) -> Iterator[Link]:
     """Yields the ports of the bridge with ifindex `bridge`; raises KernelError."""
     attributes: Attributes = [("IFLA_MASTER", bridge), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     request = Request("list the bridge's ports", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
@@ -212,11 +212,11 @@ def count_ports(socket: Socket, bridge: int) -> int:
     master = struct.pack("=HHI", 8, 10, bridge)  # the attribute IFLA_MASTER
     values = {"family": AF_BRIDGE}
     doing = "count the bridge's ports"
-    request = Request(doing, LinkMessage, RTM_GETLINK, NLM_F_DUMP, values, wanted=lambda body: master in body)
+    request = Request(doing, LinkMessage, RTM_GETLINK, NLM_F_DUMP, values, body_filter=lambda body: master in body)
     return len(socket.dump(request))
 
 
-def bridge(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:
+def create_bridge_request(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:
     """Makes a bridge, up; refused with EEXIST when there is a link of the name. `mtu` 0 is the kernel's default.
 
     The address is given so that the bridge keeps it: otherwise it takes the lowest of its ports' addresses. A kernel
@@ -240,7 +240,9 @@ class VethEnd:
     mac: bytes
 
 
-def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: int = 0, mtu: int) -> Request:
+def create_veth_request(
+    host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: int = 0, mtu: int
+) -> Request:
     """Makes a veth pair, each end where it belongs: `host` here, up, a port of `master`; `sandbox` in `namespace`.
 
     Without a namespace both ends are here. A `master` of 0 is none.
@@ -260,7 +262,7 @@ def veth(host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: in
     return Request(doing, LinkMessage, RTM_NEWLINK, flags, {"flags": IFF_UP, "change": IFF_UP}, attributes)
 
 
-def ifb(index: int, name: str, mac: bytes, mtu: int) -> Request:
+def create_ifb_request(index: int, name: str, mac: bytes, mtu: int) -> Request:
     """Makes an intermediate functional block device, up; refused with EEXIST when there is a link of name or index.
 
     What is redirected to it passes its qdisc and goes on where it came from. The index is given so that other requests
@@ -274,14 +276,14 @@ def ifb(index: int, name: str, mac: bytes, mtu: int) -> Request:
     return Request(f'create ifb "{name}"', LinkMessage, RTM_NEWLINK, flags, values, attributes)
 
 
-def alias(index: int, text: str) -> Request:
+def set_alias_request(index: int, text: str) -> Request:
     """Gives a link a text of up to 255 bytes (IFALIASZ, linux/if.h), which `ip link` shows."""
     values = {"index": index}
     doing = f"set the alias of interface {index}"
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, [("IFLA_IFALIAS", text)])
 
 
-def settings(
+def set_request(
     link: Link,
     *,
     up: bool | None = None,
@@ -330,7 +332,7 @@ def settings(
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
 
 
-def refuse_unchangeable(socket: Socket) -> None:
+def probe_set(socket: Socket) -> None:
     """Raises KernelError where no link may be changed; told by a request for one that cannot be, as "/" is no name."""
     try:
         socket.send(Request("change an interface", LinkMessage, RTM_NEWLINK, NLM_F_ACK, {}, [("IFLA_IFNAME", "/")]))
@@ -339,7 +341,7 @@ def refuse_unchangeable(socket: Socket) -> None:
             raise
 
 
-def port_settings(link: Link, *, hairpin: bool, isolated: bool) -> Request:
+def set_port_request(link: Link, *, hairpin: bool, isolated: bool) -> Request:
     """Switches on what is asked for of a bridge port; kernels before 4.18 refuse `isolated`: it is not sent unasked."""
     data: Attributes = [("IFLA_BRPORT_MODE", 1)] if hairpin else []
     data += [("IFLA_BRPORT_ISOLATED", 1)] if isolated else []
@@ -350,24 +352,24 @@ def port_settings(link: Link, *, hairpin: bool, isolated: bool) -> Request:
 
 
 @dataclass(frozen=True)
-class Port:
+class PortFlags:
     """The flags of a bridge port that we set."""
 
     hairpin: bool
     isolated: bool
 
 
-def port(socket: Socket, link: Link) -> Port:
+def get_port_flags(socket: Socket, link: Link) -> PortFlags:
     """Returns the flags of a bridge port; raises KernelError."""
-    (message,) = socket.get(by_index(link.index))
+    (message,) = socket.get(by_index_request(link.index))
     info = message and message.get_attr("IFLA_LINKINFO")
     data = info and info.get_attr("IFLA_INFO_SLAVE_DATA")
     if not data:
-        return Port(hairpin=False, isolated=False)
-    return Port(bool(data.get_attr("IFLA_BRPORT_MODE")), bool(data.get_attr("IFLA_BRPORT_ISOLATED")))
+        return PortFlags(hairpin=False, isolated=False)
+    return PortFlags(bool(data.get_attr("IFLA_BRPORT_MODE")), bool(data.get_attr("IFLA_BRPORT_ISOLATED")))
 
 
-def deletion(link: Link) -> Request:
+def delete_request(link: Link) -> Request:
     """Deletes a link; absent is success."""
     doing = f'delete "{link.name}"'
     return Request(doing, LinkMessage, RTM_DELLINK, NLM_F_ACK, {"index": link.index}, [], (errno.ENODEV,))

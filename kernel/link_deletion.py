@@ -31,16 +31,18 @@ _GONE_TIMEOUT_S = 60.0  # the kernel's lock for network configuration can be hel
 
 def delete_on_host(own: Link, host: Socket) -> None:
     """Deletes an interface of the host that leads into no sandbox, and returns when it is gone; raises as above."""
-    if not delete_watched(own, own, _listening):
-        host.change(link.deletion(own))
+    if not delete_in_background(own, own, _listening):
+        host.change(link.delete_request(own))
 
 
-def delete_watched(doomed: Link, seen: Link, listening: Callable[[], Socket]) -> bool:
+def delete_in_background(doomed: Link, seen: Link, listening: Callable[[], Socket]) -> bool:
     """Has a child delete `doomed` on the host and tells whether `seen` is gone, as the news of its namespace say.
 
     False when the child ended without success, or there could be none.
     """
-    words = link.deletion(doomed).doing + (f', the other end of "{seen.name}"' if seen is not doomed else "")
+    words = link.delete_request(doomed).description + (
+        f', the other end of "{seen.name}"' if seen is not doomed else ""
+    )
     if record.is_planned():
         record.made(words)
         return True
@@ -63,19 +65,19 @@ def _listening() -> Socket:
 
 
 def _watched(doomed: Link, seen: Link, news: Socket) -> bool:
-    request = link.deletion(doomed)
+    request = link.delete_request(doomed)
     readable, writable = os.pipe()
     try:
         try:
             with Socket() as asking:
-                child = ask_apart(asking.fileno(), request.encoded(1), writable)
+                child = ask_apart(asking.fileno(), request.encode(1), writable)
         finally:
             os.close(writable)
         deadline = Deadline(_GONE_TIMEOUT_S)
-        while ready := wait_readable([readable, news.fileno()], deadline.left_s()):
+        while ready := wait_readable([readable, news.fileno()], deadline.remaining_s()):
             if news.fileno() not in ready:
                 return _succeeded(child, request)
-            for kind, message in news.notifications(LinkMessage, 0) or []:
+            for kind, message in news.wait_notifications(LinkMessage, 0) or []:
                 if kind == link.RTM_DELLINK and message["index"] == seen.index:
                     return True
     finally:

@@ -24,7 +24,7 @@ _OF_THE_NAMESPACE = "net"  # below _SETTINGS: of whoever looks, so that it canno
 _SWITCHES = ("/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 
 
-def enter() -> None:
+def enter_readonly() -> None:
     """Moves this process into a read-only mount namespace of its own; raises CniError(5)."""
     try:
         unshare(_CLONE_NEWNS)
@@ -47,7 +47,7 @@ def enter() -> None:
             mount("none", path, "", _REMOUNT | _BIND | _RDONLY)
 
 
-def cover(directory: str, *, most_bytes: int = 0) -> None:
+def mount_private_copy(directory: str, *, most_bytes: int = 0) -> None:
     """Puts a private, writable copy of `directory` over it; where it is not there yet, the way to it is made writable.
 
     Of the copy are directories, links and regular files on the same file system (with `most_bytes` no larger ones);

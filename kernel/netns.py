@@ -48,7 +48,7 @@ class Netns:
         """Returns the file descriptor, for IFLA_NET_NS_FD."""
         return self._descriptor
 
-    def is_own(self) -> bool:
+    def is_current(self) -> bool:
         """Tells whether it is the one in which this process is."""
         return os.path.samestat(os.fstat(self._descriptor), os.stat("/proc/self/ns/net"))
 

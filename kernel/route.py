@@ -17,7 +17,7 @@ from kernel import link as links
 from kernel.codec import RouteMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, Socket
-from kernel.wire import AnswerError, Attributes, Decoded
+from kernel.wire import AnswerError, Attributes, DecodedMessage
 from process.values import dataclass
 
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
@@ -32,7 +32,7 @@ _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES) 
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledRoute:
     """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table, metric.
 
     `is_connected`: the kernel made it for an address of the interface.
@@ -46,7 +46,7 @@ class Installed:
     is_connected: bool = False
 
 
-def unicast(socket: Socket, version: int) -> list[Installed]:
+def list_unicast(socket: Socket, version: int) -> list[InstalledRoute]:
     """Returns the unicast routes of IP `version` (4 or 6), of every table; raises KernelError.
 
     IPv6 makes routes of one destination and metric one with several ways, of which each is listed.
@@ -59,11 +59,11 @@ def unicast(socket: Socket, version: int) -> list[Installed]:
             table = message.get_attr("RTA_TABLE") or message["table"]
             metric = message.get_attr("RTA_PRIORITY") or 0
             dst = _destination(message)
-            found += [Installed(dst, gateway, index, table, metric) for index, gateway in _ways(message)]
+            found += [InstalledRoute(dst, gateway, index, table, metric) for index, gateway in _ways(message)]
     return found
 
 
-def local(socket: Socket, version: int) -> list[Network]:
+def list_local_networks(socket: Socket, version: int) -> list[Network]:
     """Returns what is local to this host in IP `version` (4 or 6): 127.0.0.0/8, each address, and whole routed ranges.
 
     That is the kernel's table "local", which decides it for packets, too. Raises KernelError.
@@ -74,13 +74,13 @@ def local(socket: Socket, version: int) -> list[Network]:
     return [_destination(message).network for message in socket.dump(request) if message["type"] == _RTN_LOCAL]
 
 
-def interface_to(socket: Socket, address: Address) -> Link | None:
+def get_interface_to(socket: Socket, address: Address) -> Link | None:
     """Returns the link by which this host sends to `address`, None without a route; raises KernelError."""
-    index = index_to(socket, address)
-    return links.get(socket, links.by_index(index))[0] if index else None
+    index = get_index_to(socket, address)
+    return links.get(socket, links.by_index_request(index))[0] if index else None
 
 
-def index_to(socket: Socket, address: Address) -> int:
+def get_index_to(socket: Socket, address: Address) -> int:
     """Returns the ifindex of that link, 0 without a route; raises KernelError."""
     values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen}
     attributes: Attributes = [("RTA_DST", address.packed)]
@@ -89,7 +89,7 @@ def index_to(socket: Socket, address: Address) -> int:
     return (message and message.get_attr("RTA_OIF")) or 0
 
 
-def match(socket: Socket, address: Address) -> Installed | None:
+def get_matching(socket: Socket, address: Address) -> InstalledRoute | None:
     """Returns the unicast route by which this host sends to `address`, as it stands in its table; raises KernelError.
 
     None where there is none, where it has several ways, and before Linux 4.13, which does not say.
@@ -105,10 +105,10 @@ def match(socket: Socket, address: Address) -> Installed | None:
     if len(ways) != 1:
         return None
     index, gateway = ways[0]
-    return Installed(_destination(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
+    return InstalledRoute(_destination(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
 
 
-def addition(
+def add_request(
     link: Link, route: Route, gateway: Address | None, *, source: Address | None = None, exists_ok: bool = False
 ) -> Request:
     """Adds `route` over `link` via `gateway`, its own or its family's; one destination may have several routes.
@@ -145,7 +145,7 @@ def addition(
     return Request(doing, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
 
 
-def connected_deletion(link: Link, network: Network) -> Request:
+def delete_connected_request(link: Link, network: Network) -> Request:
     """Deletes the route to `network` that the kernel made for an address of `link`; absent is success."""
     doing = f"delete route '{network} dev {link.name}'"
     values = {
@@ -160,7 +160,7 @@ def connected_deletion(link: Link, network: Network) -> Request:
     return Request(doing, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 
 
-def _ways(message: Decoded) -> Iterator[tuple[int, Address | None]]:
+def _ways(message: DecodedMessage) -> Iterator[tuple[int, Address | None]]:
     """Yields the interface's index and the gateway of each way a route has."""
     hops = message.get_attr("RTA_MULTIPATH")
     if hops is None:
@@ -188,7 +188,7 @@ def _address(packed: bytes) -> Address:
         raise AnswerError(str(error)) from error
 
 
-def _destination(message: Decoded) -> Interface:
+def _destination(message: DecodedMessage) -> Interface:
     packed = message.get_attr("RTA_DST")
     try:
         if message["family"] == stdlib_socket.AF_INET:

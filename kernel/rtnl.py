@@ -55,7 +55,7 @@ class Request(NamedTuple):
     whose bytes are `wanted`. `more` finds what is told of a change beside `doing`, when somebody asks.
     """
 
-    doing: str
+    description: str
     kind: type[object]
     type: int
     flags: int = NLM_F_ACK
@@ -63,15 +63,15 @@ class Request(NamedTuple):
     attributes: Pairs = ()
     ignore: tuple[int, ...] = ()
     silent: bool = False
-    wanted: Callable[[bytes], object] | None = None
-    more: Callable[[], str] | None = None
+    body_filter: Callable[[bytes], object] | None = None
+    details: Callable[[], str] | None = None
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Returns what is done in the words of a record: an error says less."""
-        more = self.more() if self.more else ""
-        return f"{self.doing} {more}" if more else self.doing
+        details = self.details() if self.details else ""
+        return f"{self.description} {details}" if details else self.description
 
-    def encoded(self, sequence: int) -> bytes:
+    def encode(self, sequence: int) -> bytes:
         """Returns the message's bytes."""
         return encode(self.kind, (self.type, self.flags | NLM_F_REQUEST, sequence), self.values, self.attributes)
 
@@ -121,7 +121,7 @@ class Socket:
         """Returns the file descriptor, for poll."""
         return self._socket.fileno()
 
-    def namespace_cookie(self) -> int:
+    def get_namespace_cookie(self) -> int:
         """Returns the number of the socket's namespace, which no other of this boot has; 0 before Linux 5.14."""
         try:
             return int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8), sys.byteorder)
@@ -143,12 +143,12 @@ class Socket:
         noted; when it is only planned, nothing is sent. `then` is asked for behind them in the same send, as by `get`.
         """
         if record.is_planned():
-            record.made(*(request.told() for request in requests))
+            record.made(*(request.describe() for request in requests))
             return self.get(*then)
         answers = self._talk((*requests, *then), changes=len(requests))
         told, objects = answers[: len(requests)], answers[len(requests) :]
         if record.is_asked():
-            record.made(*(sent.told() for sent, answer in zip(requests, told, strict=True) if not answer.error))
+            record.made(*(sent.describe() for sent, answer in zip(requests, told, strict=True) if not answer.error))
         _raise_refused(requests, told)
         return _objects(then, objects)
 
@@ -166,10 +166,10 @@ class Socket:
         """
         return _objects(requests, self._talk(requests))
 
-    def dump(self, request: Request, *, united_by: Callable[[Any], object] | None = None) -> list[Any]:
+    def dump(self, request: Request, *, merge_key: Callable[[Any], object] | None = None) -> list[Any]:
         """Sends one dump request and returns all messages; raises KernelError.
 
-        When something changes in the midst of a dump, entries may be missing. With `united_by`, which names an entry,
+        When something changes in the midst of a dump, entries may be missing. With `merge_key`, which names an entry,
         it is repeated then; if that goes on for ever, what was in any of the attempts is returned.
         """
         seen: dict[object, Any] = {}
@@ -177,12 +177,12 @@ class Socket:
             (answer,) = self._talk([request])
             if answer.error and answer.error.errno not in request.ignore:
                 raise answer.error
-            if not (united_by and answer.interrupted):
+            if not (merge_key and answer.interrupted):
                 return answer.messages
-            seen.update((united_by(message), message) for message in answer.messages)
+            seen.update((merge_key(message), message) for message in answer.messages)
         return list(seen.values())
 
-    def notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
+    def wait_notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
         """Waits for news of the subscribed groups; returns (type, message) pairs, None when time ran out.
 
         An empty list means that news were lost (ENOBUFS): look for yourself. Raises KernelError.
@@ -205,7 +205,7 @@ class Socket:
         try:
             return self._converse(requests, changes)
         except OSError as error:
-            raise KernelError(requests[0].doing, error.errno or 0) from error
+            raise KernelError(requests[0].description, error.errno or 0) from error
 
     def _converse(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
         """Does so; raises OSError, KernelError.
@@ -238,7 +238,7 @@ class Socket:
             answers.append(_Answer([], untold or request.silent))
         if not self._send(b"".join(parts)):
             if self.refuses_all or count == 1:
-                raise KernelError(requests[0].doing, errno.EMSGSIZE)
+                raise KernelError(requests[0].description, errno.EMSGSIZE)
             return self._talk_in_halves(requests, changes)
         awaited = [answer for answer in answers if not answer.complete]
         while awaited:
@@ -330,7 +330,7 @@ class Deadline:
     def __init__(self, timeout_s: float) -> None:
         self._end = time.monotonic() + timeout_s
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Returns the seconds left, 0 when it has passed."""
         return max(0.0, self._end - time.monotonic())
 
@@ -341,10 +341,10 @@ def _take(answer: _Answer, request: Request, kind: int, flags: int, body: bytes)
     if kind in (_NLMSG_ERROR, _NLMSG_DONE):
         (code,) = _CODE.unpack_from(body, _HEADER_BYTES) if len(body) >= _HEADER_BYTES + _CODE.size else (0,)
         if code:
-            answer.error = KernelError(request.doing, -code, _explanation(flags, body))
+            answer.error = KernelError(request.description, -code, _explanation(flags, body))
         answer.complete = True
         return
-    if request.wanted is None or request.wanted(body):
+    if request.body_filter is None or request.body_filter(body):
         answer.messages.append(decode(request.kind, body))
     if not flags & _NLM_F_MULTI and not request.flags & NLM_F_ACK:
         answer.complete = True

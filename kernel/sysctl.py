@@ -48,7 +48,7 @@ class Setting:
     ) -> None:
         os.close(self._descriptor)
 
-    def put(self, value: str) -> None:
+    def write(self, value: str) -> None:
         """Writes `value`, also one that it has already: with some settings that is an order to others."""
         if not record.is_planned():
             os.pwrite(self._descriptor, _written(value), 0)
@@ -71,10 +71,10 @@ def ensure(name: str, value: str) -> None:
     sees the value changed, and the first one then restores it: ip_forward may end as 1 and forward on no interface.
     """
     if get(name) != value:
-        put(name, value, locked=True)
+        write(name, value, locked=True)
 
 
-def require(name: str, value: str, doing: str) -> None:
+def ensure_or_fail(name: str, value: str, doing: str) -> None:
     """Makes `name` be `value`; raises CniError(999) with the cure: "failed to <doing>: /proc/sys/net/...: ..."."""
     try:
         ensure(name, value)
@@ -90,12 +90,12 @@ def command(name: str, value: str) -> str:
     return f"sysctl -w net/{name}={value}"
 
 
-def cure(number: int) -> str:
+def hint(number: int) -> str:
     """Returns the hint for the errno of a setting that cannot be read or set, "" when there is none."""
     return _HINTS.get(number, "").rstrip("; ").removesuffix(", or")
 
 
-def put(name: str, value: str, *, locked: bool = False) -> None:
+def write(name: str, value: str, *, locked: bool = False) -> None:
     """Writes `value`, with `locked` after all other writers that lock; raises OSError."""
     if record.is_planned():
         record.made(_told(name, value))
@@ -110,15 +110,15 @@ def put(name: str, value: str, *, locked: bool = False) -> None:
     record.made(_told(name, value))
 
 
-def writable(name: str) -> bool:
+def is_writable(name: str) -> bool:
     """Tells whether `name` can be set, as far as the file system goes."""
     return os.access(_ROOT + name, os.W_OK)
 
 
-def attempt(name: str, value: str) -> None:
+def try_write(name: str, value: str) -> None:
     """Sets `name` where the kernel has it and lets us; without IPv6, say, it is done without."""
     try:
-        put(name, value)
+        write(name, value)
     except OSError:
         return
 

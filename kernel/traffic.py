@@ -25,7 +25,7 @@ from kernel.rtnl import (
     Request,
     Socket,
 )
-from kernel.wire import Attributes, Decoded, pick_nested, picks
+from kernel.wire import Attributes, DecodedMessage, attribute_specs, get_nested_attributes
 from process.values import dataclass
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
@@ -120,7 +120,7 @@ class Filter:
         return self.info, self.handle >> _TABLE_SHIFT
 
 
-def tbf(index: int, bucket: Bucket) -> Request:
+def create_tbf_request(index: int, bucket: Bucket) -> Request:
     """Makes a token bucket filter, 1:, the root of an interface; refused with EEXIST when somebody set another root."""
     parms = TBF_QOPT.pack(min(bucket.rate, UINT32_MAX), bucket.limit, bucket.size, 0)
     options: Attributes = [("TCA_TBF_PARMS", parms)]
@@ -129,17 +129,17 @@ def tbf(index: int, bucket: Bucket) -> Request:
     return qdisc_request("create qdisc", RTM_NEWQDISC, index, (TBF, ROOT, _TBF_HANDLE), {"attrs": options})
 
 
-def root_deletion(index: int, own: Qdisc) -> Request:
+def delete_root_request(index: int, own: Qdisc) -> Request:
     """Deletes the root of an interface, back to the kernel's default; absent is success, and another root stays."""
     return qdisc_request("delete qdisc", RTM_DELQDISC, index, (own.kind, ROOT, own.handle))
 
 
-def ingress(index: int) -> Request:
+def create_ingress_request(index: int) -> Request:
     """Makes the place for filters of what an interface receives; refused with EEXIST when there is one."""
     return qdisc_request("create ingress qdisc", RTM_NEWQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE), b"")
 
 
-def ingress_deletion(index: int) -> Request:
+def delete_ingress_request(index: int) -> Request:
     """Deletes what `ingress` made, with all its filters; absent is success."""
     return qdisc_request("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
 
@@ -149,12 +149,12 @@ def selector(keys: Sequence[bytes]) -> bytes:
     return _SELECTOR.pack(1, 0, len(keys), 0, 0, 0, 0, 0) + b"".join(keys)
 
 
-def redirect(index: int, target: int) -> Request:
+def add_redirect_request(index: int, target: int) -> Request:
     """Leads all that an interface receives to the interface `target`, as if that one were to send it."""
     return _u32(index, RECEIVED, 0, Rule(selector([_ANY]), _CLASS, target))
 
 
-def classified(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
+def add_rule_requests(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
     """Adds filters in their order and in front of `redirect`; `parent` is RECEIVED or a classful qdisc's handle.
 
     What is not redirected goes on: into its class, or, of what is received, as if there were no filter.
@@ -162,75 +162,75 @@ def classified(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
     return [_u32(index, parent, number, rule) for number, rule in enumerate(rules, 1)]
 
 
-def filter_deletion(index: int, found: Filter) -> Request:
+def delete_filter_request(index: int, found: Filter) -> Request:
     """Deletes a filter; absent is success."""
     values = {"index": index, "parent": RECEIVED, "info": found.info, "handle": found.handle}
     kind: Attributes = [("TCA_KIND", "u32")]
     request = Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, kind, _GONE)
-    return request._replace(more=partial(_of, index))
+    return request._replace(details=partial(_of, index))
 
 
-def priority_deletion(index: int, info: int) -> Request:
+def delete_priority_request(index: int, info: int) -> Request:
     """Deletes all u32 filters of a priority, and its table, which the last filter's deletion may leave behind."""
-    return filter_deletion(index, Filter(0, info))
+    return delete_filter_request(index, Filter(0, info))
 
 
-def root(index: int) -> Request:
+def get_root_request(index: int) -> Request:
     """Asks for an interface's root qdisc; no such interface is no error. `qdisc` reads the answer."""
-    return look(index, ROOT)
+    return get_qdisc_request(index, ROOT)
 
 
-def place(index: int) -> Request:
+def get_ingress_request(index: int) -> Request:
     """Asks for an interface's ingress or clsact qdisc; none is no error. `qdisc` reads the answer."""
-    return look(index, _INGRESS_PARENT)
+    return get_qdisc_request(index, _INGRESS_PARENT)
 
 
-def qdisc(message: Decoded | None) -> Qdisc | None:
+def qdisc_from_answer(message: DecodedMessage | None) -> Qdisc | None:
     """Returns the qdisc in an answer, None when there was none."""
     if message is None:
         return None
-    kind, options = message.pick(_OF_A_QDISC)
+    kind, options = message.get_attributes(_OF_A_QDISC)
     return Qdisc(kind, message["handle"], _bucket(options) if kind == TBF else None)
 
 
-def filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
+def list_filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
     """Returns the filters of what an interface receives, or of a qdisc, in the order in which they are asked.
 
     Raises KernelError.
     """
-    return listed(socket.dump(listing(index, parent)))
+    return filters_from_answers(socket.dump(list_filters_request(index, parent)))
 
 
-def listing(index: int, parent: int = RECEIVED) -> Request:
+def list_filters_request(index: int, parent: int = RECEIVED) -> Request:
     """Asks for these filters; no such interface or place is no error. `listed` reads the answer."""
     values = {"index": index, "parent": parent}
     ignore = (errno.ENODEV, errno.EINVAL)  # no such interface; no such place, as newer kernels say it
     return Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
 
 
-def listed(messages: Sequence[Decoded]) -> list[Filter]:
+def filters_from_answers(messages: Sequence[DecodedMessage]) -> list[Filter]:
     """Returns the filters in an answer, in its order."""
     return [found for message in messages if (found := _filter(message))]
 
 
-def roots(socket: Socket) -> dict[int, Qdisc]:
+def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
     """Returns the root qdiscs of all interfaces that are shaped as we do it, by ifindex; raises KernelError."""
     found = {}
     for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
-        own = qdisc(message)
+        own = qdisc_from_answer(message)
         if own and own.is_shaper and message["parent"] == ROOT:
             found[message["index"]] = own
     return found
 
 
-def lacking(socket: Socket, *further: str) -> list[str]:
+def probe_missing_features(socket: Socket, *further: str) -> list[str]:
     """Returns what the kernel lacks of what shaping takes: "ifb", "tbf" and `further` kinds of qdiscs.
 
     Told by requests that are refused in any case, for another reason where the part is there: nothing is made. Raises
     KernelError for who lacks the privilege.
     """
-    made = link.ifb(0, "/", link.random_mac(), 0)
-    asked = [("ifb", errno.EOPNOTSUPP, made._replace(doing="create an ifb"))]
+    made = link.create_ifb_request(0, "/", link.random_mac(), 0)
+    asked = [("ifb", errno.EOPNOTSUPP, made._replace(description="create an ifb"))]
     for kind in (TBF, *further):
         unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
         # Replacing, so that a qdisc which lo may have is not the reason.
@@ -260,10 +260,10 @@ def qdisc_request(doing: str, kind: int, index: int, which: tuple[str, int, int]
         flags, ignore = _NEW, ()
         attributes.append(("TCA_OPTIONS", options))
     values = {"index": index, "parent": parent, "handle": handle}
-    return Request(doing, QdiscMessage, kind, flags, values, attributes, ignore, more=partial(_of, index, name))
+    return Request(doing, QdiscMessage, kind, flags, values, attributes, ignore, details=partial(_of, index, name))
 
 
-def look(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:
+def get_qdisc_request(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:
     """Asks for a qdisc by its parent, or with RTM_GETTCLASS for a class by its handle; none is no error."""
     values = {"index": index, "parent": parent, "handle": handle}
     ignore = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
@@ -272,17 +272,17 @@ def look(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> 
     return Request("look up a qdisc", QdiscMessage, kind, flags, values, [], ignore)
 
 
-_OF_A_QDISC = picks(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"")
-_OF_A_TBF = picks(TbfOptions, TCA_TBF_PARMS=b"", TCA_TBF_RATE64=0)
-_OF_A_FILTER = picks(FilterMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_CHAIN=0)
-_OF_A_U32 = picks(U32Options, TCA_U32_SEL=None, TCA_U32_CLASSID=None, TCA_U32_ACT=b"")
-_FIRST_ACTION = picks(Actions, TCA_ACT_PRIO_1=b"")
-_OF_AN_ACTION = picks(Action, TCA_ACT_KIND="", TCA_ACT_OPTIONS=b"")
-_OF_A_MIRRED = picks(MirredOptions, TCA_MIRRED_PARMS=b"")
+_OF_A_QDISC = attribute_specs(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"")
+_OF_A_TBF = attribute_specs(TbfOptions, TCA_TBF_PARMS=b"", TCA_TBF_RATE64=0)
+_OF_A_FILTER = attribute_specs(FilterMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_CHAIN=0)
+_OF_A_U32 = attribute_specs(U32Options, TCA_U32_SEL=None, TCA_U32_CLASSID=None, TCA_U32_ACT=b"")
+_FIRST_ACTION = attribute_specs(Actions, TCA_ACT_PRIO_1=b"")
+_OF_AN_ACTION = attribute_specs(Action, TCA_ACT_KIND="", TCA_ACT_OPTIONS=b"")
+_OF_A_MIRRED = attribute_specs(MirredOptions, TCA_MIRRED_PARMS=b"")
 
 
 def _bucket(options: bytes) -> Bucket | None:
-    parms, rate64 = pick_nested(options, _OF_A_TBF)
+    parms, rate64 = get_nested_attributes(options, _OF_A_TBF)
     if len(parms) < TBF_QOPT.size:
         return None
     rate, limit, size, _ = TBF_QOPT.unpack_from(parms)
@@ -299,7 +299,7 @@ def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
         options.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}))
     attributes: Attributes = [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})]
     values = {"index": index, "parent": parent, "info": _ALL_FIRST, "handle": number}
-    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes, more=partial(_of, index))
+    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes, details=partial(_of, index))
 
 
 def _of(index: int, kind: str = "") -> str:
@@ -311,12 +311,12 @@ def _of(index: int, kind: str = "") -> str:
     return f"of {name}" if kind in ("", INGRESS) else f"{kind} of {name}"
 
 
-def _filter(message: Decoded) -> Filter | None:
+def _filter(message: DecodedMessage) -> Filter | None:
     """Returns the filter in a message, None for one that only tells of a table of them."""
-    kind, options, chain = message.pick(_OF_A_FILTER)
+    kind, options, chain = message.get_attributes(_OF_A_FILTER)
     if kind != "u32":
         return Filter(message["handle"], message["info"], matches_all=not chain) if options else None
-    selector, classid, actions = pick_nested(options, _OF_A_U32)
+    selector, classid, actions = get_nested_attributes(options, _OF_A_U32)
     if selector is None:
         return None
     target = _target(actions)
@@ -326,9 +326,9 @@ def _filter(message: Decoded) -> Filter | None:
 
 def _target(actions: bytes) -> int | None:
     """Returns to which interface the first of a filter's actions redirects, None when it does anything else."""
-    (action,) = pick_nested(actions, _FIRST_ACTION)
-    kind, options = pick_nested(action, _OF_AN_ACTION)
-    (parms,) = pick_nested(options, _OF_A_MIRRED) if kind == "mirred" else (b"",)
+    (action,) = get_nested_attributes(actions, _FIRST_ACTION)
+    kind, options = get_nested_attributes(action, _OF_AN_ACTION)
+    (parms,) = get_nested_attributes(options, _OF_A_MIRRED) if kind == "mirred" else (b"",)
     if len(parms) < _MIRRED.size:
         return None
     *_, does, index = _MIRRED.unpack_from(parms)

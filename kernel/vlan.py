@@ -14,9 +14,9 @@ from socket import AF_BRIDGE
 from cni.errors import CniError, Code
 from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
 from kernel.errors import KernelError
-from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index
+from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index_request
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
-from kernel.wire import Attributes, Decoded
+from kernel.wire import Attributes, DecodedMessage
 from process.values import dataclass
 
 RTM_SETLINK = 19
@@ -54,13 +54,13 @@ class NoFilteringError(CniError):
         )
 
 
-def filtering(socket: Socket, bridge: Link) -> Filtering:
+def get_filtering(socket: Socket, bridge: Link) -> Filtering:
     """Returns how a bridge treats VLANs; raises NoFilteringError, KernelError also when the bridge is gone.
 
     A kernel without VLAN filtering says of all its bridges that they do not filter; that it does not know of their
     default VLAN gives it away (net/bridge/br_netlink.c, br_fill_info).
     """
-    (message,) = socket.get(by_index(bridge.index)._replace(ignore=()))
+    (message,) = socket.get(by_index_request(bridge.index)._replace(ignore=()))
     info = message.get_attr("IFLA_LINKINFO")
     data = info and info.get_attr("IFLA_INFO_DATA")
     default = data and data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID")
@@ -69,7 +69,7 @@ def filtering(socket: Socket, bridge: Link) -> Filtering:
     return Filtering(bool(data.get_attr("IFLA_BR_VLAN_FILTERING")), default)
 
 
-def refuse_unmakeable(socket: Socket, bridge: str, *, filtering: bool) -> None:
+def probe_create_bridge(socket: Socket, bridge: str, *, filtering: bool) -> None:
     """Raises KernelError when no bridge can be made here, NoFilteringError when none that filters.
 
     Told by a request that is refused in any case, as "/" is no name: nothing is made. A kernel that filters looks at
@@ -89,7 +89,7 @@ def refuse_unmakeable(socket: Socket, bridge: str, *, filtering: bool) -> None:
             raise NoFilteringError(bridge) from error
 
 
-def filtering_on(bridge: Link) -> Request:
+def enable_filtering_request(bridge: Link) -> Request:
     """Has a bridge filter by VLAN from now on."""
     data = {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]}
     info = {"attrs": [("IFLA_INFO_KIND", "bridge"), ("IFLA_INFO_DATA", data)]}
@@ -97,30 +97,30 @@ def filtering_on(bridge: Link) -> Request:
     return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": bridge.index}, [("IFLA_LINKINFO", info)])
 
 
-def addition(port: Link, vlans: Vlans) -> Request:
+def add_request(port: Link, vlans: Vlans) -> Request:
     """Adds VLANs to a bridge port, in range form; one that the port has gets these flags."""
     return _change(f'add VLANs to "{port.name}"', RTM_SETLINK, port, vlans)
 
 
-def removal(port: Link, ids: Iterable[int]) -> Request:
+def remove_request(port: Link, ids: Iterable[int]) -> Request:
     """Removes VLANs from a bridge port; absent is success."""
     return _change(f'remove VLANs from "{port.name}"', RTM_DELLINK, port, dict.fromkeys(ids, 0))
 
 
-def of_ports(socket: Socket, bridge: Link) -> dict[int, Vlans]:
+def list_by_port(socket: Socket, bridge: Link) -> dict[int, Vlans]:
     """Returns the VLANs of each port of a bridge by the port's ifindex; raises KernelError."""
     found = _members(socket, bridge, bridge.index)
     return {index: member.vlans for index, member in found.items() if index != bridge.index}
 
 
-def member(socket: Socket, bridge: Link, index: int) -> Member | None:
+def get_member(socket: Socket, bridge: Link, index: int) -> Member | None:
     """Returns the port with an ifindex, or the bridge itself; None for what is no port of it. Raises KernelError."""
     return _members(socket, bridge, index).get(index)
 
 
-def device_id(socket: Socket, device: Link) -> int:
+def get_device_vlan(socket: Socket, device: Link) -> int:
     """Returns the VLAN of an 802.1Q interface, 0 when it is gone; raises KernelError."""
-    (message,) = socket.get(by_index(device.index)._replace(kind=VlanDeviceMessage))
+    (message,) = socket.get(by_index_request(device.index)._replace(kind=VlanDeviceMessage))
     info = message and message.get_attr("IFLA_LINKINFO")
     data = info and info.get_attr("IFLA_INFO_DATA")
     return (data and data.get_attr("IFLA_VLAN_ID")) or 0
@@ -134,7 +134,7 @@ def _members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
     values: dict[str, int] = {"family": AF_BRIDGE}
     attributes: Attributes = [("IFLA_EXT_MASK", _VLANS_COMPRESSED)]
     doing = f'list the VLANs of "{bridge.name}"'
-    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, wanted=_naming(index))
+    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, body_filter=_naming(index))
     return {
         message["index"]: Member(bool(message["flags"] & IFF_UP), _vlans(message))
         for message in socket.dump(request)
@@ -151,7 +151,7 @@ def _change(doing: str, number: int, port: Link, vlans: Vlans) -> Request:
     spec = [("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vid}) for flags, vid in _ranges(vlans)]
     values: dict[str, int] = {"family": AF_BRIDGE, "index": port.index}
     attributes: Attributes = [("IFLA_AF_SPEC", {"attrs": spec})]
-    return Request(doing, VlanMessage, number, NLM_F_ACK, values, attributes, more=partial(_text, vlans))
+    return Request(doing, VlanMessage, number, NLM_F_ACK, values, attributes, details=partial(_text, vlans))
 
 
 def _text(vlans: Vlans) -> str:
@@ -179,7 +179,7 @@ def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
         first = number + 1
 
 
-def _vlans(message: Decoded) -> Vlans:
+def _vlans(message: DecodedMessage) -> Vlans:
     spec = message.get_attr("IFLA_AF_SPEC")
     found: dict[int, int] = {}
     first = 0

@@ -20,7 +20,7 @@ from process.values import dataclass, field
 
 Attributes = list[tuple[str, object]]
 Pairs = Sequence[tuple[str, object]]
-Picks = tuple[tuple[int, str, object], ...]
+AttributeSpecs = tuple[tuple[int, str, object], ...]
 
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr (linux/netlink.h)
 _NESTED = 0x8000  # NLA_F_NESTED
@@ -33,7 +33,7 @@ class AnswerError(OSError):
         super().__init__(errno.EBADMSG, f"unreadable answer of the kernel: {what}")
 
 
-class Decoded(dict[str, Any]):
+class DecodedMessage(dict[str, Any]):
     """A message, or a nested attribute: a mapping of its fixed fields; attributes are read when they are asked for.
 
     `["attrs"]` has all that are known, as pairs of name and value.
@@ -73,7 +73,7 @@ class Decoded(dict[str, Any]):
         number = self._table.by_name[name][0] & ~_NESTED
         return [self._first(name, start) for own, start in places(self._data, self._start) if own == number]
 
-    def pick(self, wanted: Picks) -> tuple[Any, ...]:
+    def get_attributes(self, wanted: AttributeSpecs) -> tuple[Any, ...]:
         """Returns the first attributes that `picks` asks for, or its defaults; raises AnswerError."""
         return _picked(self._data, self._start, wanted)
 
@@ -83,7 +83,7 @@ class Decoded(dict[str, Any]):
         return content if form is None or content is None else form.read(content, self)
 
 
-def _picked(data: bytes, start: int, wanted: Picks) -> tuple[Any, ...]:
+def _picked(data: bytes, start: int, wanted: AttributeSpecs) -> tuple[Any, ...]:
     try:
         values: tuple[Any, ...] = picked(data, start, wanted)
     except ValueError as error:
@@ -97,7 +97,7 @@ class Form(Protocol):
     def write(self, value: Any, message: Pairs) -> bytes:
         """Returns the bytes of a value; `message` are the attributes that it is among."""
 
-    def read(self, content: bytes, message: Decoded) -> Any:
+    def read(self, content: bytes, message: DecodedMessage) -> Any:
         """Returns the value in the bytes; raises AnswerError. `message` is that which it is in."""
 
 
@@ -111,7 +111,7 @@ class Table:
     struct: struct.Struct
     zeros: dict[str, int]
     by_name: dict[str, tuple[int, str | Form]] = field(default_factory=dict)
-    readers: dict[str, tuple[Picks, Form | None]] = field(default_factory=dict)
+    readers: dict[str, tuple[AttributeSpecs, Form | None]] = field(default_factory=dict)
 
     def write(self, values: Mapping[str, Any], attributes: Pairs) -> bytes:
         """Returns the bytes of fixed fields, 0 unless given, and attributes; KeyError for one that is not known."""
@@ -121,13 +121,13 @@ class Table:
         except (struct.error, OverflowError) as error:
             raise OSError(errno.ERANGE, f"a number is out of range: {error}") from error
 
-    def read(self, data: bytes, start: int) -> Decoded:
+    def read(self, data: bytes, start: int) -> DecodedMessage:
         """Returns what stands in `data` from `start` on; raises AnswerError when the fixed fields are cut off."""
         try:
             fields = dict(zip(self.zeros, self.struct.unpack_from(data, start), strict=True))
         except struct.error as error:
             raise AnswerError(str(error)) from error
-        return Decoded(fields, self, data, start + self.struct.size)
+        return DecodedMessage(fields, self, data, start + self.struct.size)
 
 
 def encode(kind: type[Any], header: tuple[int, int, int], values: Mapping[str, int], attributes: Pairs) -> bytes:
@@ -136,12 +136,12 @@ def encode(kind: type[Any], header: tuple[int, int, int], values: Mapping[str, i
     return _HEADER.pack(_HEADER.size + len(body), *header, 0) + body
 
 
-def decode(kind: type[Any], data: bytes) -> Decoded:
+def decode(kind: type[Any], data: bytes) -> DecodedMessage:
     """Returns the message of a class in `data`; raises AnswerError when it is cut off."""
     return _table(kind).read(data, _HEADER.size)
 
 
-def picks(kind: type[Any], **defaults: object) -> Picks:
+def attribute_specs(kind: type[Any], **defaults: object) -> AttributeSpecs:
     """Returns what to ask `Decoded.pick` of a class for: attributes by name, each with what stands for a missing one.
 
     Nested attributes are bytes then, which `pick_nested` reads.
@@ -150,7 +150,7 @@ def picks(kind: type[Any], **defaults: object) -> Picks:
     return tuple((*readers[name][0][0][:2], default) for name, default in defaults.items())
 
 
-def pick_nested(content: bytes, wanted: Picks) -> tuple[Any, ...]:
+def get_nested_attributes(content: bytes, wanted: AttributeSpecs) -> tuple[Any, ...]:
     """Returns what `picks` of a nested class without fields asks for from its bytes; raises AnswerError."""
     return _picked(content, 0, wanted)
 
@@ -195,7 +195,7 @@ class _Nested:
         fields = {name: number for name, number in value.items() if name != "attrs"}
         return _table(self.kind).write(fields, value.get("attrs", []))
 
-    def read(self, content: bytes, _message: Decoded) -> Decoded:
+    def read(self, content: bytes, _message: DecodedMessage) -> DecodedMessage:
         return _table(self.kind).read(content, 0)
 
 
@@ -220,7 +220,7 @@ class _Chosen:
         form = _form(self.choose(_Said(message)))
         return bytes(value) if isinstance(form, str) else form.write(value, message)
 
-    def read(self, content: bytes, message: Decoded) -> Any:
+    def read(self, content: bytes, message: DecodedMessage) -> Any:
         form = _form(self.choose(message))
         return content if isinstance(form, str) else form.read(content, message)
 

@@ -80,7 +80,7 @@ def results_dir(cache_dir: str) -> str:
 
 def known(cache_dir: str, network: str = "") -> Iterator[Known]:
     """Yields the attachments of `network`, or ("") of all, in the order of their files' names."""
-    for entry in cache.entries(results_dir(cache_dir), network):
+    for entry in cache.read_entries(results_dir(cache_dir), network):
         yield _known(entry)
 
 
@@ -135,7 +135,7 @@ def named(path: str, network: str) -> Iterator[Attachment]:
 
 def read(path: str) -> Known | None:
     """Reads the attachment of one file; None when it is not there, or cannot be read."""
-    found = cache.entry(path)
+    found = cache.read_entry(path)
     return _known(found) if found else None
 
 

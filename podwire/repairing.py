@@ -188,7 +188,7 @@ def _lives(known: Known) -> bool:
     """Tells whether its namespace is one, and not the host's, as that of a process whose number is another's now."""
     try:
         with Netns(known.netns) as namespace:
-            return not namespace.is_own()
+            return not namespace.is_current()
     except CniError:
         return False
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from attachment.masquerade import backend
 from attachment.masquerade.spec import Masquerade
-from attachment.repair import mend
-from attachment.sandbox import Sandbox, own_ips
-from attachment.veth import addresses_beside
+from attachment.repair import repair_if_missing
+from attachment.sandbox import Sandbox, attachment_ips
+from attachment.veth import list_other_addresses
 from cni.address import Interface, Network, parse_cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
@@ -55,7 +55,7 @@ class Asked:
         """Makes what is missing of the attachment's rules; raises CniError."""
         wanted = self._wanted(args, conf, prev_result)
         make = partial(backend.BACKENDS.add, wanted, self.backend)
-        mend("the masquerading", partial(backend.BACKENDS.check, wanted, self.backend), make)
+        repair_if_missing("the masquerading", partial(backend.BACKENDS.check, wanted, self.backend), make)
 
     def refuse_unavailable(self) -> None:
         """Raises CniError(50) where it cannot be served."""
@@ -64,7 +64,7 @@ class Asked:
             raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
 
     def _wanted(self, args: CmdArgs, conf: NetConf, result: Result) -> Masquerade:
-        ips = tuple(ip.address for ip in own_ips(result, args.ifname, strict=False))
+        ips = tuple(ip.address for ip in attachment_ips(result, args.ifname, strict=False))
         return Masquerade(conf.name, args.container_id, args.ifname, ips, self.exempt)
 
 
@@ -108,7 +108,7 @@ def _others(args: CmdArgs) -> tuple[Interface, ...]:
     """Returns the addresses of the container's other interfaces, none when its namespace is gone."""
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
-            return addresses_beside(sandbox, sandbox.find())
+            return list_other_addresses(sandbox, sandbox.find_link())
     except NetnsMissingError:
         return ()
 
@@ -131,5 +131,5 @@ def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
 
 def _remove(wanted: Masquerade, namespace: Netns) -> None:
     with Sandbox(namespace, wanted.ifname) as sandbox:
-        others = addresses_beside(sandbox, sandbox.find())
+        others = list_other_addresses(sandbox, sandbox.find_link())
     backend.delete(wanted, others)

@@ -199,14 +199,14 @@ def _may_take_back(held: Reservations, name: str, attachment: Attachment, cache:
     had = attachment_of(holder)
     own = had in (attachment, Attachment(attachment.container_id, ""))
     origin, returns = held.origin(holder, name), had == attachment
-    return is_left_over(f"{held.directory}/{name}", had, origin, cache, boot.began_ns(), returns=returns) or (
-        own and cache.has_lost(had)
+    return is_left_over(f"{held.directory}/{name}", had, origin, cache, boot.get_boot_time_ns(), returns=returns) or (
+        own and cache.namespace_is_gone(had)
     )
 
 
 def _left_over(owners: Owners, origins: Origins, directory: str, cache: ResultCache) -> Iterator[tuple[bytes, str]]:
     """Yields owner and name of the reservations whose containers a reboot has ended."""
-    began_ns = boot.began_ns()
+    began_ns = boot.get_boot_time_ns()
     for owner, names in owners.items():
         attachment = attachment_of(owner)
         for name in names:

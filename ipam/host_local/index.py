@@ -66,7 +66,7 @@ class Index:
         self._anew: dict[bytes, list[str]] | None = None
         self._known: dict[bytes, bytes] = {}
         self._changed = False
-        self._boot = boot.boot_id()
+        self._boot = boot.get_boot_id()
         self._is_of_this_boot = False
         self._left_ns = 0  # when the index was changed last
         self.complete = self.damaged = False

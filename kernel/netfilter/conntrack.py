@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from cni.address import Address
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
-from kernel.wire import AnswerError, Attributes, Decoded
+from kernel.wire import AnswerError, Attributes, DecodedMessage
 from process.values import dataclass
 
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
@@ -72,7 +72,7 @@ def udp(socket: Socket, version: int, ports: Collection[int]) -> list[Entry]:
         NLM_F_DUMP,
         {"family": _FAMILIES[version]},
         attributes,
-        wanted=lambda message: any(mark in message for mark in marks),
+        body_filter=lambda message: any(mark in message for mark in marks),
     )
     entries = filter(None, map(_entry, socket.dump(request)))
     return [entry for entry in entries if entry.port in ports and entry.destination.version == version]
@@ -85,7 +85,7 @@ def delete(socket: Socket, entries: Iterable[Entry]) -> None:
         socket.change(*requests[start : start + _AT_ONCE])
 
 
-def _entry(message: Decoded) -> Entry | None:
+def _entry(message: DecodedMessage) -> Entry | None:
     """Returns the flow in a message, None for what is none of UDP."""
     direction = message.need_attr("CTA_TUPLE_ORIG")
     addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
@@ -110,7 +110,7 @@ def _entry(message: Decoded) -> Entry | None:
     )
 
 
-def _answerer(direction: Decoded | None) -> tuple[Address, int] | None:
+def _answerer(direction: DecodedMessage | None) -> tuple[Address, int] | None:
     """Returns the source of the answers."""
     if direction is None:
         return None

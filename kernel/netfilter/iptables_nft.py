@@ -117,7 +117,7 @@ def _delete(
         for chain in chains:
             gone = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
             words = partial(str, f"-j {chain.name}")
-            requests += [nft.rule_deletion(entry, rule)._replace(more=words) for rule in gone]
+            requests += [nft.rule_deletion(entry, rule)._replace(details=words) for rule in gone]
             if len(gone) == len(jumps[chain.name]):
                 requests += [nft.flush(chain), end(chain)]
     nft.change(socket, *requests)

@@ -179,7 +179,7 @@ def change(socket: NftSocket, *requests: Request, generation: int = 0, noted: bo
     if not record.is_planned():
         _send(socket, requests, commit=True, generation=generation)
     if noted and record.is_asked():
-        record.made(*(request.told() for request in requests))
+        record.made(*(request.describe() for request in requests))
 
 
 def rehearse(socket: NftSocket, *requests: Request) -> None:
@@ -311,7 +311,7 @@ def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object]
             message.get_attr("NFTA_RULE_EXPRESSIONS") or b"",
             message.get_attr("NFTA_RULE_USERDATA") or b"",
         )
-        for message in socket.dump(request, united_by=lambda rule: rule.need_attr("NFTA_RULE_HANDLE"))
+        for message in socket.dump(request, merge_key=lambda rule: rule.need_attr("NFTA_RULE_HANDLE"))
         # Kernels before 4.12 send the rules of all chains.
         if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (own.table.name, own.name)
     ]
@@ -359,13 +359,13 @@ def _of(own: Chain) -> Attributes:
 def _request(
     doing: str, kind: type[object], number: int, table: Table, content: Attributes, flags: int = 0, more: _More = None
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": table.family}, content, silent=True, more=more)
+    return Request(doing, kind, number, flags, {"family": table.family}, content, silent=True, details=more)
 
 
 def _question(
     doing: str, kind: type[object], number: int, own: Table, content: Attributes, flags: int = 0, wanted: _Wanted = None
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": own.family}, content, NOTHING_THERE, wanted=wanted)
+    return Request(doing, kind, number, flags, {"family": own.family}, content, NOTHING_THERE, body_filter=wanted)
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:

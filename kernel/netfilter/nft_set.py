@@ -133,11 +133,11 @@ def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | No
     asked = _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP)._replace(
         ignore=NOTHING_THERE,
         silent=False,
-        wanted=wanted,
+        body_filter=wanted,
     )
     _, size = _type(own)
     found: dict[bytes, Element] = {}
-    for message in socket.dump(asked, united_by=id):
+    for message in socket.dump(asked, merge_key=id):
         for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
             if wanted is None or wanted(content):
                 element = _read(content)
@@ -171,7 +171,7 @@ def _of_many(
         part = slice(start, start + _AT_ONCE)
         attributes = [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[part]))]
         made = _request(doing, SetElementsMessage, number, own, attributes, flags)
-        requests.append(made._replace(more=partial(_text, own, keys[part])))
+        requests.append(made._replace(details=partial(_text, own, keys[part])))
     return requests
 
 

@@ -13,13 +13,13 @@ from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.traffic import HTB, Bucket, Filter, Qdisc, Rule
-from kernel.wire import Decoded
+from kernel.wire import DecodedMessage
 from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 from process.values import replace
 
 _AGAIN = "remove the container and create it again"
-_NONE: Mapping[int, Decoded | None] = MappingProxyType({})
+_NONE: Mapping[int, DecodedMessage | None] = MappingProxyType({})
 
 
 def check_ingress(found: Limits, outside: Link, accepted: Collection[Bucket]) -> None:
@@ -35,8 +35,8 @@ def check_classes(host: Socket, found: Limits, outside: Link, subnets: Subnets) 
     root = found.root
     if root is None or not root.is_shaper or root.kind != HTB:
         return replace(found, root=root and replace(root, bucket=None))
-    _check_rules("receives", subnets.incoming, traffic.filters(host, outside.index, root.handle))
-    return replace(found, root=replace(root, bucket=htb.bucket(host, outside.index)))
+    _check_rules("receives", subnets.incoming, traffic.list_filters(host, outside.index, root.handle))
+    return replace(found, root=replace(root, bucket=htb.get_bucket(host, outside.index)))
 
 
 def check_egress(
@@ -45,7 +45,7 @@ def check_egress(
     outside: Link,
     accepted: Collection[Bucket],
     subnets: Subnets = EVERYWHERE,
-    roots: Mapping[int, Decoded | None] = _NONE,
+    roots: Mapping[int, DecodedMessage | None] = _NONE,
 ) -> None:
     """Checks the limit of what the pod sends, and that all of it, or of subnets, is led there.
 
@@ -62,8 +62,8 @@ def check_egress(
         raise _wrong(f'what "{outside.name}" receives is not led to "{ifb.name}"', f"{hint}; {_AGAIN}")
     if not ifb.is_up:
         raise _wrong(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
-    root = roots[ifb.index] if ifb.index in roots else host.get(traffic.root(ifb.index))[0]
-    _check_bucket(traffic.qdisc(root), f'what the pod sends is not limited on "{ifb.name}"', accepted)
+    root = roots[ifb.index] if ifb.index in roots else host.get(traffic.get_root_request(ifb.index))[0]
+    _check_bucket(traffic.qdisc_from_answer(root), f'what the pod sends is not limited on "{ifb.name}"', accepted)
 
 
 def _astray(filters: Sequence[Filter], ifb: Link) -> str:

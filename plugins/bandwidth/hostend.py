@@ -17,7 +17,7 @@ _VETH_ONLY = "limits need a veth pair: list bandwidth behind bridge, ptp or anot
 def inside(namespace: Netns, ifname: str) -> Link | None:
     """Returns the pod's interface, None when there is none; raises KernelError."""
     with Sandbox(namespace, ifname) as sandbox:
-        return sandbox.find()
+        return sandbox.find_link()
 
 
 def paired(namespace: Netns, ifname: str, prev_result: Result) -> Link:

@@ -42,7 +42,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     owner = _owner(args, conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         inside = hostend.paired(namespace, args.ifname, prev_result)
-        further = [link.by_index(shaper.usual_index(inside.lower))] if own.egress else []
+        further = [link.by_index_request(shaper.usual_index(inside.lower))] if own.egress else []
         outside, found, taken = shaper.survey(host, owner, inside, namespace, *further, filters=False)
         outside = hostend.listed(outside, inside, prev_result)
         wanted = Wanted(
@@ -87,10 +87,10 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     with Netns(args.netns) as namespace, Socket() as host:
         inside = hostend.paired(namespace, args.ifname, prev_result)
         if not own.limits:
-            hostend.listed(link.other_end(host, inside, namespace), inside, prev_result)
+            hostend.listed(link.get_local_peer(host, inside, namespace), inside, prev_result)
             return
         usual = shaper.usual_index(inside.lower)
-        further = [traffic.root(usual)] if own.egress else []
+        further = [traffic.get_root_request(usual)] if own.egress else []
         outside, found, roots = shaper.survey(host, _owner(args, conf), inside, namespace, *further)
         outside = hostend.listed(outside, inside, prev_result)
         if own.ingress:
@@ -105,8 +105,8 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the ifbs of what is no listed attachment; what does not say that it is this network's stays."""
     with Socket() as host:
-        gone = stale(conf.name, valid, link.of_kind(host, "ifb"))
-        host.change(*(link.deletion(item) for item in gone))
+        gone = stale(conf.name, valid, link.list_of_kind(host, "ifb"))
+        host.change(*(link.delete_request(item) for item in gone))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -115,7 +115,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     unserved = "limits cannot be served"
     with Socket() as host:
         try:
-            lacking = traffic.lacking(host, *further)
+            lacking = traffic.probe_missing_features(host, *further)
         except CniError as error:
             raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"{unserved}: {error.msg}", error.details) from error
     if lacking:

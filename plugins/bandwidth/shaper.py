@@ -20,7 +20,7 @@ from kernel.link_deletion import delete_on_host
 from kernel.netns import Netns
 from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc
-from kernel.wire import Decoded
+from kernel.wire import DecodedMessage
 from plugins.bandwidth.owner import Owner, own
 from plugins.bandwidth.subnets import Subnets, receiving, sending
 from process.undo import Undo
@@ -65,20 +65,20 @@ def usual_index(outside: int) -> int:
 
 def survey(
     host: Socket, owner: Owner, inside: Link | None, namespace: Netns, *further: Request, filters: bool = True
-) -> tuple[Link | None, Limits, list[Decoded | None]]:
+) -> tuple[Link | None, Limits, list[DecodedMessage | None]]:
     """Finds the host's end of `inside` and what is there, in one send; returns the answers to `further`, too.
 
     All of it goes by the index of which the pod's end tells. With `filters` these are asked for at once, which is
     quicker if there are any. Raises KernelError.
     """
-    pair = link.across(inside, namespace) if inside else []
+    pair = link.local_peer_requests(inside, namespace) if inside else []
     if not inside or not pair:
         return None, look(host, owner, None), []
     asked = _asked(owner.names, inside.lower)
-    listings = [traffic.listing(inside.lower)] if filters else []
+    listings = [traffic.list_filters_request(inside.lower)] if filters else []
     answers = host.get(*pair, *asked, *listings, *further)
     end = len(pair) + len(asked)
-    outside = link.led_across(inside, namespace, answers[: len(pair)])
+    outside = link.local_peer_from_answers(inside, namespace, answers[: len(pair)])
     listing = answers[end] if filters else None
     limits = _limits(host, owner, outside, answers[len(pair) : end], listing)
     return outside, limits, answers[end + len(listings) :]
@@ -104,9 +104,9 @@ def limit(
     if wanted.egress:
         ifb, mac = found.free_name, link.random_mac()
         index = usual_index(outside.index) if index_is_free else _free_index(host, outside)
-        requests += [link.ifb(index, ifb, mac, outside.mtu), link.alias(index, owner.alias)]
-        requests += [] if found.place else [traffic.ingress(outside.index)]
-        requests += [traffic.tbf(index, wanted.egress), *sending(outside.index, index, wanted.subnets)]
+        requests += [link.create_ifb_request(index, ifb, mac, outside.mtu), link.set_alias_request(index, owner.alias)]
+        requests += [] if found.place else [traffic.create_ingress_request(outside.index)]
+        requests += [traffic.create_tbf_request(index, wanted.egress), *sending(outside.index, index, wanted.subnets)]
     try:
         host.change(*requests)
     except KernelError as error:
@@ -134,7 +134,7 @@ def remove(
         ours = bool(found.redirects or found.ifbs) if place_is_ours is None else place_is_ours
         gone += _way_deletions(outside, found, ours)
     if outside and (wanted is None or wanted.ingress) and found.root and found.root.is_shaper:
-        gone.append(traffic.root_deletion(outside.index, found.root))
+        gone.append(traffic.delete_root_request(outside.index, found.root))
     if not gone and not ifbs:  # as before most ADDs
         return False
     all_of(partial(host.change, *gone), *(partial(delete_on_host, item, host) for item in ifbs))
@@ -147,24 +147,28 @@ def _retract(host: Socket, owner: Owner, outside: Link, wanted: Wanted, *, place
 
 def _asked(names: tuple[str, str], outside: int) -> list[Request]:
     """Asks for the ifbs of the owner's names, and, if `outside` is an ifindex, for the qdiscs there."""
-    of_outside = [traffic.root(outside), traffic.place(outside)] if outside else []
-    return [*map(link.by_name, names), *of_outside]
+    of_outside = [traffic.get_root_request(outside), traffic.get_ingress_request(outside)] if outside else []
+    return [*map(link.by_name_request, names), *of_outside]
 
 
 def _limits(
     host: Socket,
     owner: Owner,
     outside: Link | None,
-    answers: Sequence[Decoded | None],
-    listing: Sequence[Decoded] | None = None,
+    answers: Sequence[DecodedMessage | None],
+    listing: Sequence[DecodedMessage] | None = None,
 ) -> Limits:
     """Returns what the answers to `_asked` say, and the `listing` of filters, which is requested unless given."""
     named = [link.from_message(message) if message else None for message in answers[:2]]
     root, place, filters = None, None, []
     if outside:  # else those are the qdiscs of somebody else
-        root, place = map(traffic.qdisc, answers[2:4])
+        root, place = map(traffic.qdisc_from_answer, answers[2:4])
         if place:
-            filters = traffic.listed(listing) if listing is not None else traffic.filters(host, outside.index)
+            filters = (
+                traffic.filters_from_answers(listing)
+                if listing is not None
+                else traffic.list_filters(host, outside.index)
+            )
     ifbs = own(owner, named)
     if outside:  # without a pod there is no other interface of it either
         ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]
@@ -179,11 +183,11 @@ def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Re
     ours = found.redirects
     is_ingress = found.place is not None and found.place.kind == traffic.INGRESS
     if is_ingress and place_is_ours and len(ours) == len(found.filters):
-        return [traffic.ingress_deletion(outside.index)]
+        return [traffic.delete_ingress_request(outside.index)]
     shared = {item.table for item in set(found.filters).difference(ours)}
     whole = {item.info for item in ours if item.table not in shared}
-    single = [traffic.filter_deletion(outside.index, item) for item in ours if item.info not in whole]
-    return single + [traffic.priority_deletion(outside.index, info) for info in whole]
+    single = [traffic.delete_filter_request(outside.index, item) for item in ours if item.info not in whole]
+    return single + [traffic.delete_priority_request(outside.index, info) for info in whole]
 
 
 def _is_anothers(host: Socket, ifb: Link, outside: Link, filters: Sequence[Filter]) -> bool:
@@ -194,14 +198,14 @@ def _is_anothers(host: Socket, ifb: Link, outside: Link, filters: Sequence[Filte
     """
     if any(item.target == ifb.index for item in filters):
         return False
-    others = (item.index for item in link.every(host) if item.kind == outside.kind and item.index != outside.index)
-    return any(item.target == ifb.index for index in others for item in traffic.filters(host, index))
+    others = (item.index for item in link.list_all(host) if item.kind == outside.kind and item.index != outside.index)
+    return any(item.target == ifb.index for index in others for item in traffic.list_filters(host, index))
 
 
 def _free_index(host: Socket, outside: Link) -> int:
     """Returns an index for an ifb, which other requests of the same send must not mistake for another interface's."""
     indexes = (base + outside.index % _INDEX_STEP for base in _INDEX_BASES)
-    return next((index for index in indexes if link.get(host, link.by_index(index)) == [None]), 0)
+    return next((index for index in indexes if link.get(host, link.by_index_request(index)) == [None]), 0)
 
 
 def _cure(error: KernelError, outside: Link, found: Limits) -> str:

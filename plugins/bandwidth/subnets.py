@@ -43,12 +43,12 @@ EVERYWHERE = Subnets()
 def receiving(index: int, bucket: Bucket, subnets: Subnets) -> list[Request]:
     """Limits what the host's end of that index sends to the pod."""
     if not subnets.networks:
-        return [traffic.tbf(index, bucket)]
-    filters = traffic.classified(index, traffic.HTB_HANDLE, subnets.incoming)
-    return [*htb.htb(index, bucket, subnets.default), *filters]
+        return [traffic.create_tbf_request(index, bucket)]
+    filters = traffic.add_rule_requests(index, traffic.HTB_HANDLE, subnets.incoming)
+    return [*htb.create_requests(index, bucket, subnets.default), *filters]
 
 
 def sending(index: int, ifb: int, subnets: Subnets) -> list[Request]:
     """Leads what the pod sends to the ifb."""
-    everything = [] if subnets.only else [traffic.redirect(index, ifb)]
-    return [*traffic.classified(index, traffic.RECEIVED, subnets.outgoing(ifb)), *everything]
+    everything = [] if subnets.only else [traffic.add_redirect_request(index, ifb)]
+    return [*traffic.add_rule_requests(index, traffic.RECEIVED, subnets.outgoing(ifb)), *everything]

@@ -39,7 +39,7 @@ class NotABridgeError(CniError):
 
 def find(host: Socket, name: str) -> Link | None:
     """Returns the bridge called `name`, None when there is no such link; raises NotABridgeError, KernelError."""
-    (found,) = link.get(host, link.by_name(name))
+    (found,) = link.get(host, link.by_name_request(name))
     if found is not None and found.kind != "bridge":
         raise NotABridgeError(found)
     return found
@@ -56,8 +56,8 @@ def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
         raise error.prefixed(f'failed to create bridge "{conf.bridge}": ') from error
     promisc = bool(found.flags & link.IFF_PROMISC)
     if not found.is_up or conf.promisc > promisc:
-        host.change(link.settings(found, up=True, promisc=True if conf.promisc else None))
-    sysctl.attempt(f"ipv6/conf/{conf.bridge}/accept_ra", "0")
+        host.change(link.set_request(found, up=True, promisc=True if conf.promisc else None))
+    sysctl.try_write(f"ipv6/conf/{conf.bridge}/accept_ra", "0")
     return found
 
 
@@ -66,7 +66,7 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     mac = link.random_mac()
     undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
-        host.change(link.bridge(conf.bridge, mac, conf.mtu, vlan_filtering=conf.vlans.filtering))
+        host.change(link.create_bridge_request(conf.bridge, mac, conf.mtu, vlan_filtering=conf.vlans.filtering))
     except KernelError as error:
         if error.errno == errno.EOPNOTSUPP and conf.vlans.filtering:
             raise NoFilteringError(conf.bridge) from error
@@ -92,7 +92,7 @@ def settled(host: Socket, before: Link, after: Link) -> Link:
     if after.mac == before.mac:
         return after
     own = before if before.mac.strip("0:") else after
-    host.change(link.settings(after, mac=own.mac_bytes))
+    host.change(link.set_request(after, mac=own.mac_bytes))
     return after._replace(mac=own.mac)
 
 
@@ -109,7 +109,7 @@ def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -
         forwarding.enable(version)
     if requests:
         # The bridge keeps its MAC from now on, as with the reference: otherwise it follows its ports.
-        requests.append(link.settings(bridge, mac=bridge.mac_bytes))
+        requests.append(link.set_request(bridge, mac=bridge.mac_bytes))
         try:
             host.change(*requests)
         except KernelError as error:
@@ -125,7 +125,7 @@ def refuse_conflict(host: Socket, gateway: Link, sets: Iterable[Iterable[Interfa
 
     Ranges that cannot be read raise nothing here: IPAM's own STATUS reports them.
     """
-    present = [item.address for item in address.on_link(host, gateway)]
+    present = [item.address for item in address.list_on_link(host, gateway)]
     try:
         conflict = next(filter(None, (_first_conflict(candidates, present) for candidates in sets)), None)
     except CniError:
@@ -152,9 +152,9 @@ def gateway_on_bridge(ip: IPConfig) -> tuple[Address, int] | None:
 
 def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
     """Deletes the bridge we made, known by the address we gave it, unless others have joined it meanwhile."""
-    (bridge,) = link.get(host, link.by_name(name))
-    if bridge and bridge.mac == format_mac(mac) and not any(True for _ in link.ports(host, bridge.index)):
-        host.change(link.deletion(bridge))
+    (bridge,) = link.get(host, link.by_name_request(name))
+    if bridge and bridge.mac == format_mac(mac) and not any(True for _ in link.list_ports(host, bridge.index)):
+        host.change(link.delete_request(bridge))
 
 
 def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf: BridgeConf) -> list[Request]:
@@ -162,7 +162,7 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf:
     if not gateways:
         return []
     versions = {own.version for own, _ in gateways}
-    assigned = address.on_link(host, bridge, family=AF_UNSPEC if len(versions) > 1 else _FAMILIES[versions.pop()])
+    assigned = address.list_on_link(host, bridge, family=AF_UNSPEC if len(versions) > 1 else _FAMILIES[versions.pop()])
     found = address.keys(assigned)
     if all((own.packed, bits) in found for own, bits in gateways):
         return []
@@ -174,10 +174,10 @@ def _plan(host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf:
             raise _conflict_error(host, bridge, own, others[0], own_ports=1)
         for other in others:
             present.remove(other)
-            requests.append(address.removal(bridge, other))
+            requests.append(address.remove_request(bridge, other))
         if own not in present:
             present.append(own)
-            requests.append(address.addition(bridge, own, exists_ok=True, dad=conf.dad))
+            requests.append(address.add_request(bridge, own, exists_ok=True, dad=conf.dad))
     return requests
 
 

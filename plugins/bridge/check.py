@@ -28,15 +28,15 @@ def check_attachment(
     args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result, namespace: Netns, host: Socket
 ) -> None:
     """Checks bridge, host end, sandbox end, addresses and routes; raises CniError(999), KernelError."""
-    listed = veth.listed_inside(args, prev_result)
+    listed = veth.listed_container_interface(args, prev_result)
     listed_bridge = _listed_bridge(conf, prev_result)
     with Sandbox(namespace, args.ifname) as sandbox:
-        end = sandbox.find()
-        asked = link.across(end, namespace) if end else []
-        found, *answers = host.get(link.by_name(conf.bridge), *asked)
+        end = sandbox.find_link()
+        asked = link.local_peer_requests(end, namespace) if end else []
+        found, *answers = host.get(link.by_name_request(conf.bridge), *asked)
         bridge = _check_bridge(conf, listed_bridge, found and link.from_message(found))
         inside = _check_inside(listed, conf, sandbox, end)
-        other = link.led_across(inside, namespace, answers) if answers else None
+        other = link.local_peer_from_answers(inside, namespace, answers) if answers else None
         outside = _check_outside(other, bridge, prev_result)
         _check_port(conf, outside, host)
         vlan.check(host, conf, bridge, outside)
@@ -100,7 +100,7 @@ def _check_outside(outside: Link | None, bridge: Link, prev_result: Result) -> L
     if outside.master != bridge.index:
         details = f'"{outside.name}" is not its port: ip link set "{outside.name}" master "{bridge.name}"'
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", details)
-    if unlisted := veth.check_outside(outside, prev_result):
+    if unlisted := veth.check_host_veth(outside, prev_result):
         raise _wrong(f"CNI veth created for bridge {bridge.name} was not found", unlisted)
     return outside
 
@@ -108,7 +108,7 @@ def _check_outside(outside: Link | None, bridge: Link, prev_result: Result) -> L
 def _check_port(conf: BridgeConf, outside: Link, host: Socket) -> None:
     if not conf.hairpin and not conf.isolated:
         return
-    port = link.port(host, outside)
+    port = link.get_port_flags(host, outside)
     if conf.hairpin and not port.hairpin:
         raise _wrong(
             f"Interface {outside.name} has lost hairpin mode",
@@ -122,7 +122,7 @@ def _check_port(conf: BridgeConf, outside: Link, host: Socket) -> None:
 
 
 def _check_gateways(prev_result: Result, bridge: Link, host: Socket) -> None:
-    present = address.keys(address.on_link(host, bridge))
+    present = address.keys(address.list_on_link(host, bridge))
     for ip in prev_result.ips:
         own = gateway_on_bridge(ip)
         if own is not None and (own[0].packed, own[1]) not in present:

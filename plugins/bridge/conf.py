@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attachment.masquerade import options
 from attachment.masquerade.options import Asked
-from attachment.veth import mtu_of
+from attachment.veth import parse_mtu
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
@@ -142,7 +142,7 @@ def _mtu(fields: Fields) -> int:
     if isinstance(raw, str) and raw != _MTU_AUTO:
         raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not "{raw}"', "JSON types are not converted")
     hint = f'leave it out for the kernel\'s default, or set "{_MTU_AUTO}"'
-    return 0 if raw == _MTU_AUTO else mtu_of(fields, hint)
+    return 0 if raw == _MTU_AUTO else parse_mtu(fields, hint)
 
 
 def _vlans(fields: Fields) -> Vlans:

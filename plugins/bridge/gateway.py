@@ -49,7 +49,7 @@ def find_gateway(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
     """Returns the interface that has the gateway's addresses, None where it is still to be made; raises KernelError."""
     if not conf.vlans.access:
         return bridge
-    (found,) = link.get(host, link.by_name(gateway_name(conf)))
+    (found,) = link.get(host, link.by_name_request(gateway_name(conf)))
     return found
 
 
@@ -69,7 +69,7 @@ def add_gateways(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, re
             _mend(host, bridge, gateway, conf)
             bridge_device.add_gateways(host, gateway, conf, result)
         except CniError:
-            if not tries_left or link.get(host, link.by_index(gateway.index)) != [None]:
+            if not tries_left or link.get(host, link.by_index_request(gateway.index)) != [None]:
                 raise
         else:
             mtu.warn_of_gateway(gateway, conf)
@@ -96,7 +96,7 @@ def check(host: Socket, conf: BridgeConf, prev_result: Result, bridge: Link) -> 
 def _find(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
     """Returns the gateway's interface, up. An administrator may have made it in any way but as a bridge."""
     name = gateway_name(conf)
-    (found,) = link.get(host, link.by_name(name))
+    (found,) = link.get(host, link.by_name_request(name))
     if found is None:
         return None
     if found.kind == "bridge":
@@ -109,7 +109,7 @@ def _find(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
     if fault:
         raise CniError(Code.INVALID_NETWORK_CONFIG, *fault)
     if not found.is_up:
-        host.change(link.settings(found, up=True))
+        host.change(link.set_request(found, up=True))
     return found
 
 
@@ -121,7 +121,7 @@ def _without_default(host: Socket, bridge: Link, present: vlan.Vlans, conf: Brid
     """Returns VLANs but the bridge's default, which a network with "preserveDefaultVlan" leaves to the gateway."""
     if present.keys() <= {conf.vlans.access}:
         return present
-    default = vlan.filtering(host, bridge).default
+    default = vlan.get_filtering(host, bridge).default
     return {vid: flags for vid, flags in present.items() if vid == conf.vlans.access or vid != default}
 
 
@@ -130,24 +130,24 @@ def _mend(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> None:
     if not _is_pair(gateway):
         return
     right = {conf.vlans.access: PVID | UNTAGGED}
-    member = vlan.member(host, bridge, gateway.lower)
+    member = vlan.get_member(host, bridge, gateway.lower)
     present = _without_default(host, bridge, member.vlans, conf) if member else {}
     if member and member.is_up and present == right:
         return
-    (port,) = link.get(host, link.by_index(gateway.lower))
+    (port,) = link.get(host, link.by_index_request(gateway.lower))
     if port is None:
         return  # and so is the gateway: noticed when it gets its address
     requests: list[Request] = []
     if member is None:  # down until it is in its VLAN; the bridge keeps its address
-        requests += [link.settings(port, up=False), link.settings(port, master=bridge.index)]
-        requests.append(link.settings(bridge, mac=bridge.mac_bytes))
+        requests += [link.set_request(port, up=False), link.set_request(port, master=bridge.index)]
+        requests.append(link.set_request(bridge, mac=bridge.mac_bytes))
     if present != right:
         access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
         superfluous = present.keys() - right.keys()
-        requests += [vlan.removal(port, superfluous)] if superfluous else []
+        requests += [vlan.remove_request(port, superfluous)] if superfluous else []
         requests += settings(port, access, filtering(host, bridge, access))
     if member is None or not member.is_up:
-        requests.append(link.settings(port, up=True))
+        requests.append(link.set_request(port, up=True))
     host.change(*requests)
 
 
@@ -156,10 +156,10 @@ def _fault(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> tuple
     if gateway.kind != "vlan":
         return None
     vid = conf.vlans.access
-    if gateway.lower != bridge.index or gateway.lower_nsid is not None or vlan.device_id(host, gateway) != vid:
+    if gateway.lower != bridge.index or gateway.lower_nsid is not None or vlan.get_device_vlan(host, gateway) != vid:
         msg = f'"{gateway.name}" is an 802.1Q interface, but not that of VLAN {vid} on bridge "{bridge.name}"'
         return msg, f'delete it, and the next container of this network makes one: ip link delete "{gateway.name}"'
-    member = vlan.member(host, bridge, bridge.index)
+    member = vlan.get_member(host, bridge, bridge.index)
     if member is None or member.vlans.get(vid, UNTAGGED) & UNTAGGED:
         msg = f'bridge "{bridge.name}" does not pass VLAN {vid} to "{gateway.name}"'
         return msg, f'set it: bridge vlan add dev "{bridge.name}" vid {vid} self'
@@ -176,17 +176,17 @@ def _make(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, undo: Und
     port, inner = (VethEnd("veth" + os.urandom(4).hex(), link.random_mac()) for _ in range(2))
     undo.push(f'delete "{name}"', partial(_delete_unused, host, bridge, outside, conf, (port, inner)))
     try:
-        host.change(link.veth(port, inner, None, master=bridge.index, mtu=conf.mtu or bridge.mtu))
+        host.change(link.create_veth_request(port, inner, None, master=bridge.index, mtu=conf.mtu or bridge.mtu))
         for end in (port, inner):
-            sysctl.attempt(f"ipv6/conf/{end.name}/accept_ra", "0")
-        host_end, gateway = link.get(host, link.by_name(port.name), link.by_name(inner.name))
+            sysctl.try_write(f"ipv6/conf/{end.name}/accept_ra", "0")
+        host_end, gateway = link.get(host, link.by_name_request(port.name), link.by_name_request(inner.name))
         if host_end is None or gateway is None:
             raise CniError(Code.TRY_AGAIN_LATER, f'"{port.name}" vanished again', "something else deleted it")
         access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
         # A bridge without an address of its own takes the lowest of its ports'; written back, the one it had stays.
-        keeping = link.settings(bridge, mac=bridge.mac_bytes)
+        keeping = link.set_request(bridge, mac=bridge.mac_bytes)
         joining = settings(host_end, access, filtering(host, bridge, access))
-        host.change(*joining, keeping, link.settings(gateway, up=True, name=name))
+        host.change(*joining, keeping, link.set_request(gateway, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:
             reason = veth.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
@@ -204,15 +204,15 @@ def _delete_unused(host: Socket, bridge: Link, outside: Link, conf: BridgeConf, 
     Who joins is in the VLAN long before it looks for the gateway's interface, so it is either seen here, or finds the
     interface missing and makes it.
     """
-    port, gateway = link.get(host, link.by_name(ends[0].name), link.by_name(gateway_name(conf)))
+    port, gateway = link.get(host, link.by_name_request(ends[0].name), link.by_name_request(gateway_name(conf)))
     if port is None or port.mac != format_mac(ends[0].mac):
         return
     if gateway is not None and gateway.mac == format_mac(ends[1].mac):
-        others = vlan.of_ports(host, bridge).items()
+        others = vlan.list_by_port(host, bridge).items()
         own = (port.index, outside.index)
         if any(vlans.get(conf.vlans.access, 0) & PVID for index, vlans in others if index not in own):
             return
-    host.change(link.deletion(port))
+    host.change(link.delete_request(port))
 
 
 def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
@@ -221,7 +221,7 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
     if listed is None:
         details = "the runtime gave the result of another attachment, or the configuration was changed since"
         raise _wrong(f'prevResult has no interface "{name}" on the host', details)
-    (found,) = link.get(host, link.by_name(name))
+    (found,) = link.get(host, link.by_name_request(name))
     if found is None:
         raise _wrong(f"Interface name {name} not found", "the next container of this network makes it again")
     if listed.mac and found.mac != listed.mac:
@@ -233,10 +233,10 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
 
 
 def _check_port(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> None:
-    (port,) = link.get(host, link.by_index(gateway.lower))
+    (port,) = link.get(host, link.by_index_request(gateway.lower))
     if port is None:
         raise _wrong(f"Interface {gateway.name} has no other end", "the next container of this network makes it again")
-    member = vlan.member(host, bridge, port.index)
+    member = vlan.get_member(host, bridge, port.index)
     if member is None:
         details = f'set it: ip link set "{port.name}" master "{bridge.name}"'
         raise _wrong(f"Interface {port.name}, the other end of {gateway.name}, is not a port of {bridge.name}", details)

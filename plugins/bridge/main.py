@@ -22,7 +22,7 @@ from kernel.link import Link
 from kernel.netfilter import nft
 from kernel.netns import Netns
 from kernel.rtnl import Socket
-from kernel.vlan import refuse_unmakeable
+from kernel.vlan import probe_create_bridge
 from plugins.bridge import addresses, bridge_device, mac_spoof, mtu, netfilter, port, vlan
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
@@ -56,7 +56,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             given = addresses.completed(delegate.addresses(args, conf, undo), own, _CONTAINER)
         vlan.enforce(host, bridge, joined.filtering)  # the pod's end is down until now: no frame has passed
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = joined.inside or sandbox.link()
+            inside = joined.inside or sandbox.get_link()
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
                 undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args, conf)]))
@@ -69,7 +69,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
                 gateway = add_gateways(host, bridge, outside, own, result, undo)
                 if gateway is not bridge:
-                    result = replace(result, interfaces=(*result.interfaces, veth.interface(conf, gateway)))
+                    result = replace(result, interfaces=(*result.interfaces, veth.result_interface(conf, gateway)))
             netfilter.ensure(own)
             mtu.fit(host, bridge, fitted)
             if own.ipam_type:
@@ -84,7 +84,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     what failed is told at the end. Rules are looked for whatever is configured by now: some 0.3 ms, no process.
     """
     with Socket() as host:
-        others = veth.detach(args, conf, host, bridge_conf.name_for_del(conf))
+        others = veth.delete_attachment_veth(args, conf, host, bridge_conf.name_for_del(conf))
     all_of(*options.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.forward, args, conf))
 
 
@@ -150,12 +150,12 @@ def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
         bridge = bridge_device.find(host, own.bridge)
         if bridge is not None:
             vlan.filtering(host, bridge, own.vlans)
-            veth.refuse_full(host, bridge)
+            veth.refuse_full_bridge(host, bridge)
             gateway = find_gateway(host, bridge, own)
             if own.is_gateway and gateway and not own.force_address:
                 bridge_device.refuse_conflict(host, gateway, delegate.gateways(args, conf))
         else:
-            refuse_unmakeable(host, own.bridge, filtering=own.vlans.filtering)
+            probe_create_bridge(host, own.bridge, filtering=own.vlans.filtering)
     netfilter.refuse_unavailable(own)
     if own.is_gateway and own.ipam_type:
         forwarding.refuse_unavailable()
@@ -187,7 +187,11 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
 
 def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link, Link]) -> Result:
     bridge, outside, inside = links
-    told = (veth.interface(conf, bridge), veth.interface(conf, outside), veth.interface(conf, inside, args.netns))
+    told = (
+        veth.result_interface(conf, bridge),
+        veth.result_interface(conf, outside),
+        veth.result_interface(conf, inside, args.netns),
+    )
     return replace(given, interfaces=told)
 
 
@@ -199,4 +203,4 @@ def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -
     if own.ipam_type:
         sandbox.configure(inside, result, dad=own.dad)
     elif not own.container_interface_down:
-        sandbox.socket.change(link.settings(inside, up=True))
+        sandbox.socket.change(link.set_request(inside, up=True))

@@ -24,7 +24,7 @@ _IPV6_MIN = 1280  # RFC 8200; below it the kernel takes the IPv6 addresses off a
 
 def resolved(host: Socket, conf: BridgeConf) -> BridgeConf:
     """Returns `conf` with the number that "auto" stands for, by one dump of the links; raises KernelError."""
-    return replace(conf, mtu=_auto(link.every(host))) if conf.mtu_auto else conf
+    return replace(conf, mtu=_auto(link.list_all(host))) if conf.mtu_auto else conf
 
 
 def fitted(host: Socket, bridge: Link, conf: BridgeConf) -> Link:
@@ -38,7 +38,7 @@ def fitted(host: Socket, bridge: Link, conf: BridgeConf) -> Link:
     """
     if not conf.mtu or conf.vlans.access or bridge.mtu == conf.mtu:
         return bridge
-    found = {port.mtu for port in link.ports(host, bridge.index)} | {conf.mtu}
+    found = {port.mtu for port in link.list_ports(host, bridge.index)} | {conf.mtu}
     least = min(found)
     if least < min(_IPV6_MIN, bridge.mtu) and _has_ipv6(host, bridge):
         _tell(bridge, f"keeps MTU {bridge.mtu}, since it would lose its IPv6 addresses below {_IPV6_MIN}")
@@ -52,7 +52,7 @@ def fitted(host: Socket, bridge: Link, conf: BridgeConf) -> Link:
 def fit(host: Socket, bridge: Link, wanted: Link) -> None:
     """Gives the bridge the MTU of `wanted`, unless it has it; raises KernelError."""
     if bridge.mtu != wanted.mtu:
-        host.change(link.settings(bridge, mtu=wanted.mtu))
+        host.change(link.set_request(bridge, mtu=wanted.mtu))
 
 
 def warn_of_gateway(gateway: Link, conf: BridgeConf) -> None:
@@ -101,7 +101,7 @@ def _leads_out(item: Link, bridges: set[int]) -> bool:
 
 
 def _has_ipv6(host: Socket, bridge: Link) -> bool:
-    found = (assigned.address for assigned in address.on_link(host, bridge, family=AF_INET6))
+    found = (assigned.address for assigned in address.list_on_link(host, bridge, family=AF_INET6))
     return any(isinstance(item, IPv6Interface) and not item.is_link_local for item in found)
 
 

@@ -36,7 +36,7 @@ def ensure(conf: BridgeConf) -> None:
         _warn(conf)
         return
     for name in _deviating(conf):
-        sysctl.require(name, _value(conf), "set whether bridged frames pass iptables")
+        sysctl.ensure_or_fail(name, _value(conf), "set whether bridged frames pass iptables")
 
 
 def check(conf: BridgeConf) -> None:
@@ -51,7 +51,7 @@ def refuse_unavailable(conf: BridgeConf) -> None:
     A wrong value that can be set is none of that: a node that is not ready gets no pod, whose ADD would mend it.
     """
     for name in _deviating(conf):
-        if not sysctl.writable(name):
+        if not sysctl.is_writable(name):
             raise _wrong(conf, name)
 
 

@@ -45,19 +45,19 @@ def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
     """
     try:
         filtering = vlan.filtering(host, bridge, conf.vlans)
-        made = veth.make(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
+        made = veth.create(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
-        if link.get(host, link.by_index(bridge.index)) == [None]:
+        if link.get(host, link.by_index_request(bridge.index)) == [None]:
             raise BridgeVanishedError(bridge) from error
         raise
-    sysctl.attempt(f"ipv6/conf/{made.end.name}/accept_ra", "0")
-    port, joined = made.outside, made.master
+    sysctl.try_write(f"ipv6/conf/{made.host_end.name}/accept_ra", "0")
+    port, joined = made.host_veth, made.master
     if port is None or joined is None or port.master != joined.index:
-        veth.delete(host, made.end)
+        veth.delete(host, made.host_end)
         raise BridgeVanishedError(bridge)
     requests = vlan.settings(port, conf.vlans, filtering)
     if conf.hairpin or conf.isolated:
-        requests.append(link.port_settings(port, hairpin=conf.hairpin, isolated=conf.isolated))
+        requests.append(link.set_port_request(port, hairpin=conf.hairpin, isolated=conf.isolated))
     if requests:
         host.change(*requests)
-    return Joined(joined, port, made.inside, filtering)
+    return Joined(joined, port, made.container_veth, filtering)

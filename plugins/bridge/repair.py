@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from attachment import forwarding
-from attachment.repair import mend
+from attachment.repair import repair_if_missing
 from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import NetConf
@@ -28,7 +28,9 @@ def repair(args: CmdArgs, conf: NetConf, own: BridgeConf, prev_result: Result) -
     """Makes what is missing of rules and settings; tries all of it. Raises CniError."""
     versions = sorted({ip.address.version for ip in prev_result.ips}) if own.is_gateway else []
     steps: list[Callable[[], object]] = [
-        partial(mend, "forwarding", partial(forwarding.check, version), partial(forwarding.enable, version))
+        partial(
+            repair_if_missing, "forwarding", partial(forwarding.check, version), partial(forwarding.enable, version)
+        )
         for version in versions
     ]
     if own.masquerade:
@@ -36,13 +38,15 @@ def repair(args: CmdArgs, conf: NetConf, own: BridgeConf, prev_result: Result) -
     if own.mac_spoof_check:
         steps.append(partial(_protect, args, conf.name, own, prev_result))
     asked = partial(netfilter.check, own), partial(netfilter.ensure, own)
-    all_of(*steps, partial(mend, "the setting of bridged frames", *asked))
+    all_of(*steps, partial(repair_if_missing, "the setting of bridged frames", *asked))
 
 
 def _protect(args: CmdArgs, network: str, own: BridgeConf, prev_result: Result) -> None:
     outside, inside = _ends(args, own, prev_result)
     attachment = network, args.container_id, args.ifname, outside.name, parse_mac(inside.mac)
-    mend("the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.protect, *attachment))
+    repair_if_missing(
+        "the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.protect, *attachment)
+    )
 
 
 def _ends(args: CmdArgs, own: BridgeConf, prev_result: Result) -> tuple[Interface, Interface]:
@@ -53,7 +57,7 @@ def _ends(args: CmdArgs, own: BridgeConf, prev_result: Result) -> tuple[Interfac
     with Socket() as host:
         for item in prev_result.interfaces:
             if not item.sandbox and item.name != own.bridge:
-                (found,) = link.get(host, link.by_name(item.name))
+                (found,) = link.get(host, link.by_name_request(item.name))
                 if found and found.kind == "veth" and found.mac == item.mac and found.master:
                     return item, inside
     raise CniError(Code.INTERNAL, "no interface on this host is the one that the result of ADD names", _INCOMPLETE)

@@ -24,7 +24,7 @@ def filtering(host: Socket, bridge: Link, asked: Vlans) -> Filtering | None:
     """
     if not asked.filtering:
         return None
-    found = vlan.filtering(host, bridge)
+    found = vlan.get_filtering(host, bridge)
     if not found.on and not found.default:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
@@ -40,8 +40,8 @@ def settings(port: Link, asked: Vlans, found: Filtering | None) -> list[Request]
     if not found or not wanted:
         return []
     superfluous = [found.default] if found.default and found.default not in wanted else []
-    removal = [vlan.removal(port, superfluous)] if superfluous else []
-    return [*removal, vlan.addition(port, wanted)]
+    removal = [vlan.remove_request(port, superfluous)] if superfluous else []
+    return [*removal, vlan.add_request(port, wanted)]
 
 
 def enforce(host: Socket, bridge: Link, found: Filtering | None) -> None:
@@ -52,7 +52,7 @@ def enforce(host: Socket, bridge: Link, found: Filtering | None) -> None:
     """
     if found is None or found.on:
         return
-    host.change(vlan.filtering_on(bridge))
+    host.change(vlan.enable_filtering_request(bridge))
     print(
         f'podwire: bridge "{bridge.name}" did not filter by VLAN and does now: '
         f"ports that were in no VLAN of their own are in VLAN {found.default}, tagged frames are dropped",
@@ -64,7 +64,7 @@ def check(host: Socket, conf: BridgeConf, bridge: Link, outside: Link) -> None:
     """Checks that the bridge filters and the port is in its VLANs; raises CniError(999), KernelError."""
     if not conf.vlans.filtering:
         return
-    found = vlan.filtering(host, bridge)
+    found = vlan.get_filtering(host, bridge)
     if not found.on:
         raise _wrong(
             f"Bridge interface {bridge.name} does not filter by VLAN",
@@ -72,7 +72,7 @@ def check(host: Socket, conf: BridgeConf, bridge: Link, outside: Link) -> None:
         )
     wanted = _wanted(conf.vlans, found)
     if wanted:
-        member = vlan.member(host, bridge, outside.index)
+        member = vlan.get_member(host, bridge, outside.index)
         compare(outside.name, wanted, member.vlans if member else {})
 
 

@@ -79,7 +79,7 @@ def lenient(args: CmdArgs, conf: NetConf) -> Protected:
     prev_result = prev_result or Result()
     addresses = tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips))
     if not addresses:
-        addresses = cache.addresses_of(conf.name, Attachment(args.container_id, args.ifname))
+        addresses = cache.read_addresses(conf.name, Attachment(args.container_id, args.ifname))
     first = next(iter(prev_result.interfaces), None)
     bridge = first.name if first and not first.sandbox else ""
     zone = conf.fields.raw("firewalldZone")

@@ -14,7 +14,7 @@ from functools import partial
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, collected
-from kernel.dbus import NO_REPLY, NOBODY, Bus, BusError, Call, Reply
+from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, Call, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_owner import owner_of
@@ -45,7 +45,7 @@ def is_running() -> bool:
     """
     try:
         with Bus() as bus:
-            return bool(bus.owner(_NAME))
+            return bool(bus.get_owner(_NAME))
     except BusError:
         return False
 
@@ -84,7 +84,7 @@ def _add(wanted: Protected, before: list[Record], socket: NftSocket, bus: Bus, u
 
 
 def _take_back(bus: Bus, zones: Mapping[Address, str]) -> None:
-    bus.hurry()
+    bus.shorten_deadline()
     _asked(bus, "removeSource", zones)
 
 
@@ -132,7 +132,7 @@ def problem(zone: str) -> str:
     """Tells what keeps this backend from working, "" when it works."""
     try:
         with Bus() as bus:
-            if not bus.owner(_NAME):
+            if not bus.get_owner(_NAME):
                 return _NOT_RUNNING
             (reply,) = bus.call(Call(_NAME, _PATH, _ZONE, "getZones"))
     except CniError as error:
@@ -150,8 +150,8 @@ def _withdraw(socket: NftSocket, remembered: list[Record], others: dict[Address,
     errors = []
     try:
         with Bus() as bus:
-            for address, reply in _asked(bus, "removeSource", zones).items() if bus.owner(_NAME) else ():
-                if reply.error and reply.error not in NOBODY and not any(_is(reply, code) for code in _GONE):
+            for address, reply in _asked(bus, "removeSource", zones).items() if bus.get_owner(_NAME) else ():
+                if reply.error and reply.error not in NO_OWNER_ERRORS and not any(_is(reply, code) for code in _GONE):
                     doing = f"failed to remove the address {_source(address)} from {zones[address]} zone"
                     errors.append(_failure(reply, doing, bus))
     except BusError:
@@ -185,7 +185,7 @@ def _failure(reply: Reply, doing: str, bus: Bus) -> CniError:
     msg = f"{doing}: {reply.value or reply.error}"
     if reply.error == NO_REPLY:
         return CniError(Code.TRY_AGAIN_LATER, msg, "firewalld hangs, starts or reloads")
-    if reply.error in NOBODY:
+    if reply.error in NO_OWNER_ERRORS:
         return CniError(Code.INTERNAL, f"{doing}: {_NOT_RUNNING}", _CURE)
     if _is(reply, _NO_ZONE):
         return CniError(Code.INTERNAL, msg, 'set "firewalldZone" to one that `firewall-cmd --get-zones` lists')

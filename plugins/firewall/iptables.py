@@ -180,7 +180,7 @@ class _Judge:
         network, attachment = record.owner
         if network not in self._caches:
             self._caches[network] = ResultCache.read(network)
-        return self._caches[network].has_lost(attachment)
+        return self._caches[network].namespace_is_gone(attachment)
 
 
 def _dead(listing: Iterable[str], own: str = "") -> set[str]:
@@ -208,7 +208,7 @@ def _is_veth(name: str) -> bool:
 
 def _get(name: str) -> Link | None:
     with rtnl.Socket() as socket:
-        return link.get(socket, link.by_name(name))[0]
+        return link.get(socket, link.by_name_request(name))[0]
 
 
 def _delete(
@@ -228,7 +228,7 @@ def _delete(
             lines = {*stale(version, listed(present, found))}
             gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
             for rule in gone:
-                requests.append(nft.rule_deletion(rule.chain, rule.handle)._replace(more=partial(_matches, rule)))
+                requests.append(nft.rule_deletion(rule.chain, rule.handle)._replace(details=partial(_matches, rule)))
             if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
                 requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)

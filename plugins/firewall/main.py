@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from attachment.repair import mend
+from attachment.repair import repair_if_missing
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, UnchangedError, all_of
@@ -79,7 +79,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
     own = firewall_conf.parse(args, conf, prev_result)
     if own.wanted.addresses:
-        mend("the firewall's rules", partial(backend.check, own), partial(backend.add, own))
+        repair_if_missing("the firewall's rules", partial(backend.check, own), partial(backend.add, own))
 
 
 PLUGIN = Plugin(

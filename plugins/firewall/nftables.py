@@ -168,7 +168,7 @@ def _tell_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
 def _tell_of_unknown_port(bridge: str) -> None:
     """Tells on stderr that a pod on a bridge may not be apart from the others there; of ptp's interface nothing."""
     with Socket() as socket:
-        (found,) = link.get(socket, link.by_name(bridge))
+        (found,) = link.get(socket, link.by_name_request(bridge))
     if found and found.kind == "bridge":
         print(
             f"firewall: prevResult does not name the pod's port of {bridge}: what passes within that bridge is dropped "

@@ -16,7 +16,7 @@ from cni.errors import CniError, Code
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
 from kernel import address, link
-from kernel.address import Assigned
+from kernel.address import AssignedAddress
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError
 from process.undo import Undo
@@ -32,11 +32,11 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     """
     prev_result = conf.prev_result()
     with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox, Undo() as undo:
-        socket, lo = sandbox.socket, sandbox.link()
+        socket, lo = sandbox.socket, sandbox.get_link()
         if not lo.is_up:
-            undo.push("set lo down", partial(socket.change, link.settings(lo, up=False)))
-            socket.change(link.settings(lo, up=True))
-        addresses = address.on_link(socket, lo)
+            undo.push("set lo down", partial(socket.change, link.set_request(lo, up=False)))
+            socket.change(link.set_request(lo, up=True))
+        addresses = address.list_on_link(socket, lo)
         _refuse_foreign(addresses)
     return prev_result or _result(args.netns, addresses, lo, with_mtu=conf.version == "1.1.0")
 
@@ -44,7 +44,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     """Checks that `lo` is up; prevResult is not needed."""
     with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
-        if not sandbox.link().is_up:
+        if not sandbox.get_link().is_up:
             raise CniError(Code.INTERNAL, "loopback interface is down", f"the network namespace is {args.netns}")
 
 
@@ -55,15 +55,15 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     except NetnsMissingError:
         return
     with namespace, Sandbox(namespace, _NAME) as sandbox:
-        lo = sandbox.find()
+        lo = sandbox.find_link()
         if lo is not None:  # else somebody in the sandbox has renamed it
-            sandbox.socket.change(link.settings(lo, up=False))
+            sandbox.socket.change(link.set_request(lo, up=False))
 
 
 PLUGIN = Plugin("loopback", cmd_add=cmd_add, cmd_check=cmd_check, cmd_del=cmd_del)
 
 
-def _refuse_foreign(addresses: list[Assigned]) -> None:
+def _refuse_foreign(addresses: list[AssignedAddress]) -> None:
     for assigned in addresses:
         if not assigned.address.ip.is_loopback:
             raise CniError(
@@ -73,7 +73,7 @@ def _refuse_foreign(addresses: list[Assigned]) -> None:
             )
 
 
-def _result(sandbox: str, addresses: list[Assigned], lo: Link, *, with_mtu: bool) -> Result:
+def _result(sandbox: str, addresses: list[AssignedAddress], lo: Link, *, with_mtu: bool) -> Result:
     v4 = [item.address for item in addresses if isinstance(item.address, IPv4Interface)]
     v6 = [item.address for item in addresses if isinstance(item.address, IPv6Interface)]
     firsts: tuple[Cidr, ...] = (*v4[:1], *v6[:1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attachment.cache import ResultCache
 from attachment.sandbox import Sandbox
-from attachment.veth import addresses_beside
+from attachment.veth import list_other_addresses
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
@@ -24,10 +24,10 @@ def addresses(ports: HostPorts) -> frozenset[Address]:
     own = {item.ip for item in ports.addresses.values()}
     try:
         with Netns(ports.netns) as namespace, Sandbox(namespace, ports.ifname) as sandbox:
-            inside = sandbox.find()
+            inside = sandbox.find_link()
             known = inside is not None or own
-            found = {item.ip for item in addresses_beside(sandbox, inside)} if known else set()
+            found = {item.ip for item in list_other_addresses(sandbox, inside)} if known else set()
     except CniError:
         attachment = Attachment(ports.container_id, ports.ifname)
-        return ResultCache.read(ports.network).addresses_beside(attachment) - own
+        return ResultCache.read(ports.network).list_other_addresses(attachment) - own
     return frozenset(found - own)

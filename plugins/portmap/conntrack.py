@@ -87,7 +87,7 @@ def _concerned(version: int, mappings: list[PortMapping], entries: list[Entry]) 
     if not entries:
         return []
     with Socket() as socket:
-        local = route.local(socket, version)
+        local = route.list_local_networks(socket, version)
 
     def went_to(mapping: PortMapping, entry: Entry) -> bool:
         if mapping.host_port != entry.port:

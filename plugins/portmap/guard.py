@@ -118,7 +118,7 @@ def _links(names: Iterable[str]) -> dict[str, Link | None]:
     if not listed:
         return {}
     with Socket() as socket:
-        return dict(zip(listed, link.get(socket, *map(link.by_name, listed)), strict=True))
+        return dict(zip(listed, link.get(socket, *map(link.by_name_request, listed)), strict=True))
 
 
 def _close(found: Link) -> bool:

@@ -119,7 +119,7 @@ def _checked(ports: HostPorts) -> str:
 def _open(interface: str, *, is_listed: bool) -> None:
     """Turns route_localnet on; raises CniError(999), which has a command only if prevResult lists the interface."""
     try:
-        sysctl.require(setting(interface), "1", "turn it on")
+        sysctl.ensure_or_fail(setting(interface), "1", "turn it on")
     except CniError as error:
         if not is_listed:
             error.details = ""

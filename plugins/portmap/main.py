@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from attachment.repair import mend
+from attachment.repair import repair_if_missing
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, unchained
 from cni.errors import CniError, Code, UnchangedError, all_of
@@ -98,12 +98,12 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     ports = own.ports
     if ports.mappings:
         look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
-        lost = mend("the host ports", look, make)
+        lost = repair_if_missing("the host ports", look, make)
         if lost and not is_planned() and look():  # else the flows to the port are those of who was first
             conntrack.forget_strayed(ports)
         pod_route.interface_to(ports)  # refuses a pod whose route leads elsewhere, which is not portmap's to change
         guard = partial(localnet.ensure, ports, unguarded=True)
-        mend("127.0.0.1:hostPort", partial(localnet.demand, ports), guard)
+        repair_if_missing("127.0.0.1:hostPort", partial(localnet.demand, ports), guard)
 
 
 PLUGIN = Plugin(

@@ -31,7 +31,7 @@ def interface_to(ports: HostPorts) -> str:
         return ""
     address = ports.addresses[4].ip
     with Socket() as socket:
-        found = route.interface_to(socket, address)
+        found = route.get_interface_to(socket, address)
         if found is None or found.flags & IFF_LOOPBACK:
             return ""
         if not ports.host_interfaces or found.name in ports.host_interfaces:
@@ -47,16 +47,16 @@ def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
     A wider route, the default route say, is used only because the pod's own is missing. It is not to be deleted; nor is
     the route to the network that an interface of the host is in.
     """
-    links = link.get(socket, *map(link.by_name, ports.host_interfaces))
+    links = link.get(socket, *map(link.by_name_request, ports.host_interfaces))
     if missing := [name for name, found in zip(ports.host_interfaces, links, strict=True) if found is None]:
         return f'"{missing[0]}" is gone: remove the container and create it again'
-    foreign = route.match(socket, address)
+    foreign = route.get_matching(socket, address)
     if foreign is None or foreign.dst.network.prefixlen < ports.addresses[4].network.prefixlen:
         return (
             f"the pod's own route is missing or another one comes first: ip route get {address}; "
             "remove the container and create it again"
         )
-    (by,) = link.get(socket, link.by_index(foreign.index))
+    (by,) = link.get(socket, link.by_index_request(foreign.index))
     if foreign.is_connected:
         network = f"the network {foreign.dst.network} of {by.name if by else 'another interface'}"
         return f"the range of the pods overlaps {network}: give the pods another range, and create them again"

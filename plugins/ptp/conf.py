@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attachment.masquerade import options
 from attachment.masquerade.options import Asked
-from attachment.veth import mtu_of
+from attachment.veth import parse_mtu
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.keys import DNS as DNS_KEY
@@ -44,6 +44,6 @@ def parse(conf: NetConf) -> PtpConf:
     return PtpConf(
         ipam_type=conf.ipam_type,
         masquerade=options.parse(conf),
-        mtu=mtu_of(conf.fields),
+        mtu=parse_mtu(conf.fields),
         dns=DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None,
     )

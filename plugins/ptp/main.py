@@ -9,8 +9,8 @@ from functools import partial
 
 from attachment import forwarding, veth
 from attachment.masquerade import backend, options
-from attachment.repair import mend
-from attachment.sandbox import Sandbox, check, own_ips
+from attachment.repair import repair_if_missing
+from attachment.sandbox import Sandbox, attachment_ips, check
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
@@ -42,21 +42,21 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         given = Result()
         if own.ipam_type:
             given = routed.completed(delegate.addresses(args, conf, undo), own.mtu, _CONTAINER)
-        made = veth.make(host, namespace, args.ifname, undo, mtu=own.mtu)
-        sysctl.attempt(f"ipv6/conf/{made.end.name}/accept_ra", "0")
-        outside = made.outside or veth.find(host, made.end.name)
+        made = veth.create(host, namespace, args.ifname, undo, mtu=own.mtu)
+        sysctl.try_write(f"ipv6/conf/{made.host_end.name}/accept_ra", "0")
+        outside = made.host_veth or veth.get_host_veth(host, made.host_end.name)
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = made.inside or sandbox.link()
-            ends = veth.interface(conf, outside), veth.interface(conf, inside, args.netns)
+            inside = made.container_veth or sandbox.get_link()
+            ends = veth.result_interface(conf, outside), veth.result_interface(conf, inside, args.netns)
             result = replace(given, interfaces=ends)
             if own.ipam_type:
                 routed.lead_in(host, outside, result)
                 sandbox.configure(inside, replace(result, routes=()), dad=False)
                 routed.lead_out(sandbox, inside, result)
             else:
-                sandbox.socket.change(link.settings(inside, up=True))
+                sandbox.socket.change(link.set_request(inside, up=True))
             veth.wait_carrier(host, outside, "the host's end")
-            sandbox.link()  # has the kernel notice the carrier at this end, too, without which IPv6 holds back
+            sandbox.get_link()  # has the kernel notice the carrier at this end, too, without which IPv6 holds back
             if own.masquerade:
                 own.masquerade.add(args, conf, result, sandbox, undo)
         return result if own.dns is None else replace(result, dns=own.dns)
@@ -69,7 +69,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     what failed is told at the end.
     """
     with Socket() as host:
-        others = veth.detach(args, conf, host)
+        others = veth.delete_attachment_veth(args, conf, host)
     all_of(*options.removal(args, conf, others), partial(delegate.forward, args, conf))
 
 
@@ -79,13 +79,13 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     prev_result = conf.required_prev_result("ptp: Required prevResult missing")
     with Netns(args.netns) as namespace, Socket() as host:
         delegate.forward(args, conf)
-        listed = veth.listed_inside(args, prev_result)
+        listed = veth.listed_container_interface(args, prev_result)
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = _check_inside(listed, sandbox)
-            outside = link.other_end(host, inside, namespace)
+            outside = link.get_local_peer(host, inside, namespace)
             if outside is None:
                 raise _wrong(f"The host's end of {args.ifname} was not found", f"it is not on this host; {_AGAIN}")
-            if unlisted := veth.check_outside(outside, prev_result):
+            if unlisted := veth.check_host_veth(outside, prev_result):
                 raise _wrong(f"The host's end of {args.ifname} was not found", unlisted)
             check(sandbox, inside, prev_result)
             routed.check(sandbox, inside, outside, prev_result, host)
@@ -114,8 +114,8 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     """Makes again what a flush of the packet filter takes away, and switches forwarding on again."""
     own = ptp_conf.parse(conf)
     prev_result = conf.required_prev_result()
-    for version in sorted({ip.address.version for ip in own_ips(prev_result, args.ifname, strict=False)}):
-        mend("forwarding", partial(forwarding.check, version), partial(forwarding.enable, version))
+    for version in sorted({ip.address.version for ip in attachment_ips(prev_result, args.ifname, strict=False)}):
+        repair_if_missing("forwarding", partial(forwarding.check, version), partial(forwarding.enable, version))
     if own.masquerade:
         own.masquerade.repair(args, conf, prev_result)
 
@@ -149,7 +149,7 @@ def _refuse_unavailable(conf: NetConf) -> None:
 
 def _check_inside(listed: Interface, sandbox: Sandbox) -> Link:
     """Returns the sandbox's end when it is as prevResult says (texts of the reference)."""
-    inside = sandbox.find()
+    inside = sandbox.find_link()
     if inside is None:
         msg = f"ptp: Container Interface name in prevResult: {sandbox.ifname} not found"
         raise _wrong(msg, f"the network namespace is {sandbox.path}; {_AGAIN}")

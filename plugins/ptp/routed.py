@@ -7,7 +7,7 @@ two pods of one subnet reach each other through the host. Every pod's host end h
 from __future__ import annotations
 
 from attachment import forwarding
-from attachment.sandbox import Sandbox, own_ips, route_additions
+from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips
 from attachment.veth import refuse_small_mtu
 from cni.address import Address, Network, alone, with_prefix
 from cni.errors import CniError, Code
@@ -37,13 +37,13 @@ def lead_in(host: Socket, outside: Link, result: Result) -> None:
         forwarding.enable(version)
         if version == 6:
             # The other end is one pod: nobody there has the gateway's address, and waiting for that takes a second.
-            sysctl.attempt(f"ipv6/conf/{outside.name}/accept_dad", "0")
-            sysctl.require(f"ipv6/conf/{outside.name}/disable_ipv6", "0", f'enable IPv6 on "{outside.name}"')
+            sysctl.try_write(f"ipv6/conf/{outside.name}/accept_dad", "0")
+            sysctl.ensure_or_fail(f"ipv6/conf/{outside.name}/disable_ipv6", "0", f'enable IPv6 on "{outside.name}"')
     requests: list[Request] = []
     for ip in result.ips:
-        requests.append(address.addition(outside, alone(_gateway(ip)), exists_ok=True))
+        requests.append(address.add_request(outside, alone(_gateway(ip)), exists_ok=True))
         scope = route.SCOPE_HOST if ip.address.version == 4 else None
-        requests.append(route.addition(outside, Route(alone(ip.address.ip), scope=scope), None, exists_ok=True))
+        requests.append(route.add_request(outside, Route(alone(ip.address.ip), scope=scope), None, exists_ok=True))
     host.change(*requests)
 
 
@@ -61,28 +61,28 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
         sources.setdefault(_gateway(ip), ip.address.ip)
     for gateway, own in sources.items():
         near = Route(alone(gateway), scope=route.SCOPE_LINK)
-        requests.append(route.addition(inside, near, None, source=own, exists_ok=True))
-    requests += route_additions(inside, result)
-    requests += [route.connected_deletion(inside, network) for network in subnets]
+        requests.append(route.add_request(inside, near, None, source=own, exists_ok=True))
+    requests += add_routes_requests(inside, result)
+    requests += [route.delete_connected_request(inside, network) for network in subnets]
     for network, ip in subnets.items():
         # Also to a host's prefix, where nothing is behind the gateway: the reference's CHECK wants a route to each.
         far = Route(with_prefix(network.network_address, network.prefixlen))
-        requests.append(route.addition(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
+        requests.append(route.add_request(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
     sandbox.socket.change(*requests)
 
 
 def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, host: Socket) -> None:
     """Checks the routes of both ends and the gateways' addresses; raises CniError(999), KernelError."""
-    present = address.keys(address.on_link(host, outside))
-    for ip in own_ips(prev_result, sandbox.ifname, strict=False):
+    present = address.keys(address.list_on_link(host, outside))
+    for ip in attachment_ips(prev_result, sandbox.ifname, strict=False):
         own, gateway = ip.address.ip, ip.gateway
         if gateway is None:
             continue
         if (gateway.packed, gateway.max_prefixlen) not in present:
             details = f'put it back: ip address add {alone(gateway)} dev "{outside.name}"'
             raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
-        if route.index_to(host, own) != outside.index:
-            by = route.interface_to(host, own)
+        if route.get_index_to(host, own) != outside.index:
+            by = route.get_interface_to(host, own)
             wrong = f'it leads to "{by.name}"' if by else "there is none"
             details = f'{wrong}; set it: ip route replace {own} dev "{outside.name}"'
             raise _wrong(f"The host's route to {own} does not lead to {outside.name}", details)
@@ -95,7 +95,7 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
 
 def _is_near(sandbox: Sandbox, inside: Link, gateway: Address) -> bool:
     """Tells whether a route leads to the gateway directly: ours, wherever another attachment has a gateway like it."""
-    near = (ways for destination, ways in sandbox.routes(gateway.version).items() if gateway in destination)
+    near = (ways for destination, ways in sandbox.list_routes(gateway.version).items() if gateway in destination)
     return any(way.index == inside.index and way.gw is None for ways in near for way in ways)
 
 

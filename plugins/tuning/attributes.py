@@ -50,7 +50,7 @@ class Attributes:
 
     def request(self, own: Link) -> Request:
         """Sets all of them on a link, in one message."""
-        return link.settings(
+        return link.set_request(
             own,
             mac=self.mac or b"",
             promisc=self.promisc,

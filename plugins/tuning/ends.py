@@ -62,7 +62,7 @@ class Ends:
 def opened(namespace: Netns, ifname: str, *, both: bool) -> Iterator[Ends | None]:
     """Finds the ends, None when the pod has no such interface; raises CniError(8), KernelError."""
     with Sandbox(namespace, ifname) as sandbox:
-        own = sandbox.find()
+        own = sandbox.find_link()
         if own is None:
             yield None
             return
@@ -71,7 +71,7 @@ def opened(namespace: Netns, ifname: str, *, both: bool) -> Iterator[Ends | None
             yield Ends(inside, None, life)
             return
         with Socket() as host:
-            peer = link.other_end(host, own, namespace)
+            peer = link.get_local_peer(host, own, namespace)
             yield Ends(inside, End(host, peer) if peer else None, life)
 
 
@@ -80,7 +80,7 @@ def _life(namespace: Netns, socket: Socket, own: Link) -> str:
 
     Where the boot cannot be told, "".
     """
-    if not (own_boot := boot.boot_id().decode("ascii", "replace").strip()):
+    if not (own_boot := boot.get_boot_id().decode("ascii", "replace").strip()):
         return ""
-    where = socket.namespace_cookie() or f"inode {os.fstat(namespace.fileno()).st_ino}"
+    where = socket.get_namespace_cookie() or f"inode {os.fstat(namespace.fileno()).st_ino}"
     return f"{own_boot} {where} {own.index}"

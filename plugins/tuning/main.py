@@ -117,7 +117,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         allowlist.require(own.sysctls)
         if own.attributes:
             with Socket() as host:
-                link.refuse_unchangeable(host)
+                link.probe_set(host)
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, unserved + error.msg, error.details) from error
     if not own.attributes:

@@ -46,7 +46,7 @@ def write(namespace: Netns, settings: list[tuple[Sysctl, Setting]], undo: Undo) 
         if setting.value is not None:
             undo.push(f"set {item.name} back", partial(_put_back, namespace, item.name, setting.value))
         try:
-            setting.put(item.value)
+            setting.write(item.value)
         except OSError as error:
             was = f"; it was {_short(setting.value)}" if setting.value else ""
             raise _failed("write", item, error, f"the kernel does not take {_short(item.value)}{was}") from error
@@ -90,7 +90,7 @@ def _is_so(item: Sysctl) -> bool:
 
 def _put_back(namespace: Netns, name: str, value: str) -> None:
     with entered(namespace), suppress(FileNotFoundError):  # it went with its interface
-        sysctl.put(name, value)
+        sysctl.write(name, value)
 
 
 def _short(value: str) -> str:
@@ -103,5 +103,5 @@ def _failed(doing: str, item: Sysctl, error: OSError, hint: str = "") -> CniErro
     return CniError(
         Code.INTERNAL,
         f"{doing} {_ROOT}{item.name}: {reason(number)}",
-        "; ".join(filter(None, (f'"{item.key}" of "sysctl"', sysctl.cure(number) or hint))),
+        "; ".join(filter(None, (f'"{item.key}" of "sysctl"', sysctl.hint(number) or hint))),
     )

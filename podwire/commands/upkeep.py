@@ -100,7 +100,7 @@ def _refuse_unknown(results: str, network: str) -> None:
     except OSError as error:
         hint = "without it every attachment would count as garbage; give the runtime's with --cache-dir"
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
-    known: list[Entry] = list(cache.entries(results))
+    known: list[Entry] = list(cache.read_entries(results))
     unread = lists.unreadable(names, network, known)
     if unread:
         msg = f"cannot read {os.path.join(results, unread[0])}: its attachment would count as garbage"

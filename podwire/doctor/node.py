@@ -23,11 +23,11 @@ from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
 from kernel import address, link, route
-from kernel.address import Assigned
+from kernel.address import AssignedAddress
 from kernel.link import Link
 from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
-from kernel.route import Installed
+from kernel.route import InstalledRoute
 from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
 from podwire.attachments import Known
@@ -216,7 +216,7 @@ class Node:
     def links(self) -> tuple[Link, ...]:
         """The interfaces of the host."""
         with Socket() as socket:
-            return tuple(link.every(socket))
+            return tuple(link.list_all(socket))
 
     def link(self, name: str) -> Link | None:
         """Returns the interface of a name."""
@@ -227,16 +227,16 @@ class Node:
         return next((one for one in self.links if one.index == index), None)
 
     @cached_property
-    def addresses(self) -> Mapping[int, tuple[Assigned, ...]]:
+    def addresses(self) -> Mapping[int, tuple[AssignedAddress, ...]]:
         """The addresses of the host, by the indexes of its interfaces; bridged pods' ends have none."""
         with Socket() as socket:
-            return {own.index: tuple(address.on_link(socket, own)) for own in self.links if not own.master}
+            return {own.index: tuple(address.list_on_link(socket, own)) for own in self.links if not own.master}
 
     @cached_property
-    def routes(self) -> tuple[Installed, ...]:
+    def routes(self) -> tuple[InstalledRoute, ...]:
         """The unicast routes of the host, of all tables."""
         with Socket() as socket:
-            return tuple(one for version in (4, 6) for one in route.unicast(socket, version))
+            return tuple(one for version in (4, 6) for one in route.list_unicast(socket, version))
 
     @cached_property
     def uplinks(self) -> tuple[Link, ...]:

@@ -111,9 +111,9 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     unseen: list[str] = []
     try:
         with Socket() as host:
-            links, addresses = tuple(link.every(host)), _addresses(host)
+            links, addresses = tuple(link.list_all(host)), _addresses(host)
             try:
-                limits = htb.limits(host)
+                limits = htb.list_limits(host)
             except CniError as error:
                 limits = {}
                 unseen.append(f"limits: {error.msg}")
@@ -132,7 +132,7 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
 
 
 def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
-    return {index: tuple(item.address for item in found) for index, found in address.every(socket).items()}
+    return {index: tuple(item.address for item in found) for index, found in address.list_by_link(socket).items()}
 
 
 def _leads_elsewhere(
@@ -201,7 +201,7 @@ def _insides(host: Socket, paths: list[str]) -> Iterator[NetworkNamespace]:
                     opened.append(stack.enter_context(Netns(path)))
                 except CniError:  # gone since, or not for us
                     continue
-            numbers = link.namespace_numbers(host, opened)
+            numbers = link.get_namespace_ids(host, opened)
             for namespace, number in zip(opened, numbers, strict=True):
                 yield _inside(namespace, number)
 
@@ -209,7 +209,7 @@ def _insides(host: Socket, paths: list[str]) -> Iterator[NetworkNamespace]:
 def _inside(namespace: Netns, number: int | None) -> NetworkNamespace:
     try:
         with Sandbox(namespace, "") as sandbox:
-            links = {own.name: own for own in link.every(sandbox.socket)}
+            links = {own.name: own for own in link.list_all(sandbox.socket)}
             return NetworkNamespace(namespace.path, number, links, _addresses(sandbox.socket))
     except CniError:
         return NetworkNamespace(namespace.path, number)

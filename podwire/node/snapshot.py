@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from attachment.cache import ResultCache
 from attachment.presence import Presence
-from attachment.sandbox import own_ips
+from attachment.sandbox import attachment_ips
 from cni.address import Address
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
@@ -112,7 +112,7 @@ class Snapshot:
         presence = self.presences.by_file[item.path]
         outside = self.kernel.host_veth(inside, ifname, told) if inside else None
         try:
-            addresses = tuple(str(ip.address) for ip in own_ips(result, ifname, strict=False))
+            addresses = tuple(str(ip.address) for ip in attachment_ips(result, ifname, strict=False))
         except CniError:
             addresses = ()
         return Pod(
@@ -171,7 +171,7 @@ class Snapshot:
         if item.network not in self._caches:
             self._caches[item.network] = ResultCache.read(item.network, self.cache_dir)
         cache = self._caches[item.network]
-        if not self.records.is_cache_complete and cache.may_have(item.attachment):
+        if not self.records.is_cache_complete and cache.has_file(item.attachment):
             return True  # a pod may have lost its address
         if self.presences.hidden_ports(item.network):
             return True

@@ -78,7 +78,7 @@ class Living:
         if first.presence is Presence.GONE and hidden:
             why = f"but {hidden[0].name} leads into a network namespace that cannot be seen from here"
         else:
-            why = f"and nothing proves that it is gone: {presence.obstacle() or 'it cannot be looked up'}"
+            why = f"and nothing proves that it is gone: {presence.get_obstacle() or 'it cannot be looked up'}"
         hint = "run it on the node itself, not in a container; --force ID collects a container that you know to be gone"
         raise CniError(Code.IO_FAILURE, f"{where}, {why}", hint)
 

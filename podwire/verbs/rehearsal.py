@@ -36,17 +36,17 @@ class Stage:
 
 def enter(network: Network, *directories: str) -> Stage:
     """Moves this process into a copy of the host, for good; `directories` are copied with those of the network."""
-    picture = hostcopy.taken()
+    picture = hostcopy.read_host_state()
     rules = copying.read()
     unasked = _FIREWALLD if os.path.exists(_BUS_SOCKET) and _names_firewall(network) else ()
     sandbox = hostcopy.enter(picture)
     os.environ.pop(_BUS, None)  # firewalld, were it asked, would change the host
     covered: list[str] = []
-    mounts.cover(_RUN, most_bytes=_RUN_FILE_BYTES)
+    mounts.mount_private_copy(_RUN, most_bytes=_RUN_FILE_BYTES)
     for directory in sorted({*_stores(network), *directories, _STATE}, key=len):
         path = os.path.realpath(directory)
         if not any(path == one or path.startswith(f"{one}/") for one in (*covered, _RUN)):
-            mounts.cover(path)
+            mounts.mount_private_copy(path)
             covered.append(path)
     return Stage(sandbox, (*copying.write(rules), *unasked))
 

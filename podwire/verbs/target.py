@@ -40,7 +40,7 @@ def require_namespace(path: str) -> None:
     """Raises CniError(8) for what is no network namespace, naming those that there are, and for the host's own."""
     try:
         with Netns(path) as namespace:
-            is_own = namespace.is_own()
+            is_own = namespace.is_current()
     except CniError as error:
         try:
             names = ", ".join(sorted(os.listdir(NAMED))) or "none"
@@ -77,7 +77,7 @@ def require_free(netns: str, ifname: str) -> None:
     A failed ADD is followed by DEL, which would take away what somebody else has attached.
     """
     with Netns(netns) as namespace, Sandbox(namespace, ifname) as sandbox:
-        if ifname != "lo" and sandbox.find():
+        if ifname != "lo" and sandbox.find_link():
             msg = f'{netns} has an interface "{ifname}" already'
             raise CniError(Code.INVALID_ENVIRONMENT, msg, "detach it first, or choose another name with --ifname")
 

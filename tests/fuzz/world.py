@@ -268,7 +268,7 @@ class World:
     def _attributes(self) -> list[Any]:
         """Returns what tuning sets, and puts back: of both ends of the chained pod's pair."""
         host, *_, chained = self._links
-        ends = [*link.get(host, link.by_name("h0")), *link.get(chained, link.by_name("eth0"))]
+        ends = [*link.get(host, link.by_name_request("h0")), *link.get(chained, link.by_name_request("eth0"))]
         return [end and (end.mac, end.mtu, end.flags & _SETTABLE) for end in ends]
 
     def _tidy(self, before: dict[str, Any]) -> None:

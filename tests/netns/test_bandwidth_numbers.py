@@ -70,17 +70,17 @@ class TokenBucket:
     """The one token bucket that an interface can have."""
 
     def __init__(self, socket, name):
-        (found,) = link.get(socket, link.by_name(name))
+        (found,) = link.get(socket, link.by_name_request(name))
         self.socket, self.index = socket, found.index
 
     def set(self, bucket):
-        self.socket.change(traffic.tbf(self.index, bucket))
+        self.socket.change(traffic.create_tbf_request(self.index, bucket))
 
     def take(self):
         """Removes it and returns what it was."""
-        (root,) = self.socket.get(traffic.root(self.index))
-        self.socket.change(traffic.root_deletion(self.index, Qdisc("tbf", 0x10000)))
-        return traffic.qdisc(root).bucket
+        (root,) = self.socket.get(traffic.get_root_request(self.index))
+        self.socket.change(traffic.delete_root_request(self.index, Qdisc("tbf", 0x10000)))
+        return traffic.qdisc_from_answer(root).bucket
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_second_pod_asks_for_its_own_only(inside, monkeypatch):
     asked = []
     monkeypatch.setattr(nft, "change", lambda own, *requests: asked.extend(requests))
     mac_spoof.protect("goldnet", "other", "eth0", "veth2", MAC)
-    assert [request.doing.replace(" cni-br-iface", "") for request in asked] == [
+    assert [request.description.replace(" cni-br-iface", "") for request in asked] == [
         "add chain nat-other-eth0",
         "add chain nat-other-eth0-mac",
         "add a rule to chain nat PREROUTING",

@@ -202,7 +202,7 @@ def test_a_gateway_lost_on_the_way_is_made_again(scripted_network, sandbox, monk
 def test_another_pod_is_quicker(network, sandbox, new_sandbox, monkeypatch):
     """When another ADD names its interface while ours is still being made, that one is used and ours goes away."""
     net = network.having(vlan=100)
-    attempt, others = sysctl.attempt, []
+    attempt, others = sysctl.try_write, []
 
     def attempt_and_let_another_pass(name, value):
         attempt(name, value)
@@ -210,7 +210,7 @@ def test_another_pod_is_quicker(network, sandbox, new_sandbox, monkeypatch):
         if len(ours) == 3 and not others:  # the pod's port, and both ends of what is to be the gateway's pair
             others.append(net.add(new_sandbox()))
 
-    monkeypatch.setattr(sysctl, "attempt", attempt_and_let_another_pass)
+    monkeypatch.setattr(sysctl, "try_write", attempt_and_let_another_pass)
     result = add_in_process(net, sandbox)
     assert result.interfaces[3].mac == others[0]["interfaces"][3]["mac"]
     ports = {gateway_port(net.host), result.interfaces[1].name, host_end(others[0])}

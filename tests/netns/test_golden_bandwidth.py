@@ -89,13 +89,19 @@ def test_an_invented_burst_is_a_sane_one(limited, name):
     with pod.host.entered():
         socket = Socket()
     with socket:
-        (port,) = link.get(socket, link.by_name(pod.port))
+        (port,) = link.get(socket, link.by_name_request(pod.port))
         theirs = WRAPPED[name]
-        socket.change(traffic.root_deletion(port.index, Qdisc("tbf", 0x10000)), traffic.tbf(port.index, theirs))
+        socket.change(
+            traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
+            traffic.create_tbf_request(port.index, theirs),
+        )
         assert pod.shaping() == expected["tc"]
         pod.run("CHECK").silence()
         mixed = Bucket(theirs.rate, theirs.size, 93_750)
-        socket.change(traffic.root_deletion(port.index, Qdisc("tbf", 0x10000)), traffic.tbf(port.index, mixed))
+        socket.change(
+            traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
+            traffic.create_tbf_request(port.index, mixed),
+        )
     assert pod.run("CHECK").error()["msg"] == "Buffer doesn't match"
     pod.run("DEL").silence()
     assert pod.shaping() == ["qdisc noqueue 0: dev PORT root"]

@@ -114,7 +114,7 @@ def test_a_transaction_is_all_or_nothing(made, host):
         for requests in ((bad, good), (good, bad), (good, bad, good)):
             with pytest.raises(KernelError) as caught:
                 nft.change(made, *requests)
-            assert (caught.value.doing, caught.value.errno) == (bad.doing, number)
+            assert (caught.value.description, caught.value.errno) == (bad.description, number)
             assert nft_rules(host) == before
     nft.change(made, good)
     assert len(nft.rules(made, CHAIN)) == 1
@@ -126,7 +126,7 @@ def test_a_transaction_refused_as_a_whole(made, monkeypatch):
     monkeypatch.setattr(nft, "_SUBSYSTEM", 99)
     with pytest.raises(KernelError) as caught:
         nft.change(made, nft.table(TABLE), nft.rule(CHAIN, nft_rule.DROP))
-    assert (caught.value.doing, caught.value.errno) == ("change nftables", errno.EINVAL)
+    assert (caught.value.description, caught.value.errno) == ("change nftables", errno.EINVAL)
     monkeypatch.setattr(nft, "_SUBSYSTEM", before)
     nft.change(made, nft.rule(CHAIN, nft_rule.DROP))
     assert len(nft.rules(made, CHAIN)) == 1

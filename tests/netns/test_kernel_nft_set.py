@@ -125,7 +125,7 @@ def test_what_is_not_there(netfilter):
     nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN))
     with pytest.raises(KernelError) as caught:
         nft.change(netfilter, *nft_set.deletions(OWN, [ONE]))
-    assert (caught.value.doing, caught.value.errno) == ("delete from set t s", errno.ENOENT)
+    assert (caught.value.description, caught.value.errno) == ("delete from set t s", errno.ENOENT)
     assert nft_set.are_right(netfilter, Set(TABLE, "s", (IPV6_ADDRESS,))) == [False]
 
 

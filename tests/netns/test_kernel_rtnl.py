@@ -62,10 +62,10 @@ def test_what_is_no_namespace_cannot_be_opened(tmp_path):
 def test_each_request_of_a_send_is_tried(socket, host, sandbox):
     """When one of several requests is refused the others are still tried, and the refused one is the error."""
     with Netns(sandbox.path) as inside:
-        pair = link.veth(VethEnd("a0", MAC), VethEnd("a1", MAC), inside, master=0, mtu=0)
-        socket.change(link.bridge("br0", MAC, 0))
+        pair = link.create_veth_request(VethEnd("a0", MAC), VethEnd("a1", MAC), inside, master=0, mtu=0)
+        socket.change(link.create_bridge_request("br0", MAC, 0))
         with pytest.raises(KernelError) as caught:
-            socket.change(pair, pair, link.bridge("br1", MAC, 1400))
+            socket.change(pair, pair, link.create_bridge_request("br1", MAC, 1400))
     assert caught.value.errno == errno.EEXIST
     assert caught.value.msg == 'failed to make veth pair "a0" - "a1": file exists'
     assert set(links(host)) == {"lo", "br0", "br1", "a0"}
@@ -75,9 +75,9 @@ def test_each_request_of_a_send_is_tried(socket, host, sandbox):
 
 def test_answers_that_need_more_room_than_a_socket_has(socket):
     """Thousands of requests of one send are all answered, though their answers wait together to be read."""
-    socket.change(*(link.deletion(_absent(1_000_000 + number)) for number in range(3000)))
+    socket.change(*(link.delete_request(_absent(1_000_000 + number)) for number in range(3000)))
     with pytest.raises(KernelError) as caught:
-        socket.change(*(link.alias(1_000_000 + number, "x") for number in range(3000)))
+        socket.change(*(link.set_alias_request(1_000_000 + number, "x") for number in range(3000)))
     assert caught.value.errno == errno.ENODEV
 
 
@@ -94,9 +94,9 @@ def test_answers_that_are_lost(socket):
     """Who has no room for the answers is told so, and the same socket answers the next question."""
     socket._socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, 0)  # the least there is
     with pytest.raises(KernelError, match='look up "absent0": no buffer space') as caught:
-        link.get(socket, *[link.by_name("absent0")] * 60)
+        link.get(socket, *[link.by_name_request("absent0")] * 60)
     assert caught.value.errno == errno.ENOBUFS
-    assert link.get(socket, link.by_name("lo"))[0].index == 1
+    assert link.get(socket, link.by_name_request("lo"))[0].index == 1
 
 
 def _absent(index):
@@ -106,8 +106,8 @@ def _absent(index):
 
 def test_the_kernels_explanation_is_told(socket):
     """What the kernel says beyond the errno becomes the error's details: here, why a bridge cannot join another."""
-    socket.change(link.bridge("br0", MAC, 0), link.bridge("br1", MAC, 0))
-    bridge, other = link.get(socket, link.by_name("br0"), link.by_name("br1"))
+    socket.change(link.create_bridge_request("br0", MAC, 0), link.create_bridge_request("br1", MAC, 0))
+    bridge, other = link.get(socket, link.by_name_request("br0"), link.by_name_request("br1"))
     joining = Request(
         "join", LinkMessage, link.RTM_NEWLINK, NLM_F_ACK, {"index": other.index}, [("IFLA_MASTER", bridge.index)]
     )
@@ -120,9 +120,12 @@ def test_the_kernels_explanation_is_told(socket):
 
 def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
     """A list that does not fit in one answer is complete, and filtered to what was asked for."""
-    socket.change(link.bridge("br0", MAC, 0), *(link.bridge(f"x{number}", MAC, 0) for number in range(120)))
-    (bridge,) = link.get(socket, link.by_name("br0"))
-    assert list(link.ports(socket, bridge.index)) == []
+    socket.change(
+        link.create_bridge_request("br0", MAC, 0),
+        *(link.create_bridge_request(f"x{number}", MAC, 0) for number in range(120)),
+    )
+    (bridge,) = link.get(socket, link.by_name_request("br0"))
+    assert list(link.list_ports(socket, bridge.index)) == []
     request = Request("list", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP)
     assert len(socket.dump(request)) == len(links(host)) == 122
 
@@ -133,9 +136,9 @@ def test_news_of_our_own_changes_arrive(socket, opened):
         news = Socket()
     with news:
         news.subscribe(link.RTNLGRP_LINK)
-        assert news.notifications(LinkMessage, 0) is None
-        socket.change(link.bridge("br0", MAC, 0))
-        told = news.notifications(LinkMessage, 1.0)
+        assert news.wait_notifications(LinkMessage, 0) is None
+        socket.change(link.create_bridge_request("br0", MAC, 0))
+        told = news.wait_notifications(LinkMessage, 1.0)
     assert told
     assert [link.from_message(message).name for kind, message in told if kind == link.RTM_NEWLINK] == ["br0"]
 
@@ -146,9 +149,9 @@ def test_the_other_end_is_proven_by_more_than_indexes(socket, host, sandbox):
         namespace.ip("link", "add", "a0", "index", "100", "type", "veth", "peer", "name", "a1", "index", "101")
     with Netns(sandbox.path) as inside, Netns(host.path) as outside:
         with entered(inside), Socket() as inner:
-            (theirs,) = link.get(inner, link.by_name("a0"))
+            (theirs,) = link.get(inner, link.by_name_request("a0"))
         with entered(outside):
-            ours, ours_too = link.get(socket, link.by_name("a0"), link.by_name("a1"))
+            ours, ours_too = link.get(socket, link.by_name_request("a0"), link.by_name_request("a1"))
             assert theirs.lower == ours.lower == ours_too.index
-            assert link.other_end(socket, theirs, inside) is None
-            assert link.other_end(socket, ours, outside) == ours_too
+            assert link.get_local_peer(socket, theirs, inside) is None
+            assert link.get_local_peer(socket, ours, outside) == ours_too

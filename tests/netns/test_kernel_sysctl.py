@@ -29,7 +29,7 @@ def test_forwarding_is_on_after_parallel_writes(busy_host: Namespace):
     """First pods that start in parallel all enable forwarding; it is on for every interface then, not by name only."""
     forks = multiprocessing.get_context("fork")
     for _ in range(ROUNDS):
-        sysctl.put(FORWARD, "0")
+        sysctl.write(FORWARD, "0")
         barrier = forks.Barrier(WRITERS)
         writers = [forks.Process(target=enable, args=(barrier,)) for _ in range(WRITERS)]
         for writer in writers:

@@ -24,13 +24,16 @@ def veth(host):
     with host.entered():
         socket = Socket()
     with socket:
-        (found,) = link.get(socket, link.by_name("veth0"))
+        (found,) = link.get(socket, link.by_name_request("veth0"))
         tc.socket, tc.index = socket, found.index
         yield tc
 
 
 def qdiscs(veth):
-    return [traffic.qdisc(message) for message in veth.socket.get(traffic.root(veth.index), traffic.place(veth.index))]
+    return [
+        traffic.qdisc_from_answer(message)
+        for message in veth.socket.get(traffic.get_root_request(veth.index), traffic.get_ingress_request(veth.index))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,15 +66,15 @@ def test_a_place_for_filters(veth, kind):
     """Both kinds of place for filters of what is received are found, and no filters there."""
     veth(f"qdisc add dev veth0 {kind}")
     assert qdiscs(veth) == [Qdisc("noqueue", 0), Qdisc(kind, 0xFFFF0000)]
-    assert traffic.filters(veth.socket, veth.index) == []
+    assert traffic.list_filters(veth.socket, veth.index) == []
 
 
 def test_no_interface_and_no_place(veth):
     """An interface that is gone has no qdiscs and no filters, and one without a place for them has none."""
-    assert traffic.filters(veth.socket, veth.index) == []
-    veth.socket.change(link.deletion(link.get(veth.socket, link.by_name("veth0"))[0]))
+    assert traffic.list_filters(veth.socket, veth.index) == []
+    veth.socket.change(link.delete_request(link.get(veth.socket, link.by_name_request("veth0"))[0]))
     assert qdiscs(veth) == [None, None]
-    assert traffic.filters(veth.socket, veth.index) == []
+    assert traffic.list_filters(veth.socket, veth.index) == []
 
 
 def test_deleting_what_is_gone(veth):
@@ -79,9 +82,11 @@ def test_deleting_what_is_gone(veth):
     ours = Filter(FIRST, 1 << 16 | ALL)
 
     def delete():
-        roots = [traffic.root_deletion(veth.index, Qdisc(*root)) for root in (("tbf", 0x10000), ("htb", 0x70770000))]
-        qdisc_deletions = [*roots, traffic.ingress_deletion(veth.index)]
-        way = traffic.filter_deletion(veth.index, ours), traffic.priority_deletion(veth.index, ours.info)
+        roots = [
+            traffic.delete_root_request(veth.index, Qdisc(*root)) for root in (("tbf", 0x10000), ("htb", 0x70770000))
+        ]
+        qdisc_deletions = [*roots, traffic.delete_ingress_request(veth.index)]
+        way = traffic.delete_filter_request(veth.index, ours), traffic.delete_priority_request(veth.index, ours.info)
         for request in (*way, *qdisc_deletions):
             veth.socket.change(request)
 
@@ -95,7 +100,7 @@ def test_deleting_what_is_gone(veth):
     veth("qdisc add dev veth0 clsact")
     delete()
     assert qdiscs(veth)[1].kind == "clsact"
-    veth.socket.change(link.deletion(link.get(veth.socket, link.by_name("veth0"))[0]))
+    veth.socket.change(link.delete_request(link.get(veth.socket, link.by_name_request("veth0"))[0]))
     delete()
 
 
@@ -124,10 +129,10 @@ def test_filters_of_others(veth, host):
         (5, ALL, 100, True),
         (6, ALL, 0, True),
     ]
-    found = traffic.filters(veth.socket, veth.index)
+    found = traffic.list_filters(veth.socket, veth.index)
     assert [(item.info >> 16, item.info & 0xFFFF, item.target, item.matches_all) for item in found] == wanted
-    veth.socket.change(*(traffic.filter_deletion(veth.index, item) for item in found if item.target != 100))
-    assert [item.target for item in traffic.filters(veth.socket, veth.index)] == [100, 100]
+    veth.socket.change(*(traffic.delete_filter_request(veth.index, item) for item in found if item.target != 100))
+    assert [item.target for item in traffic.list_filters(veth.socket, veth.index)] == [100, 100]
 
 
 @pytest.mark.needs("matchall")
@@ -135,15 +140,15 @@ def test_filters_of_other_kinds(veth):
     """A filter of another kind is told, though not what it does: it may take everything."""
     veth("qdisc add dev veth0 clsact")
     veth("filter add dev veth0 ingress prio 7 protocol all matchall action pass")
-    assert traffic.filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
+    assert traffic.list_filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
 
 
 @pytest.mark.needs("ifb")
 def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
     """What `redirect` makes takes everything and leads to its target."""
     host.ip("link", "add", "ifb0", "index", "100", "type", "ifb")
-    veth.socket.change(traffic.ingress(veth.index), traffic.redirect(veth.index, 100))
-    assert traffic.filters(veth.socket, veth.index) == [Filter(FIRST, 1 << 16 | ALL, 100, True)]
+    veth.socket.change(traffic.create_ingress_request(veth.index), traffic.add_redirect_request(veth.index, 100))
+    assert traffic.list_filters(veth.socket, veth.index) == [Filter(FIRST, 1 << 16 | ALL, 100, True)]
     shown = host.run("tc", "filter", "show", "dev", "veth0", "ingress")
     assert "match 00000000/00000000 at 0" in shown
     assert shown.count("mirred (Egress Redirect to device ifb0) stolen") == 1
@@ -153,5 +158,5 @@ def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
 def test_nothing_is_lacking_and_nothing_made(veth, host):
     """A kernel with all that limits take lacks nothing, and is asked without changing anything."""
     before = list(links(host)), host.run("tc", "qdisc", "show")
-    assert traffic.lacking(veth.socket) == []
+    assert traffic.probe_missing_features(veth.socket) == []
     assert (list(links(host)), host.run("tc", "qdisc", "show")) == before

@@ -80,7 +80,7 @@ def test_a_second_pod_asks_for_its_own_only(inside, monkeypatch):
     asked = []
     monkeypatch.setattr(nft, "change", lambda own, *requests: asked.extend(requests))
     nftables.add(OTHER)
-    assert [request.doing for request in asked] == ["add a rule to chain cni_plugins_masquerade masq_checks"]
+    assert [request.description for request in asked] == ["add a rule to chain cni_plugins_masquerade masq_checks"]
 
 
 def test_exempt_networks_come_before_the_masquerade(inside):

@@ -265,7 +265,8 @@ def test_the_interface_to_an_address(bridge):
     """The route leads to the bridge, to the loopback for the node's own address, to nothing elsewhere."""
     with Socket() as sock:
         names = [
-            route.interface_to(sock, ip_address(ip)) for ip in ("10.22.9.9", "10.22.0.1", "10.99.0.1", "2001:db8::1")
+            route.get_interface_to(sock, ip_address(ip))
+            for ip in ("10.22.9.9", "10.22.0.1", "10.99.0.1", "2001:db8::1")
         ]
     assert [link and link.name for link in names] == ["cni0", "lo", None, None]
 
@@ -274,5 +275,5 @@ def test_what_is_local(bridge):
     """The node's addresses are local, 127.0.0.0/8, and what the administrator declares so."""
     bridge.ip("route", "add", "local", "198.51.100.0/24", "dev", "lo")
     with Socket() as sock:
-        found = {str(network) for network in route.local(sock, 4)}
+        found = {str(network) for network in route.list_local_networks(sock, 4)}
     assert found == {"127.0.0.0/8", "127.0.0.1/32", "10.22.0.1/32", "198.51.100.0/24"}

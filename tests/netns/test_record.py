@@ -141,10 +141,10 @@ def test_what_is_refused_is_no_change(host: Namespace):
     """Of requests in one send those that are refused are not noted, be that an error or not; nor is a transaction."""
     table = nft.Table(nft.INET, "t")
     with host.entered(), record.recorded() as noted, Socket() as socket, nft.opened() as netfilter:
-        (lo,) = link.get(socket, link.by_name("lo"))
+        (lo,) = link.get(socket, link.by_name_request("lo"))
         assert lo is not None
         gone = lo._replace(index=1 << 20, name="gone")
-        socket.change(link.deletion(gone), link.settings(lo, mtu=65000))
+        socket.change(link.delete_request(gone), link.set_request(lo, mtu=65000))
         with pytest.raises(KernelError):
             nft.change(netfilter, nft.table(table), nft.chain_deletion(nft.Chain(table, "absent")))
     assert noted.changes == ['set "lo" to MTU 65000']

@@ -222,7 +222,7 @@ def test_the_dead_stay_dead(node, new_sandbox):
     node.file("reused").write_text(reused)
     lose(gone, node.host)
     lose(file, node.host)
-    if not presence.obstacle():  # in a container it may be the mount point of another mount namespace
+    if not presence.get_obstacle():  # in a container it may be the mount point of another mount namespace
         Path(file.path).touch()
     node.flush()
     states = node.repair()

@@ -141,7 +141,7 @@ def test_addresses_of_the_other_interfaces(tmp_path, write):
     entry("b", "eth1", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.6/24"}]})
     for number, result in enumerate((None, [], "x", {"cniVersion": 1}, {"cniVersion": "1.0.0", "ips": 7})):
         entry("a", f"bad{number}", HERE, result)
-    found = ResultCache.read("net", str(tmp_path)).addresses_beside(Attachment("a", "eth0"))
+    found = ResultCache.read("net", str(tmp_path)).list_other_addresses(Attachment("a", "eth0"))
     assert sorted(map(str, found)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
 
 

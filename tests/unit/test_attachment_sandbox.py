@@ -9,7 +9,7 @@ from attachment import sandbox as sandbox_module
 from attachment.sandbox import Sandbox
 from cni.result import Result, Route
 from kernel import address, route
-from kernel.route import Installed
+from kernel.route import InstalledRoute
 
 ROUTES = 300
 
@@ -18,12 +18,12 @@ def test_each_route_is_compared_with_those_of_its_destination(monkeypatch):
     """With many routes CHECK compares each with the few to the same destination, not with all of them."""
     networks = [ip_interface(f"10.{number >> 8}.{number & 255}.0/24") for number in range(ROUTES)]
     gateway = ip_address("10.22.0.1")
-    installed = [Installed(network, gateway, 2, 254) for network in networks]
+    installed = [InstalledRoute(network, gateway, 2, 254) for network in networks]
     compared = []
     serves = sandbox_module._serves
     monkeypatch.setattr(sandbox_module, "_serves", lambda *pair: compared.append(pair) or serves(*pair))
-    monkeypatch.setattr(route, "unicast", lambda socket, version: installed)
-    monkeypatch.setattr(address, "on_link", lambda socket, link: [])
+    monkeypatch.setattr(route, "list_unicast", lambda socket, version: installed)
+    monkeypatch.setattr(address, "list_on_link", lambda socket, link: [])
     sandbox = Sandbox(SimpleNamespace(path="/run/netns/x"), "eth0")
     sandbox._socket = object()
     sandbox_module.check(sandbox, SimpleNamespace(name="eth0"), Result(routes=tuple(map(Route, networks))))

@@ -29,7 +29,7 @@ class Host:
     """The kernel, as far as it tells of the ifb's root qdisc."""
 
     def __init__(self, request):
-        self.message = request and decode(QdiscMessage, request.encoded(1))
+        self.message = request and decode(QdiscMessage, request.encode(1))
 
     def get(self, *requests):
         assert [request.values["index"] for request in requests] == [IFB.index]
@@ -49,7 +49,7 @@ def ingress(root):
 
 def egress(found, bucket=OURS):
     """Returns the same of the way to the ifb, which has a token bucket unless that is None."""
-    host = Host(bucket and traffic.tbf(IFB.index, bucket))
+    host = Host(bucket and traffic.create_tbf_request(IFB.index, bucket))
     error = failure_of(lambda: check_egress(host, found, PORT, ACCEPTED), CniError)
     assert error is None or error.code == 999
     return error and (error.msg, error.details)

@@ -41,38 +41,44 @@ class FakeNetns:
 
 
 REQUESTS = {
-    "get by name": link.by_name("eth0"),
-    "get by index": link.by_index(7),
+    "get by name": link.by_name_request("eth0"),
+    "get by index": link.by_index_request(7),
     "list ports": Request(
         "", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
     ),
-    "bridge": link.bridge("cni0", MAC, 1400),
-    "bridge with VLAN filtering": link.bridge("cni0", MAC, 0, vlan_filtering=True),
-    "VLAN filtering": vlan.filtering_on(ETH0),
+    "bridge": link.create_bridge_request("cni0", MAC, 1400),
+    "bridge with VLAN filtering": link.create_bridge_request("cni0", MAC, 0, vlan_filtering=True),
+    "VLAN filtering": vlan.enable_filtering_request(ETH0),
     "list VLANs": Request("", VlanMessage, link.RTM_GETLINK, NLM_F_DUMP, {"family": 7}, [("IFLA_EXT_MASK", 4)]),
-    "veth on the host": link.veth(VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400),
-    "rename": link.settings(ETH0, up=True, name="cni0.100"),
-    "add VLANs": vlan.addition(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
-    "remove a VLAN": vlan.removal(ETH0, [1]),
-    "veth": link.veth(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=9000),
-    "veth without mtu": link.veth(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=0),
-    "up": link.settings(ETH0, up=True, promisc=True),
-    "down": link.settings(ETH0, up=False, promisc=False),
-    "mac": link.settings(ETH0, mac=OTHER),
-    "hairpin": link.port_settings(ETH0, hairpin=True, isolated=False),
-    "isolated": link.port_settings(ETH0, hairpin=True, isolated=True),
-    "delete": link.deletion(ETH0),
-    "add IPv4": address.addition(ETH0, IPV4),
-    "add IPv4 /31": address.addition(ETH0, ipaddress.ip_interface("10.22.0.8/31"), exists_ok=True),
-    "add IPv6": address.addition(ETH0, IPV6),
-    "remove IPv4": address.removal(ETH0, IPV4),
-    "remove IPv6": address.removal(ETH0, IPV6),
-    "default route": route.addition(ETH0, Route(ipaddress.ip_interface("0.0.0.0/0")), GATEWAY),
-    "IPv6 default route": route.addition(ETH0, Route(ipaddress.ip_interface("::/0")), GATEWAY6),
-    "route": route.addition(
+    "veth on the host": link.create_veth_request(
+        VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400
+    ),
+    "rename": link.set_request(ETH0, up=True, name="cni0.100"),
+    "add VLANs": vlan.add_request(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
+    "remove a VLAN": vlan.remove_request(ETH0, [1]),
+    "veth": link.create_veth_request(
+        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=9000
+    ),
+    "veth without mtu": link.create_veth_request(
+        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=0
+    ),
+    "up": link.set_request(ETH0, up=True, promisc=True),
+    "down": link.set_request(ETH0, up=False, promisc=False),
+    "mac": link.set_request(ETH0, mac=OTHER),
+    "hairpin": link.set_port_request(ETH0, hairpin=True, isolated=False),
+    "isolated": link.set_port_request(ETH0, hairpin=True, isolated=True),
+    "delete": link.delete_request(ETH0),
+    "add IPv4": address.add_request(ETH0, IPV4),
+    "add IPv4 /31": address.add_request(ETH0, ipaddress.ip_interface("10.22.0.8/31"), exists_ok=True),
+    "add IPv6": address.add_request(ETH0, IPV6),
+    "remove IPv4": address.remove_request(ETH0, IPV4),
+    "remove IPv6": address.remove_request(ETH0, IPV6),
+    "default route": route.add_request(ETH0, Route(ipaddress.ip_interface("0.0.0.0/0")), GATEWAY),
+    "IPv6 default route": route.add_request(ETH0, Route(ipaddress.ip_interface("::/0")), GATEWAY6),
+    "route": route.add_request(
         ETH0, Route(ipaddress.ip_interface("192.0.2.0/24"), mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY
     ),
-    "link route": route.addition(ETH0, Route(ipaddress.ip_interface("2001:db8::/32"), scope=253, table=100), None),
+    "link route": route.add_request(ETH0, Route(ipaddress.ip_interface("2001:db8::/32"), scope=253, table=100), None),
 }
 
 
@@ -98,19 +104,19 @@ def test_requests_are_encoded_as_by_the_full_classes(name):
     full.update(request.values)
     full["attrs"] = [(key, textual(key, value)) for key, value in request.attributes]
     full.encode()
-    assert request.encoded(3).hex() == bytes(full.data).hex()
+    assert request.encode(3).hex() == bytes(full.data).hex()
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_can_be_sent_twice(name):
     """Encoding a request does not change what it encodes to."""
     request = REQUESTS[name]
-    assert request.encoded(3) == request.encoded(3)
+    assert request.encode(3) == request.encode(3)
 
 
 def test_per_interface_ipv4_settings():
     """IFLA_AF_SPEC is nested as the kernel reads it (net/ipv4/devinet.c), which the full class cannot write."""
-    data = link.settings(ETH0, arp_notify=True).encoded(1)
+    data = link.set_request(ETH0, arp_notify=True).encode(1)
     arp_notify = bytes.fromhex("0800 1600 01000000")  # IPV4_DEVCONF_ARP_NOTIFY is 22 (linux/ip.h)
     inet_conf = bytes.fromhex("0c00 0100") + arp_notify
     af_inet = bytes.fromhex("1000 0200") + inet_conf
@@ -156,7 +162,7 @@ def same(name: str, ours: Any, full: Any) -> bool:
 def test_messages_are_decoded_as_by_the_full_classes(name):
     """What our classes read from a message is what the full ones read."""
     request = REQUESTS[name]
-    assert compared(request.kind, request.encoded(3)) > 0
+    assert compared(request.kind, request.encode(3)) > 0
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,9 @@ def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, m
 def test_a_links_description():
     """A link is found by name and by ifindex with its names and numbers; what is not there is None."""
     with Socket() as socket:
-        absent, lo, same_lo = link.get(socket, link.by_name("no-such-link"), link.by_name("lo"), link.by_index(1))
+        absent, lo, same_lo = link.get(
+            socket, link.by_name_request("no-such-link"), link.by_name_request("lo"), link.by_index_request(1)
+        )
     assert absent is None
     assert lo == same_lo
     assert lo is not None

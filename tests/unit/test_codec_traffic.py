@@ -57,43 +57,43 @@ def u32(*actions, keys=("0x0/0x0+0",), classid=0x10001):
 # Our request, and the full class's fields and attributes.
 REQUESTS = {
     "token bucket": (
-        traffic.tbf(7, BUCKET),
+        traffic.create_tbf_request(7, BUCKET),
         {"parent": ROOT, "handle": 0x10000},
         named("tbf", options=parms(BUCKET)),
     ),
     "no token bucket": (
-        traffic.root_deletion(7, TBF),
+        traffic.delete_root_request(7, TBF),
         {"parent": ROOT, "handle": 0x10000},
         named("tbf"),
     ),
-    "no ingress": (traffic.ingress_deletion(7), {"parent": INGRESS, "handle": 0xFFFF0000}, named("ingress")),
+    "no ingress": (traffic.delete_ingress_request(7), {"parent": INGRESS, "handle": 0xFFFF0000}, named("ingress")),
     "redirect": (
-        traffic.redirect(7, 9),
+        traffic.add_redirect_request(7, 9),
         {"parent": 0xFFFFFFF2, "info": 0x00010300},
         named("u32", options=u32(REDIRECT)),
     ),
     "HTB": (
-        htb.htb(7, BUCKET, 1)[0],
+        htb.create_requests(7, BUCKET, 1)[0],
         {"parent": ROOT, "handle": 0x70770000},
         named("htb", options={"attrs": [("TCA_HTB_INIT", HTB_INIT), ("TCA_HTB_DIRECT_QLEN", 1000)]}),
     ),
     "no HTB": (
-        traffic.root_deletion(7, HTB),
+        traffic.delete_root_request(7, HTB),
         {"parent": ROOT, "handle": 0x70770000},
         named("htb"),
     ),
     "subnet": (
-        traffic.classified(7, 0x70770000, [Rule(htb.selector(SUBNET, source=True), 0x70770000)])[0],
+        traffic.add_rule_requests(7, 0x70770000, [Rule(htb.selector(SUBNET, source=True), 0x70770000)])[0],
         {"parent": 0x70770000, "info": 0x00010300, "handle": 1},
         named("u32", options=u32(keys=("0x40000000/0xf0000000+0", "0x0a160000/0xffff0000+12"), classid=0x70770000)),
     ),
     "no filter": (
-        traffic.filter_deletion(7, FOUND),
+        traffic.delete_filter_request(7, FOUND),
         {"parent": 0xFFFFFFF2, "info": 0x00010300, "handle": 0x80000800},
         named("u32"),
     ),
-    "root": (traffic.root(7), {"parent": ROOT}, []),
-    "place": (traffic.place(7), {"parent": INGRESS}, []),
+    "root": (traffic.get_root_request(7), {"parent": ROOT}, []),
+    "place": (traffic.get_ingress_request(7), {"parent": INGRESS}, []),
 }
 
 
@@ -120,13 +120,15 @@ def test_requests_are_encoded_as_by_the_full_class(name, monkeypatch):
     monkeypatch.setattr(sched_tbf.options.tbf_parms, "calc_rtab", lambda *_: None)
     request, fields, attributes = REQUESTS[name]
     expected = full(fields, attributes, kind=request.type, flags=request.flags | 1)
-    assert request.encoded(3).hex() == flagged(expected, nested=False).hex()
-    assert request.encoded(3) == request.encoded(3)
+    assert request.encode(3).hex() == flagged(expected, nested=False).hex()
+    assert request.encode(3) == request.encode(3)
 
 
 def test_rates_beyond_32_bits():
     """Such a rate stands in an attribute of its own (TCA_TBF_RATE64), which the full class does not know."""
-    ours, largest = (traffic.tbf(7, bucket).encoded(3) for bucket in (FAST, Bucket(0xFFFFFFFF, FAST.size, FAST.limit)))
+    ours, largest = (
+        traffic.create_tbf_request(7, bucket).encode(3) for bucket in (FAST, Bucket(0xFFFFFFFF, FAST.size, FAST.limit))
+    )
     rate64 = bytes.fromhex("0c00 0400") + struct.pack("=Q", 5_000_000_000)
     assert ours[-12:] == rate64
     assert ours[44:] == largest[44:].replace(bytes.fromhex("2c00 0200"), bytes.fromhex("3800 0200")) + rate64
@@ -135,7 +137,7 @@ def test_rates_beyond_32_bits():
 
 def test_ingress_has_no_options():
     """An ingress qdisc is asked for with empty options, where the full class can only write a number."""
-    ours = traffic.ingress(7).encoded(3)
+    ours = traffic.create_ingress_request(7).encode(3)
     assert ours[16:36] == struct.pack("=BBHiIII", 0, 0, 0, 7, 0xFFFF0000, INGRESS, 0)
     assert ours[36:] == bytes.fromhex("0c00 0100") + b"ingress\0" + bytes.fromhex("0400 0200")
 
@@ -152,15 +154,15 @@ def test_the_filters_of_an_interface_are_asked_for_by_their_place():
             sent.append(request)
             return []
 
-    assert traffic.filters(Listener(), 7) == []
+    assert traffic.list_filters(Listener(), 7) == []
     (request,) = sent
-    assert request.encoded(3) == full({"parent": 0xFFFFFFF2}, [], kind=46, flags=0x301)
+    assert request.encode(3) == full({"parent": 0xFFFFFFF2}, [], kind=46, flags=0x301)
 
 
 PRIO = {"bands": 3, "priomap": list(range(16))}
 QDISCS = {
     "tbf": (full({"handle": 0x10000}, named("tbf", options=parms(BUCKET))), Qdisc("tbf", 0x10000, BUCKET)),
-    "tbf with 64 bits": (traffic.tbf(7, FAST).encoded(3), Qdisc("tbf", 0x10000, FAST)),
+    "tbf with 64 bits": (traffic.create_tbf_request(7, FAST).encode(3), Qdisc("tbf", 0x10000, FAST)),
     "another tbf": (full({"handle": 0x20000}, named("tbf", options=parms(BUCKET))), Qdisc("tbf", 0x20000, BUCKET)),
     "tbf without numbers": (full({"handle": 0x10000}, named("tbf", options={"attrs": []})), Qdisc("tbf", 0x10000)),
     "tbf without options": (full({"handle": 0x10000}, named("tbf")), Qdisc("tbf", 0x10000)),
@@ -171,7 +173,7 @@ QDISCS = {
         Qdisc("fq_codel", 0x80010000),
     ),
     "none at all": (full({"handle": 0}, named("noqueue")), Qdisc("noqueue", 0)),
-    "ingress": (traffic.ingress(7).encoded(3), Qdisc("ingress", 0xFFFF0000)),
+    "ingress": (traffic.create_ingress_request(7).encode(3), Qdisc("ingress", 0xFFFF0000)),
     "clsact": (full({"handle": 0xFFFF0000}, named("clsact")), Qdisc("clsact", 0xFFFF0000)),
     "no kind": (full({"handle": 0x10000}, []), Qdisc("", 0x10000)),
 }
@@ -181,14 +183,14 @@ QDISCS = {
 def test_qdiscs_are_read(name):
     """Kind and handle of any qdisc are read, the bucket of a token bucket filter only; ours is known as the shaper."""
     data, expected = QDISCS[name]
-    found = traffic.qdisc(decode(QdiscMessage, data))
+    found = traffic.qdisc_from_answer(decode(QdiscMessage, data))
     assert found == expected
     assert found.is_shaper == (name.startswith("tbf"))
 
 
 def test_no_qdisc():
     """No answer is no qdisc."""
-    assert traffic.qdisc(None) is None
+    assert traffic.qdisc_from_answer(None) is None
 
 
 def filters(*messages):
@@ -202,7 +204,7 @@ def filters(*messages):
             assert isinstance(request, Request)
             return [decode(FilterMessage, message) for message in messages]
 
-    return traffic.filters(Answering(), 7)
+    return traffic.list_filters(Answering(), 7)
 
 
 def action(kind="mirred", **parameters):
@@ -257,7 +259,7 @@ def with_structs(data, action_kind="mirred"):
     action = [("TCA_ACT_KIND", action_kind), ("TCA_ACT_OPTIONS", {"attrs": [("TCA_MIRRED_PARMS", data)]})]
     options = [("TCA_U32_SEL", data), ("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]})]
     request = Request("", FilterMessage, 44, 0, {}, [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})])
-    return request.encoded(3)
+    return request.encode(3)
 
 
 def test_only_mirred_leads_elsewhere():
@@ -274,7 +276,7 @@ def test_any_struct_is_read(data):
     """Whatever the C structs hold, and however short they are, a qdisc and a filter are read."""
     bucket = [("TCA_KIND", "tbf"), ("TCA_OPTIONS", {"attrs": [("TCA_TBF_PARMS", data)]})]
     request = Request("", QdiscMessage, 36, 0, {"index": 7}, bucket)
-    found = traffic.qdisc(decode(QdiscMessage, request.encoded(3)))
+    found = traffic.qdisc_from_answer(decode(QdiscMessage, request.encode(3)))
     assert (found.bucket is None) == (len(data) < 36)
     (one,) = filters(with_structs(data))
     assert one.target is None or len(data) >= 28

@@ -33,7 +33,7 @@ class Recorder:
 
     def dump(self, request):
         self.requests.append(request)
-        return [decode(request.kind, answer) for answer in self._answers if request.wanted(answer)]
+        return [decode(request.kind, answer) for answer in self._answers if request.body_filter(answer)]
 
     def change(self, *requests):
         self.requests += requests
@@ -61,7 +61,7 @@ def test_a_deletion_names_the_whole_flow(entry):
     recorder = Recorder()
     conntrack.delete(recorder, [entry])
     (request,) = recorder.requests
-    full = FULL(request.encoded(3))
+    full = FULL(request.encode(3))
     full.decode()
     assert (full["header"]["type"], full["header"]["flags"]) == (0x102, 0x5)
     assert (full.get_attr("CTA_ID"), full.get_attr("CTA_ZONE")) == (entry.number, entry.zone)
@@ -79,7 +79,7 @@ def test_the_filter(ports, flags):
     recorder = Recorder()
     conntrack.udp(recorder, 4, ports)
     (request,) = recorder.requests
-    found = decode(ConntrackMessage, request.encoded(1))
+    found = decode(ConntrackMessage, request.encode(1))
     assert found.get_attr("CTA_FILTER").get_attr("CTA_FILTER_ORIG_FLAGS") == flags
     asked = found.get_attr("CTA_TUPLE_ORIG").get_attr("CTA_TUPLE_PROTO")
     assert asked.get_attr("CTA_PROTO_NUM") == 17
@@ -141,7 +141,7 @@ def test_whose_flows_are_taken(monkeypatch, mappings, addresses, taken):
         ],
     )
     monkeypatch.setattr(conntrack, "delete", lambda _, entries: found.extend(entries))
-    monkeypatch.setattr(flows.route, "local", lambda _, version: LOCAL[version])
+    monkeypatch.setattr(flows.route, "list_local_networks", lambda _, version: LOCAL[version])
     flows.forget_by(socket, HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
     assert {(str(flow.destination), flow.port) for flow in found} == taken
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cni.errors import CniError
-from kernel.address import Assigned
+from kernel.address import AssignedAddress
 from kernel.link import IFF_LOOPBACK, Link
 from podwire.doctor import addresses, kernel, links
 from podwire.doctor.checks import CHECKS, run_checks
@@ -325,7 +325,7 @@ def test_the_host_keeps_the_addresses_that_it_needs(node, tmp_path, name, flags,
     """An address that a pod and the host have is taken off `lo`; off another interface the host may need it."""
     remembered(tmp_path)
     node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
-    node.addresses = {1: (Assigned(bytes([10, 9, 0, 2]), 24, 0),)}
+    node.addresses = {1: (AssignedAddress(bytes([10, 9, 0, 2]), 24, 0),)}
     (found,) = look(node, "twice")
     assert found.fix.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; only if")
 

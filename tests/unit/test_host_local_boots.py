@@ -25,19 +25,19 @@ class Node:
         time.sleep(0.02)  # two ticks of the clock that stamps files
         self._boots += 1
         name, began_ns = b"boot %d" % self._boots, time.time_ns()
-        self._monkeypatch.setattr(boot, "boot_id", lambda: name)
-        self._monkeypatch.setattr(boot, "began_ns", lambda: began_ns)
+        self._monkeypatch.setattr(boot, "get_boot_id", lambda: name)
+        self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns)
         time.sleep(0.02)
 
     def set_clock_back(self, seconds):
         """Sets the machine's clock, and with it the time of the boot."""
-        began_ns, time_ns = boot.began_ns(), time.time_ns
-        self._monkeypatch.setattr(boot, "began_ns", lambda: began_ns - seconds * 10**9)
+        began_ns, time_ns = boot.get_boot_time_ns(), time.time_ns
+        self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns - seconds * 10**9)
         self._monkeypatch.setattr(boots.time, "time_ns", lambda: time_ns() - seconds * 10**9)
 
     def show(self, boot_id):
         """Shows another boot ID, as a container does, or none."""
-        self._monkeypatch.setattr(boot, "boot_id", lambda: boot_id)
+        self._monkeypatch.setattr(boot, "get_boot_id", lambda: boot_id)
 
     def written(self, name, owner):
         """Writes a reservation as the reference does."""
@@ -315,4 +315,4 @@ def test_the_boot_began_when_the_kernel_says():
     """The time of the boot is the kernel's btime (proc_stat(5)), which has full seconds."""
     with open("/proc/stat") as table:
         btime_s = next(int(line.split()[1]) for line in table if line.startswith("btime "))
-    assert abs(boot.began_ns() / 10**9 - btime_s) < 2
+    assert abs(boot.get_boot_time_ns() / 10**9 - btime_s) < 2

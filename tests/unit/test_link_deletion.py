@@ -213,7 +213,7 @@ def test_what_counts_as_deleted(ending, expected):
     pid = os.fork()
     if pid == 0:
         os._exit(ending)
-    assert link_deletion._succeeded(pid, link.deletion(DOOMED)) is expected
+    assert link_deletion._succeeded(pid, link.delete_request(DOOMED)) is expected
 
 
 def test_a_child_that_was_killed_or_forgotten():
@@ -222,5 +222,5 @@ def test_a_child_that_was_killed_or_forgotten():
     if pid == 0:
         signal.pause()
     os.kill(pid, signal.SIGKILL)
-    assert link_deletion._succeeded(pid, link.deletion(DOOMED)) is False
-    assert link_deletion._succeeded(pid, link.deletion(DOOMED)) is False
+    assert link_deletion._succeeded(pid, link.delete_request(DOOMED)) is False
+    assert link_deletion._succeeded(pid, link.delete_request(DOOMED)) is False

@@ -59,14 +59,14 @@ def test_requests_are_encoded_as_by_the_full_classes(name):
         for key, value in request.attributes
     ]
     message.encode()
-    assert request.encoded(3).hex() == bytes(message.data).hex()
+    assert request.encode(3).hex() == bytes(message.data).hex()
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_messages_are_decoded_as_by_the_full_classes(name):
     """What our classes read from a message is what the full ones read."""
     request = REQUESTS[name]
-    ours, theirs = decode(request.kind, request.encoded(3)), FULL[request.kind](request.encoded(3))
+    ours, theirs = decode(request.kind, request.encode(3)), FULL[request.kind](request.encode(3))
     theirs.decode()
     assert (ours["family"], ours["subsystem"]) == (theirs["nfgen_family"], theirs["res_id"])
     assert request.attributes
@@ -88,7 +88,7 @@ def test_comments_are_encoded_as_by_the_full_classes():
     )
     found = []
     for request in requests:
-        message = FULL[request.kind](request.encoded(1))
+        message = FULL[request.kind](request.encode(1))
         message.decode()
         found.append(message.get_attr(f"{message.prefix}USERDATA"))
     assert found == ["of a table", "of a chain", "of a rule"]
@@ -104,7 +104,7 @@ def test_a_rule_has_the_bytes_that_nft_sends():
 def test_a_whole_rule_is_read_by_the_full_class_and_by_ours():
     """Table, chain, place, comment and expressions of a rule arrive, in either class."""
     comment = nft_rule.comment("of a rule")
-    data = nft.rule(CHAIN, RULE, comment, before=1 << 40).encoded(1)
+    data = nft.rule(CHAIN, RULE, comment, before=1 << 40).encode(1)
     ours, theirs = decode(RuleMessage, data), FULL[RuleMessage](data)
     theirs.decode()
     for key, value in {"TABLE": "t", "CHAIN": "c", "POSITION": 1 << 40}.items():
@@ -118,13 +118,13 @@ def test_sets_are_read_by_the_full_classes():
     """What a set is and what is in it arrives, with comments, in pyroute2's classes."""
     own = Set(TABLE, "s", (INTERFACE_NAME, IPV4_ADDRESS), "of a set")
     key = nft_set.interface_key("cni0") + IPV4.packed
-    made = full.nft_set_msg(nft_set.new(own).encoded(1))
+    made = full.nft_set_msg(nft_set.new(own).encode(1))
     made.decode()
     found = {name: made.get_attr(f"NFTA_SET_{name}") for name in ("TABLE", "NAME", "KEY_TYPE", "KEY_LEN")}
     assert found == {"TABLE": "t", "NAME": "s", "KEY_TYPE": 41 << 6 | 7, "KEY_LEN": 20}
     assert ("NFTNL_UDATA_SET_COMMENT", b"of a set") in made.get_attr("NFTA_SET_USERDATA")
     (request,) = nft_set.additions(own, [Element(key, nft_rule.comment("of an element"))])
-    added = full.nft_set_elem_list_msg(request.encoded(1))
+    added = full.nft_set_elem_list_msg(request.encode(1))
     added.decode()
     (element,) = added.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS")
     assert element.get_attr("NFTA_SET_ELEM_KEY").get_attr("NFTA_DATA_VALUE") == key
@@ -135,14 +135,14 @@ def test_thousands_of_elements_are_several_messages():
     """What has no room in one attribute is shared out, in order."""
     own = Set(TABLE, "s", (IPV4_ADDRESS,))
     elements = [Element(number.to_bytes(4, "big"), bytes(256)) for number in range(1000)]
-    messages = [request.encoded(1) for request in nft_set.additions(own, elements)]
+    messages = [request.encode(1) for request in nft_set.additions(own, elements)]
     assert max(map(len, messages)) < 1 << 16 < sum(map(len, messages))
     assert nft_set.additions(own, []) == []
 
 
 def described(expressions):
     """Returns what pyroute2's full class reads: name and attributes of each expression, in order."""
-    message = FULL[RuleMessage](nft.rule(CHAIN, expressions).encoded(1))
+    message = FULL[RuleMessage](nft.rule(CHAIN, expressions).encode(1))
     message.decode()
     return [
         (item.get_attr("NFTA_EXPR_NAME"), item.get_attr("NFTA_EXPR_DATA"))
@@ -263,4 +263,4 @@ def test_any_expressions_are_read(data):
 def test_ports_are_seen_without_decoding():
     """The pairs of bytes that a rule compares something with have its port, and not the one that it leads to."""
     rule = nft_rule.transport("tcp") + nft_rule.destination_port(8080) + nft_rule.dnat(IPV4, 9090)
-    assert nft_rule.pairs_compared(nft.rule(CHAIN, rule).encoded(1)) == [(8080).to_bytes(2, "big")]
+    assert nft_rule.pairs_compared(nft.rule(CHAIN, rule).encode(1)) == [(8080).to_bytes(2, "big")]

@@ -21,7 +21,7 @@ SUBNETS = ("10.22.0.0/24", "10.26.0.0/16")  # the pods' in the samples
 SETTINGS = {
     ("attachment/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
     ("attachment/forwarding.py", "name"): "the same",
-    ("kernel/sysctl.py", "name"): "the callers of require() stand in this table",
+    ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
     ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "off"): "disable_ipv6 of the bridge",
     ("plugins/portmap/localnet.py", "setting(interface)"): "of an interface of prevResult, behind its guard",
@@ -41,7 +41,7 @@ def settings() -> Iterator[tuple[str, str]]:
     """Yields module and argument of each call that makes, or may print, a command for a setting."""
     for path in sources():
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and called(node) in ("sysctl.command", "sysctl.require", "command"):
+            if isinstance(node, ast.Call) and called(node) in ("sysctl.command", "sysctl.ensure_or_fail", "command"):
                 if called(node) == "command" and path.name != "sysctl.py":
                     continue
                 yield str(path.relative_to(ROOT)), ast.unparse(node.args[0])

@@ -62,7 +62,7 @@ def test_planned_netlink():
     chain, own = Chain(Table(nft.INET, "t"), "c"), nft_set.Set(Table(nft.INET, "t"), "s", (nft_set.IPV4_ADDRESS,))
     flow = Entry(ip_address("192.0.2.2"), 5000, ip_address("192.0.2.1"), 53, 1)
     with record.recorded(planned=True) as noted:
-        unopened(Socket).change(link.bridge("cni0", b"\2\0\0\0\0\1", 0))
+        unopened(Socket).change(link.create_bridge_request("cni0", b"\2\0\0\0\0\1", 0))
         nft.change(unopened(NftSocket), nft.rule_deletion(chain, rule), *nft_set.deletions(own, [b"\n\1\2\3"]))
         conntrack.delete(unopened(Socket), [flow])
     assert noted.changes == [
@@ -80,7 +80,7 @@ def test_planned_calls_on_the_bus():
         assert unopened(Bus).call(change) == [Reply()]
         with pytest.raises(AttributeError):  # it would be sent
             unopened(Bus).call(Call("org.x", "/x", "org.x", "getZones"))
-    assert noted.changes == [change.doing]
+    assert noted.changes == [change.description]
 
 
 def test_planned_iptables(monkeypatch):
@@ -94,8 +94,8 @@ def test_planned_iptables(monkeypatch):
 def test_planned_sysctls():
     """A planned sysctl is not written, and a secret one is not told."""
     with record.recorded(planned=True) as noted:
-        sysctl.put("ipv4/no/such", "1")
-        sysctl.put("ipv4/tcp_fastopen_key", "00112233-44556677-8899aabb-ccddeeff")
+        sysctl.write("ipv4/no/such", "1")
+        sysctl.write("ipv4/tcp_fastopen_key", "00112233-44556677-8899aabb-ccddeeff")
     assert noted.changes == ["sysctl -w net/ipv4/no/such=1", "sysctl -w net/ipv4/tcp_fastopen_key=..."]
 
 

@@ -135,7 +135,7 @@ def test_one_message_or_one_for_each():
     request = whole.request(a_link())
     assert (request.values["flags"], request.values["change"]) == (0x100, 0x300)
     assert [name for name, _ in request.attributes] == ["IFLA_ADDRESS", "IFLA_MTU", "IFLA_TXQLEN"]
-    doing = [item.doing for item in whole.requests(a_link())]
+    doing = [item.description for item in whole.requests(a_link())]
     words = ("to MTU 1400", "to address 02:00:00:00:00:01", "promiscuous", "not all-multicast", "to a queue of 0")
     assert doing == [f'set "eth0" {word}' for word in words]
 

@@ -26,8 +26,8 @@ class Told:
     def dump(self, request):
         """Returns the requests as the kernel's messages about the ports of the bridge."""
         master = ("IFLA_MASTER", BRIDGE.index)
-        asked = [item._replace(attributes=[*item.attributes, master]).encoded(1) for item in self._requests]
-        assert all(request.wanted(message) for message in asked)
+        asked = [item._replace(attributes=[*item.attributes, master]).encode(1) for item in self._requests]
+        assert all(request.body_filter(message) for message in asked)
         return [decode(VlanMessage, message) for message in asked]
 
 
@@ -41,21 +41,21 @@ class Told:
 def test_vlans_come_back_from_their_ranges(some, runs, native):
     """Any VLANs, runs of neighbours among them, are the same after a way in the kernel's range form."""
     asked = {**runs, **some, native: OWN}
-    assert vlan.of_ports(Told(vlan.addition(PORT, asked)), BRIDGE) == {PORT.index: asked}
+    assert vlan.list_by_port(Told(vlan.add_request(PORT, asked)), BRIDGE) == {PORT.index: asked}
 
 
 def test_neighbours_are_one_range():
     """A whole trunk takes two entries of the message, however many VLANs it has; the PVID is never in a range."""
-    request = vlan.addition(PORT, {100: OWN, **dict.fromkeys(range(101, 4095), 0)})
+    request = vlan.add_request(PORT, {100: OWN, **dict.fromkeys(range(101, 4095), 0)})
     entries = [(info["vid"], info["flags"]) for _, info in dict(request.attributes)["IFLA_AF_SPEC"]["attrs"]]
     assert entries == [(100, OWN), (101, 0x8), (4094, 0x10)]
 
 
 def test_the_bridge_itself_is_no_port():
     """What the kernel tells of the bridge's own VLANs, and of other bridges' ports, is left out."""
-    told = Told(vlan.addition(BRIDGE, {1: OWN}), vlan.addition(PORT, {2: OWN}))
-    assert vlan.of_ports(told, BRIDGE) == {PORT.index: {2: OWN}}
-    assert vlan.of_ports(Told(vlan.addition(PORT, {2: OWN})), BRIDGE._replace(index=9)) == {}
+    told = Told(vlan.add_request(BRIDGE, {1: OWN}), vlan.add_request(PORT, {2: OWN}))
+    assert vlan.list_by_port(told, BRIDGE) == {PORT.index: {2: OWN}}
+    assert vlan.list_by_port(Told(vlan.add_request(PORT, {2: OWN})), BRIDGE._replace(index=9)) == {}
 
 
 CASES = {
@@ -79,9 +79,9 @@ def test_a_port_is_put_in_its_vlans(case):
     """The default VLAN is taken away unless it is wanted, the others are added, in at most two requests."""
     asked, default, removed, added = CASES[case]
     requests = settings(PORT, asked, Filtering(True, default))
-    expected = [vlan.removal(PORT, removed)] if removed else []
-    expected += [vlan.addition(PORT, added)] if added else []
-    assert [item._replace(more=None) for item in requests] == [item._replace(more=None) for item in expected]
+    expected = [vlan.remove_request(PORT, removed)] if removed else []
+    expected += [vlan.add_request(PORT, added)] if added else []
+    assert [item._replace(details=None) for item in requests] == [item._replace(details=None) for item in expected]
     assert [request.type == RTM_DELLINK for request in requests] == [True] * len(removed) + [False] * bool(added)
 
 

@@ -36,14 +36,14 @@ def link_message(*attributes: bytes) -> bytes:
 @pytest.mark.parametrize(
     "request_",
     [
-        link.by_name("eth0"),
-        link.bridge("cni0", MAC, 1400, vlan_filtering=True),
-        link.veth(VethEnd("veth01234567", MAC), VethEnd("veth1", MAC), None, master=3, mtu=1400),
-        vlan.addition(PORT, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0}),
-        address.addition(PORT, ip_interface("10.22.0.9/16")),
-        route.addition(PORT, Route(ip_interface("192.0.2.0/24"), mtu=1300, table=1000), ip_address("10.22.0.1")),
-        traffic.tbf(7, traffic.Bucket(5_000_000_000, 15_625, 126_000_000)),
-        traffic.redirect(7, 9),
+        link.by_name_request("eth0"),
+        link.create_bridge_request("cni0", MAC, 1400, vlan_filtering=True),
+        link.create_veth_request(VethEnd("veth01234567", MAC), VethEnd("veth1", MAC), None, master=3, mtu=1400),
+        vlan.add_request(PORT, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0}),
+        address.add_request(PORT, ip_interface("10.22.0.9/16")),
+        route.add_request(PORT, Route(ip_interface("192.0.2.0/24"), mtu=1300, table=1000), ip_address("10.22.0.1")),
+        traffic.create_tbf_request(7, traffic.Bucket(5_000_000_000, 15_625, 126_000_000)),
+        traffic.add_redirect_request(7, 9),
         nft.rule(nft.Chain(nft.Table(2, "nat"), "c"), b"\x04\0\1\0"),
     ],
 )
@@ -54,7 +54,7 @@ def test_our_classes_are_pyroute2s(request_):
     message.update(request_.values)
     message["attrs"] = list(request_.attributes)
     message.encode()
-    assert request_.encoded(3) == bytes(message.data)
+    assert request_.encode(3) == bytes(message.data)
 
 
 def test_an_attribute_that_is_not_known_cannot_be_written():
@@ -106,10 +106,10 @@ def test_a_message_that_is_cut_off_is_an_error():
 def test_options_are_read_by_their_kind():
     """A qdisc's options are attributes for one kind and a plain struct for another."""
     bucket = traffic.Bucket(1_000_000, 1_562_500, 125_000)
-    own = traffic.tbf(7, bucket)
-    assert traffic.qdisc(decode(QdiscMessage, own.encoded(1))) == traffic.Qdisc("tbf", 0x10000, bucket)
+    own = traffic.create_tbf_request(7, bucket)
+    assert traffic.qdisc_from_answer(decode(QdiscMessage, own.encode(1))) == traffic.Qdisc("tbf", 0x10000, bucket)
     fifo = bytes(HEADER + 20) + attribute(1, b"pfifo_fast\0") + attribute(2, b"\3\0\0\0" + bytes(16))
-    assert traffic.qdisc(decode(QdiscMessage, fifo)) == traffic.Qdisc("pfifo_fast", 0)
+    assert traffic.qdisc_from_answer(decode(QdiscMessage, fifo)) == traffic.Qdisc("pfifo_fast", 0)
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=200))
@@ -127,8 +127,8 @@ def test_any_bytes_are_read_or_refused(kind, data):
 
 def test_a_link_survives_being_written_and_read():
     """A request that is read again has the fields and attributes that were given."""
-    request = link.ifb(1_000_000_007, "bwp0123456789ab", b"\2\0\0\0\0\1", 1500)
-    message = decode(LinkMessage, request.encoded(1))
+    request = link.create_ifb_request(1_000_000_007, "bwp0123456789ab", b"\2\0\0\0\0\1", 1500)
+    message = decode(LinkMessage, request.encode(1))
     assert message["index"] == 1_000_000_007
     for name, value in request.attributes[:4]:
         assert message.get_attr(name) == value
