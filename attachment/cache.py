@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from attachment.host_veth import host_veth
 from attachment.presence import HostInterfaces, Presence, get_presence
 from cni import gojson
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
-from cni.result import from_json
+from cni.result import Interface, from_json
 from process import files
 from process.values import dataclass, field
 
@@ -198,19 +199,13 @@ def _namespaces(directory: str) -> Iterator[str]:
 
 
 def _host_end(result: object, ifname: str) -> HostInterfaces:
-    """Returns what a cached result lists on the host before the container's interface: a bridge, then the veth.
+    """Returns the host veth of the container's interface, and its bridge, as a cached result lists them."""
+    return HostInterfaces(*host_veth(_interfaces(result), ifname))
 
-    podwire, the reference and most other plugins list the bridge first; ptp has none.
-    """
+
+def _interfaces(result: object) -> Iterator[Interface]:
+    """Yields the named interfaces of a cached result of any version, even of one that `from_json` would refuse."""
     interfaces = result.get("interfaces") if isinstance(result, dict) else None
-    listed: list[tuple[str, str]] = [("", ""), ("", "")]
     for item in interfaces if isinstance(interfaces, list) else []:
-        if not isinstance(item, dict):
-            continue
-        if item.get("sandbox"):
-            if item.get("name") == ifname:
-                (bridge, mac), (interface, _) = listed[-2:]
-                return HostInterfaces(interface, bridge, mac)
-        elif isinstance(item.get("name"), str):
-            listed.append((item["name"], str(item.get("mac"))))
-    return HostInterfaces()
+        if isinstance(item, dict) and isinstance(item.get("name"), str):
+            yield Interface(item["name"], str(item.get("mac")), sandbox=str(item.get("sandbox") or ""))

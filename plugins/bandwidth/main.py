@@ -18,10 +18,10 @@ from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from kernel.traffic import HTB, TBF, Bucket
 from plugins.bandwidth import conf as bandwidth_conf
-from plugins.bandwidth import hostend, shaper
+from plugins.bandwidth import host_veth, shaper
 from plugins.bandwidth.check import check_classes, check_egress, check_ingress
+from plugins.bandwidth.ifb_owner import Owner, stale_ifbs
 from plugins.bandwidth.limit import Limit, references, shape
-from plugins.bandwidth.owner import Owner, stale
 from plugins.bandwidth.shaper import Wanted
 from process import record
 from process.undo import Undo
@@ -41,10 +41,10 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         return prev_result
     owner = _owner(args, conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        inside = hostend.paired(namespace, args.ifname, prev_result)
+        inside = host_veth.paired(namespace, args.ifname, prev_result)
         further = [link.by_index_request(shaper.usual_index(inside.lower))] if own.egress else []
         outside, found, taken = shaper.survey(host, owner, inside, namespace, *further, filters=False)
-        outside = hostend.listed(outside, inside, prev_result)
+        outside = host_veth.listed(outside, inside, prev_result)
         wanted = Wanted(
             ingress=_bucket("ingress", own.ingress, outside.mtu, own.max_burst),
             egress=_bucket("egress", own.egress, outside.mtu, own.max_burst),
@@ -65,7 +65,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
         owner, outside, found, failure = _owner(args, conf), None, None, None
         try:
             with Netns(args.netns) as namespace:
-                inside = hostend.inside(namespace, args.ifname)
+                inside = host_veth.inside(namespace, args.ifname)
                 outside, found, _ = shaper.survey(host, owner, inside, namespace)
         except NetnsMissingError:
             pass
@@ -85,14 +85,14 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         details = "CHECK needs the result of ADD"
         raise CniError(Code.INVALID_NETWORK_CONFIG, "must be called as a chained plugin", details)
     with Netns(args.netns) as namespace, Socket() as host:
-        inside = hostend.paired(namespace, args.ifname, prev_result)
+        inside = host_veth.paired(namespace, args.ifname, prev_result)
         if not own.limits:
-            hostend.listed(link.get_local_peer(host, inside, namespace), inside, prev_result)
+            host_veth.listed(link.get_local_peer(host, inside, namespace), inside, prev_result)
             return
         usual = shaper.usual_index(inside.lower)
         further = [traffic.get_root_request(usual)] if own.egress else []
         outside, found, roots = shaper.survey(host, _owner(args, conf), inside, namespace, *further)
-        outside = hostend.listed(outside, inside, prev_result)
+        outside = host_veth.listed(outside, inside, prev_result)
         if own.ingress:
             if own.subnets.networks:
                 found = check_classes(host, found, outside, own.subnets)
@@ -105,7 +105,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the ifbs of what is no listed attachment; what does not say that it is this network's stays."""
     with Socket() as host:
-        gone = stale(conf.name, valid, link.list_of_kind(host, "ifb"))
+        gone = stale_ifbs(conf.name, valid, link.list_of_kind(host, "ifb"))
         host.change(*(link.delete_request(item) for item in gone))
 
 

@@ -21,7 +21,7 @@ from kernel.netns import Netns
 from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc
 from kernel.wire import DecodedMessage
-from plugins.bandwidth.owner import Owner, own
+from plugins.bandwidth.ifb_owner import Owner, select_ifbs
 from plugins.bandwidth.subnets import Subnets, receiving, sending
 from process.undo import Undo
 from process.values import dataclass
@@ -169,7 +169,7 @@ def _limits(
                 if listing is not None
                 else traffic.list_filters(host, outside.index)
             )
-    ifbs = own(owner, named)
+    ifbs = select_ifbs(owner, named)
     if outside:  # without a pod there is no other interface of it either
         ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]
     return Limits(root, place, tuple(ifbs), tuple(filters), owner.names[0 if named[0] is None else 1])

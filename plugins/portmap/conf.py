@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from itertools import pairwise
 
+from attachment.host_veth import host_veth
 from cni.address import Interface
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
@@ -99,7 +99,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
     return PortmapConf(backend, ports)
 
 
-def lenient(args: CmdArgs, conf: NetConf) -> HostPorts:
+def parse_leniently(args: CmdArgs, conf: NetConf) -> HostPorts:
     """Returns what DEL needs: whose rules they are and, as far as can be read, the ports and addresses."""
     try:
         prev_result = conf.prev_result()
@@ -186,16 +186,9 @@ def _host_interfaces(result: Result | None) -> tuple[str, ...]:
 
 
 def _host_veth(result: Result | None, args: CmdArgs) -> str:
-    """Returns the interface on the host that the result lists right before the pod's, as bridge and ptp do; else "".
-
-    A result of another pod, by its sandbox, is not believed.
-    """
-    listed = result.interfaces if result else ()
-    for before, item in pairwise(listed):
-        is_pods = item.name == args.ifname and item.sandbox and args.netns in ("", item.sandbox)
-        if is_pods and not before.sandbox and is_interface_name(before.name):
-            return before.name
-    return ""
+    """Returns the name of the pod's host veth, "" where prevResult does not list it or is another pod's."""
+    name = host_veth(result.interfaces if result else (), args.ifname, args.netns).name
+    return name if is_interface_name(name) else ""
 
 
 def _backend(fields: Fields, ports: HostPorts) -> str:

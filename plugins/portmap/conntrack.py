@@ -21,7 +21,7 @@ from kernel.rtnl import Socket
 from plugins.portmap.spec import HostPorts, PortMapping
 
 
-def forget(wanted: HostPorts) -> None:
+def delete_flows(wanted: HostPorts) -> None:
     """Deletes the kernel's entries of flows to the UDP host ports; a failure is told on stderr (reference).
 
     Costs a message for each IP version, which takes the kernel a while (conntrack.udp); nothing without UDP.
@@ -30,12 +30,12 @@ def forget(wanted: HostPorts) -> None:
         return
     try:
         with nft.opened() as socket:
-            forget_by(socket, wanted)
+            delete_flows_with(socket, wanted)
     except KernelError as error:
         _tell(error)
 
 
-def forget_strayed(wanted: HostPorts) -> None:
+def delete_stray_flows(wanted: HostPorts) -> None:
     """Deletes of them those that are not led to the pod: they began while there were no rules.
 
     The others go on: without its entry a pod's next datagram would come from another port, or collide.
@@ -44,12 +44,12 @@ def forget_strayed(wanted: HostPorts) -> None:
         return
     try:
         with nft.opened() as socket:
-            forget_by(socket, wanted, strayed=True)
+            delete_flows_with(socket, wanted, strayed=True)
     except KernelError as error:
         _tell(error)
 
 
-def forget_by(socket: NftSocket, wanted: HostPorts, *, strayed: bool = False) -> None:
+def delete_flows_with(socket: NftSocket, wanted: HostPorts, *, strayed: bool = False) -> None:
     """Does so with the socket by which rules were deleted: closing another one would wait for those (netfilter.nft)."""
     try:
         # DEL may know no address of the pod: then the mappings alone say which versions.

@@ -10,7 +10,8 @@ where iptables-legacy has made table nat.
 
 No rule names the interface: two interfaces of one container on one network share the chain, and the first one's rules
 win, as with the reference. So ADD and DEL keep the rules that forward to an address of another interface of the
-container (plugins.portmap.beside); the last DEL removes the chain. GC keeps the chain while one interface is valid.
+container (plugins.portmap.other_interfaces); the last DEL removes the chain.
+GC keeps the chain while one interface is valid.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.nft import Chain, NftSocket
-from plugins.portmap import beside, iptables_check, iptables_look, iptables_plan
-from plugins.portmap.iptables_look import Seen, look, tidy
+from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
 from plugins.portmap.iptables_rules import CHAINS, DNAT, OLD_CHAINS, chain_of, shared_rules
+from plugins.portmap.iptables_state import Seen, look, tidy
 from plugins.portmap.spec import HostPorts
 from process.values import replace
 
@@ -101,8 +102,8 @@ def delete(socket: NftSocket, ports: HostPorts) -> None:
     kinds = {kind.name(ports.network, ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
     asked = [Chain(table, name) for name in kinds for table in iptables_nft.TABLES.values()]
     found = [chain for chain in nft.get(socket, *asked) if chain]
-    if iptables_look.forwards_elsewhere(socket, ports, found):
-        others = beside.addresses(ports)
+    if iptables_state.forwards_elsewhere(socket, ports, found):
+        others = other_interfaces.addresses(ports)
         if others and _delete_from_shared_chain(ports, others, found):
             return
     names = dict.fromkeys(chain.name for chain in found)
@@ -119,7 +120,7 @@ def _delete_from_shared_chain(ports: HostPorts, others: Collection[Address], fou
     try:
         for tries_left in reversed(range(_ROUNDS)):
             listings = iptables.ask(dict.fromkeys(versions, (DNAT, chain)), TABLE)
-            lines = {version: iptables_plan.removal(ports, others, listing) for version, listing in listings.items()}
+            lines = {version: iptables_update.removal(ports, others, listing) for version, listing in listings.items()}
             if not any(lines.values()):
                 return False
             for version, listing in listings.items():
@@ -143,7 +144,7 @@ def delete_legacy(ports: HostPorts) -> None:
     chains = {kind.name(ports.network, ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
 
     def lines(version: int, listing: list[str]) -> list[str]:
-        kept = iptables_plan.removal(ports, _others(ports, {version: listing}), listing)
+        kept = iptables_update.removal(ports, _others(ports, {version: listing}), listing)
         return kept or iptables_chains.removal(chains, listing)
 
     iptables_chains.change_legacy(TABLE, lines, _deleting(ports))
@@ -198,7 +199,7 @@ def _restless() -> CniError:
 
 def _changes(wanted: HostPorts, listings: Mapping[int, list[str]]) -> dict[int, list[str]]:
     others = _others(wanted, listings)
-    return {version: iptables_plan.lines(wanted, others, version, listing) for version, listing in listings.items()}
+    return {version: iptables_update.lines(wanted, others, version, listing) for version, listing in listings.items()}
 
 
 def _written(
@@ -223,9 +224,9 @@ def _written(
 def _others(wanted: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces on this network; asked for only when it matters."""
     own = {address.ip for address in wanted.addresses.values()}
-    if all(iptables_plan.leads_to(wanted, listing) <= own for listing in listings.values()):
+    if all(iptables_update.leads_to(wanted, listing) <= own for listing in listings.values()):
         return frozenset()
-    return beside.addresses(wanted)
+    return other_interfaces.addresses(wanted)
 
 
 def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: WordsError) -> CniError | None:
@@ -234,7 +235,7 @@ def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: Wo
     if not wanted.conditions.get(version):
         return None
     tried = (
-        iptables_plan.lines(made, (), version, listings[version]) for made in (replace(wanted, conditions={}), wanted)
+        iptables_update.lines(made, (), version, listings[version]) for made in (replace(wanted, conditions={}), wanted)
     )
     if [iptables.understands(version, TABLE, lines) for lines in tried] != [True, False]:
         return None

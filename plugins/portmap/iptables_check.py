@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing
-from plugins.portmap import beside
-from plugins.portmap.iptables_look import Seen
-from plugins.portmap.iptables_plan import claims
+from plugins.portmap import other_interfaces
 from plugins.portmap.iptables_rules import (
     ChainRule,
     Entry,
@@ -23,6 +21,8 @@ from plugins.portmap.iptables_rules import (
     shared_chains,
     shared_rules,
 )
+from plugins.portmap.iptables_state import Seen
+from plugins.portmap.iptables_update import claims
 from plugins.portmap.port_conflicts import shadowed, shadows
 from plugins.portmap.spec import HostPorts, PortMapping
 
@@ -88,7 +88,7 @@ def _check_first(wanted: HostPorts, mapping: PortMapping, before: Sequence[Chain
     """Refuses an older rule that sends the packets elsewhere, unless to another interface of the container."""
     for rule in before:
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
-        if overlaps and rule.leads_to not in beside.addresses(wanted):
+        if overlaps and rule.leads_to not in other_interfaces.addresses(wanted):
             raise CniError(
                 Code.INTERNAL,
                 f"host port {mapping} leads to {rule.to}, by an older rule that stands first: {rule}",

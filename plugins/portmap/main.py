@@ -18,7 +18,7 @@ from cni.skel import Plugin
 from kernel.netfilter import nft
 from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
-from plugins.portmap import conntrack, iptables, localnet, nftables, pod_route
+from plugins.portmap import conntrack, iptables, localhost, nftables, pod_route
 from plugins.portmap.conf import PortmapConf
 from plugins.portmap.port_conflicts import ShadowedError
 from plugins.portmap.spec import HostPorts
@@ -50,14 +50,14 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
                 raise
             if ports.refuse_taken:
                 _refuse_overtaken(ports, own.backend)
-            localnet.ensure(ports)
-            conntrack.forget(ports)
+            localhost.ensure(ports)
+            conntrack.delete_flows(ports)
     return prev_result
 
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's host ports, in both backends; gone is success, and the configuration may be broken."""
-    _remove(portmap_conf.lenient(args, conf), legacy=portmap_conf.may_have_ports(conf))
+    _remove(portmap_conf.parse_leniently(args, conf), legacy=portmap_conf.may_have_ports(conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -68,7 +68,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
         raise CniError(Code.INVALID_NETWORK_CONFIG, "Required prevResult missing", "CHECK needs the result of ADD")
     if own.ports.mappings:
         _BACKENDS.check(own.ports, own.backend)
-        localnet.check(own.ports)
+        localhost.check(own.ports)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
@@ -76,9 +76,9 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.gc(socket, conf.name, valid),
         lambda socket: nftables.gc(socket, conf.name, valid),
-        localnet.gc,
+        localhost.gc,
     ]
-    all_of(partial(iptables.gc_legacy, conf.name, valid), localnet.gc_legacy, partial(nft.each, rules))
+    all_of(partial(iptables.gc_legacy, conf.name, valid), localhost.gc_legacy, partial(nft.each, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -100,10 +100,10 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
         look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
         lost = repair_if_missing("the host ports", look, make)
         if lost and not is_planned() and look():  # else the flows to the port are those of who was first
-            conntrack.forget_strayed(ports)
+            conntrack.delete_stray_flows(ports)
         pod_route.interface_to(ports)  # refuses a pod whose route leads elsewhere, which is not portmap's to change
-        guard = partial(localnet.ensure, ports, unguarded=True)
-        repair_if_missing("127.0.0.1:hostPort", partial(localnet.demand, ports), guard)
+        guard = partial(localhost.ensure, ports, unguarded=True)
+        repair_if_missing("127.0.0.1:hostPort", partial(localhost.demand, ports), guard)
 
 
 PLUGIN = Plugin(
@@ -176,11 +176,11 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
         lambda socket: nftables.delete(socket, ports),
-        lambda socket: conntrack.forget_by(socket, ports),
-        lambda socket: localnet.delete(socket, ports),
+        lambda socket: conntrack.delete_flows_with(socket, ports),
+        lambda socket: localhost.delete(socket, ports),
     ]
     steps: list[Callable[[], object]] = [partial(nft.each, rules)]
     if legacy:  # the guard last: if it was in nftables, the interface is closed by now, and no program is run for it
         before = partial(iptables.delete_legacy, ports)
-        steps = [before, *steps, partial(localnet.delete_legacy, ports)]
+        steps = [before, *steps, partial(localhost.delete_legacy, ports)]
     all_of(*steps)

@@ -17,10 +17,10 @@ from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
-from plugins.portmap import nftables_check, nftables_look
+from plugins.portmap import nftables_check, nftables_state
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.nftables_look import Look, Placed
 from plugins.portmap.nftables_rules import ALL, CHAINS, ENTRY, Expected
+from plugins.portmap.nftables_state import Look, Placed
 from plugins.portmap.port_conflicts import contested, place
 from plugins.portmap.spec import HostPorts
 from plugins.portmap.tables import TABLES
@@ -164,7 +164,7 @@ def _ports(look: Look, wanted: HostPorts, version: int) -> list[Request]:
     held = {index: nft_rule.target(candidates[index].rule.expressions)[:2] for index in own}
     claims = [
         (index, claim)
-        for index, claim in nftables_look.claims(candidates, wanted, version)
+        for index, claim in nftables_state.claims(candidates, wanted, version)
         # What stands behind a rule of ours for the same port does not get it now either.
         if not any(at < index and target == (claim.protocol, claim.host_port) for at, target in held.items())
     ]

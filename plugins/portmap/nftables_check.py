@@ -11,10 +11,10 @@ from cni.errors import CniError, Code
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.owned import REPAIR_HINT
-from plugins.portmap import nftables_look as nft_look
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.nftables_look import Look, Placed
+from plugins.portmap import nftables_state as nft_look
 from plugins.portmap.nftables_rules import ALL, CHAINS
+from plugins.portmap.nftables_state import Look, Placed
 from plugins.portmap.port_conflicts import Claim, shadowed, shadows
 from plugins.portmap.spec import HostPorts
 

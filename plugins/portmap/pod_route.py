@@ -16,7 +16,7 @@ from kernel.rtnl import Socket
 from plugins.portmap.spec import HostPorts
 
 
-class ElsewhereError(CniError):
+class WrongRouteError(CniError):
     """The node's route to a pod does not lead over the pod's own interface."""
 
 
@@ -25,7 +25,7 @@ def interface_to(ports: HostPorts) -> str:
 
     If prevResult lists no interface on the host, as with third-party plugins, it is the interface of the route. An
     address of the host itself, routed over the loopback, needs no setting; a guard there would cut the host off.
-    Raises ElsewhereError with the fix, KernelError.
+    Raises WrongRouteError with the fix, KernelError.
     """
     if not (ports.snat and 4 in ports.addresses and ports.of(4)):
         return ""
@@ -38,7 +38,7 @@ def interface_to(ports: HostPorts) -> str:
             return found.name
         own = " or ".join(f'"{name}"' for name in ports.host_interfaces)
         msg = f'127.0.0.1 does not lead to the pod: the node reaches {address} by "{found.name}", not by {own}'
-        raise ElsewhereError(Code.INTERNAL, msg, _fix(socket, ports, address))
+        raise WrongRouteError(Code.INTERNAL, msg, _fix(socket, ports, address))
 
 
 def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from attachment.presence import Presence
-from plugins.portmap.pod_route import ElsewhereError
+from plugins.portmap.pod_route import WrongRouteError
 from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import Known
 from podwire.checking import OUT_OF_SIGHT, Failure, Verdict
@@ -147,7 +147,7 @@ def _finding(node: Node, one: Known, failure: Failure) -> Finding:
     if isinstance(error, ShadowedError):
         return _SHADOWED.finding(subject, text, error.details or _SHADOWED.fix)
     behind = [own.name for own in one.typed_result.interfaces if not own.sandbox]
-    if isinstance(error, ElsewhereError):
+    if isinstance(error, WrongRouteError):
         return _ELSEWHERE.finding(subject, text, error.details, behind=behind)
     if failure.of_rules:
         return _LOST_RULES.finding(subject, text, node.command("repair", one.network_name), behind=behind)

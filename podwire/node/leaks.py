@@ -15,8 +15,8 @@ from cni.conf import Attachment
 from cni.versions import at_least
 from kernel.link import Link
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, Owned
-from plugins.bandwidth import owner as bandwidth
-from plugins.bandwidth.owner import Owner
+from plugins.bandwidth import ifb_owner as bandwidth
+from plugins.bandwidth.ifb_owner import Owner
 from podwire.node import rules
 from podwire.node.model import NO_ATTACHMENT, Leak, Pod, State
 from podwire.node.records import bridge_names
@@ -116,7 +116,7 @@ class _Finder:
 
     def ifbs(self) -> Iterator[Leak]:
         for own in self.snapshot.kernel.links:
-            named = bandwidth.named(own.alias)
+            named = bandwidth.owner_from_alias(own.alias)
             is_reference_s = not own.alias and bandwidth.NAME.fullmatch(own.name)
             if own.kind != "ifb" or not own.name.startswith(bandwidth.PREFIX) or not (named or is_reference_s):
                 continue

@@ -16,16 +16,16 @@ from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.owned import HOST_PORT, Owned
 from plugins.firewall import owners as firewall
-from plugins.portmap import owners as portmap
+from plugins.portmap import host_port_listing as portmap
 
 _BY_NETLINK: Mapping[str, Callable[[NftSocket], list[Owned]]] = {
     "masquerade rules": masquerade.owned,
-    "host ports": portmap.owned,
+    "host ports": portmap.list_host_ports,
     "firewall rules": firewall.owned,
 }
 _BY_PROGRAM: Mapping[str, Callable[[], list[Owned]]] = {
     "masquerade rules": masquerade.owned_legacy,
-    "host ports": portmap.owned_legacy,
+    "host ports": portmap.list_host_ports_legacy,
     "firewall rules": firewall.owned_legacy,
 }
 

@@ -21,8 +21,7 @@ from cni.errors import CniError
 from cni.fields import Fields
 from cni.result import Result
 from kernel.link import Link
-from plugins.bandwidth.owner import Owner
-from plugins.bandwidth.owner import own as own_ifbs
+from plugins.bandwidth.ifb_owner import Owner, select_ifbs
 from plugins.portmap import conf as portmap
 from podwire.attachments import Known
 from podwire.node.links import Kernel, NetworkNamespace
@@ -182,7 +181,7 @@ class Snapshot:
     def _outside(self, network: str, attachment: Attachment, outside: Link | None) -> _Outside:
         """Returns what is told of the host's end."""
         owner = Owner(network, *attachment)
-        ifbs = own_ifbs(owner, (self.kernel.by_name.get(name) for name in owner.names))
+        ifbs = select_ifbs(owner, (self.kernel.by_name.get(name) for name in owner.names))
         sends = next((rate for ifb in ifbs if (rate := self.kernel.limits.get(ifb.index))), None)
         receives = self.kernel.limits.get(outside.index) if outside else None
         master = self.kernel.by_index.get(outside.master) if outside else None
@@ -201,7 +200,7 @@ class Snapshot:
                 conf = NetConf(item.network_name, item.network.version, Fields(items), items)
                 args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
                 there = self.rules.ports(item.network_name, item.attachment)
-                for mapping in portmap.lenient(args, conf).mappings:
+                for mapping in portmap.parse_leniently(args, conf).mappings:
                     own_ip = str(mapping.only_to or "")
                     port = HostPort(mapping.host_port, mapping.container_port, mapping.protocol, own_ip)
                     confirmed = True if port.key in there else None if self.rules.unseen else False

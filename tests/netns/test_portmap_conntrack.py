@@ -111,7 +111,7 @@ def test_only_flows_to_the_mapped_address(tracking, client):
         for ip in (NODE, "192.0.2.9"):
             sender.sendto(b"?", (ip, 53))
     before = tracked()
-    flows.forget(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp", ip_address("192.0.2.9")),)))
+    flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp", ip_address("192.0.2.9")),)))
     assert before.keys() == {(NODE, 53, OUTSIDE), ("192.0.2.9", 53, OUTSIDE)}
     assert tracked() == {key: number for key, number in before.items() if key[0] == NODE}
 
@@ -154,5 +154,5 @@ def test_thousands_of_flows(tracking, client):
             sender.sendto(b"?", (NODE, 53))
     with nft.opened() as socket:
         assert len(conntrack.udp(socket, 4, [53])) > 1000
-    flows.forget(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),)))
+    flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),)))
     assert tracked() == {}

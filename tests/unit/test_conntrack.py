@@ -142,7 +142,7 @@ def test_whose_flows_are_taken(monkeypatch, mappings, addresses, taken):
     )
     monkeypatch.setattr(conntrack, "delete", lambda _, entries: found.extend(entries))
     monkeypatch.setattr(flows.route, "list_local_networks", lambda _, version: LOCAL[version])
-    flows.forget_by(socket, HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
+    flows.delete_flows_with(socket, HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
     assert {(str(flow.destination), flow.port) for flow in found} == taken
 
 
@@ -154,9 +154,9 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr(conntrack, "udp", refused)
     wanted = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
-    flows.forget_by(None, wanted)
+    flows.delete_flows_with(None, wanted)
     monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
-    flows.forget(wanted)
+    flows.delete_flows(wanted)
     expected = (
         "podwire: UDP flows may go on to where they went before: list the tracked UDP flows: operation not permitted"
     )
@@ -166,4 +166,4 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
 def test_without_udp_nothing_is_opened(monkeypatch):
     """Mappings of other protocols cost nothing."""
     monkeypatch.setattr("kernel.netfilter.nft.opened", lambda: pytest.fail("opened"))
-    flows.forget(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "tcp"),), POD))
+    flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "tcp"),), POD))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
-from plugins.portmap.conf import PortmapConf, lenient, may_have_ports, parse
+from plugins.portmap.conf import PortmapConf, may_have_ports, parse, parse_leniently
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 from tests.unit.test_bridge_conf import ENV, JSON
@@ -277,9 +277,9 @@ def test_an_unusable_prev_result_is_refused():
 def test_del_takes_what_it_can():
     """DEL gets each mapping that can be read, whatever is wrong with the others, the other keys and prevResult."""
     broken = {"snat": "x", "markMasqBit": 99, "backend": "x", "prevResult": 5}
-    found = lenient(ARGS, netconf(broken | mapped(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"})))
+    found = parse_leniently(ARGS, netconf(broken | mapped(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"})))
     assert found == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {}, netns=ARGS.netns)
-    whole = lenient(ARGS, netconf(mapped(TCP) | prev_result([], {"address": "fd00::5/64"})))
+    whole = parse_leniently(ARGS, netconf(mapped(TCP) | prev_result([], {"address": "fd00::5/64"})))
     assert whole.addresses == {6: ip_interface("fd00::5/64")}
 
 
@@ -333,7 +333,7 @@ def test_any_configuration_gives_a_value_or_an_error(keys):
     conf = netconf(keys)
     failure = failure_of(lambda: parse(ARGS, conf, conf.prev_result()), CniError)
     assert failure is None or failure.code == 7
-    ports = lenient(ARGS, conf) if failure else parse(ARGS, conf, conf.prev_result()).ports
+    ports = parse_leniently(ARGS, conf) if failure else parse(ARGS, conf, conf.prev_result()).ports
     for mapping in ports.mappings:
         assert mapping.protocol in ("tcp", "udp", "sctp")
         assert 0 < mapping.host_port < 65536

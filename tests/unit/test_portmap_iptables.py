@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cni.errors import CniError
 from kernel.netfilter.iptables_chains import quoted
-from plugins.portmap import iptables_check, iptables_look, iptables_plan
-from plugins.portmap.iptables_look import Seen
+from plugins.portmap import iptables_check, iptables_state, iptables_update
 from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, chain_rules, entries, found_entries, shared_rules
+from plugins.portmap.iptables_state import Seen
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 
@@ -25,7 +25,7 @@ KNOWN = Seen(clear=False, chains=("PREROUTING",))
 def after(wanted, listing=(), others=(), version=4):
     """Returns the listing after an ADD: what is applied understood as iptables-restore does."""
     chains: dict[str, list[str]] = {}
-    for line in (*listing, *iptables_plan.lines(wanted, others, version, list(listing))):
+    for line in (*listing, *iptables_update.lines(wanted, others, version, list(listing))):
         command, chain, *rest = line.split(" ", 2)
         rule = rest[0] if rest else ""
         rules = chains.setdefault(chain, [])
@@ -86,10 +86,10 @@ def test_the_shared_rules_are_made_once():
     """Of shared chains and rules only those are made that are not there; the masquerading comes first."""
     listing = after(WANTED)
     other = replace(WANTED, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
-    made = iptables_plan.lines(other, (), 4, listing)
+    made = iptables_update.lines(other, (), 4, listing)
     assert not any(line.startswith("-N CNI-HOSTPORT") or "LOCAL" in line for line in made)
     listing.remove(shared_rules(WANTED)[-1])
-    assert iptables_plan.lines(other, (), 4, listing)[0].startswith("-I POSTROUTING -m comment")
+    assert iptables_update.lines(other, (), 4, listing)[0].startswith("-I POSTROUTING -m comment")
 
 
 @pytest.mark.parametrize("mark", range(32))
@@ -149,7 +149,7 @@ def test_our_entries_are_read():
 def test_an_entry_says_less_than_its_chain(target, index):
     """A port that an entry names and its chain does not lead anywhere is not taken; without the chain it may be."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
-    found = iptables_plan.claims(WANTED, 4, [target, other], found_entries([other]))
+    found = iptables_update.claims(WANTED, 4, [target, other], found_entries([other]))
     assert len(found) == index
 
 
@@ -157,7 +157,7 @@ def test_a_taken_port_is_refused_without_a_name():
     """A rule that does not tell whose it is is nobody's that could be gone."""
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
     wanted = replace(WANTED, refuse_taken=True)
-    error = failure_of(lambda: iptables_plan.lines(wanted, (), 4, [other]), CniError)
+    error = failure_of(lambda: iptables_update.lines(wanted, (), 4, [other]), CniError)
     assert (error.code, error.msg) == (11, "host port 8080/tcp is taken by a rule that names no container")
 
 
@@ -217,4 +217,4 @@ PERHAPS = [
 @pytest.mark.parametrize(("data", "perhaps"), PERHAPS)
 def test_who_may_have_a_port(data, perhaps):
     """A rule that surely is for other ports needs no look; ranges, inversions and the unknown do."""
-    assert iptables_look._perhaps_for({8080})(data) is perhaps
+    assert iptables_state._perhaps_for({8080})(data) is perhaps

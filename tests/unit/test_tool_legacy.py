@@ -9,7 +9,7 @@ from kernel.netfilter import iptables
 from kernel.netfilter.iptables_chains import quoted
 from plugins.firewall import iptables_rules
 from plugins.firewall import owners as firewall
-from plugins.portmap import owners as portmap
+from plugins.portmap import host_port_listing as portmap
 from plugins.portmap.iptables_rules import CHAINS as PORT_CHAINS
 
 ATTACHMENT = Attachment("cid", "eth0")
@@ -48,7 +48,7 @@ def test_masquerade_rules_are_the_container_s():
 
 def test_host_ports_are_told_one_by_one():
     """Each port of an entry is told with its protocol and its container."""
-    found = portmap.owned_legacy()
+    found = portmap.list_host_ports_legacy()
     assert [(item.about, item.container_id) for item in found] == [("8080/tcp", "cid"), ("8081/tcp", "cid")]
     assert {item.mark for item in found} <= set(portmap.marks_of("net", ATTACHMENT))
 

@@ -1,4 +1,4 @@
-"""Whose an ifb is (plugins.bandwidth.owner)."""
+"""Whose an ifb is (plugins.bandwidth.ifb_owner)."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from kernel.link import Link
-from plugins.bandwidth.owner import Owner, own, stale
+from plugins.bandwidth.ifb_owner import Owner, select_ifbs, stale_ifbs
 
 OWNER = Owner("net", "cid", "eth0")
 FIRST, SECOND = OWNER.names
@@ -72,7 +72,7 @@ def test_long_names_are_told_as_hashes(length):
 )
 def test_the_owners_own(found, expected):
     """Of the links with an owner's names, those that say so are the owner's, or else one that says nothing."""
-    assert own(OWNER, found) == expected
+    assert select_ifbs(OWNER, found) == expected
 
 
 def ifb(network, container_id, ifname="eth0", **keys):
@@ -94,5 +94,5 @@ def test_stale_ifbs():
         ifb("net", "gone", name="ifb0"),
     ]
     valid = [Attachment("cid", "eth0"), Attachment(LONG + "c", "eth0"), Attachment("again", "eth0")]
-    assert stale("net", valid, kept + gone) == gone
-    assert stale("net", [], [*kept, *gone]) == [*kept[:2], *gone]
+    assert stale_ifbs("net", valid, kept + gone) == gone
+    assert stale_ifbs("net", [], [*kept, *gone]) == [*kept[:2], *gone]

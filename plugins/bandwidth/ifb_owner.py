@@ -43,7 +43,7 @@ class Owner:
         return " ".join((_MARK, _word(self.network), _word(self.container_id), self.ifname))
 
 
-def own(owner: Owner, found: Iterable[Link | None]) -> list[Link]:
+def select_ifbs(owner: Owner, found: Iterable[Link | None]) -> list[Link]:
     """Returns which of the ifbs that have the owner's names are the owner's.
 
     One without any text is the reference's and may be that of the container's other interface; so it is, if the
@@ -53,7 +53,7 @@ def own(owner: Owner, found: Iterable[Link | None]) -> list[Link]:
     return [link for link in ifbs if link.alias == owner.alias] or [link for link in ifbs if not link.alias][:1]
 
 
-def stale(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> list[Link]:
+def stale_ifbs(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> list[Link]:
     """Returns the ifbs of a network's attachments that are not `valid`; one without a text is proven nobody's."""
     keep = [_words(Owner(network, *item)) for item in valid]
     found = []
@@ -65,7 +65,7 @@ def stale(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> l
     return found
 
 
-def named(alias: str) -> Owner | None:
+def owner_from_alias(alias: str) -> Owner | None:
     """Returns whose an ifb is by the text on it, None where it does not say; a long name is as in the text."""
     mark, *words = alias.split(" ")
     return Owner(*words) if mark == _MARK and len(words) == 3 else None

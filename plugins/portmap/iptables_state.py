@@ -26,7 +26,7 @@ from plugins.portmap.iptables_rules import (
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.iptables_shared import is_shared
+from plugins.portmap.iptables_shared_rules import is_shared
 from plugins.portmap.spec import HostPorts
 from process.values import dataclass
 

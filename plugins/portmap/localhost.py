@@ -16,9 +16,9 @@ import sys
 from cni.errors import CniError, Code
 from kernel import sysctl
 from kernel.netfilter.nft import NftSocket
-from plugins.portmap import guard
-from plugins.portmap.guard import setting
-from plugins.portmap.pod_route import ElsewhereError, interface_to
+from plugins.portmap import loopback_guard
+from plugins.portmap.loopback_guard import setting
+from plugins.portmap.pod_route import WrongRouteError, interface_to
 from plugins.portmap.spec import HostPorts
 
 _CURE = 'set "snat" to false: the host port is not served at 127.0.0.1 then'
@@ -34,16 +34,16 @@ def ensure(ports: HostPorts, *, unguarded: bool = False) -> None:
     """
     try:
         interface = interface_to(ports)
-    except ElsewhereError as error:
+    except WrongRouteError as error:
         print(f"portmap: {error.msg}: {error.details}", file=sys.stderr)
         return
     if not interface:
         return
     try:
-        if not guard.ensure_by_nftables(interface) and (
-            unguarded or not (_is_on(interface) and guard.may_be_in_iptables())
+        if not loopback_guard.ensure_by_nftables(interface) and (
+            unguarded or not (_is_on(interface) and loopback_guard.may_be_in_iptables())
         ):
-            guard.ensure_by_iptables(interface)
+            loopback_guard.ensure_by_iptables(interface)
         _open(interface, is_listed=interface in ports.host_interfaces)
     except CniError as error:
         cure = f"{error.details}; or {_CURE}" if error.details else _CURE
@@ -51,12 +51,12 @@ def ensure(ports: HostPorts, *, unguarded: bool = False) -> None:
 
 
 def check(ports: HostPorts) -> None:
-    """Checks that localhost is forwarded to the pod; raises ElsewhereError, CniError(999), KernelError.
+    """Checks that localhost is forwarded to the pod; raises WrongRouteError, CniError(999), KernelError.
 
     A missing guard is reported on stderr: the reference makes none, and its pods must pass.
     """
     interface = _checked(ports)
-    if interface and not guard.is_there(interface):
+    if interface and not loopback_guard.is_there(interface):
         print(
             f"podwire: packets that arrive by {interface} for 127.0.0.0/8 are not dropped: podwire repair sees to it "
             "(and the next ADD, where the kernel has nftables)",
@@ -65,9 +65,9 @@ def check(ports: HostPorts) -> None:
 
 
 def demand(ports: HostPorts) -> None:
-    """Checks as `check`, and demands the guard; raises ElsewhereError, CniError(999), KernelError."""
+    """Checks as `check`, and demands the guard; raises WrongRouteError, CniError(999), KernelError."""
     interface = _checked(ports)
-    if interface and not guard.is_there(interface):
+    if interface and not loopback_guard.is_there(interface):
         msg = f"packets that arrive by {interface} for 127.0.0.0/8 are not dropped"
         raise CniError(Code.INTERNAL, msg, "podwire repair or the next ADD sees to it")
 
@@ -77,23 +77,23 @@ def delete(socket: NftSocket, ports: HostPorts) -> None:
 
     Raises KernelError.
     """
-    guard.remove(socket, ports.host_veth, ports.host_interfaces)
+    loopback_guard.remove(socket, ports.host_veth, ports.host_interfaces)
 
 
 def delete_legacy(ports: HostPorts) -> None:
     """Does what `delete` does in iptables-legacy, if the pod's own interface is still open; raises CniError."""
     if ports.host_veth and _is_on(ports.host_veth):
-        guard.remove_legacy(ports.host_veth, ports.host_interfaces)
+        loopback_guard.remove_legacy(ports.host_veth, ports.host_interfaces)
 
 
 def gc(socket: NftSocket) -> None:
     """Deletes the guards of interfaces that are gone from nftables; raises KernelError."""
-    guard.remove(socket)
+    loopback_guard.remove(socket)
 
 
 def gc_legacy() -> None:
     """Deletes the guards of interfaces that are gone from iptables-legacy; raises CniError."""
-    guard.remove_legacy()
+    loopback_guard.remove_legacy()
 
 
 def _checked(ports: HostPorts) -> str:

@@ -13,7 +13,7 @@ from cni.errors import CniError
 from kernel import route
 from kernel.netfilter import iptables, nft
 from kernel.rtnl import Socket
-from plugins.portmap import localnet
+from plugins.portmap import localhost
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.netstate import iptables_rules, nft_rules, state
 from tests.support.publishing import GATEWAY
@@ -91,7 +91,7 @@ def test_a_pod_does_not_reach_the_loopback(published, sandbox, nftables, monkeyp
         assert hears(loopback)
         published.host.set_sysctl(SETTING, "0")
         with published.host.entered():
-            localnet.ensure(wanted())
+            localhost.ensure(wanted())
         assert published.host.sysctl(SETTING) == "1"
         forged(sandbox, result)
         assert not hears(loopback)
@@ -117,20 +117,20 @@ def test_localhost_is_served_behind_the_guard(published, sandbox, backend):
 @pytest.mark.needs("nft_nat")
 def test_the_guard_is_written_once(bridge):
     """Whoever comes next finds the guard and writes nothing."""
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     first = state(bridge, netfilter=True)
     (line,) = guards(bridge)
     assert line.startswith(NFT_GUARD)
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     assert state(bridge, netfilter=True) == first
 
 
 @pytest.mark.needs("nft_nat")
 def test_the_guard_is_mended(bridge):
     """A guard that somebody took away comes back with the next pod, although the setting is on."""
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     bridge.run("nft", "flush", "chain", "ip", "cni_hostport", "localnet")
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     assert len(guards(bridge)) == 1
 
 
@@ -139,23 +139,23 @@ def test_what_the_reference_opened_is_guarded_without_nftables(bridge, monkeypat
     bridge.set_sysctl(SETTING, "1")
     monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     monkeypatch.setattr("kernel.netfilter.iptables.may_have", lambda *how: set())
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
 
 
 def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
     """Where the kernel has no nftables, iptables drops the packets, and is run only when the setting is turned on."""
     monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
     runs = []
     monkeypatch.setattr("kernel.netfilter.iptables.read", lambda *how: runs.append(how) or {})
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     assert runs == []
     monkeypatch.undo()
     monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
     bridge.set_sysctl(SETTING, "0")
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     assert len([line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)]) == 1
 
 
@@ -164,13 +164,13 @@ def test_add_removes_no_guard(bridge, nftables, monkeypatch):
     """ADD adds the guard of its own interface, and removes none: what it has not removed it need not restore."""
     if not nftables:
         monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     bridge.ip("link", "add", "veth0", "type", "veth", "peer", "peer0")
     bridge.ip("link", "set", "veth0", "up")
     bridge.ip("route", "add", "10.99.0.9", "dev", "veth0")
     bridge.ip("link", "set", "cni0", "down")  # before Linux 6.2 an interface that is up keeps its name
     bridge.ip("link", "set", "cni0", "name", "gone")
-    localnet.ensure(wanted(ip_interface("10.99.0.9/32")))
+    localhost.ensure(wanted(ip_interface("10.99.0.9/32")))
     text = "\n".join(nft_rules(bridge) if nftables else iptables_rules(bridge))
     assert [name in text for name in ("cni0", "veth0")] == [True, True]
 
@@ -178,11 +178,11 @@ def test_add_removes_no_guard(bridge, nftables, monkeypatch):
 @pytest.mark.needs("nft_nat")
 def test_gc_leaves_rules_of_others(bridge):
     """GC removes the guards of interfaces that are gone, and no rule that somebody else has put there."""
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     bridge.run("nft", 'add rule ip cni_hostport localnet iifname gone ip daddr 127.0.0.1 drop comment "mine: own"')
     bridge.ip("link", "set", "cni0", "name", "other")
     with nft.opened() as socket:
-        localnet.gc(socket)
+        localhost.gc(socket)
     assert [name in "\n".join(nft_rules(bridge)) for name in ("cni0", "gone")] == [False, True]
 
 
@@ -202,8 +202,8 @@ def test_gc_leaves_rules_of_others(bridge):
 def test_where_localhost_is_not_served(bridge, name, how):
     """Without a need there is no setting and no rule, least of all one for the loopback itself."""
     before = state(bridge, netfilter=nft_works(bridge)), settings(bridge)
-    localnet.ensure(how)
-    localnet.check(how)
+    localhost.ensure(how)
+    localhost.check(how)
     assert (state(bridge, netfilter=nft_works(bridge)), settings(bridge)) == before
 
 
@@ -215,17 +215,17 @@ def settings(host):
 def test_check(bridge, capsys):
     """CHECK wants the setting, on the interface or for all, and only tells that a guard is missing."""
     with pytest.raises(CniError) as caught:
-        localnet.check(wanted())
+        localhost.check(wanted())
     assert caught.value.msg == "127.0.0.1 does not lead to the pod: net/ipv4/conf/cni0/route_localnet is off"
     assert caught.value.details == "podwire repair creates the guard of 127.0.0.0/8 and turns it on"
     for interface in ("cni0", "all"):
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "1")
-        localnet.check(wanted())
+        localhost.check(wanted())
         said = capsys.readouterr().err
         assert said.startswith("podwire: packets that arrive by cni0 for 127.0.0.0/8 are not dropped")
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "0")
-    localnet.ensure(wanted())
-    localnet.check(wanted())
+    localhost.ensure(wanted())
+    localhost.check(wanted())
     assert capsys.readouterr().err == ""
 
 
@@ -240,9 +240,9 @@ def test_a_pod_of_the_reference_passes(published, reference, sandbox):
 def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):
     """A guard that iptables made is found, too."""
     monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
-    localnet.ensure(wanted())
+    localhost.ensure(wanted())
     monkeypatch.undo()
-    localnet.check(wanted())
+    localhost.check(wanted())
     assert capsys.readouterr().err == ""
 
 
@@ -255,7 +255,7 @@ def test_neither_nftables_nor_iptables(bridge, monkeypatch):
 
     monkeypatch.setattr("kernel.netfilter.iptables.read", unusable)
     with pytest.raises(CniError) as caught:
-        localnet.ensure(wanted())
+        localhost.ensure(wanted())
     assert caught.value.msg == "unable to enable route_localnet: iptables-restore is not installed"
     assert caught.value.details.startswith('install iptables; or set "snat" to false')
     assert bridge.sysctl(SETTING) == "0"

@@ -9,14 +9,14 @@ from cni.conf import Attachment
 from kernel.netfilter import iptables_chains, iptables_nft, nft, nft_owner, nft_rule
 from kernel.netfilter.nft import NftSocket, Rule
 from kernel.netfilter.owned import HOST_PORT, NFTABLES, Owned
-from plugins.portmap import iptables_look, iptables_rules
+from plugins.portmap import iptables_rules, iptables_state
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.iptables_rules import OLD_CHAINS
 
 _KINDS = (iptables_rules.CHAINS, OLD_CHAINS)
 
 
-def owned(socket: NftSocket) -> list[Owned]:
+def list_host_ports(socket: NftSocket) -> list[Owned]:
     """Returns the host ports of which netlink tells, each with its owner; raises KernelError.
 
     The reference's rules of nftables tell the container only.
@@ -25,7 +25,7 @@ def owned(socket: NftSocket) -> list[Owned]:
     for kind in _KINDS:
         for item, rule in iptables_nft.owned(socket, kind, HOST_PORT):
             protocol = nft_rule.target(rule.expressions).protocol
-            found += [item._replace(about=f"{port}/{protocol}") for port in iptables_look.ports_of(rule)] or [item]
+            found += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.ports_of(rule)] or [item]
     for version in rules.CHAINS:
         for chain in rules.with_rules(version):
             for rule in nft.rules(socket, chain):
@@ -37,7 +37,7 @@ def owned(socket: NftSocket) -> list[Owned]:
     return list(dict.fromkeys(found))
 
 
-def owned_legacy() -> list[Owned]:
+def list_host_ports_legacy() -> list[Owned]:
     """Returns the host ports that iptables-legacy leads on; raises CniError."""
     found = []
     for item, line in iptables_chains.owned_legacy(_KINDS, HOST_PORT):

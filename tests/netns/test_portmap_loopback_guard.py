@@ -10,7 +10,7 @@ import pytest
 from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft
-from plugins.portmap import guard, localnet
+from plugins.portmap import localhost, loopback_guard
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.netns.conftest import NFT
 from tests.support import hidden, xtables
@@ -81,7 +81,7 @@ def test_the_reference_of_what_is_gone_is_rtnetlink(published, sandbox, monkeypa
 
     monkeypatch.setattr(link, "get", refuse)
     with published.host.entered(), nft.opened() as socket, pytest.raises(KernelError):
-        guard.remove(socket)
+        loopback_guard.remove(socket)
     assert guarded(published.host) == ["cni0"]
 
 
@@ -155,7 +155,7 @@ def test_an_interface_that_comes_back_is_guarded(published, sandbox, monkeypatch
     get = link.get
     monkeypatch.setattr(link, "get", lambda *how: next(answers, None) or get(*how))
     with published.host.entered(), nft.opened() as socket:
-        guard.remove(socket)
+        loopback_guard.remove(socket)
     assert guarded(published.host) == ["cni0"]
 
 
@@ -174,7 +174,7 @@ def legacy(host, tmp_path, monkeypatch):
         host.ip("link", "set", name, "up")
         host.ip("route", "add", ip, "dev", name)
         with host.entered():
-            localnet.ensure(pod(name, ip))
+            localhost.ensure(pod(name, ip))
     host.ip("link", "delete", "stale0")
     with host.entered():
         yield host, tools
@@ -191,7 +191,7 @@ def pod(interface, ip="10.99.0.9"):
 def test_gc_removes_stale_guards_of_iptables(legacy):
     """GC removes the guards that iptables-legacy made of interfaces that are gone."""
     host, tools = legacy
-    localnet.gc_legacy()
+    localhost.gc_legacy()
     (line,) = (line for line in iptables_rules(host, f"{tools}/iptables") if "127.0.0.0/8" in line)
     assert " -i veth0 " in line
 
@@ -201,6 +201,6 @@ def test_del_removes_the_guard_of_iptables(legacy, sandbox):
     """DEL removes the guards that iptables-legacy made: its own one, and stale ones."""
     host, tools = legacy
     host.ip("link", "set", "peer-veth0", "netns", sandbox.name)
-    localnet.delete_legacy(pod("veth0"))
+    localhost.delete_legacy(pod("veth0"))
     assert not any("127.0.0.0/8" in line for line in iptables_rules(host, f"{tools}/iptables"))
     assert setting(host, "veth0") == "0"
