@@ -1,9 +1,9 @@
-"""The table in README of what is promised, how it is tested, and the figures of the last run of the hard tests.
+"""README's table of promises: how each is tested, and the figures of the last run of the hard tests.
 
-One rule: a figure is counted by the test that keeps the promise, never written by hand.
+One rule: the test of a promise counts its figure; no figure is written by hand.
 
     make nightly              # or `make test`, for the figures of the sample
-    python -m tests.promises  # prints the table; with --write it goes into README
+    python -m tests.promises  # prints the table; --write copies it to README
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ class Promise(NamedTuple):
 
 PROMISES: dict[str, Promise] = {
     "reboot": Promise(
-        "An address that a reboot orphaned is given again when it is needed; one of the present boot never.",
-        "a kernel that is booted again on the same disk, ranges filled by podwire and by the reference",
+        "Addresses orphaned by a reboot are reclaimed when needed; addresses from the current boot never are.",
+        "a kernel is booted again on the same disk, with ranges filled by podwire and by the reference plugins",
         "{boots} boots",
     ),
     "storm": Promise(
-        "Whatever runs at the same time, no address is given twice, no rule is lost, and nothing is left in the end.",
-        "64 processes of ADD, DEL, CHECK and GC at random over 200 containers, some killed, for each backend and "
-        "among the reference's, compared with a node where the living were attached one by one; host-local alone",
-        "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} told to try again",
+        "With any verbs in parallel, no address is allocated twice, no rule is lost, and nothing is leaked.",
+        "64 processes run ADD, DEL, CHECK and GC at random on 200 containers, some are killed, for each backend and "
+        "mixed with the reference plugins; the node is compared with one on which the running containers were "
+        "attached sequentially; host-local alone",
+        "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} asked to retry",
     ),
     "model": Promise(
-        "Each verb changes what it says and nothing else, also where two networks have containers of the same names.",
-        "random sequences of all verbs, ours and the reference's; the node is compared with a model after each",
+        "Each verb changes only its own objects, also when two networks have containers of the same names.",
+        "random sequences of all verbs, podwire's and the reference's, compared with a model of the node after each",
         "{verbs:,} verbs",
     ),
     "fuzz": Promise(
-        "Whatever is on stdin, in the environment, in files, or answered by the kernel: an error object or a result.",
-        "inputs changed at random, real plugins in private namespaces; nothing is left by an ADD that fails",
+        "Any stdin, environment, files and kernel answers lead to a result or to an error object.",
+        "inputs are changed at random, real plugins run in private namespaces; a failed ADD leaves nothing behind",
         "{inputs:,} inputs",
     ),
     "faults": Promise(
-        "What fails is told in one error object, and nothing is left: ADD takes all back, DEL and GC can be repeated.",
-        "each system call and each request to the kernel of every verb, both backends, fails once; store, namespace, "
-        "bridge, pair and rules are taken away at each; disks full or read-only, foreign files, limits, capabilities",
+        "A failure returns one error object and leaks nothing: ADD rolls back, DEL and GC can be repeated.",
+        "each system call and each kernel request of every verb, both backends, fails once; store, namespace, "
+        "bridge, veth and rules are deleted at each; full or read-only disks, foreign files, limits, capabilities",
         "{faults:,} faults",
     ),
     "crash": Promise(
-        "A verb that dies loses nothing: the next DEL, or GC alone, leaves the state of before; the next ADD succeeds.",
+        "After a killed verb, the next DEL, or GC alone, restores the state before; the next ADD succeeds.",
         "each verb of a whole chain, both backends, gets SIGKILL right before and right after each system call that "
-        "changes something, in the plugin and in its children; SIGTERM, which unwinds, before each",
+        "changes something, in the plugin and in its children; SIGTERM, which rolls back, before each",
         "{kills:,} kills, {terms} terminations",
     ),
 }
@@ -88,7 +89,7 @@ def table() -> str:
 
 
 def write(readme: Path) -> None:
-    """Puts the table between its marks in README."""
+    """Writes the table between its marks in README."""
     before, begin, rest = readme.read_text().partition("<!-- promises -->\n")
     _, end, after = rest.partition("<!-- end of promises -->")
     readme.write_text(f"{before}{begin}{table()}\n{end}{after}")

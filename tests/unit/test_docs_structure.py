@@ -1,0 +1,28 @@
+"""READMEs describe what is there: the files of each plugin's folder, in a table, and the project on a few screens."""
+
+import pytest
+
+from tests.support.binaries import ROOT
+from tests.support.markdown import Document
+
+FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
+MAX_README_LINES = 150
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_folders_readme_lists_its_files(folder):
+    """The table in a plugin's README has one row for each module of its folder, and no other row."""
+    (table,) = Document(folder / "README.md").tables()
+    listed = [row["file"].strip("`") for row in table]
+    assert sorted(listed) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
+
+
+def test_every_plugin_folder_has_a_readme():
+    """Each folder of plugins/ and ipam/ has a README, so that the check above covers it."""
+    with_code = {path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/main.py")}
+    assert with_code == set(FOLDERS)
+
+
+def test_the_readme_is_short():
+    """README has at most 150 lines, so that it is read to its end."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
