@@ -106,7 +106,7 @@ class Checker:
     def owners(self, store: Store) -> Owners:
         """Returns the reservations of a store; raises OSError, FileNotFoundError when it was never made."""
         if store.directory not in self._owners:
-            self._owners[store.directory] = store.owners()
+            self._owners[store.directory] = store.list_owners()
         return self._owners[store.directory]
 
     def _check(self, one: Known, plugin: Mapping[str, object]) -> None:

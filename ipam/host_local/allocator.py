@@ -77,11 +77,13 @@ def allocate(
     return tuple(ips)
 
 
-def exhausted(store: Store, number: int, range_set: RangeSet, cache: Callable[[], ResultCache]) -> CniError | None:
+def exhaustion_error(
+    store: Store, number: int, range_set: RangeSet, cache: Callable[[], ResultCache]
+) -> CniError | None:
     """Returns the error of an ADD that would find no free address in the set, None when there is one."""
     if _has_room(store, number, range_set):
         return None
-    owners, known = owners_in(range_set, store.owners()), cache()
+    owners, known = owners_in(range_set, store.list_owners()), cache()
     usage = Usage.count(range_set, owners, known)
     if usage.in_use < usage.size:
         return None
@@ -149,7 +151,7 @@ def _take(
             f"requested IP address {choice} is not available in range set {range_set}",
             _told(held, name),
         )
-    _take_back(held, [(held.content(name), name)])
+    _take_back(held, [(held.get_owner(name), name)])
     held.reserve(name, owner)
 
 
@@ -171,7 +173,7 @@ def _refuse_second(
                 f"{own} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
                 f"{_told(held, name)}; run DEL for this attachment before the next ADD",
             )
-        _take_back(held, [(held.content(name), name)])
+        _take_back(held, [(held.get_owner(name), name)])
 
 
 def _next(
@@ -180,7 +182,7 @@ def _next(
     last = _last(held, number, range_set)
     found = _search(held, range_set, last, owner)
     if found is None:
-        owners = owners_in(range_set, held.owners())  # reading releases those that a crash left empty
+        owners = owners_in(range_set, held.scan())  # reading releases those that a crash left empty
         known = cache()
         _take_back(held, list(_left_over(owners, held.origin, held.directory, known)))
         found = _search(held, range_set, last, owner)
@@ -195,7 +197,7 @@ def _may_take_back(held: Reservations, name: str, attachment: Attachment, cache:
 
     A legacy reservation, without ifname, is the attachment's if its container has no other interface that lives.
     """
-    holder = held.content(name)
+    holder = held.get_owner(name)
     had = attachment_of(holder)
     own = had in (attachment, Attachment(attachment.container_id, ""))
     origin, returns = held.origin(holder, name), had == attachment
@@ -238,7 +240,7 @@ def _search(held: Reservations, range_set: RangeSet, last: int | None, owner: by
             return ranges.address(version, value), item
         looks += 1
         if looks == _LOOKS:
-            taken = held.taken(version)
+            taken = held.list_used(version)
     return None
 
 
@@ -248,7 +250,7 @@ def _has_room(store: Store, number: int, range_set: RangeSet) -> bool:
     in_turn = (value for value, _ in islice(range_set.candidates(last), _NEXT))
     if any(store.is_free(ranges.text(version, value)) for value in chain(in_turn, range_set.spread(_ALL_OVER))):
         return True
-    taken = store.taken(version)
+    taken = store.list_used(version)
     return any(value not in taken for value, _ in range_set.candidates(last))
 
 
@@ -281,7 +283,7 @@ def _hint(directory: str) -> str:
 def _told(held: Reservations, name: str) -> str:
     """Returns the path of a reservation, who has it, and since when."""
     path = f"{held.directory}/{name}"
-    container_id, ifname = attachment_of(held.content(name))
+    container_id, ifname = attachment_of(held.get_owner(name))
     who = f"{container_id} {ifname}".strip() or "nobody"
     try:
         age = _age(time.time() - lstat(path).st_mtime)

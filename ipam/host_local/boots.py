@@ -62,7 +62,7 @@ def is_left_over(
     return (is_older or is_of_the_future) and _is_local(os.path.dirname(path))
 
 
-def file_system(directory: str) -> str:
+def get_file_system(directory: str) -> str:
     """Returns the kind of file system that a directory is on, "" when that is not to be found out.
 
     By its mount, as the device numbers that stat(2) tells of btrfs are nobody else's.
@@ -84,7 +84,7 @@ def file_system(directory: str) -> str:
 
 @remembered
 def _is_local(directory: str) -> bool:
-    return file_system(directory) in _LOCAL
+    return get_file_system(directory) in _LOCAL
 
 
 def _changed_ns(path: str) -> int:

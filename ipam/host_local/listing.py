@@ -16,38 +16,38 @@ from ipam.host_local.store import Store
 _BOOKKEEPING = re.compile(r"lock|last_reserved_ip\.(\d+)")
 
 
-class Reserved(NamedTuple):
+class ReservationFile(NamedTuple):
     """A reservation as it stands: `owner` is b"" where its file names nobody.
 
-    `made_ns` is when it was written, by its modification time; `changed_ns` when anything of it was changed last.
+    `written_ns` is when it was written, by its modification time; `changed_ns` when anything of it was changed last.
     `residue` tells that it is free, what a crash has left; `unreadable` that we may not read whose it is.
     """
 
     name: str
     owner: bytes
-    made_ns: int
+    written_ns: int
     changed_ns: int
     residue: bool = False
     unreadable: bool = False
 
 
-def reserved(store: Store) -> list[Reserved]:
+def list_reservations(store: Store) -> list[ReservationFile]:
     """Returns all reservations, in the order of their addresses; raises OSError."""
     found = []
     for name in sorted(store.names(), key=_in_order):
         path = f"{store.directory}/{name}"
         try:
             status = os.lstat(path)
-            owner = store.content(name)
+            owner = store.get_owner(name)
         except FileNotFoundError:
             continue
         unreadable = not owner and stat.S_ISREG(status.st_mode) and not os.access(path, os.R_OK)
         residue = not owner and store.is_free(name)
-        found.append(Reserved(name, owner, status.st_mtime_ns, status.st_ctime_ns, residue, unreadable))
+        found.append(ReservationFile(name, owner, status.st_mtime_ns, status.st_ctime_ns, residue, unreadable))
     return found
 
 
-def bookkeeping(store: Store) -> tuple[dict[int, str], list[str]]:
+def read_other_files(store: Store) -> tuple[dict[int, str], list[str]]:
     """Returns what each `last_reserved_ip.N` holds, and the names of files that are not the store's; raises OSError."""
     last, foreign, known = {}, [], set(store.names())
     for name in sorted(os.listdir(store.directory)):
@@ -59,22 +59,22 @@ def bookkeeping(store: Store) -> tuple[dict[int, str], list[str]]:
     return last, foreign
 
 
-def disagreements(store: Store) -> list[str]:
+def list_unindexed(store: Store) -> list[str]:
     """Returns the reservations of which an index that proves itself says otherwise; raises OSError.
 
     Where the index is not proven, or not any more when all has been read, nothing is told.
     """
-    index = store.index()
+    index = store.open_index()
     try:
         if not index.complete:
             return []
-        owned = [(owner, name) for owner, names in store.owners().items() if owner for name in names]
+        owned = [(owner, name) for owner, names in store.list_owners().items() if owner for name in names]
         wrong = [name for owner, name in owned if name not in index.find(owner)]
         if index.damaged:  # the next verb that reads the damaged part rebuilds it
             return []
     finally:
         index.close()
-    again = store.index()
+    again = store.open_index()
     try:
         return wrong if again.complete else []
     finally:

@@ -83,7 +83,7 @@ def cmd_gc(args: CmdArgs, netconf: NetConf, valid: frozenset[Attachment]) -> Non
     living |= {owner_of(attachment.container_id, "") for attachment in valid}
     errors = []
     with store.locked() as held:
-        for owner, names in held.owners().items():
+        for owner, names in held.scan().items():
             # What no runtime can have written is a note of the administrator's, who keeps the address to himself.
             if owner not in living and VALID_NAME.fullmatch(attachment_of(owner).container_id):
                 errors += _release_each(held, names, owner)
@@ -102,7 +102,9 @@ def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
     store = Store(conf.data_dir(netconf), netconf.name)
     cache = partial(ResultCache.read, netconf.name)
     try:
-        full = store.rehearse() and [allocator.exhausted(store, i, item, cache) for i, item in enumerate(sets)]
+        full = store.check_usable() and [
+            allocator.exhaustion_error(store, i, item, cache) for i, item in enumerate(sets)
+        ]
     except OSError as error:
         reason = store.unusable(error)
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, reason.msg, reason.details) from error

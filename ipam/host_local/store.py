@@ -79,7 +79,7 @@ class Store:
             if fd >= 0:
                 with record.step(f"wait for the lock {path}"):
                     lock.acquire(fd, path, self._lock_wait_s)
-            index = self.index()
+            index = self.open_index()
             try:
                 yield Reservations(self.directory, index)
             except CniError:
@@ -114,7 +114,7 @@ class Store:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.directory)
         return True
 
-    def rehearse(self) -> bool:
+    def check_usable(self) -> bool:
         """Tells whether the store has been made.
 
         Raises the OSError that reserving an address would meet, as far as that can be known without doing so.
@@ -134,19 +134,19 @@ class Store:
         """Returns the names of all reservations, residue of a crash among them."""
         return _names(self.directory)
 
-    def taken(self, version: int) -> set[int]:
+    def list_used(self, version: int) -> set[int]:
         """Returns all addresses of family 4 or 6 that have a reservation, residue of a crash among them."""
         return set(values(version, os.listdir(self.directory)))
 
-    def content(self, name: str) -> bytes:
+    def get_owner(self, name: str) -> bytes:
         """Returns the owner of the reservation `name`, b"" when there is none; by a look without the lock."""
         return _content(f"{self.directory}/{name}")
 
-    def index(self) -> Index:
+    def open_index(self) -> Index:
         """Returns the index, to be closed; without the lock it is to be looked at only."""
         return Index(self._data_dir, self._network, self.directory)
 
-    def owners(self) -> Owners:
+    def list_owners(self) -> Owners:
         """Returns all reservations by owner, residue left out."""
         return _read_all(self.directory)[0]
 
@@ -157,7 +157,7 @@ class Store:
     @contextmanager
     def origins(self) -> Iterator[Origins]:
         """Yields what tells the origin of an owner's reservation, by a look into the index without the lock."""
-        index = self.index()
+        index = self.open_index()
         try:
             yield index.origin
         finally:
@@ -176,11 +176,11 @@ class Reservations:
         """Returns the names of the reservations that `owner` has."""
         if self._index.complete:
             names = self._index.find(owner)
-            if all(self.content(name) == owner for name in names) and self._index.complete:
+            if all(self.get_owner(name) == owner for name in names) and self._index.complete:
                 return names
-        return self.owners().get(owner, [])
+        return self.scan().get(owner, [])
 
-    def content(self, name: str) -> bytes:
+    def get_owner(self, name: str) -> bytes:
         """Returns the owner of the reservation `name`, b"" when there is none."""
         return _content(f"{self.directory}/{name}")
 
@@ -188,11 +188,11 @@ class Reservations:
         """Tells whether nobody has the reservation `name`."""
         return _is_free(f"{self.directory}/{name}")
 
-    def taken(self, version: int) -> set[int]:
+    def list_used(self, version: int) -> set[int]:
         """Returns all addresses of family 4 or 6 that have a reservation, residue of a crash among them."""
         return set(values(version, os.listdir(self.directory)))
 
-    def owners(self) -> Owners:
+    def scan(self) -> Owners:
         """Reads all reservations, by owner; removes the residue of crashes and writes the index anew."""
         if record.is_planned() and not os.path.isdir(self.directory):
             return {}  # it would have been made

@@ -202,7 +202,7 @@ def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     return len(unknown)
 
 
-def owners(data_dir: str) -> list[tuple[str, Attachment]]:
+def list_attachments(data_dir: str) -> list[tuple[str, Attachment]]:
     """Returns of whose interfaces there are backups, by their notes; raises OSError."""
     found = []
     for name in sorted(_listed(_side(data_dir))):

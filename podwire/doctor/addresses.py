@@ -14,7 +14,7 @@ from functools import partial
 from attachment.cache import ResultCache
 from ipam.host_local import allocator
 from ipam.host_local.allocator import Usage, owners_in
-from ipam.host_local.boots import file_system
+from ipam.host_local.boots import get_file_system
 from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from kernel import locks
@@ -89,7 +89,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
         for number, own in enumerate(item.sets):
             usage = _usage(node, item, own, Usage.count(own, owners_in(own, owners), known))
             stale += usage.stale
-            if allocator.exhausted(store, number, own, cache):
+            if allocator.exhaustion_error(store, number, own, cache):
                 fix = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
                 yield _FULL.finding(name, f"range {own}: {usage}", fix)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
@@ -127,7 +127,7 @@ def _usable(node: Node) -> Iterator[Finding]:
         if finding:
             yield finding
             continue
-        kind = file_system(_nearest(store.directory))
+        kind = get_file_system(_nearest(store.directory))
         if kind in _SHARED:
             fix = f'set "dataDir" to a local directory in {item.network.path}'
             yield _ELSEWHERE.finding(item.network.name, f"{store.directory} is on {kind}", fix)

@@ -159,7 +159,7 @@ def _reserved(item: Interface) -> int:
         return 0
     store = Store(item.data_dir, item.network.name)
     try:
-        files = listing.reserved(store) if store.exists() else []
+        files = listing.list_reservations(store) if store.exists() else []
     except OSError:
         return 0  # the checks of the addresses report the store
     reservations = (Reservation(item.data_dir, item.network.name, file) for file in files)

@@ -20,7 +20,7 @@ from ipam.host_local import conf as host_local
 from ipam.host_local import listing
 from ipam.host_local.allocator import attachment_of
 from ipam.host_local.boots import Origin
-from ipam.host_local.listing import Reserved
+from ipam.host_local.listing import ReservationFile
 from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from plugins.tuning import backup
@@ -49,7 +49,7 @@ class Reservation:
 
     data_dir: str
     network: str
-    file: Reserved
+    file: ReservationFile
     before_boot: bool = False
 
     @property
@@ -75,7 +75,7 @@ class Reservation:
     @property
     def is_recent(self) -> bool:
         """Tells whether it was made within the last minute, so that its ADD may still be under way."""
-        return time.time_ns() - self.file.made_ns < RECENT_NS
+        return time.time_ns() - self.file.written_ns < RECENT_NS
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _backups(found: Iterable[Network], unread: list[str]) -> Iterable[tuple[str,
     plugins = (plugin for network in found for plugin in network.plugins if plugin.get("type") == "tuning")
     for data_dir in dict.fromkeys(str(plugin.get("dataDir") or tuning.DATA_DIR) for plugin in plugins):
         try:
-            for network, attachment in backup.owners(data_dir):
+            for network, attachment in backup.list_attachments(data_dir):
                 yield data_dir, network, attachment
         except OSError as error:
             unread.append(f"tuning's notes in {data_dir}: {error.strerror}")
@@ -243,8 +243,8 @@ def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[
     try:
         if not store.exists():
             return Pool(data_dir, network, range_sets=sets) if sets else None
-        files = listing.reserved(store)
-        last, foreign = listing.bookkeeping(store)
+        files = listing.list_reservations(store)
+        last, foreign = listing.read_other_files(store)
         if any(file.unreadable for file in files):
             unread.append(f"who has the addresses in {store.directory}: Permission denied")
         with store.origins() as origins:
@@ -258,7 +258,7 @@ def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[
     return Pool(data_dir, network, reservations, last, tuple(foreign), sets)
 
 
-def _is_before_boot(file: Reserved, origin: Origin) -> bool:
+def _is_before_boot(file: ReservationFile, origin: Origin) -> bool:
     """Tells whether a reservation outlived a boot: by the index, or by its file's time."""
     if origin is Origin.UNKNOWN:
         return file.changed_ns < time.time_ns() - int(time.clock_gettime(time.CLOCK_BOOTTIME) * _NS)

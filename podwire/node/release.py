@@ -87,13 +87,13 @@ def _living(cache_dir: str, network: str) -> set[str]:
 def _released(held: Reservations, item: Reservation, living: set[str]) -> Outcome:
     """Looks once more and releases; the lock is held, so nobody else reserves meanwhile."""
     path = f"{held.directory}/{item.file.name}"
-    owner = held.content(item.file.name)
+    owner = held.get_owner(item.file.name)
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         return Outcome(item, "it was released meanwhile")
     if owner != item.file.owner or (status.st_mtime_ns, status.st_ctime_ns) != (
-        item.file.made_ns,
+        item.file.written_ns,
         item.file.changed_ns,
     ):
         return Outcome(item, "it was reserved anew meanwhile")

@@ -110,7 +110,7 @@ def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
                 state_of(snapshot, item),
                 attachment,
                 pod,
-                item.file.made_ns,
+                item.file.written_ns,
                 item.before_boot,
             )
         for address in pool.last_reserved.values():
@@ -206,7 +206,7 @@ def _full(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
 def _index(pool: Pool) -> Iterator[Finding]:
     store = pool.store()
     try:
-        wrong = listing.disagreements(store)
+        wrong = listing.list_unindexed(store)
     except OSError:
         return  # what cannot be read has been told
     if wrong:

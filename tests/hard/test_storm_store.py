@@ -94,7 +94,7 @@ class Storm:
         """Demands that the store is that of the attached, and the index, where it is proven, too."""
         owners = {f"{name}\r\neth0".encode(): [address] for name, address in self.attached.items()}
         store = Store(str(self.store), "net")
-        assert store.owners() == owners
+        assert store.list_owners() == owners
         index = Index(str(self.store), "net", store.directory)
         assert not index.complete or {owner: index.find(owner) for owner in owners} == owners
         index.close()

@@ -153,7 +153,7 @@ def test_the_living_are_refused(node, sandbox):
     assert node.tool("ipam", "free", own, "--force").status == 0
     assert states(node) == {}
     # It was released as DEL does it, so that the index still proves itself.
-    index = Store(str(node.store.parent), "podnet").index()
+    index = Store(str(node.store.parent), "podnet").open_index()
     assert index.complete
     index.close()
 

@@ -89,7 +89,7 @@ def compare_store(storm: Storm) -> None:
     """Demands that reservations, index (where it is proven) and backups are those of the living."""
     expected = {f"{each.name}\r\neth0".encode(): [each.address] for each in storm.living()}
     store = Store(str(storm.store), "storm")
-    found = store.owners()
+    found = store.list_owners()
     if found != expected:
         storm.problem(
             f"reservations: surplus {found.keys() - expected.keys()}, missing {expected.keys() - found.keys()}"

@@ -52,8 +52,8 @@ class Net:
             self.add(container_id, *requested)
         return caught.value
 
-    def owners(self):
-        return self.store.owners()
+    def list_owners(self):
+        return self.store.list_owners()
 
     def file(self, name, content=""):
         os.makedirs(self.store.directory, exist_ok=True)
@@ -66,4 +66,4 @@ class Net:
         (self.results / f"{network}-{container_id}-eth0").write_text(json.dumps({**entry, "netns": netns}))
 
     def status(self, number=0):
-        return allocator.exhausted(self.store, number, self.pools[number], self.cache)
+        return allocator.exhaustion_error(self.store, number, self.pools[number], self.cache)

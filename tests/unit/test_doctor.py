@@ -109,7 +109,7 @@ def test_a_default_route_that_runs_out(node, settings, monkeypatch, tmp_path, ac
 @pytest.mark.parametrize(("kind", "name"), [("nfs4", "store-shared"), ("tmpfs", "store-in-memory"), ("ext4", "")])
 def test_the_file_system_of_a_store(node, monkeypatch, kind, name):
     """A store on the network is a warning, one in memory a note."""
-    monkeypatch.setattr(addresses, "file_system", lambda directory: kind)
+    monkeypatch.setattr(addresses, "get_file_system", lambda directory: kind)
     assert [one.name for one in look(node, "stores")] == [name] * bool(name)
 
 

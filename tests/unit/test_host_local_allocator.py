@@ -56,7 +56,7 @@ def test_a_requested_address_is_given_and_moves_the_turn(tmp_path):
     assert net.add("a", "fd00::9", "10.1.2.50") == ["10.1.2.50/24", "fd00::9/64"]
     assert net.add("b") == ["10.1.2.51/24", "fd00::a/64"]
     assert net.add("a", "10.1.2.60", "fd00::20") == ["10.1.2.60/24", "fd00::20/64"]
-    assert sorted(net.owners()[b"a\r\neth0"]) == ["10.1.2.50", "10.1.2.60", "fd00::20", "fd00::9"]
+    assert sorted(net.list_owners()[b"a\r\neth0"]) == ["10.1.2.50", "10.1.2.60", "fd00::20", "fd00::9"]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_request_that_cannot_be_met_leaves_nothing(tmp_path, requested, msg):
     """When one requested address is not to be had, the error says which and nothing stays reserved."""
     net = Net(tmp_path, pool("10.1.2.0/24"), pool("fd00::/64", last=99))
     net.add("a", "10.1.2.2", "fd00::2")
-    before = net.owners()
+    before = net.list_owners()
     error = net.refusal("b", *requested)
     assert (error.code, error.msg[: len(msg)]) == (999, msg)
-    assert net.owners() == before
+    assert net.list_owners() == before
 
 
 def test_a_set_that_is_full_releases_the_sets_before(tmp_path):
@@ -88,7 +88,7 @@ def test_a_set_that_is_full_releases_the_sets_before(tmp_path):
     assert net.refusal("b").msg == (
         "failed to allocate for range 1: no IP addresses available in range set: fd00::1-fd00::2"
     )
-    assert list(net.owners()) == [b"a\r\neth0"]
+    assert list(net.list_owners()) == [b"a\r\neth0"]
 
 
 def test_what_the_attachment_had_before_survives_a_failure(tmp_path):
@@ -96,7 +96,7 @@ def test_what_the_attachment_had_before_survives_a_failure(tmp_path):
     net = Net(tmp_path, pool("10.1.2.0/24"), pool("10.1.3.0/24"))
     net.file("10.1.3.7", "a\r\neth0")
     assert "duplicate" in net.refusal("a").msg
-    assert net.owners() == {b"a\r\neth0": ["10.1.3.7"]}
+    assert net.list_owners() == {b"a\r\neth0": ["10.1.3.7"]}
 
 
 def test_exhaustion_writes_nothing_and_tells_who_has_the_addresses(tmp_path):
@@ -182,7 +182,7 @@ def test_foreign_files_do_no_harm(tmp_path):
     os.mkdir(f"{net.store.directory}/10.1.2.2")
     assert net.add("a") == ["10.1.2.3/24"]
     with net.store.locked() as held:
-        assert held.owners() == {b"a\r\neth0": ["10.1.2.3"], b"": ["10.1.2.2"]}
+        assert held.scan() == {b"a\r\neth0": ["10.1.2.3"], b"": ["10.1.2.2"]}
     names = set(os.listdir(net.store.directory))
     assert names >= {"README", "a.b", "10.1.2", "10.1.2.3.bak", ":::", "10.1.2.2"}
 

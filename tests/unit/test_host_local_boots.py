@@ -45,7 +45,9 @@ class Node:
 
     def holders(self):
         """Returns who has which address."""
-        return {name: owner.split(b"\r")[0].decode() for owner, names in self.net.owners().items() for name in names}
+        return {
+            name: owner.split(b"\r")[0].decode() for owner, names in self.net.list_owners().items() for name in names
+        }
 
 
 @pytest.fixture
@@ -179,7 +181,7 @@ def test_the_same_container_without_its_old_namespace_gets_the_address_it_asks_f
     node.net.cached("a", "/run/netns/gone")
     node.net.refusal("b", "10.1.2.3")
     assert node.net.add("a", "10.1.2.3") == ["10.1.2.3/24"]
-    assert node.net.owners() == {owner_of("a", "eth0"): ["10.1.2.3"]}
+    assert node.net.list_owners() == {owner_of("a", "eth0"): ["10.1.2.3"]}
 
 
 def test_a_note_of_the_administrator_stays(node):
@@ -248,7 +250,7 @@ def _full(index, path):
 @pytest.mark.parametrize("maker", ["ours", "the reference's"])
 def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, maker):
     """What another boot made on a file system of several machines may be of a container that lives on one of them."""
-    monkeypatch.setattr(boots, "file_system", lambda directory: "nfs4")
+    monkeypatch.setattr(boots, "get_file_system", lambda directory: "nfs4")
     for number, name in enumerate("abc"):
         if maker == "ours":
             node.net.add(name)
@@ -306,9 +308,9 @@ def test_while_the_clock_is_behind_the_cache_has_to_agree(node):
 def test_the_kind_of_afile_system(tmp_path):
     """It is told of directories, also through links; of what is not there it is unknown."""
     (tmp_path / "link").symlink_to("/proc/self")
-    assert boots.file_system(str(tmp_path / "link")) == "proc"
-    assert boots.file_system("/sys/kernel") == "sysfs"
-    assert boots.file_system(str(tmp_path / "absent")) == ""
+    assert boots.get_file_system(str(tmp_path / "link")) == "proc"
+    assert boots.get_file_system("/sys/kernel") == "sysfs"
+    assert boots.get_file_system(str(tmp_path / "absent")) == ""
 
 
 def test_the_boot_began_when_the_kernel_says():

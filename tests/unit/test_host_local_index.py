@@ -28,8 +28,8 @@ def net(tmp_path):
 def scans(monkeypatch):
     """Counts the scans of a store."""
     counted = []
-    real = Reservations.owners
-    monkeypatch.setattr(Reservations, "owners", lambda self: counted.append(1) or real(self))
+    real = Reservations.scan
+    monkeypatch.setattr(Reservations, "scan", lambda self: counted.append(1) or real(self))
     return counted
 
 
@@ -284,8 +284,8 @@ def test_answers_are_those_of_the_files(net, seed):
             written_by_reference(net, name, owner)
         elif action == "foreign remove" and os.path.exists(f"{net.directory}/{name}"):
             os.unlink(f"{net.directory}/{name}")
-        assert find(net, owner) == sorted(net.owners().get(owner, []))
-    assert {key: find(net, key) for key in OWNERS} == {key: sorted(net.owners().get(key, [])) for key in OWNERS}
+        assert find(net, owner) == sorted(net.list_owners().get(owner, []))
+    assert {key: find(net, key) for key in OWNERS} == {key: sorted(net.list_owners().get(key, [])) for key in OWNERS}
 
 
 CALLS = ("open", "close", "stat", "fstat", "read", "pread", "pwrite", "write", "link", "unlink", "utime", "ftruncate")
@@ -383,8 +383,8 @@ def test_an_error_at_any_step_is_told_and_leaves_the_index_true(net, monkeypatch
             error = failure_of(lambda: change(net), CniError)
         assert error is None or error.code == 5
         failed += error is not None
-        assert find(net, owner) == sorted(net.owners().get(owner, []))
-        assert find(net, b"old\r\neth0") == sorted(net.owners().get(b"old\r\neth0", []))
+        assert find(net, owner) == sorted(net.list_owners().get(owner, []))
+        assert find(net, b"old\r\neth0") == sorted(net.list_owners().get(b"old\r\neth0", []))
     assert failed >= 8
 
 

@@ -238,7 +238,7 @@ def test_a_signal_waits_for_the_end_of_the_block(net, termination):
     with pytest.raises(Terminated):
         reserve_when_told_to_stop()
     assert reached == [True]
-    assert net.owners() == {OWNER: ["10.1.2.2"]}
+    assert net.list_owners() == {OWNER: ["10.1.2.2"]}
     assert add(net, "10.1.2.3")
 
 
@@ -252,7 +252,7 @@ def test_a_signal_ends_the_wait_for_the_lock(net, holder, termination):
     with pytest.raises(Terminated):
         add(net, "10.1.2.3")
     os.waitpid(pid, 0)
-    assert net.owners() == {OWNER: ["10.1.2.2"]}
+    assert net.list_owners() == {OWNER: ["10.1.2.2"]}
 
 
 FOREIGN = {
@@ -307,5 +307,5 @@ def test_two_first_pods_make_the_directory_at_once(tmp_path, monkeypatch):
 def test_a_relative_directory_is_no_reason_to_search_for_ever(tmp_path, monkeypatch):
     """A store that would be made below where we are is rehearsed there."""
     monkeypatch.chdir(tmp_path)
-    Store("a/b", "net").rehearse()
+    Store("a/b", "net").check_usable()
     assert list(tmp_path.iterdir()) == []

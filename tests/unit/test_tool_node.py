@@ -8,7 +8,7 @@ import pytest
 
 from attachment.presence import Presence
 from cni.conf import Attachment
-from ipam.host_local.listing import Reserved
+from ipam.host_local.listing import ReservationFile
 from kernel.link import Link
 from kernel.netfilter import nft_owner
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, Owned
@@ -41,8 +41,8 @@ def known(container_id="a", *, lives=True, netns="/run/netns/a", address="10.22.
 
 
 def reserved(name, owner, *, old=True, before_boot=False):
-    made_ns = time.time_ns() - (MINUTES_AGO_NS if old else 0)
-    return Reservation("/d", "net", Reserved(name, owner, made_ns, made_ns), before_boot)
+    written_ns = time.time_ns() - (MINUTES_AGO_NS if old else 0)
+    return Reservation("/d", "net", ReservationFile(name, owner, written_ns, written_ns), before_boot)
 
 
 def join(*, cached=None, reservations=(), kernel=None, rules=(), whole=True):

@@ -13,7 +13,7 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.backup import Backup, Saved, collect, owners
+from plugins.tuning.backup import Backup, Saved, collect, list_attachments
 from process.undo import Undo
 from tests.support.errors import failure_of
 
@@ -153,7 +153,7 @@ def test_attachments_of_which_the_reference_gives_both_the_same_name(tmp_path):
     for one, values in zip(pair, saved, strict=True):
         save(one, values)
     assert [one.load() for one in pair] == saved
-    assert sorted(owners(data_dir)) == [("net", Attachment(*attachment)) for attachment in ALIKE]
+    assert sorted(list_attachments(data_dir)) == [("net", Attachment(*attachment)) for attachment in ALIKE]
     pair[0].remove()
     assert [one.load() for one in pair] == [None, saved[1]]
     save(pair[0], saved[0])
@@ -205,7 +205,7 @@ def test_a_backup_of_an_earlier_release_under_a_shared_name(tmp_path, monkeypatc
     for take_away in (one.remove, lambda: collect(data_dir, "net", [Attachment(*ALIKE[1])])):
         of_an_earlier_release(data_dir, ALIKE[0], monkeypatch)
         assert (one.load(), other.load()) == (WHOLE, None)
-        assert owners(data_dir) == [("net", Attachment(*ALIKE[0]))]
+        assert list_attachments(data_dir) == [("net", Attachment(*ALIKE[0]))]
         other.remove(shared=True)
         assert one.load() == WHOLE
         assert not take_away()
