@@ -28,7 +28,7 @@ UNREAD_FIX = (
 
 
 @dataclass(frozen=True)
-class Known:
+class CachedAttachment:
     """One attachment of the cache: where it is, and what it was asked for and got.
 
     `network` is None when the cache has no configuration that can be read; `result` is the JSON of ADD's result.
@@ -46,7 +46,7 @@ class Known:
     result: object = None
 
     @property
-    def lives(self) -> bool:
+    def may_be_running(self) -> bool:
         """Tells whether its container may be running: nothing proves that its namespace is gone."""
         return self.presence is not Presence.GONE
 
@@ -78,15 +78,15 @@ def results_dir(cache_dir: str) -> str:
     return os.path.join(cache_dir, "results")
 
 
-def known(cache_dir: str, network: str = "") -> Iterator[Known]:
+def list_cached(cache_dir: str, network: str = "") -> Iterator[CachedAttachment]:
     """Yields the attachments of `network`, or ("") of all, in the order of their files' names."""
     for entry in cache.read_entries(results_dir(cache_dir), network):
-        yield _known(entry)
+        yield _from_entry(entry)
 
 
-def configuration(cache_dir: str, network: str) -> Network | None:
+def get_network(cache_dir: str, network: str) -> Network | None:
     """Returns the configuration of a network with which its newest attachment was made, None where there is none."""
-    made = [one for one in known(cache_dir, network) if one.network]
+    made = [one for one in list_cached(cache_dir, network) if one.network]
     return max(made, key=_made_ns).network if made else None
 
 
@@ -107,7 +107,7 @@ def require_cache(cache_dir: str) -> None:
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {directory}: {error.strerror}", hint) from error
 
 
-def unread(cache_dir: str, found: Iterable[Known], network: str = "") -> list[str]:
+def list_unreadable(cache_dir: str, found: Iterable[CachedAttachment], network: str = "") -> list[str]:
     """Returns the paths of the cache's files that are not among `found`, and cannot be read at a second look either.
 
     They are not readable, truncated, or of the form before CNI 0.8. Runtimes write and remove files meanwhile.
@@ -123,7 +123,7 @@ def unread(cache_dir: str, found: Iterable[Known], network: str = "") -> list[st
     return [path for path in paths if read(path) is None and os.path.lexists(path)]
 
 
-def named(path: str, network: str) -> Iterator[Attachment]:
+def parse_file_name(path: str, network: str) -> Iterator[Attachment]:
     """Yields each attachment of a network that a file of the cache can be of, by its name: names may contain "-"."""
     head, dash, rest = os.path.basename(path).partition(f"{network}-")
     if head or not dash:
@@ -133,15 +133,15 @@ def named(path: str, network: str) -> Iterator[Attachment]:
             yield Attachment(rest[:position], rest[position + 1 :])
 
 
-def read(path: str) -> Known | None:
+def read(path: str) -> CachedAttachment | None:
     """Reads the attachment of one file; None when it is not there, or cannot be read."""
     found = cache.read_entry(path)
-    return _known(found) if found else None
+    return _from_entry(found) if found else None
 
 
-def _known(entry: Entry) -> Known:
+def _from_entry(entry: Entry) -> CachedAttachment:
     capability_args = entry.content.get("capabilityArgs")
-    return Known(
+    return CachedAttachment(
         entry.path,
         entry.network,
         entry.attachment,
@@ -154,7 +154,7 @@ def _known(entry: Entry) -> Known:
     )
 
 
-def _made_ns(one: Known) -> int:
+def _made_ns(one: CachedAttachment) -> int:
     try:
         return os.stat(one.path).st_mtime_ns
     except OSError:

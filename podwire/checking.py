@@ -25,18 +25,18 @@ from ipam.host_local import conf as host_local
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from ipam.host_local.store import Owners, Store, owner_of
 from podwire import attachments
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 
-OUT_OF_SIGHT = "their network namespaces cannot be seen from here"
+NETNS_NOT_VISIBLE = "their network namespaces cannot be seen from here"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One plugin's CHECK that failed; `of_rules`: only rules are missing, which `podwire repair` creates again."""
+    """One plugin's CHECK that failed; `only_rules`: only rules are missing, which `podwire repair` creates again."""
 
     plugin: str
     error: CniError
-    of_rules: bool
+    only_rules: bool
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Checker:
         self._path = path
         self._owners: dict[str, Owners] = {}
 
-    def verdict(self, one: Known) -> Verdict:
+    def check(self, one: CachedAttachment) -> Verdict:
         """Runs CHECK of each plugin until a failure that is not about rules: later plugins build on that one's work."""
         skipped, unseen = _obstacle(one)
         if skipped or unseen:
@@ -80,19 +80,21 @@ class Checker:
             said = io.StringIO()
             try:
                 with redirect_stderr(said):
-                    self._check(one, plugin)
+                    self._run_check(one, plugin)
                 remarks += said.getvalue().splitlines()
             except Exception as failure:
                 error = skel.as_cni_error(failure)
-                failures.append(Failure(kind, error, self._is_of_rules(one, plugin) and "sysctl" not in error.details))
-                if not failures[-1].of_rules:
+                failures.append(
+                    Failure(kind, error, self._lacks_only_rules(one, plugin) and "sysctl" not in error.details)
+                )
+                if not failures[-1].only_rules:
                     break
         if failures and attachments.read(one.path) is None:
             return Verdict(skipped="they were deleted meanwhile")
         return Verdict(tuple(failures), tuple(remarks), tuple(foreign))
 
-    def request(
-        self, command: str, attachment: Attachment | None, stdin: object, *, known: Known | None = None
+    def build_call(
+        self, command: str, attachment: Attachment | None, stdin: object, *, known: CachedAttachment | None = None
     ) -> tuple[CmdArgs, NetConf]:
         """Returns the arguments and configuration for a verb of ours in this process; raises CniError."""
         env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self._path)}
@@ -103,22 +105,22 @@ class Checker:
         args = replace(cni_args.from_env({**self._env, **env}), stdin=data, delegates=self.plugins, inside=True)
         return args, cni_conf.parse(data)
 
-    def owners(self, store: Store) -> Owners:
+    def get_owners(self, store: Store) -> Owners:
         """Returns the reservations of a store; raises OSError, FileNotFoundError when it was never made."""
         if store.directory not in self._owners:
             self._owners[store.directory] = store.list_owners()
         return self._owners[store.directory]
 
-    def _check(self, one: Known, plugin: Mapping[str, object]) -> None:
+    def _run_check(self, one: CachedAttachment, plugin: Mapping[str, object]) -> None:
         """Runs CHECK of a plugin in this process; raises what it raises."""
         assert one.network is not None
-        stdin = one.network.request(plugin, capability_args=one.capability_args, prev_result=one.result)
-        args, conf = self.request("CHECK", one.attachment, stdin, known=one)
+        stdin = one.network.build_config(plugin, capability_args=one.capability_args, prev_result=one.result)
+        args, conf = self.build_call("CHECK", one.attachment, stdin, known=one)
         own = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
         delegates: dict[str, Plugin] = {**self.plugins, HOST_LOCAL.name: own}
         skel.call(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
 
-    def _is_of_rules(self, one: Known, plugin: Mapping[str, object]) -> bool:
+    def _lacks_only_rules(self, one: CachedAttachment, plugin: Mapping[str, object]) -> bool:
         """Tells whether rules are what is wrong: of an interface plugin, if nothing else is but masquerading."""
         if plugin["type"] in ("portmap", "firewall"):
             return True
@@ -126,7 +128,7 @@ class Checker:
             if not Fields(plugin).boolean("ipMasq"):
                 return False
             with redirect_stderr(io.StringIO()):
-                self._check(one, {**plugin, "ipMasq": False})
+                self._run_check(one, {**plugin, "ipMasq": False})
         except Exception:
             return False
         return True
@@ -139,7 +141,7 @@ class Checker:
         return bool(ipam) and ipam not in self.plugins
 
 
-def _obstacle(one: Known) -> tuple[str, str]:
+def _obstacle(one: CachedAttachment) -> tuple[str, str]:
     """Returns why an attachment is not checked: what its configuration excludes, or what cannot be looked at."""
     if one.network is None or not isinstance(one.result, dict):
         return "", "the cache has no configuration or result"
@@ -152,7 +154,7 @@ def _obstacle(one: Known) -> tuple[str, str]:
     if os.geteuid() != 0:
         return "", "root is needed"
     if not os.access(one.netns, os.R_OK):
-        return "", OUT_OF_SIGHT
+        return "", NETNS_NOT_VISIBLE
     return "", ""
 
 
@@ -160,7 +162,7 @@ def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:
     """Does what host-local's CHECK does, without the store's lock."""
     store = Store(host_local.data_dir(conf), conf.name)
     try:
-        owners = checker.owners(store)
+        owners = checker.get_owners(store)
     except FileNotFoundError:
         owners = {}
     except OSError as error:

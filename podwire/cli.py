@@ -17,7 +17,7 @@ from podwire import __version__
 from podwire.command import Command, Context, Status, UsageError
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
-from podwire.output import Output, complain
+from podwire.output import Output, print_error
 from process.signals import Terminated
 from process.stderr import one_line
 
@@ -32,7 +32,7 @@ its work (rights, files); 4 nothing wrong was found, but not everything could be
 
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:
     """Runs one command and returns the exit status (`Status`); usage errors and --help end in SystemExit."""
-    top = parser()
+    top = build_parser()
     options, unknown = top.parse_known_args(arguments)
     if unknown:
         own: argparse.ArgumentParser = getattr(options, "parser", top)
@@ -48,21 +48,21 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     except BrokenPipeError:
         return Status.FAILED
     except UsageError as error:
-        complain(error, out)
+        print_error(error, out)
         status = Status.USAGE
     except (Exception, Terminated) as error:
-        complain(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
+        print_error(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
     try:
         stdout.flush()  # fails for a full disk and for a pipe that nobody reads any more
     except BrokenPipeError:
         return Status.FAILED
     except OSError as error:
-        complain(skel.as_cni_error(error), Output(stdout))  # on stderr also with --json: stdout takes nothing
+        print_error(skel.as_cni_error(error), Output(stdout))  # on stderr also with --json: stdout takes nothing
         return Status.FAILED
     return status
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole tool; each command's own is a choice of its one group of subparsers."""
     top = _Parser(
         prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -11,12 +11,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from shlex import quote
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import runtimes
 from podwire.output import Output
-from podwire.shell import quote
 
 # Where the runtimes look, and the variables that cnitool knows.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
@@ -34,7 +34,7 @@ class Status(IntEnum):
     INCOMPLETE = 4  # nothing wrong was found, but not everything could be looked at
 
 
-def judge(*, wrong: bool, complete: bool) -> Status:
+def exit_status(*, wrong: bool, complete: bool) -> Status:
     """Returns the exit status of a command that looks for faults.
 
     A fault wins over an incomplete look: it is certain, and there is something to repair. The key `complete` of the
@@ -53,14 +53,14 @@ class UsageError(CniError):
 class Context:
     """A command's input: the plugins in this file, the environment, where to print to, the tool's own parser.
 
-    `words` are the arguments of the command line.
+    `arguments` are the arguments of the command line.
     """
 
     plugins: Mapping[str, Plugin]
     env: Mapping[str, str]
     out: Output
     parser: ArgumentParser
-    words: Sequence[str] = ()
+    arguments: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def add_bin_dir(parser: ArgumentParser) -> None:
 def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
     """Returns the directories of plugins, in the order in which they are searched."""
     text = getattr(options, "bin_dir", None) or context.env.get(BIN_DIR_VARIABLE)
-    directories = text.split(":") if text else (BIN_DIR, *runtimes.bin_dirs(context.env))
+    directories = text.split(":") if text else (BIN_DIR, *runtimes.list_bin_dirs(context.env))
     return tuple(dict.fromkeys(directory for directory in directories if directory))
 
 
@@ -130,5 +130,5 @@ def require_root(context: Context, command: str) -> None:
         # sudo clears the environment
         variables = [name for name in (CONF_DIR_VARIABLE, BIN_DIR_VARIABLE) if context.env.get(name)]
         settings = [f"{name}={quote(context.env[name])}" for name in variables]
-        line = " ".join(["sudo", *settings, "podwire", *map(quote, context.words)])
+        line = " ".join(["sudo", *settings, "podwire", *map(quote, context.arguments)])
         raise CniError(Code.INVALID_ENVIRONMENT, f"podwire {command} needs root", f"run it with sudo: {line}")

@@ -37,7 +37,7 @@ class SubnetError(CniError):
     """The subnets cannot be used for a network."""
 
 
-def text(network: Mapping[str, object], subnets: Sequence[str]) -> bytes:
+def render(network: Mapping[str, object], subnets: Sequence[str]) -> bytes:
     """Returns a list's file with a range set for each of these subnets, one of each IP version at most: CniError(7)."""
     ranges = [[{"subnet": _subnet(subnet)}] for subnet in subnets]
     versions = [ip_network(subnet).version for subnet in subnets]

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from cni import gojson
 from cni.errors import CniError, Code
-from podwire.damaged import is_damaged
-from podwire.exclusive import exclusive
+from podwire.integrity import is_damaged
 from podwire.lint import positions
+from podwire.lock import exclusive_lock
 from process import child, files
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
@@ -136,7 +136,7 @@ class Directory:
         directory = os.path.join(self.path, _KEPT)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         text = gojson.dumps({"ours": manifest.ours, "conf": manifest.conf}, indent=2) + "\n"
-        write_whole(os.path.join(directory, _MANIFEST), text.encode())
+        write_atomically(os.path.join(directory, _MANIFEST), text.encode())
 
     def _refuse_packaged(self) -> None:
         """Refuses a directory whose files are the Debian package's: dpkg would miss them, and restore over nothing."""
@@ -272,10 +272,10 @@ class Directory:
     def locked(self) -> AbstractContextManager[None]:
         """Keeps other installations away; raises CniError(11) when one is at work."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return exclusive(descriptor, f"is installing into {self.path}")
+        return exclusive_lock(descriptor, f"is installing into {self.path}")
 
 
-def write_whole(path: str, content: bytes, mode: int = 0o644) -> None:
+def write_atomically(path: str, content: bytes, mode: int = 0o644) -> None:
     """Writes a file that is there whole or not at all, `mode` at most of its permissions; raises OSError."""
     draft = f"{path}.podwire-new"
     with suppress(FileNotFoundError):
@@ -293,7 +293,7 @@ def write_whole(path: str, content: bytes, mode: int = 0o644) -> None:
     _sync(os.path.dirname(path) or ".")
 
 
-def sentence(doing: str, error: OSError) -> CniError:
+def filesystem_error(doing: str, error: OSError) -> CniError:
     """Returns a failure of the file system as an error that says what to do."""
     where = f" ({error.filename})" if error.filename else ""
     msg = f"cannot {doing}: {error.strerror}{where}"
@@ -305,7 +305,7 @@ def _telling(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise sentence(doing, error) from error
+        raise filesystem_error(doing, error) from error
 
 
 def _manifest(body: object) -> Manifest:

@@ -10,7 +10,7 @@ from argparse import SUPPRESS, Action
 from collections.abc import Iterator
 
 from podwire import __version__
-from podwire.words import CommandLine
+from podwire.command_tree import CommandNode
 
 _FILES = (
     ("/etc/cni/net.d", "the networks; the first file by name is the pod network of Kubernetes' runtimes"),
@@ -26,16 +26,16 @@ _VARIABLES = (
 )
 
 
-def page(line: CommandLine, status: str) -> str:
+def render(line: CommandNode, status: str) -> str:
     """Returns the page; `status` is the text about the exit status."""
     return "\n".join(_page(line, status)) + "\n"
 
 
-def _page(line: CommandLine, status: str) -> Iterator[str]:
+def _page(line: CommandNode, status: str) -> Iterator[str]:
     yield f'.TH PODWIRE 1 "" "podwire {__version__}" "CNI plugins"'
     yield from (".SH NAME", r"podwire \- CNI network plugins in one file, and the tool of who looks after them")
     yield ".SH SYNOPSIS"
-    for command in line.every():
+    for command in line.leaves():
         yield from (".HP", rf"\fB{_escaped(command.words)}\fR {_escaped(_usage(command))}".rstrip())
     yield ".SH DESCRIPTION"
     yield from (
@@ -54,7 +54,7 @@ def _page(line: CommandLine, status: str) -> Iterator[str]:
             yield from (".TP", rf"\fB{_escaped(name)}\fR", _escaped(what))
 
 
-def _command(command: CommandLine) -> Iterator[str]:
+def _command(command: CommandNode) -> Iterator[str]:
     title = f"{command.words} {_usage(command)}".strip()
     yield f'.SS "{_escaped(title)}"'
     yield from _lines(command.parser.description or command.summary)
@@ -74,7 +74,7 @@ def _options(actions: list[Action]) -> Iterator[str]:
         yield from (".TP", rf"\fB{_escaped(names)}\fR{_escaped(value)}", *_lines(action.help or ""))
 
 
-def _usage(command: CommandLine) -> str:
+def _usage(command: CommandNode) -> str:
     """Returns the words behind the command's own, as argparse shows them."""
     text = re.sub(r"\s+", " ", command.parser.format_usage()).strip()
     return text.removeprefix("usage: ").removeprefix(command.words).replace(" [-h]", "").strip()

@@ -65,7 +65,7 @@ class _Picture:
         self.width, self.height = max(self.width, x + 7 * len(text)), max(self.height, y + 4)
 
 
-def drawn(node: Node) -> str:
+def render(node: Node) -> str:
     """Returns the picture as one SVG document."""
     picture = _Picture()
     y = _MARGIN + _LINE

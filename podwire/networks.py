@@ -41,7 +41,7 @@ class Network:
         names = (name for plugin in self.plugins for name in _declared(plugin))
         return list(dict.fromkeys(names))
 
-    def request(
+    def build_config(
         self,
         plugin: Mapping[str, object],
         *,
@@ -130,7 +130,7 @@ def parse(text: bytes, path: str) -> Network:
     return Network(name, _version(fields), plugins, _flag(fields, "disableCheck"), _flag(fields, "disableGC"), path)
 
 
-def find(directory: str, name: str) -> Network:
+def get_network(directory: str, name: str) -> Network:
     """Returns the network `name` as libcni finds it: the first *.conflist of that name, then the first other file.
 
     Raises CniError(7) when there is none, naming those that there are and the files that cannot be used.
@@ -138,7 +138,7 @@ def find(directory: str, name: str) -> Network:
     found = read_directory(directory)
     network = by_name(found).get(name)
     if network is None:
-        raise unknown(name, directory, found)
+        raise unknown_network(name, directory, found)
     return network
 
 
@@ -151,7 +151,7 @@ def by_name(found: Iterable[NetworkFile]) -> dict[str, Network]:
     return networks
 
 
-def unknown(name: str, directory: str, found: Iterable[NetworkFile]) -> CniError:
+def unknown_network(name: str, directory: str, found: Iterable[NetworkFile]) -> CniError:
     """Returns what every command says of a network that there is not: which there are, which files cannot be used."""
     known = by_name(found)
     likely = nearest(name, [*known])

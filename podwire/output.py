@@ -39,15 +39,15 @@ class Output:
     as_json: bool = False
     colour: bool = False
 
-    def line(self, *texts: Text) -> None:
+    def print(self, *texts: Text) -> None:
         """Prints texts as one line, a blank between them."""
         print(" ".join(self._shown(text) for text in texts).rstrip(), file=self.stream)
 
-    def block(self, text: str) -> None:
+    def print_block(self, text: str) -> None:
         """Prints a text of several lines of our own (a map, a man page) as it is."""
         print(text.rstrip("\n"), file=self.stream)
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    def print_table(self, headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
         """Prints rows under headers, in columns as wide as their widest text."""
         lines = [[Cell(header, "bold") for header in headers], *rows]
         escaped = [[_escaped(text) for text in line] for line in lines]
@@ -58,7 +58,7 @@ class Output:
             )
             print(_GAP.join(padded).rstrip(), file=self.stream)
 
-    def json(self, value: object) -> None:
+    def print_json(self, value: object) -> None:
         """Prints the document; what a terminal would obey or not show is escaped as JSON has it."""
         lines = gojson.dumps(value, indent=2).split("\n")
         print(
@@ -71,17 +71,17 @@ class Output:
         return f"\033[{style}m{cell.text}\033[0m" if style and cell.text else cell.text
 
 
-def complain(error: CniError, out: Output) -> None:
+def print_error(error: CniError, out: Output) -> None:
     """Tells why a command could not do its work: on stderr with the hint below, with --json as an error object."""
     if out.as_json:
-        out.json({key: value for key, value in error.to_json("").items() if key != "cniVersion"})
+        out.print_json({key: value for key, value in error.to_json("").items() if key != "cniVersion"})
         return
     print(one_line(f"podwire: {error.msg}"), file=sys.stderr)
     if error.details:
         print(one_line(f"  {error.details}"), file=sys.stderr)
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """Returns a number of things in words: "1 file", "2 files"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cni import gojson
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from podwire.installing import sentence
+from podwire.installing import filesystem_error
 from podwire.lint import positions
 from process import files
 
@@ -24,7 +24,7 @@ def read(path: str) -> tuple[str, ...]:
     try:
         body = positions.loads(files.read(path, gojson.MAX_BYTES))
     except OSError as error:
-        raise sentence(f"read {path}", error) from error
+        raise filesystem_error(f"read {path}", error) from error
     except ValueError as error:
         raise CniError(Code.DECODING_FAILURE, f"{path} is not JSON: {error}", _PRINT) from error
     if not isinstance(body, dict) or body.get("kind") != "Node":

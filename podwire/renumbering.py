@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 
 from cni.conf import NetConf
 from cni.errors import CniError, Code
@@ -16,7 +17,6 @@ from cni.fields import Fields
 from ipam.host_local import conf as host_local
 from podwire import attachments, networks
 from podwire.networks import Network
-from podwire.shell import quote
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
     None when they do not differ, or nothing is there. Raises CniError(5).
     """
     configured = networks.by_name(networks.read_directory(conf_dir)).get(new.name)
-    running = [one for one in attachments.known(cache_dir, new.name) if one.lives]
+    running = [one for one in attachments.list_cached(cache_dir, new.name) if one.may_be_running]
     old = configured or next((one.network for one in running if one.network), None)
     if old is None:
         return None
@@ -65,7 +65,7 @@ def _ranges(network: Network) -> str:
     """Returns the subnets of host-local's ranges, and gateways that are not the first address of theirs."""
     texts = []
     for plugin in network.plugins:
-        items = network.request(plugin)
+        items = network.build_config(plugin)
         conf = NetConf(network.name, network.version, Fields(items), items)
         with suppress(CniError):  # `podwire lint` says what is wrong with ranges
             if conf.ipam_type == "host-local":

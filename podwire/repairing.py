@@ -21,7 +21,7 @@ from cni.errors import CniError, Code
 from cni.skel import Plugin
 from kernel.netns import Netns
 from podwire import attachments
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from process.record import recorded
 from process.signals import waiting
 
@@ -45,7 +45,7 @@ class Part:
 class Outcome:
     """What came of one attachment."""
 
-    known: Known
+    known: CachedAttachment
     state: str
     parts: tuple[Part, ...] = ()
 
@@ -65,7 +65,7 @@ class Repairer:
     planned: bool = False
     _seen: dict[str, _Identity] = field(default_factory=dict)
 
-    def repair(self, known: Iterable[Known]) -> Iterator[Outcome]:
+    def repair(self, known: Iterable[CachedAttachment]) -> Iterator[Outcome]:
         """Repairs what is `known`, in the order in which it was added: of a host port the first one stays the first.
 
         Where somebody holds the packet filter's lock for as long as one waits for it, the rest would wait in vain, too.
@@ -102,7 +102,7 @@ class Repairer:
             with waiting():
                 time.sleep(_POLL_S)
 
-    def _one(self, known: Known, identity: _Identity | None) -> Outcome:
+    def _one(self, known: CachedAttachment, identity: _Identity | None) -> Outcome:
         """Repairs one attachment, and takes that back if it is not there any more."""
         if known.network is None or known.result is None or not known.netns:
             return Outcome(known, UNKNOWN)
@@ -115,7 +115,7 @@ class Repairer:
             return self._retract(outcome)
         return outcome
 
-    def _part(self, known: Known, config: Mapping[str, object]) -> Part:
+    def _part(self, known: CachedAttachment, config: Mapping[str, object]) -> Part:
         name = str(config["type"])
         plugin = self.plugins.get(name)
         if plugin is None:
@@ -142,13 +142,17 @@ class Repairer:
         return Outcome(known, FAILED if any(part.error for part in parts) else RETRACTED, tuple(parts))
 
     def _run(
-        self, verb: Callable[[CmdArgs, NetConf], None], command: str, known: Known, config: Mapping[str, object]
+        self,
+        verb: Callable[[CmdArgs, NetConf], None],
+        command: str,
+        known: CachedAttachment,
+        config: Mapping[str, object],
     ) -> CniError | None:
         """Runs a plugin's function as if a runtime asked for it, in this process; returns what went wrong."""
         assert known.network
         try:
             result = known.typed_result.to_json(known.network.version)
-            asked = known.network.request(config, capability_args=known.capability_args, prev_result=result)
+            asked = known.network.build_config(config, capability_args=known.capability_args, prev_result=result)
             stdin = gojson.dumps(asked).encode("utf-8", "replace")
             args = CmdArgs(
                 command,
@@ -184,7 +188,7 @@ def _identity(path: str) -> _Identity | None:
     return file.st_ino, file.st_mtime_ns, file.st_size, netns.st_dev, netns.st_ino
 
 
-def _lives(known: Known) -> bool:
+def _lives(known: CachedAttachment) -> bool:
     """Tells whether its namespace is one, and not the host's, as that of a process whose number is another's now."""
     try:
         with Netns(known.netns) as namespace:
@@ -193,7 +197,7 @@ def _lives(known: Known) -> bool:
         return False
 
 
-def _age(known: Known) -> tuple[int, str]:
+def _age(known: CachedAttachment) -> tuple[int, str]:
     try:
         return os.stat(known.path).st_mtime_ns, known.path
     except OSError:

@@ -78,7 +78,7 @@ class Runtime:
         return next(taken, "") or next(present, "") or self.bin_dirs[0]
 
 
-def installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
+def list_installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
     """Returns the runtimes whose program is on PATH or in a usual directory, or which run."""
     found = []
     for name, program, state, read in _RUNTIMES:
@@ -90,9 +90,9 @@ def installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
     return tuple(found)
 
 
-def bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
+def list_bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the existing directories in which the installed runtimes look for plugins."""
-    every = (path for runtime in installed(env) for path in runtime.bin_dirs)
+    every = (path for runtime in list_installed(env) for path in runtime.bin_dirs)
     return tuple(dict.fromkeys(path for path in every if os.path.isdir(path)))
 
 

@@ -8,8 +8,8 @@ from podwire.commands.completion import COMPLETION, HELP, MANUAL
 from podwire.commands.doctor import COMMAND as DOCTOR
 from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.ipam import COMMAND as IPAM
-from podwire.commands.linting import COMMAND as LINT
-from podwire.commands.listing import COMMAND as LIST
+from podwire.commands.lint import COMMAND as LINT
+from podwire.commands.list import COMMAND as LIST
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 from podwire.commands.upkeep import GC, STATUS, VERSION

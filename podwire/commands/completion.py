@@ -13,7 +13,7 @@ from cni.errors import CniError
 from kernel.netns import NAMED
 from podwire import manual, networks
 from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
-from podwire.words import candidates, command_line
+from podwire.command_tree import command_tree, completions
 
 _BASH = """\
 _podwire() {
@@ -47,17 +47,17 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 def _complete(context: Context, options: Namespace) -> Status:
     if options.what != "words":
-        context.out.block(_SCRIPTS[options.what])
+        context.out.print_block(_SCRIPTS[options.what])
         return Status.FINE
     words = options.word[1:] if options.word[:1] == ["--"] else options.word
     sources = {
         "NETWORK": lambda: _networks(context),
         "NETNS": _namespaces,
         "PLUGIN": lambda: sorted(context.plugins),
-        "COMMAND": lambda: [command.words.rpartition(" ")[2] for command in command_line(context.parser).below],
+        "COMMAND": lambda: [command.words.rpartition(" ")[2] for command in command_tree(context.parser).below],
     }
-    for word in candidates(command_line(context.parser), words, sources):
-        context.out.line(word)
+    for word in completions(command_tree(context.parser), words, sources):
+        context.out.print(word)
     return Status.FINE
 
 
@@ -87,7 +87,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _manual(context: Context, options: Namespace) -> Status:
-    context.out.block(manual.page(command_line(context.parser), context.parser.epilog or ""))
+    context.out.print_block(manual.render(command_tree(context.parser), context.parser.epilog or ""))
     return Status.FINE
 
 

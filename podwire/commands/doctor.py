@@ -19,12 +19,12 @@ from podwire.command import (
     add_json,
     bin_dirs,
     conf_dir,
-    judge,
+    exit_status,
 )
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.output import Cell, Output, counted
+from podwire.output import Cell, Output, plural
 
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
 _BAD = (Severity.PROBLEM, Severity.WARNING)
@@ -69,10 +69,10 @@ def _run(context: Context, options: Namespace) -> Status:
     found = run_checks(node)
     complete = all(finding.name != UNSEEN.name for _, finding in found)
     if context.out.as_json:
-        context.out.json({"complete": complete, "checks": [_json(check, finding) for check, finding in found]})
+        context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in found]})
     else:
         _print(found, context.out, everything=options.all)
-    return judge(wrong=any(finding.severity in _BAD for _, finding in found), complete=complete)
+    return exit_status(wrong=any(finding.severity in _BAD for _, finding in found), complete=complete)
 
 
 def _given(options: Namespace) -> dict[str, str]:
@@ -103,14 +103,14 @@ def _print(found: Found, out: Output, *, everything: bool) -> None:
         fine = [finding for check, finding in found if check.group == group and finding.severity == Severity.OK]
         if everything:
             for finding in fine:
-                out.line(Cell("ok", "good"), f"{group}:", *_subject(finding), finding.text)
+                out.print(Cell("ok", "good"), f"{group}:", *_subject(finding), finding.text)
         elif fine:
-            out.line(Cell("ok", "good"), f"{group}: {len(fine)} in order")
+            out.print(Cell("ok", "good"), f"{group}: {len(fine)} in order")
     counts = [sum(finding.severity == severity for _, finding in found) for severity in Severity]
     words = (("problem", counts[0]), ("warning", counts[1]), ("note", counts[2]))
-    told = ", ".join(counted(number, word) for word, number in words)
+    told = ", ".join(plural(number, word) for word, number in words)
     told += "; incomplete: not everything could be looked at" if unseen else ""
-    out.line(Cell(told, "bad" if counts[0] else "warning" if counts[1] or unseen else "good"))
+    out.print(Cell(told, "bad" if counts[0] else "warning" if counts[1] or unseen else "good"))
 
 
 def _print_unseen(unseen: Found, out: Output) -> None:
@@ -119,15 +119,15 @@ def _print_unseen(unseen: Found, out: Output) -> None:
     for _, finding in unseen:
         subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
     for (text, cure), names in subjects.items():
-        out.line(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
-        out.line("  cure:", Cell(cure, "bold"))
+        out.print(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
+        out.print("  cure:", Cell(cure, "bold"))
 
 
 def _print_one(check: Check, finding: Finding, out: Output) -> None:
     name = Cell(finding.severity.value, _STYLES[finding.severity])
-    out.line(name, f"{check.group}:", *_subject(finding), finding.text)
+    out.print(name, f"{check.group}:", *_subject(finding), finding.text)
     if finding.fix:
-        out.line("  cure:", Cell(finding.fix, "bold"))
+        out.print("  cure:", Cell(finding.fix, "bold"))
 
 
 def _subject(finding: Finding) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import stat
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 
 from cni import gojson, skel
 from cni.errors import CniError, Code
@@ -25,11 +26,10 @@ from podwire.command import (
     add_conf_dir,
     conf_dir,
 )
-from podwire.installing import Directory, Manifest, sentence, write_whole
+from podwire.installing import Directory, Manifest, filesystem_error, write_atomically
 from podwire.lint import positions
 from podwire.renumbering import Change
 from podwire.runtimes import Runtime
-from podwire.shell import quote
 from process import files
 
 _PROGRAM = "/proc/self/exe"
@@ -100,15 +100,15 @@ def _install(context: Context, options: Namespace) -> Status:
     finally:
         _tell(context, directory)
     if change:
-        context.out.line(f"{change}{_advice(change, options)}")
+        context.out.print(f"{change}{_advice(change, options)}")
     own = os.path.join(directory.path, "podwire")
     found = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
     if not (directory.dry_run or any(os.access(one, os.X_OK) for one in found)):
-        context.out.line(f"the tool is not on PATH yet: ln -s {own} {_LINK_DIR}/")
+        context.out.print(f"the tool is not on PATH yet: ln -s {own} {_LINK_DIR}/")
     written_to = os.path.dirname(path) if content is not None else ""
-    for runtime in runtimes.installed(context.env):
+    for runtime in runtimes.list_installed(context.env):
         for line in _about(runtime, directory, written_to):
-            context.out.line(line)
+            context.out.print(line)
     return Status.FINE
 
 
@@ -174,7 +174,7 @@ def _directory(context: Context, options: Namespace) -> Directory:
 
 def _tell(context: Context, directory: Directory) -> None:
     for line in directory.told:
-        context.out.line(*(["would:"] if directory.dry_run else []), line)
+        context.out.print(*(["would:"] if directory.dry_run else []), line)
 
 
 def _content(options: Namespace) -> bytes | None:
@@ -194,7 +194,7 @@ def _content(options: Namespace) -> bytes | None:
         content = files.read(options.conf, gojson.MAX_BYTES)
         network = positions.loads(content)
     except OSError as error:
-        raise sentence(f"read {options.conf}", error) from error
+        raise filesystem_error(f"read {options.conf}", error) from error
     except ValueError as error:
         raise CniError(Code.DECODING_FAILURE, f"{options.conf}: {error}") from error
     return _with_subnets(network, subnets, options) if subnets and isinstance(network, dict) else content
@@ -203,7 +203,7 @@ def _content(options: Namespace) -> bytes | None:
 def _with_subnets(network: Mapping[str, object], subnets: Sequence[str], options: Namespace) -> bytes:
     """Returns the file of a network; a subnet of the command line that cannot be used is wrong usage."""
     try:
-        return default_network.text(network, subnets)
+        return default_network.render(network, subnets)
     except default_network.SubnetError as error:
         if options.node:
             raise
@@ -242,7 +242,7 @@ def _configure(directory: Directory, path: str, content: bytes) -> None:
         with directory.locked():
             directory.told.append(_written(directory, path, content))
     except OSError as error:
-        raise sentence(f"write {path}", error) from error
+        raise filesystem_error(f"write {path}", error) from error
 
 
 def _written(directory: Directory, path: str, content: bytes) -> str:
@@ -253,9 +253,9 @@ def _written(directory: Directory, path: str, content: bytes) -> str:
     else:
         if found is not None and not _is_ours(manifest, path, found):
             backup = _backup(path)
-            write_whole(backup, found, stat.S_IMODE(os.stat(path).st_mode))
+            write_atomically(backup, found, stat.S_IMODE(os.stat(path).st_mode))
             told += f"; what was there is in {backup}"
-        write_whole(path, content)
+        write_atomically(path, content)
     # After the file: killed in between, the same installation finds the same content and notes it then.
     if not _is_ours(manifest, path, content):
         directory.note(Manifest(manifest.ours, {**manifest.conf, path: hashlib.sha256(content).hexdigest()}))

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _Su
 from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, UsageError, add_json, judge, require_root
+from podwire.command import Command, Context, Status, UsageError, add_json, exit_status, require_root
 from podwire.commands.show import add_places, places
 from podwire.node import release, reservations
 from podwire.node.inspection import read_snapshot
@@ -78,15 +78,15 @@ def _list(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
     found, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
     if context.out.as_json:
-        context.out.json([line.to_json() for line in found])
+        context.out.print_json([line.to_json() for line in found])
     elif found := [line for line in found if line.state is not ReservationState.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
-        context.out.table(headers, [_row(line) for line in found])
+        context.out.print_table(headers, [_row(line) for line in found])
     elif not unseen:
-        context.out.line("no addresses are reserved")
+        context.out.print("no addresses are reserved")
     if not context.out.as_json:
         _print_unseen(context, unseen)
-    return judge(wrong=False, complete=not unseen)
+    return exit_status(wrong=False, complete=not unseen)
 
 
 def _row(line: Entry) -> list[Text]:
@@ -112,10 +112,10 @@ def _verify(context: Context, options: Namespace) -> Status:
     unseen = _unseen(snapshot, options.network)
     if context.out.as_json:
         document = {"findings": [item.to_json() for item in found], "unseen": unseen}
-        context.out.json({"complete": not unseen, **document})
+        context.out.print_json({"complete": not unseen, **document})
     else:
         _print(context, snapshot, found, unseen, options.network)
-    return judge(wrong=bool(found), complete=not unseen)
+    return exit_status(wrong=bool(found), complete=not unseen)
 
 
 def _unseen(snapshot: Snapshot, network: str) -> list[str]:
@@ -126,20 +126,20 @@ def _unseen(snapshot: Snapshot, network: str) -> list[str]:
 
 def _print_unseen(context: Context, unseen: Iterable[str]) -> None:
     for text in unseen:
-        context.out.line(Cell("not seen:", "warning"), text)
+        context.out.print(Cell("not seen:", "warning"), text)
 
 
 def _print(context: Context, snapshot: Snapshot, found: list[Finding], unseen: list[str], network: str) -> None:
     for item in found:
-        context.out.line(f"{item.network}:", Cell(item.description, "bad"))
-        context.out.line(" ", item.fix)
+        context.out.print(f"{item.network}:", Cell(item.description, "bad"))
+        context.out.print(" ", item.fix)
     _print_unseen(context, unseen)
     if not found:
         number = sum(line.state is not ReservationState.LAST for line in reservations.entries(snapshot, network))
         if unseen:
-            context.out.line(Cell(f"{number} reservations; whether anything is wrong is not known", "warning"))
+            context.out.print(Cell(f"{number} reservations; whether anything is wrong is not known", "warning"))
         else:
-            context.out.line(Cell(f"{number} reservations, nothing wrong", "good"))
+            context.out.print(Cell(f"{number} reservations, nothing wrong", "good"))
 
 
 def _free(context: Context, options: Namespace) -> Status:
@@ -151,7 +151,7 @@ def _free(context: Context, options: Namespace) -> Status:
     results = list(release.release(snapshot, chosen, where.cache_dir, force=options.force))
     if context.out.as_json:
         freed = [item.to_json() for item in results if not item.reason]
-        context.out.json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
+        context.out.print_json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
     else:
         _tell(context, results, where)
     return Status.WRONG if any(item.reason for item in results) else Status.FINE
@@ -163,15 +163,15 @@ def _tell(context: Context, results: Iterable[Outcome], where: Directories) -> N
         attachment = item.item.attachment
         owner = " ".join(filter(None, attachment)) or "nobody"
         if item.reason:
-            context.out.line(
+            context.out.print(
                 Cell("kept", "bad"), item.item.file.name, "of", item.item.network, f"({owner}):", item.reason
             )
         else:
-            context.out.line(Cell("freed", "good"), item.item.file.name, "of", item.item.network, f"({owner})")
+            context.out.print(Cell("freed", "good"), item.item.file.name, "of", item.item.network, f"({owner})")
     if any(item.reason for item in results):
-        context.out.line("--force releases it all the same, if you know better")
+        context.out.print("--force releases it all the same, if you know better")
     if not results:
-        context.out.line(f"nothing to free in {where.data_dir} and the directories of the networks")
+        context.out.print(f"nothing to free in {where.data_dir} and the directories of the networks")
 
 
 def _network(options: Namespace) -> str:

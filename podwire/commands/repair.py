@@ -24,7 +24,7 @@ from podwire.command import (
     conf_dir,
     require_root,
 )
-from podwire.output import Cell, Output, counted
+from podwire.output import Cell, Output, plural
 from podwire.repairing import (
     FAILED,
     FINE,
@@ -102,7 +102,7 @@ def _run(context: Context, options: Namespace) -> Status:
     known = _known(options)
     unread = _unread(options, known)
     if options.network and not (known or unread):
-        networks.find(conf_dir(context, options), options.network)
+        networks.get_network(conf_dir(context, options), options.network)
     repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
     outcomes: dict[str, Outcome] = {}
     for outcome in repairer.repair(known):
@@ -117,17 +117,19 @@ def _run(context: Context, options: Namespace) -> Status:
     return Status.WRONG if bad or unread else Status.FINE
 
 
-def _known(options: Namespace) -> list[attachments.Known]:
+def _known(options: Namespace) -> list[attachments.CachedAttachment]:
     """Returns the attachments of the cache; raises CniError(5) for one that cannot be read."""
     attachments.require_cache(options.cache_dir)
-    return [*attachments.known(options.cache_dir, options.network)]
+    return [*attachments.list_cached(options.cache_dir, options.network)]
 
 
-def _unread(options: Namespace, known: Iterable[attachments.Known]) -> list[str]:
+def _unread(options: Namespace, known: Iterable[attachments.CachedAttachment]) -> list[str]:
     """Returns the files of the cache that are none of `known`: of a runtime that was killed, or being written."""
     directory = os.path.join(options.cache_dir, "results")
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    entries = {os.path.basename(one.path) for one in attachments.known(options.cache_dir)} if options.network else set()
+    entries = (
+        {os.path.basename(one.path) for one in attachments.list_cached(options.cache_dir)} if options.network else set()
+    )
     entries |= {os.path.basename(one.path) for one in known}
     prefix = options.network and f"{options.network}-"
     own = (name for name in names if name.startswith(prefix) and not name.startswith("."))
@@ -139,15 +141,15 @@ def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
         return
     known = outcome.known
     container, ifname = known.attachment
-    out.line(f"{known.network_name} {container} {ifname}", *([known.pod] if known.pod else []), _SAID[outcome.state])
+    out.print(f"{known.network_name} {container} {ifname}", *([known.pod] if known.pod else []), _SAID[outcome.state])
     for part in outcome.parts:
         for change in part.changes:
             if change.startswith("make again "):  # the words of CHECK; below them stands, in JSON, how it was done
-                out.line(f"    {part.plugin}: {change}")
+                out.print(f"    {part.plugin}: {change}")
         if part.error:
-            out.line(Cell(f"    {part.plugin}: {part.error.msg}", "bad"))
+            out.print(Cell(f"    {part.plugin}: {part.error.msg}", "bad"))
             if part.error.details:
-                out.line(f"        {part.error.details}")
+                out.print(f"        {part.error.details}")
     out.stream.flush()  # somebody watches
 
 
@@ -155,21 +157,21 @@ def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Na
     counts = Counter(outcome.state for outcome in outcomes)
     if out.as_json:
         told_of = [_as_json(outcome) for outcome in outcomes]
-        out.json({"attachments": told_of, "counts": dict(sorted(counts.items())), "unread": unread})
+        out.print_json({"attachments": told_of, "counts": dict(sorted(counts.items())), "unread": unread})
         return
     for path in unread:
-        out.line(Cell(f"cannot read {path}: nothing was done for its pod; create it again", "bad"))
+        out.print(Cell(f"cannot read {path}: nothing was done for its pod; create it again", "bad"))
     if options.quiet:
         return
     foreign = sorted({part.plugin for outcome in outcomes for part in outcome.parts if part.foreign})
     if foreign:
-        out.line(f"not repaired, as they are not in this file: {', '.join(foreign)}")
+        out.print(f"not repaired, as they are not in this file: {', '.join(foreign)}")
     if not outcomes:
         where = f" of network {options.network}" if options.network else ""
-        out.line(f"no attachments{where} in {options.cache_dir}/results")
+        out.print(f"no attachments{where} in {options.cache_dir}/results")
         return
     told = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    out.line(f"{counted(len(outcomes), 'attachment')}: {told}")
+    out.print(f"{plural(len(outcomes), 'attachment')}: {told}")
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:

@@ -20,7 +20,7 @@ from podwire.command import (
     add_json,
     bin_dirs,
     conf_dir,
-    judge,
+    exit_status,
 )
 from podwire.node.inspection import inspect_node
 from podwire.node.model import DOCUMENT, Leak, Node, NodeNetwork, Pod, State, format_rate, short_id
@@ -95,17 +95,17 @@ def _run(context: Context, options: Namespace) -> Status:
         _draw(node, options.svg, context.out)
     if options.svg != "-":
         if context.out.as_json:
-            context.out.json(node.to_json())
+            context.out.print_json(node.to_json())
         else:
             _print(node, context.out, everything=bool(options.network))
     wrong = node.leaks or any(pod.state in _WRONG or _lacks_rules(pod) for pod in node.pods)
-    return judge(wrong=bool(wrong), complete=not node.unseen)
+    return exit_status(wrong=bool(wrong), complete=not node.unseen)
 
 
 def _draw(node: Node, path: str, out: Output) -> None:
-    picture = map_svg.drawn(node)
+    picture = map_svg.render(node)
     if path == "-":
-        out.block(picture)
+        out.print_block(picture)
         return
     try:
         with open(path, "w", encoding="utf-8", errors="replace") as file:
@@ -119,14 +119,14 @@ def _print(node: Node, out: Output, *, everything: bool) -> None:
     _networks(tuple(item for item in node.networks if item.name not in own), out)
     _pods(tuple(pod for pod in node.pods if pod.network not in own or pod.state not in _FINE), out)
     for name, number in own.items():
-        out.line()
-        out.line(Cell(f"lo of {number} pod{'' if number == 1 else 's'}: podwire show {name}", "dim"))
+        out.print()
+        out.print(Cell(f"lo of {number} pod{'' if number == 1 else 's'}: podwire show {name}", "dim"))
     _leaks(node.leaks, out)
     if node.unseen:
-        out.line()
-        out.line(Cell("NOT SEEN", "warning"))
+        out.print()
+        out.print(Cell("NOT SEEN", "warning"))
         for text in node.unseen:
-            out.line(" ", text)
+            out.print(" ", text)
 
 
 def _of_lo(node: Node) -> dict[str, int]:
@@ -138,19 +138,19 @@ def _of_lo(node: Node) -> dict[str, int]:
 def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
     """Prints what is leaked under what takes it away."""
     if leaks:
-        out.line()
-        out.line(Cell("LEAKED", "bad"), f"{len(leaks)} left of attachments that are gone")
+        out.print()
+        out.print(Cell("LEAKED", "bad"), f"{len(leaks)} left of attachments that are gone")
     for cure in dict.fromkeys(leak.fix for leak in leaks):
-        out.line(" ", Cell(cure, "bold"))
+        out.print(" ", Cell(cure, "bold"))
         for leak in leaks:
             owner = " ".join(filter(None, (leak.network, *leak.attachment)))
             if leak.fix == cure:
-                out.line("     ", Cell(leak.description, "bad"), *([f"of {owner}"] if owner else []))
+                out.print("     ", Cell(leak.description, "bad"), *([f"of {owner}"] if owner else []))
 
 
 def _networks(networks: tuple[NodeNetwork, ...], out: Output) -> None:
     if not networks:
-        out.line("no networks")
+        out.print("no networks")
         return
     rows: list[list[Text]] = []
     for network in networks:
@@ -164,7 +164,7 @@ def _networks(networks: tuple[NodeNetwork, ...], out: Output) -> None:
         ranges = [_in_use(item.in_use, item.size, item.addresses) for item in network.ranges] or [["-", "-"]]
         rows.append([*first, *ranges[0], Cell(network.problem, "warning")])
         rows += [[*[""] * len(first), *more, ""] for more in ranges[1:]]
-    out.table(("NETWORK", "FILE", "PLUGINS", "BRIDGE", "ATTACHED", "RANGE", "IN USE", ""), rows)
+    out.print_table(("NETWORK", "FILE", "PLUGINS", "BRIDGE", "ATTACHED", "RANGE", "IN USE", ""), rows)
 
 
 def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
@@ -177,20 +177,20 @@ def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
 
 def _pods(pods: tuple[Pod, ...], out: Output) -> None:
     if not pods:
-        out.line()
-        out.line("no attachments")
+        out.print()
+        out.print("no attachments")
         return
-    out.line()
+    out.print()
     headers = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES", "HOST PORTS", "LIMITS", "STATE")
-    out.table(headers, [_row(pod) for pod in pods])
+    out.print_table(headers, [_row(pod) for pod in pods])
     if any(map(_lacks_rules, pods)):
-        out.line(Cell("! the packet filter has no rule for this host port: podwire repair", "bad"))
+        out.print(Cell("! the packet filter has no rule for this host port: podwire repair", "bad"))
     for pod in pods:
         for problem in pod.problems:
             owner = f"{pod.network} {pod.pod or short_id(pod.attachment.container_id)} {pod.attachment.ifname}"
-            out.line(f"{owner}:", Cell(problem, "bad"))
+            out.print(f"{owner}:", Cell(problem, "bad"))
     if any(pod.problems for pod in pods):
-        out.line("what to do: podwire doctor")
+        out.print("what to do: podwire doctor")
 
 
 def _lacks_rules(pod: Pod) -> bool:

@@ -23,10 +23,10 @@ from podwire.commands.verbs import add_dry_run, add_explain, add_options, runtim
 from podwire.networks import Network
 from podwire.node.records import Directories
 from podwire.output import Cell, Text
-from podwire.verbs import alive, lists, origin
-from podwire.verbs.alive import Living
-from podwire.verbs.lists import Runtime
-from podwire.verbs.running import Call, Pod, environment, execute
+from podwire.verbs import network_list, origin, running_attachments
+from podwire.verbs.invoke import Call, Pod, environment, execute
+from podwire.verbs.network_list import Runtime
+from podwire.verbs.running_attachments import RunningAttachments
 
 
 def _gc(context: Context, options: Namespace) -> Status:
@@ -34,11 +34,13 @@ def _gc(context: Context, options: Namespace) -> Status:
     network = _network_to_collect(context, options)
     results = attachments.results_dir(options.cache_dir)
     _refuse_unknown(results, network.name)
-    known = list(attachments.known(options.cache_dir, network.name))
+    known = list(attachments.list_cached(options.cache_dir, network.name))
     if not (options.all or network.disable_gc):
-        alive.require_witness(known, results, network.name)
+        running_attachments.require_witness(known, results, network.name)
     own = runtime(context, options, dry_run=options.dry_run)
-    living = Living.looked_at(Directories(conf_dir(context, options), options.cache_dir), network.name, options.force)
+    living = RunningAttachments.read(
+        Directories(conf_dir(context, options), options.cache_dir), network.name, options.force
+    )
     if not network.disable_gc:
         living.require_proof()
     gone = [one for one in known if living.is_gone(one)]
@@ -46,51 +48,51 @@ def _gc(context: Context, options: Namespace) -> Status:
     if network.disable_gc:
         gone = []
         if not context.out.as_json:
-            context.out.line("nothing was done: the network has disableGC")
+            context.out.print("nothing was done: the network has disableGC")
     deleted = []
     for one in gone:
-        if not alive.is_unchanged(one):
+        if not running_attachments.is_unchanged(one):
             continue
         if not context.out.as_json:
-            context.out.line(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
+            context.out.print(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
         pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
-        if lists.delete(own, one.network or network, pod, one.result):
+        if network_list.delete(own, one.network or network, pod, one.result):
             deleted.append(one.attachment)
             if options.dry_run and not context.out.as_json:
-                context.out.line(f"{one.path} would be removed")
+                context.out.print(f"{one.path} would be removed")
     if not network.disable_gc:
-        _tell_uncollected(context, network, lists.collect(own, network, living.valid))
+        _tell_uncollected(context, network, network_list.gc(own, network, living.valid))
     if context.out.as_json:
         steps = [step.to_json() for step in own.done]
         told = {"kept": _named(living.valid()), "deleted": _named(deleted)}
-        context.out.json({"network": network.name, **told, "steps": steps})
+        context.out.print_json({"network": network.name, **told, "steps": steps})
     return Status.WRONG if own.failed else Status.FINE
 
 
 def _network_to_collect(context: Context, options: Namespace) -> Network:
     """Returns the network from net.d, else from the cache, which has podman's default one and removed ones."""
     try:
-        return networks.find(conf_dir(context, options), options.network)
+        return networks.get_network(conf_dir(context, options), options.network)
     except CniError:
-        network = attachments.configuration(options.cache_dir, options.network)
+        network = attachments.get_network(options.cache_dir, options.network)
         if network is None:
             raise
     if not context.out.as_json:
-        context.out.line(f"{conf_dir(context, options)} has no network {network.name}: taken from the cache")
+        context.out.print(f"{conf_dir(context, options)} has no network {network.name}: taken from the cache")
     return network
 
 
-def _tell_kept(context: Context, living: Living, number: int, gone: int) -> None:
+def _tell_kept(context: Context, living: RunningAttachments, number: int, gone: int) -> None:
     if context.out.as_json:
         return
-    context.out.line(f"network {living.network}: of its attachments live {number}, are gone {gone}")
+    context.out.print(f"network {living.network}: of its attachments live {number}, are gone {gone}")
     for container_id, ifname in living.unlisted():
-        context.out.line(f"kept, as it has an address and is not in the cache: container {container_id}, {ifname}")
+        context.out.print(f"kept, as it has an address and is not in the cache: container {container_id}, {ifname}")
 
 
 def _tell_uncollected(context: Context, network: Network, kinds: tuple[str, ...]) -> None:
     if kinds and not context.out.as_json:
-        context.out.line(f"GC was not run, which cniVersion {network.version} does not have: {', '.join(kinds)}")
+        context.out.print(f"GC was not run, which cniVersion {network.version} does not have: {', '.join(kinds)}")
 
 
 def _refuse_unknown(results: str, network: str) -> None:
@@ -101,7 +103,7 @@ def _refuse_unknown(results: str, network: str) -> None:
         hint = "without it every attachment would count as garbage; give the runtime's with --cache-dir"
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
     known: list[Entry] = list(cache.read_entries(results))
-    unread = lists.unreadable(names, network, known)
+    unread = network_list.unreadable(names, network, known)
     if unread:
         msg = f"cannot read {os.path.join(results, unread[0])}: its attachment would count as garbage"
         raise CniError(Code.IO_FAILURE, msg, attachments.UNREAD_FIX)
@@ -116,7 +118,7 @@ def _status(context: Context, options: Namespace) -> Status:
     directory = conf_dir(context, options)
     files = networks.read_directory(directory)
     if options.network:
-        files = (networks.NetworkFile("", networks.find(directory, options.network)),)
+        files = (networks.NetworkFile("", networks.get_network(directory, options.network)),)
     own = runtime(context, options)
     told: list[dict[str, object]] = []
     for file in files:
@@ -125,12 +127,12 @@ def _status(context: Context, options: Namespace) -> Status:
         elif file.problem:
             told.append({"path": file.path, "problem": file.problem.msg})
             if not context.out.as_json:
-                context.out.line(Cell(f"{file.path}: {file.problem.msg}", "bad"))
-                context.out.line(f"  {file.problem.details}" if file.problem.details else "")
+                context.out.print(Cell(f"{file.path}: {file.problem.msg}", "bad"))
+                context.out.print(f"  {file.problem.details}" if file.problem.details else "")
     if context.out.as_json:
-        context.out.json({"networks": told})
+        context.out.print_json({"networks": told})
     elif not files:
-        context.out.line(Cell(f"there is no network in {directory}", "bad"))
+        context.out.print(Cell(f"there is no network in {directory}", "bad"))
     fine = bool(files) and all(one.get("ready") for one in told)
     return Status.FINE if fine else Status.WRONG
 
@@ -139,16 +141,16 @@ def _ask(context: Context, own: Runtime, network: Network) -> dict[str, object]:
     """Asks one network's plugins for their STATUS, those that do not have it for their versions at least."""
     own.done.clear()
     if not context.out.as_json:
-        context.out.line(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
-    unasked = lists.status(own, network)
+        context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
+    unasked = network_list.status(own, network)
     asked_versions = (step for step in own.done if step.command == "VERSION" and not step.error)
     unspoken = [step.kind for step in asked_versions if not _speaks(step.result, network)]
     if not context.out.as_json:
         for kind in unspoken:
-            context.out.line(Cell(f"{kind} does not know cniVersion {network.version}", "bad"))
+            context.out.print(Cell(f"{kind} does not know cniVersion {network.version}", "bad"))
         if unasked and not unspoken:
             reason = f"not asked for STATUS, which cniVersion {network.version} does not have"
-            context.out.line(f"  {reason}: {', '.join(unasked)}")
+            context.out.print(f"  {reason}: {', '.join(unasked)}")
     return {
         "network": network.name,
         "path": network.path,
@@ -176,10 +178,10 @@ def _version(context: Context, options: Namespace) -> Status:
         raise CniError(Code.INVALID_NETWORK_CONFIG, f"there is no network in {conf_dir(context, options)}", hint)
     found = [_examined(context, name, path) for name in names]
     if context.out.as_json:
-        context.out.json(found)
+        context.out.print_json(found)
     else:
         rows = [_row(one) for one in found]
-        context.out.table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), rows)
+        context.out.print_table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), rows)
     return Status.WRONG if any("error" in one for one in found) else Status.FINE
 
 

@@ -18,7 +18,7 @@ from cni import skel
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import networks
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.command import (
     Command,
     Context,
@@ -33,10 +33,10 @@ from podwire.command import (
     require_root,
 )
 from podwire.networks import Network
-from podwire.verbs import accounts, lists, rehearsal, target, telling
-from podwire.verbs.lists import Runtime
+from podwire.verbs import dry_run, explain, network_list, printing, target
+from podwire.verbs.invoke import Pod, execute
+from podwire.verbs.network_list import Runtime
 from podwire.verbs.planning import planning
-from podwire.verbs.running import Pod, execute
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -50,20 +50,20 @@ def add_options(parser: ArgumentParser) -> None:
 def runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> Runtime:
     """Returns what runs the plugins as the options say; with `dry_run` it only plans."""
     skel.hold_signals()
-    tell = partial(telling.planned if dry_run else telling.step, context.out)
+    tell = partial(printing.print_plan if dry_run else printing.print_step, context.out)
     serve = planning(context.plugins) if dry_run else execute
     if getattr(options, "explain", False) and not dry_run:
-        serve, tell = accounts.explaining, partial(accounts.tell, context.out)
+        serve, tell = explain.execute_with_log, partial(explain.print_explained, context.out)
     path = bin_dirs(context, options)
     return Runtime(path, context.env, options.cache_dir, serve, tell, writes=not dry_run)
 
 
-def _pod(context: Context, options: Namespace, known: Known | None) -> Pod:
+def _pod(context: Context, options: Namespace, known: CachedAttachment | None) -> Pod:
     """Returns the attachment that is meant: what the options say, else the environment (cnitool), else the cache."""
     netns = target.namespace_path(options.netns) if options.netns else ""
     if known and (not netns or target.is_same(known.netns, netns)):
         netns = known.netns  # by the path that the plugins know it by
-    container = known.attachment.container_id if known else options.container_id or target.container_id(netns)
+    container = known.attachment.container_id if known else options.container_id or target.cnitool_container_id(netns)
     target.require_names(container, _ifname(context, options))
     capabilities = options.capability_args or context.env.get("CAP_ARGS", "")
     pairs = options.args or [pair for pair in context.env.get("CNI_ARGS", "").split(";") if pair]
@@ -86,19 +86,19 @@ def _require_values(context: Context, options: Namespace) -> None:
     target.capability_args(options.capability_args)
 
 
-def _known(context: Context, options: Namespace) -> Known | None:
+def _known(context: Context, options: Namespace) -> CachedAttachment | None:
     netns = target.namespace_path(options.netns) if options.netns else ""
     ifname = _ifname(context, options)
-    return target.find(options.cache_dir, options.network, ifname, netns=netns, name=options.container_id)
+    return target.find_attachment(options.cache_dir, options.network, ifname, netns=netns, name=options.container_id)
 
 
 def _add(context: Context, options: Namespace) -> Status:
     _require_values(context, options)
     require_root(context, "add")
-    network = networks.find(conf_dir(context, options), options.network)
+    network = networks.get_network(conf_dir(context, options), options.network)
     netns = target.namespace_path(options.netns)
     target.require_namespace(netns)
-    with target.alone(netns):
+    with target.namespace_lock(netns):
         return _attach(context, options, network, netns)
 
 
@@ -115,7 +115,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
         return _rehearse(context, options, network, pod)
     own = runtime(context, options)
     _head(context, network, pod)
-    result = lists.add(own, network, pod)
+    result = network_list.add(own, network, pod)
     _end(context, own, network, pod, result)
     if own.failed and not context.out.as_json:
         undone = [step for step in own.done if step.command == "DEL" and step.error]
@@ -124,23 +124,23 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
             if undone
             else "nothing is left: DEL was run for every plugin"
         )
-        context.out.line(f"{pod.netns} was not attached; {left}")
+        context.out.print(f"{pod.netns} was not attached; {left}")
     return Status.WRONG if own.failed else Status.FINE
 
 
 def _rehearse(context: Context, options: Namespace, network: Network, pod: Pod) -> Status:
     own = runtime(context, options, dry_run=True)
-    stage = rehearsal.enter(network, options.cache_dir)
-    own.serve = rehearsal.rehearsing(context.plugins, stage)
-    own.tell = lambda done: telling.planned(context.out, rehearsal.renamed(done, stage, pod.netns))
+    stage = dry_run.enter(network, options.cache_dir)
+    own.serve = dry_run.rehearsing(context.plugins, stage)
+    own.tell = lambda done: printing.print_plan(context.out, dry_run.renamed(done, stage, pod.netns))
     _head(context, network, pod)
-    result = rehearsal.replaced(lists.add(own, network, pod), stage, pod.netns)
-    own.done = [rehearsal.renamed(done, stage, pod.netns) for done in own.done]
+    result = dry_run.replaced(network_list.add(own, network, pod), stage, pod.netns)
+    own.done = [dry_run.renamed(done, stage, pod.netns) for done in own.done]
     _end(context, own, network, pod, result, missing=list(stage.missing))
     if not context.out.as_json:
         for text in stage.missing:
-            context.out.line(f"not known: {text}")
-        context.out.line("Nothing was changed: this was tried in a copy of the host. MAC addresses will be others.")
+            context.out.print(f"not known: {text}")
+        context.out.print("Nothing was changed: this was tried in a copy of the host. MAC addresses will be others.")
     return Status.WRONG if own.failed else Status.FINE
 
 
@@ -148,7 +148,7 @@ def _check(context: Context, options: Namespace) -> Status:
     _require_values(context, options)
     require_root(context, "check")
     known = _known(context, options)
-    network = (known and known.network) or networks.find(conf_dir(context, options), options.network)
+    network = (known and known.network) or networks.get_network(conf_dir(context, options), options.network)
     if known is None or known.result is None:
         raise CniError(
             Code.UNKNOWN_CONTAINER,
@@ -159,9 +159,9 @@ def _check(context: Context, options: Namespace) -> Status:
     target.require_namespace(pod.netns)
     own = runtime(context, options)
     _head(context, network, pod)
-    lists.check(own, network, pod, known.result)
+    network_list.check(own, network, pod, known.result)
     if network.disable_check and not context.out.as_json:
-        context.out.line(f'nothing was checked: network "{network.name}" has disableCheck')
+        context.out.print(f'nothing was checked: network "{network.name}" has disableCheck')
     _end(context, own, network, pod)
     return Status.WRONG if own.failed else Status.FINE
 
@@ -173,24 +173,26 @@ def _del(context: Context, options: Namespace) -> Status:
         hint = f"podwire del {options.network} NETNS, or --container-id ID; podwire show lists them"
         raise UsageError(Code.INVALID_ENVIRONMENT, "which attachment is to be deleted?", hint)
     known = _known(context, options)
-    network = (known and known.network) or networks.find(conf_dir(context, options), options.network)
+    network = (known and known.network) or networks.get_network(conf_dir(context, options), options.network)
     pod = _pod(context, options, known)
     own = runtime(context, options, dry_run=options.dry_run)
     _head(context, network, pod)
-    with target.alone("" if options.dry_run else pod.netns):
-        lists.delete(own, network, pod, known.result if known else None)
+    with target.namespace_lock("" if options.dry_run else pod.netns):
+        network_list.delete(own, network, pod, known.result if known else None)
     _end(context, own, network, pod)
     if not (known or context.out.as_json):
-        context.out.line(f"the cache knew of no such attachment ({options.cache_dir}/results): podwire show lists them")
+        context.out.print(
+            f"the cache knew of no such attachment ({options.cache_dir}/results): podwire show lists them"
+        )
     if known and options.dry_run and not (own.failed or context.out.as_json):
-        context.out.line(f"{known.path} would be removed")
+        context.out.print(f"{known.path} would be removed")
     return Status.WRONG if own.failed else Status.FINE
 
 
 def _head(context: Context, network: Network, pod: Pod) -> None:
     if not context.out.as_json:
         where = f" in {pod.netns}" if pod.netns else ""
-        context.out.line(
+        context.out.print(
             f"network {network.name}, container {pod.attachment.container_id}, {pod.attachment.ifname}{where}"
         )
 
@@ -207,7 +209,7 @@ def _end(
     """Prints the result, with --json the whole document."""
     if not context.out.as_json:
         if result is not None:
-            telling.result(context.out, result, network)
+            printing.print_result(context.out, result, network)
         return
     body: dict[str, object] = {
         "network": network.name,
@@ -217,7 +219,7 @@ def _end(
         "steps": [step.to_json() for step in own.done],
     }
     body |= {} if result is None else {"result": result}
-    context.out.json(body if missing is None else {**body, "missing": missing})
+    context.out.print_json(body if missing is None else {**body, "missing": missing})
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from shlex import quote
 
 from attachment.cache import ResultCache
 from ipam.host_local import allocator
@@ -21,7 +22,6 @@ from kernel import locks
 from kernel.netfilter import iptables
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
-from podwire.shell import quote
 
 _GROUP = "addresses"
 _NEARLY_PERCENT = 90
@@ -79,7 +79,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
         try:
             if not store.exists():
                 continue
-            owners = node.checker.owners(store)
+            owners = node.checker.get_owners(store)
         except OSError as error:
             if not _unusable(item, store):  # `_usable` reports the reason
                 yield UNSEEN.finding(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN.fix)

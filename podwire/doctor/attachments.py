@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from shlex import quote
 
 from attachment.presence import Presence
 from plugins.portmap.pod_route import WrongRouteError
 from plugins.portmap.port_conflicts import ShadowedError
-from podwire.attachments import Known
-from podwire.checking import OUT_OF_SIGHT, Failure, Verdict
+from podwire.attachments import CachedAttachment
+from podwire.checking import NETNS_NOT_VISIBLE, Failure, Verdict
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
-from podwire.shell import quote
 
 _GROUP = "attachments"
 _LIMIT_S = 4.0  # for all of them
@@ -121,13 +121,13 @@ def _remedy(node: Node, network: str, line: str) -> str:
     return node.command("repair", network) if "podwire repair" in line else ""
 
 
-def _verdict(node: Node, one: Known) -> Verdict:
+def _verdict(node: Node, one: CachedAttachment) -> Verdict:
     if one.netns and node.presence(one) is not Presence.HERE:
-        return Verdict(unseen=OUT_OF_SIGHT)
-    return node.checker.verdict(one)
+        return Verdict(unseen=NETNS_NOT_VISIBLE)
+    return node.checker.check(one)
 
 
-def _findings(node: Node, one: Known, verdict: Verdict) -> Iterator[Finding]:
+def _findings(node: Node, one: CachedAttachment, verdict: Verdict) -> Iterator[Finding]:
     """Yields what is wrong with an attachment: the rules that are missing together, and the first of anything else."""
     lost: list[Finding] = []
     for failure in verdict.failures:
@@ -140,7 +140,7 @@ def _findings(node: Node, one: Known, verdict: Verdict) -> Iterator[Finding]:
         yield replace(lost[0], text="; ".join(finding.text for finding in lost))
 
 
-def _finding(node: Node, one: Known, failure: Failure) -> Finding:
+def _finding(node: Node, one: CachedAttachment, failure: Failure) -> Finding:
     pod = one.pod or one.attachment.container_id
     subject = f"{one.network_name}: {pod} {one.attachment.ifname}"
     error, text = failure.error, f"{failure.plugin}: {failure.error.msg}"
@@ -149,7 +149,7 @@ def _finding(node: Node, one: Known, failure: Failure) -> Finding:
     behind = [own.name for own in one.typed_result.interfaces if not own.sandbox]
     if isinstance(error, WrongRouteError):
         return _ELSEWHERE.finding(subject, text, error.details, behind=behind)
-    if failure.of_rules:
+    if failure.only_rules:
         return _LOST_RULES.finding(subject, text, node.command("repair", one.network_name), behind=behind)
     return _WRONG.finding(subject, text, error.details or "remove the container and create it again", behind=behind)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import combinations
+from shlex import quote
 
 from cni.address import Network as Subnet
 from kernel.link import IFF_LOOPBACK
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
-from podwire.output import counted
-from podwire.shell import quote
+from podwire.output import plural
 
 _GROUP = "configuration"
 
@@ -123,11 +123,11 @@ def _forgotten(node: Node) -> Iterator[Finding]:
             counts[one.network_name] = counts.get(one.network_name, 0) + 1
     for name, number in counts.items():
         yield _FORGOTTEN.finding(
-            name, f"{counted(number, 'living attachment')}, and {node.conf_dir} has no such network", _FORGOTTEN.fix
+            name, f"{plural(number, 'living attachment')}, and {node.conf_dir} has no such network", _FORGOTTEN.fix
         )
 
 
-def _is_podmans_default(one: Known) -> bool:
+def _is_podmans_default(one: CachedAttachment) -> bool:
     """Tells whether this is the network that podman has in no file until somebody changes it."""
     bridge = one.network.plugins[0].get("bridge") if one.network else None
     return (one.network_name, bridge) == ("podman", "cni-podman0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from shlex import quote
 
 from cni.errors import CniError, Code
 from cni.fields import Fields
@@ -16,8 +17,7 @@ from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_chains import FORWARD
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node
-from podwire.output import counted
-from podwire.shell import quote
+from podwire.output import plural
 from process import child
 from process.child import Command
 from process.stderr import one_line
@@ -59,7 +59,7 @@ def _policies(node: Node) -> Iterator[Finding]:
     found += _legacy(node, routed)
     yield from found
     if not found:
-        looked_at = f"the policies of {counted(len(chains), 'chain')} at the hook forward, and of iptables-legacy"
+        looked_at = f"the policies of {plural(len(chains), 'chain')} at the hook forward, and of iptables-legacy"
         text = f"{looked_at}: none drops the pods' packets; rules that drop were not looked for"
         yield ok_finding("forward", "", text)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterator
+from shlex import quote
 
 from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.kernel import ipv6_of
 from podwire.doctor.node import Interface, Node, read_text
-from podwire.shell import quote
 
 _GROUP = "links"
 _ADDRESS_IS_SET = "3"  # NET_ADDR_SET (linux/netdevice.h)
@@ -251,7 +251,7 @@ def _files(directories: tuple[str, ...], suffix: str) -> Iterator[str]:
                         yield os.path.join(directory, name)
 
 
-def _pods(node: Node, item: Interface) -> list[Known]:
+def _pods(node: Node, item: Interface) -> list[CachedAttachment]:
     return [one for one in node.living if one.network_name == item.network.name]
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Network, ip_network
+from shlex import quote
 
 from attachment.presence import Presence
 from cni import conf as cni_conf
@@ -30,14 +31,13 @@ from kernel.netfilter.nft import Chain
 from kernel.route import InstalledRoute
 from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
 from podwire.networks import Network, NetworkFile
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
 from podwire.node.snapshot import Snapshot
 from podwire.runtimes import Runtime
-from podwire.shell import quote
 from process import files
 
 _MOST_BYTES = 1 << 20
@@ -120,7 +120,7 @@ class Node:
     @cached_property
     def runtimes(self) -> tuple[Runtime, ...]:
         """The runtimes that are installed."""
-        return runtimes.installed(self.env)
+        return runtimes.list_installed(self.env)
 
     @cached_property
     def files(self) -> tuple[NetworkFile, ...]:
@@ -137,7 +137,7 @@ class Node:
         """Raises CniError(7) for a name that is neither in net.d nor in the cache; an empty net.d is a finding."""
         is_configured = any(file.network for file in self.files)
         if self.network and is_configured and not (self.networks or self.known):
-            raise networks.unknown(self.network, self.conf_dir, self.files)
+            raise networks.unknown_network(self.network, self.conf_dir, self.files)
 
     @cached_property
     def interfaces(self) -> tuple[Interface, ...]:
@@ -151,17 +151,17 @@ class Node:
         return tuple(found)
 
     @cached_property
-    def known(self) -> tuple[Known, ...]:
+    def known(self) -> tuple[CachedAttachment, ...]:
         """The attachments of the cache, of the networks that are looked at; not lo of each pod, if it is no file's.
 
         Raises CniError(5) for a cache that cannot be read.
         """
         attachments.require_cache(self.cache_dir)
-        found = attachments.known(self.cache_dir, self.network)
+        found = attachments.list_cached(self.cache_dir, self.network)
         names = {self.network, *(file.network.name for file in self.files if file.network)}
         return tuple(one for one in found if one.network_name in names or not one.is_loopback)
 
-    def presence(self, one: Known) -> Presence:
+    def presence(self, one: CachedAttachment) -> Presence:
         """Returns whether an attachment's namespace exists."""
         return self._presences.get(one.path, one.presence)
 
@@ -181,7 +181,7 @@ class Node:
         return read_snapshot(Directories(self.conf_dir, self.cache_dir), rules=False)
 
     @cached_property
-    def living(self) -> tuple[Known, ...]:
+    def living(self) -> tuple[CachedAttachment, ...]:
         """Those that may be running."""
         return tuple(one for one in self.known if self.presence(one) is not Presence.GONE)
 
@@ -195,15 +195,17 @@ class Node:
         """Those that `podwire gc` keeps: also without an entry in the cache, or with one that cannot be read."""
         running = {(pod.network, pod.attachment) for pod in self.snapshot.pods if not pod.leaked}
         names = {one.network_name for one in self.known}
-        damaged = {(name, own) for name in names for path in self.unread for own in attachments.named(path, name)}
+        damaged = {
+            (name, own) for name in names for path in self.unread for own in attachments.parse_file_name(path, name)
+        }
         return self.listed | running | damaged
 
     @cached_property
     def unread(self) -> tuple[str, ...]:
         """The files of the cache that cannot be read as attachments."""
-        return tuple(attachments.unread(self.cache_dir, attachments.known(self.cache_dir), self.network))
+        return tuple(attachments.list_unreadable(self.cache_dir, attachments.list_cached(self.cache_dir), self.network))
 
-    def unseen(self, network: str) -> tuple[Known, ...]:
+    def unseen(self, network: str) -> tuple[CachedAttachment, ...]:
         """Returns the living attachments of a network whose namespaces are missing at their paths here."""
         own = (one for one in self.living if one.network_name == network and one.netns)
         return tuple(one for one in own if self.presence(one) is not Presence.HERE)
@@ -310,7 +312,7 @@ def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | No
     if kind not in ("bridge", "ptp"):
         return None
     version = network.version if network.version in versions.SUPPORTED else versions.CURRENT
-    conf = cni_conf.parse(gojson.dumps({**network.request(plugin), "cniVersion": version}).encode())
+    conf = cni_conf.parse(gojson.dumps({**network.build_config(plugin), "cniVersion": version}).encode())
     fields = conf.fields
     is_local = conf.ipam_type == "host-local"
     gateway = fields.boolean("isGateway") or fields.boolean("isDefaultGateway")

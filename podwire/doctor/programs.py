@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from shlex import quote
 
 from cni import delegate, gojson, skel, versions
 from cni.errors import CniError, Code
@@ -18,7 +19,6 @@ from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node, types_of
 from podwire.networks import Network
-from podwire.shell import quote
 from process import child
 from process.child import Command
 
@@ -169,7 +169,9 @@ def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
         if has_status:
             _execute_status(node, network, plugin)
         return has_status
-    args, conf = node.checker.request("STATUS", None, {**network.request(plugin), "cniVersion": versions.CURRENT})
+    args, conf = node.checker.build_call(
+        "STATUS", None, {**network.build_config(plugin), "cniVersion": versions.CURRENT}
+    )
     delegates = {**node.plugins, HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None)}
     try:
         skel.call(delegates[kind], replace(args, delegates=delegates), conf)
@@ -184,7 +186,7 @@ def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) 
     except CniError:
         return  # told already
     env = {**node.env, "CNI_COMMAND": "STATUS", "CNI_PATH": ":".join(node.bin_dirs)}
-    command = Command((path,), env, gojson.dumps(network.request(plugin)).encode(), capture_stderr=True)
+    command = Command((path,), env, gojson.dumps(network.build_config(plugin)).encode(), capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
     except OSError:

@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from shlex import quote
 
 from attachment.presence import Presence
 from ipam.host_local import listing
@@ -18,9 +19,8 @@ from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_f
 from podwire.doctor.node import Interface, Node, mount_point, types_of
 from podwire.node.leaks import POD_END
 from podwire.node.records import Reservation
-from podwire.output import counted
+from podwire.output import plural
 from podwire.runtimes import Runtime
-from podwire.shell import quote
 
 _GROUP = "runtime"
 _SKEW_S = 60.0
@@ -129,14 +129,14 @@ def _cache(node: Node) -> Iterator[Finding]:
     names = dict.fromkeys(one.network_name for one in node.known)
     gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
     for name, number in gone.items():
-        text = f"{counted(number, 'attachment')} in {node.cache_dir}/results without a namespace any more"
+        text = f"{plural(number, 'attachment')} in {node.cache_dir}/results without a namespace any more"
         yield _GONE.finding(name, text, node.command("gc", name))
     unseen = {name: found for name in names if (found := node.unseen(name))}
     for name, found in unseen.items():
-        text = f"{counted(len(found), 'attachment')} may be running: {found[0].netns} is missing here"
+        text = f"{plural(len(found), 'attachment')} may be running: {found[0].netns} is missing here"
         yield _UNSEEN.finding(name, text, "run podwire on the node itself, not in a container")
     if node.known and not (gone or unseen or unread):
-        yield ok_finding("cache", f"{node.cache_dir}/results", f"{counted(len(node.known), 'attachment')}, all alive")
+        yield ok_finding("cache", f"{node.cache_dir}/results", f"{plural(len(node.known), 'attachment')}, all alive")
 
 
 def _unread(node: Node) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from cni.address import Interface
 from kernel.link import IFF_LOOPBACK, Link
 from podwire import attachments, networks
-from podwire.checking import OUT_OF_SIGHT, Checker, Verdict
+from podwire.checking import NETNS_NOT_VISIBLE, Checker, Verdict
 from podwire.networks import NetworkFile
 from podwire.node import links
 from podwire.node import records as records_module
@@ -22,7 +22,7 @@ from podwire.node.model import HostInterface, Node, NodeNetwork, Pod, Range, Sta
 from podwire.node.records import Directories, Records, bridge_names
 from podwire.node.rules import Rules
 from podwire.node.snapshot import Snapshot
-from podwire.output import counted
+from podwire.output import plural
 
 _NO_ADDRESS = ("veth", "ifb")
 _HIDDEN = (State.NOT_SEEN, State.UNKNOWN)
@@ -33,7 +33,7 @@ def read_snapshot(directories: Directories, network: str = "", *, rules: bool = 
     """Looks once; the packet filter only if `rules` are asked for. Raises CniError(7) if nobody knows `network`."""
     records = records_module.read_records(directories)
     if network and not records.has_network(network):
-        raise networks.unknown(network, directories.conf_dir, records.files)
+        raise networks.unknown_network(network, directories.conf_dir, records.files)
     kernel = links.read_kernel(item.netns for item in records.cached if item.netns)
     found = rules_module.read_rules() if rules else Rules()
     return Snapshot(records, kernel, found, attachments.results_dir(directories.cache_dir))
@@ -69,14 +69,14 @@ def _judged(snapshot: Snapshot, node: Node, checker: Checker) -> Node:
     for pod in node.pods:
         if pod.state is State.OK:
             late = time.monotonic() > end
-            verdict = Verdict(unseen="time was up") if late else checker.verdict(known[pod.network, pod.attachment])
+            verdict = Verdict(unseen="time was up") if late else checker.check(known[pod.network, pod.attachment])
             pods.append(_with_verdict(pod, verdict))
         else:
-            verdict = Verdict(unseen=OUT_OF_SIGHT if pod.state in _HIDDEN else "")
+            verdict = Verdict(unseen=NETNS_NOT_VISIBLE if pod.state in _HIDDEN else "")
             pods.append(pod)
         if verdict.unseen:
             unseen[verdict.unseen] = unseen.get(verdict.unseen, 0) + 1
-    texts = (f"CHECK of {counted(number, 'attachment')}: {reason}" for reason, number in unseen.items())
+    texts = (f"CHECK of {plural(number, 'attachment')}: {reason}" for reason, number in unseen.items())
     return replace(node, pods=tuple(pods), unseen=(*node.unseen, *texts))
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 
 from cni.conf import Attachment
 from cni.versions import at_least
@@ -21,7 +22,6 @@ from podwire.node import rules
 from podwire.node.model import NO_ATTACHMENT, Leak, Pod, State
 from podwire.node.records import bridge_names
 from podwire.node.snapshot import Snapshot
-from podwire.shell import quote
 
 POD_END = re.compile(r"veth[0-9a-f]{8}")  # ours and the reference's; those of others have other names
 _NAMES = {HOST_PORT: "host port", MASQUERADE: "masquerade rule", FIREWALL: "firewall rule"}

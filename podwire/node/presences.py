@@ -15,7 +15,7 @@ from functools import cached_property
 from attachment.presence import Presence
 from cni.address import Address
 from kernel.link import Link
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.networks import Network
 from podwire.node.links import Kernel, NetworkNamespace
 from podwire.node.records import Records, bridge_names
@@ -95,7 +95,7 @@ class Presences:
             self._hidden[network] = [own for own in ports if own.lower_nsid is not None and self._is_hidden(own)]
         return self._hidden[network]
 
-    def _corrected(self, item: Known) -> Presence:
+    def _corrected(self, item: CachedAttachment) -> Presence:
         """Returns what the path proves, unless the kernel proves that the attachment is running."""
         if item.presence in (Presence.HERE, Presence.ELSEWHERE) or not item.netns:
             return item.presence

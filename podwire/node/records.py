@@ -26,7 +26,7 @@ from ipam.host_local.store import Store
 from plugins.tuning import backup
 from plugins.tuning import conf as tuning
 from podwire import attachments, networks
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.networks import Network, NetworkFile
 
 _NS = 1_000_000_000
@@ -108,7 +108,7 @@ class Records:
 
     files: tuple[NetworkFile, ...]
     networks: Mapping[str, Network]
-    cached: tuple[Known, ...]
+    cached: tuple[CachedAttachment, ...]
     pools: tuple[Pool, ...]
     unread: tuple[str, ...] = ()
     is_cache_complete: bool = True
@@ -130,7 +130,7 @@ def read_records(directories: Directories) -> Records:
         files = ()
         unread.append(error.msg)
     unread += [f"{file.path}: {file.problem.msg}" for file in files if file.problem and file.is_hidden]
-    known = tuple(attachments.known(directories.cache_dir))
+    known = tuple(attachments.list_cached(directories.cache_dir))
     unread_cache = _unread_cache(directories.cache_dir, known)
     configured = networks.by_name(files)
     all_networks = [*configured.values(), *_made(known)]
@@ -147,7 +147,7 @@ def bridge_names(network: Network | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(item.get("bridge") or _BRIDGE) for item in found))
 
 
-def _made(known: Iterable[Known]) -> list[Network]:
+def _made(known: Iterable[CachedAttachment]) -> list[Network]:
     """Returns the configurations with which attachments were made, those alike once."""
     found: list[Network] = []
     for item in known:
@@ -177,13 +177,13 @@ def _range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
         return ()
 
 
-def _unread_cache(cache_dir: str, known: Iterable[Known]) -> list[str]:
+def _unread_cache(cache_dir: str, known: Iterable[CachedAttachment]) -> list[str]:
     """Returns a description of the attachments in the runtime's cache that could not be read, [] for none."""
     try:
         attachments.require_cache(cache_dir)
     except CniError as error:
         return [error.msg]
-    paths = attachments.unread(cache_dir, known)
+    paths = attachments.list_unreadable(cache_dir, known)
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return [f"{paths[0]}{more}: cannot be read as an attachment (truncated, or from before CNI 0.8)"] if paths else []
 

@@ -81,7 +81,7 @@ def release(snapshot: Snapshot, items: Iterable[Reservation], cache_dir: str, *,
 
 def _living(cache_dir: str, network: str) -> set[str]:
     """Returns the containers of a network that live by the cache as it is now."""
-    return {item.attachment.container_id for item in attachments.known(cache_dir, network) if item.lives}
+    return {item.attachment.container_id for item in attachments.list_cached(cache_dir, network) if item.may_be_running}
 
 
 def _released(held: Reservations, item: Reservation, living: set[str]) -> Outcome:

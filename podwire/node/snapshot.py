@@ -23,7 +23,7 @@ from cni.result import Result
 from kernel.link import Link
 from plugins.bandwidth.ifb_owner import Owner, select_ifbs
 from plugins.portmap import conf as portmap
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.node.links import Kernel, NetworkNamespace
 from podwire.node.model import HostPort, Pod, State
 from podwire.node.presences import Presences
@@ -103,7 +103,7 @@ class Snapshot:
         pods = self.pods_of(item.network, item.attachment)
         return item.has_container and all(pod.leaked for pod in pods) and not self.is_configured(item)
 
-    def _known(self, item: Known) -> Pod:
+    def _known(self, item: CachedAttachment) -> Pod:
         result = item.typed_result
         ifname = item.attachment.ifname
         told = [own.name for own in result.interfaces if not own.sandbox]
@@ -145,7 +145,7 @@ class Snapshot:
                 **self._outside(network, attachment, outside),
             )
 
-    def _holder(self, item: Known, result: Result) -> NetworkNamespace | None:
+    def _holder(self, item: CachedAttachment, result: Result) -> NetworkNamespace | None:
         """Returns where the addresses are of one whose namespace the cache does not have (results before 0.3.0)."""
         addresses = (ip.address.ip for ip in result.ips)
         inside, ifname = self._place(item.network_name, addresses) if not item.netns else (None, "")
@@ -192,11 +192,11 @@ class Snapshot:
             "sends": sends and sends * _BITS,
         }
 
-    def _host_ports(self, item: Known) -> Iterable[HostPort]:
+    def _host_ports(self, item: CachedAttachment) -> Iterable[HostPort]:
         """Yields the host ports that were asked for, each of them confirmed if there is a rule for it."""
         for plugin in item.network.plugins if item.network else ():
             if item.network and plugin.get("type") == "portmap":
-                items = item.network.request(plugin, capability_args=item.capability_args)
+                items = item.network.build_config(plugin, capability_args=item.capability_args)
                 conf = NetConf(item.network_name, item.network.version, Fields(items), items)
                 args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
                 there = self.rules.ports(item.network_name, item.attachment)
@@ -207,7 +207,7 @@ class Snapshot:
                     yield HostPort(port.host_port, port.container_port, port.protocol, own_ip, confirmed)
 
 
-def _state(item: Known, presence: Presence, inside: NetworkNamespace | None, outside: Link | None) -> State:
+def _state(item: CachedAttachment, presence: Presence, inside: NetworkNamespace | None, outside: Link | None) -> State:
     if presence is Presence.GONE:
         return State.GONE
     if outside:

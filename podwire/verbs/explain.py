@@ -1,68 +1,60 @@
-"""A line of the log (cni.log) as text for a person: what a verb did, how long it took, and why it failed.
+"""--explain: what our own plugins tell of their steps and changes, read from the log they write for us.
 
-One rule: a line may come from any release, or from an editor: what is not as expected is left out.
+One rule: the log is ours alone, one for each call, and goes with it; nobody else's is written to.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
-_INDENT = "  "
+from cni import gojson
+from cni.errors import CniError, Code
+from podwire.output import Output
+from podwire.verbs import invoke, printing
+from podwire.verbs.invoke import Call, Step
+from podwire.verbs.log_text import format_line
+from process import files
 
-
-def explained(line: Mapping[str, object]) -> list[str]:
-    """Returns the lines to print, the first of which says all in short; control characters are for the caller."""
-    lines = [_headline(line)]
-    lines += [_INDENT + said for said in _identities(line)]
-    error = _object(line.get("error"))
-    if error:
-        lines.append(f"{_INDENT}error {error.get('code', '?')}: {error.get('msg', '')}")
-        lines += [f"{_INDENT}hint: {error['details']}"] if error.get("details") else []
-    lines += _part("steps", [_step(item) for item in _list(line.get("steps"))])
-    lines += _part("changes", [str(item) for item in _list(line.get("changes"))])
-    return lines
-
-
-def _headline(line: Mapping[str, object]) -> str:
-    """Returns "ADD of bridge: 10.1.2.5/24, 3.2 ms", or that it failed."""
-    ips = [str(item) for item in _list(_object(line.get("result")).get("ips"))]
-    outcome = "failed" if _object(line.get("error")) else ", ".join(ips) or "done"
-    took = _ms(line.get("ms"))
-    return f"{line.get('command', '?')} of {line.get('plugin', '?')}: {outcome}" + (f", {took}" if took else "")
+_DIRECTORIES = ("/run", "/tmp")  # the second for who is not root
+_TOLD = ("network", "containerID", "ifname", "netns")  # in the command's first line
+_MOST_BYTES = 1 << 22
 
 
-def _identities(line: Mapping[str, object]) -> list[str]:
+def execute_with_log(call: Call) -> Step:
+    """Runs a plugin's file with a log of ours, and hands over what was written to it."""
+    directory = next((one for one in _DIRECTORIES if os.access(one, os.W_OK)), _DIRECTORIES[-1])
+    path = f"{directory}/podwire-{os.getpid()}.log"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot make {path}: {error.strerror}", "--explain needs this file") from error
+    try:
+        done = invoke.execute(replace(call, env={**call.env, "PODWIRE_LOG": path, "PODWIRE_LOG_LEVEL": "debug"}))
+        return replace(done, account=_lines(files.read(path, _MOST_BYTES)))
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def print_explained(out: Output, done: Step) -> None:
+    """Prints a call and the account that its plugin gave of it."""
+    printing.print_step(out, done)
+    if out.as_json:
+        return
+    for line in done.account:
+        for text in format_line({key: value for key, value in line.items() if key not in _TOLD}):
+            out.print(f"    {text}")
+    if not done.account:
+        out.print(f"    {done.kind} gave no account of it: it is not podwire's, or an older one")
+
+
+def _lines(text: bytes) -> tuple[Mapping[str, object], ...]:
     found = []
-    for words, keys in (
-        ("network", ("network",)),
-        ("container", ("containerID", "ifname")),
-        ("pod", ("pod",)),
-        ("namespace", ("netns",)),
-        ("trace", ("traceID",)),
-    ):
-        values = [str(line[key]) for key in keys if line.get(key)]
-        if values:
-            found.append(f"{words} {' '.join(values)}")
-    return found
-
-
-def _part(name: str, items: list[str]) -> list[str]:
-    return [f"{_INDENT}{name}:", *(2 * _INDENT + item for item in items)] if items else []
-
-
-def _step(item: object) -> str:
-    """Returns "   0.42 ms  host-local ADD", or what stands there instead of a step: how many more there were."""
-    step = _object(item)
-    return f"{_ms(step.get('ms')):>11}  {step.get('what', '?')}" if step else str(item)
-
-
-def _ms(value: object) -> str:
-    return f"{value:.2f} ms" if isinstance(value, int | float) else ""
-
-
-def _object(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            value = gojson.loads(line)
+            found += [value] if isinstance(value, dict) else []
+    return tuple(found)

@@ -18,7 +18,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.verbs.running import Call, Done, Serve, timed
+from podwire.verbs.invoke import Call, Serve, Step, timed
 from process import record
 
 _ITSELF = "/proc/self/exe"
@@ -67,7 +67,7 @@ def inside(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> Inside:
     )
 
 
-def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Done:
+def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Step:
     """Serves a call inside this process and notes the changes, which are made unless they are only `planned`."""
     with record.recorded(planned=planned) as noted:
         return timed(call, lambda: inside(call, plugin, plugins).serve(), lambda: tuple(noted.changes))
@@ -76,11 +76,11 @@ def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned
 def planning(plugins: Mapping[str, Plugin]) -> Serve:
     """Returns what serves a call by noting what it would change; of another's plugin nothing is known."""
 
-    def serve(call: Call) -> Done:
+    def serve(call: Call) -> Step:
         try:
             plugin = own(call.kind, call.path, plugins)
         except CniError as error:
-            return Done(call.kind, call.command, 0.0, error=error)
-        return noting(call, plugin, plugins, planned=True) if plugin else Done(call.kind, call.command, 0.0)
+            return Step(call.kind, call.command, 0.0, error=error)
+        return noting(call, plugin, plugins, planned=True) if plugin else Step(call.kind, call.command, 0.0)
 
     return serve

@@ -18,11 +18,11 @@ from cni.errors import CniError, Code
 from cni.skel import Plugin
 from kernel.netns import NAMED, Netns
 from podwire import attachments
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.command import UsageError
-from podwire.exclusive import exclusive
 from podwire.lint import positions
 from podwire.lint.known import nearest
+from podwire.lock import exclusive_lock
 from podwire.networks import Network
 
 
@@ -53,7 +53,7 @@ def require_namespace(path: str) -> None:
         raise CniError(Code.INVALID_NETNS, f"{path} is this host's own network namespace, not a pod's", hint)
 
 
-def alone(netns: str) -> AbstractContextManager[None]:
+def namespace_lock(netns: str) -> AbstractContextManager[None]:
     """Keeps other podwires from attaching and detaching a namespace meanwhile; raises CniError(11) when one does.
 
     Of two ADDs at once one fails, and its DEL would take away what the other has made. A namespace that is not there
@@ -63,10 +63,10 @@ def alone(netns: str) -> AbstractContextManager[None]:
         descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if netns else -1
     except OSError:
         descriptor = -1
-    return nullcontext() if descriptor < 0 else exclusive(descriptor, f"attaches or detaches {netns}")
+    return nullcontext() if descriptor < 0 else exclusive_lock(descriptor, f"attaches or detaches {netns}")
 
 
-def container_id(netns: str) -> str:
+def cnitool_container_id(netns: str) -> str:
     """Returns the container ID that cnitool makes of a namespace's path."""
     return f"cnitool-{hashlib.sha512(os.fsencode(netns)).digest()[:10].hex()}"
 
@@ -82,13 +82,15 @@ def require_free(netns: str, ifname: str) -> None:
             raise CniError(Code.INVALID_ENVIRONMENT, msg, "detach it first, or choose another name with --ifname")
 
 
-def find(cache_dir: str, network: str, ifname: str, *, netns: str = "", name: str = "") -> Known | None:
+def find_attachment(
+    cache_dir: str, network: str, ifname: str, *, netns: str = "", name: str = ""
+) -> CachedAttachment | None:
     """Returns the attachment of the cache with the container ID `name`, or cnitool's for `netns`, or in `netns`.
 
     None when there is none, or (of those in `netns`) more than one.
     """
-    own = [one for one in attachments.known(cache_dir, network) if one.attachment.ifname == ifname]
-    wanted = name or (container_id(netns) if netns else "")
+    own = [one for one in attachments.list_cached(cache_dir, network) if one.attachment.ifname == ifname]
+    wanted = name or (cnitool_container_id(netns) if netns else "")
     for one in own:
         if one.attachment.container_id == wanted:
             return one

@@ -8,14 +8,14 @@ import subprocess
 import pytest
 
 from podwire import cli
-from podwire.words import command_line
+from podwire.command_tree import command_tree
 from tests.support import binaries
 from tests.support.namespaces import Namespace
 from tests.support.tool import Tool
 
 LINES = [
     command.words.split()[1:] + ["nonesuch" if word.metavar == "NETWORK" else "nopod" for word in command.positionals]
-    for command in command_line(cli.parser()).every()
+    for command in command_tree(cli.build_parser()).leaves()
     if "NETWORK" in [word.metavar for word in command.positionals]
 ]
 LINES += [["ipam", "free", "--gone", "nonesuch"], ["ipam", "free", "10.22.0.2", "nonesuch"]]

@@ -51,7 +51,7 @@ def node_with(**spec):
 def test_the_standard_network():
     """What install writes is the first sample."""
     sample = json.loads((ROOT / "conf" / default_network.FILE).read_text())
-    assert json.loads(default_network.text(default_network.STANDARD, ["10.22.0.0/16"])) == sample
+    assert json.loads(default_network.render(default_network.STANDARD, ["10.22.0.0/16"])) == sample
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Node:
             capabilities["bandwidth"] = BANDWIDTH
         result: Any = None
         for plugin in self.network.plugins:
-            asked = self.network.request(plugin, capability_args=capabilities, prev_result=result)
+            asked = self.network.build_config(plugin, capability_args=capabilities, prev_result=result)
             result = run_plugin(str(plugin["type"]), "ADD", asked, **self._how(pod)).result()
         self.remember(pod, result, capabilities, name)
         return dict(result)
@@ -120,7 +120,7 @@ class Node:
         cached = json.loads(self.entry(pod).read_text())
         capabilities = cached.get("capabilityArgs")
         for plugin in reversed(self.network.plugins):
-            asked = self.network.request(plugin, capability_args=capabilities, prev_result=cached["result"])
+            asked = self.network.build_config(plugin, capability_args=capabilities, prev_result=cached["result"])
             how = {**self._how(pod), **({} if netns is None else {"netns": netns})}
             run_plugin(str(plugin["type"]), "DEL", asked, **how).silence()
         self.entry(pod).unlink()
@@ -128,7 +128,7 @@ class Node:
     def gc(self, *valid: Namespace) -> None:
         """Runs GC of our own chain with the pods that are left, and removes the others' entries of the cache."""
         for plugin in self.network.plugins:
-            asked = self.network.request(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
+            asked = self.network.build_config(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
             config = {**asked, "cniVersion": "1.1.0"}
             run_plugin(str(plugin["type"]), "GC", config, host=self.host).silence()
         for path in (self.directory / "results").iterdir():

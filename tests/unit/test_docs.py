@@ -172,7 +172,7 @@ def test_commands_of_the_tool_exist(document):
 
 
 def understood(words: list[str]) -> bool:
-    parser = cli.parser()
+    parser = cli.build_parser()
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
             parser.parse_args(words)

@@ -344,7 +344,7 @@ def test_a_flag_that_is_none_stops_nothing(node, tmp_path):
     remembered(tmp_path)
     plugin = {"type": "bridge", "ipMasq": {}}
     (one,) = node.known
-    assert node.checker._is_of_rules(one, plugin) is False
+    assert node.checker._lacks_only_rules(one, plugin) is False
 
 
 def test_a_net_d_that_is_no_directory(node, tmp_path):

@@ -96,7 +96,7 @@ def test_a_name_that_libcni_finds_elsewhere_first_is_a_warning(tmp_path):
     alone = json.dumps({"cniVersion": "1.0.0", "name": "a", "type": "calico"})
     linted = lint(tmp_path, f05_a__conf=alone, f10_a__conflist=network("a", {"type": "calico"}))
     assert [(name, severity) for name, severity, _ in told(linted)] == [("05-a.conf", "warning")]
-    assert networks.find(str(tmp_path), "a").path.endswith("10-a.conflist")
+    assert networks.get_network(str(tmp_path), "a").path.endswith("10-a.conflist")
 
 
 @pytest.mark.parametrize(

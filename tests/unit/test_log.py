@@ -1,4 +1,4 @@
-"""The log of verbs (cni.log), and the text that is made of its lines (podwire.verbs.explain)."""
+"""The log of verbs (cni.log), and the text that is made of its lines (podwire.verbs.log_text)."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from cni import gojson, log, skel
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
-from podwire.verbs.explain import explained
+from podwire.verbs.log_text import format_line
 from process import record
 
 MARK = "s3cr3t-mark"
@@ -309,13 +309,13 @@ def test_the_document_has_the_fields():
 def test_explained():
     """A line is told with its error and hint, and its steps and changes one by one."""
     line = {"command": "ADD", "plugin": "bridge", "ms": 3.2, "containerID": "cid", "ifname": "eth0"}
-    assert explained({**line, "result": {"ips": ["10.1.2.5/24"]}}) == [
+    assert format_line({**line, "result": {"ips": ["10.1.2.5/24"]}}) == [
         "ADD of bridge: 10.1.2.5/24, 3.20 ms",
         "  container cid eth0",
     ]
     steps = [{"what": "make the pair", "ms": 1.25}, "and 3 more"]
     error = {"code": 11, "msg": "busy", "details": "wait"}
-    assert explained({**line, "error": error, "steps": steps, "changes": ['delete "veth0"']})[2:] == [
+    assert format_line({**line, "error": error, "steps": steps, "changes": ['delete "veth0"']})[2:] == [
         "  error 11: busy",
         "  hint: wait",
         "  steps:",
@@ -330,4 +330,4 @@ def test_explained():
 def test_explained_takes_any_line(value):
     """A line that somebody has edited is told as far as it can be."""
     for key in ("command", "ms", "error", "result", "steps", "changes", "containerID"):
-        assert all(isinstance(text, str) for text in explained({key: value}))
+        assert all(isinstance(text, str) for text in format_line({key: value}))

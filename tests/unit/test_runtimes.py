@@ -45,7 +45,7 @@ def found(host):
 
     def find(program):
         write(host, f"usr/bin/{program}", "")
-        (one,) = runtimes.installed({})
+        (one,) = runtimes.list_installed({})
         return one
 
     return find
@@ -55,10 +55,10 @@ def test_what_is_not_installed_is_not_mentioned(host):
     """Settings that `apt remove` has left are no runtime; a program on PATH, or a running one's directory, is."""
     write(host, "etc/containerd/config.toml", DEBIAN_12)
     write(host, "etc/containers/containers.conf", "")
-    assert runtimes.installed({"PATH": "relative"}) == ()
+    assert runtimes.list_installed({"PATH": "relative"}) == ()
     (host / "run/crio").mkdir(parents=True)
     write(host, "opt/bin/containerd", "")
-    assert [one.name for one in runtimes.installed({"PATH": f"{host}/opt/bin"})] == ["containerd", "CRI-O"]
+    assert [one.name for one in runtimes.list_installed({"PATH": f"{host}/opt/bin"})] == ["containerd", "CRI-O"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from cni.errors import CniError
 from podwire import default_network
 from podwire.commands import install
-from podwire.installing import Directory, Manifest, write_whole
+from podwire.installing import Directory, Manifest, write_atomically
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def umask():
 def test_what_is_written_is_for_nobody_else_to_write(tmp_path, umask, mask, mode):
     """A network, of which root's programs run, is not writable by others where the umask would leave it so."""
     umask(mask)
-    write_whole(str(tmp_path / "file"), b"x")
+    write_atomically(str(tmp_path / "file"), b"x")
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
@@ -70,10 +70,10 @@ def test_what_has_a_networks_name_since_is_left(tmp_path, kind):
 def test_a_subnet_of_which_no_pod_gets_an_address(subnet):
     """What host-local would refuse at each pod is refused when it is written."""
     with pytest.raises(CniError, match="is no network for pods"):
-        default_network.text(default_network.STANDARD, [subnet])
+        default_network.render(default_network.STANDARD, [subnet])
 
 
 @pytest.mark.parametrize("subnet", ["10.0.0.0/30", "fd00::/126"])
 def test_the_smallest_subnets(subnet):
     """What host-local can allocate from is written."""
-    assert subnet.encode() in default_network.text(default_network.STANDARD, [subnet])
+    assert subnet.encode() in default_network.render(default_network.STANDARD, [subnet])

@@ -37,7 +37,7 @@ def boxes(picture):
 @pytest.mark.parametrize("count", [0, 1, 5, 60])
 def test_the_map_has_room_for_all(count):
     """Every pod has its box, none lies on another, and all lie inside the picture."""
-    picture = map_svg.drawn(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
+    picture = map_svg.render(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
     drawn = boxes(picture)
     assert len(drawn) == count + 2
     root = ElementTree.fromstring(picture)
@@ -54,7 +54,7 @@ def test_the_map_has_room_for_all(count):
 def test_the_map_tells_what_is_known():
     """Host, bridge, addresses, veths, host ports and limits stand in the picture."""
     port = HostPort(8080, 80, "tcp", confirmed=False)
-    picture = map_svg.drawn(
+    picture = map_svg.render(
         node_of(pod(1, addresses=("10.22.0.2/24",), host_ports=(port,), receives=10_000_000, sends=2_500_000))
     )
     for text in (
@@ -73,7 +73,7 @@ def test_the_map_tells_what_is_known():
 def test_the_leaked_are_red():
     """A leaked pod's box and the list of leaks have the class that is red, those of the living have not."""
     leak = Leak("veth", "veth9 on cni0", "ip link delete veth9", "net")
-    root = ElementTree.fromstring(map_svg.drawn(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
+    root = ElementTree.fromstring(map_svg.render(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
     kinds = [item.attrib["class"] for item in root.iter(f"{SVG}rect")]
     assert (kinds.count("leaked"), kinds.count("pod")) == (1, 1)
     red = [item.text for item in root.iter(f"{SVG}text") if "leaked" in item.attrib["class"]]
@@ -84,7 +84,7 @@ def test_the_leaked_are_red():
 def test_any_text_makes_a_picture(name, other):
     """Whatever names there are, the picture is XML without control characters."""
     one = Pod(name, Attachment(other, name), State.OK, pod=other, netns=name, addresses=(other,))
-    picture = map_svg.drawn(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
+    picture = map_svg.render(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
     ElementTree.fromstring(picture.encode("utf-8"))
     assert all(char.isprintable() or char == "\n" for char in picture)
 

@@ -12,7 +12,7 @@ from ipam.host_local.listing import ReservationFile
 from kernel.link import Link
 from kernel.netfilter import nft_owner
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, Owned
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.networks import Network
 from podwire.node.leaks import find_leaks
 from podwire.node.links import Kernel, NetworkNamespace
@@ -37,7 +37,9 @@ POD = NetworkNamespace("/run/netns/a", 0, {"eth0": link(3, "eth0", lower=7)}, {3
 def known(container_id="a", *, lives=True, netns="/run/netns/a", address="10.22.0.2/24"):
     result = {"cniVersion": "1.0.0", "ips": [{"address": address}]}
     presence = Presence.HERE if lives else Presence.GONE
-    return Known(f"net-{container_id}", "net", Attachment(container_id, "eth0"), netns, presence, NET, result=result)
+    return CachedAttachment(
+        f"net-{container_id}", "net", Attachment(container_id, "eth0"), netns, presence, NET, result=result
+    )
 
 
 def reserved(name, owner, *, old=True, before_boot=False):

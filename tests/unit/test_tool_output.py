@@ -23,7 +23,7 @@ class Full(io.StringIO):
 def test_json_has_nothing_that_a_terminal_obeys(text):
     """In a document every character that cannot be printed is escaped, and means the same."""
     stream = io.StringIO()
-    Output(stream, as_json=True).json({"name": text, text: [text]})
+    Output(stream, as_json=True).print_json({"name": text, text: [text]})
     printed = stream.getvalue()
     assert printed.replace("\n", "").isprintable()
     assert json.loads(printed) == {"name": text, text: [text]}

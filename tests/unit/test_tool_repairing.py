@@ -15,5 +15,5 @@ def test_a_lock_that_is_not_to_be_had_is_waited_for_once(tmp_path, monkeypatch):
         (tmp_path / "results" / f"net-c{number}-eth0").write_text(json.dumps(names))
     busy = Part("portmap", error=CniError(Code.TRY_AGAIN_LATER, "the lock is held"))
     monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: Outcome(known, FAILED, (busy,)))
-    outcomes = Repairer({}, (), {}).repair(attachments.known(str(tmp_path)))
+    outcomes = Repairer({}, (), {}).repair(attachments.list_cached(str(tmp_path)))
     assert [outcome.state for outcome in outcomes] == [FAILED, UNTRIED, UNTRIED]

@@ -15,7 +15,7 @@ from kernel import locks
 
 
 @contextmanager
-def exclusive(descriptor: int, busy: str) -> Iterator[None]:
+def exclusive_lock(descriptor: int, busy: str) -> Iterator[None]:
     """Locks an open file for the block, and closes it after that; raises CniError(11), "another podwire `busy`"."""
     try:
         try:

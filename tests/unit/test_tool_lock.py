@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from cni.errors import CniError
-from podwire.exclusive import exclusive
+from podwire.lock import exclusive_lock
 
 
 def test_the_second_podwire_names_the_process_of_the_first(tmp_path):
@@ -19,7 +19,7 @@ def test_the_second_podwire_names_the_process_of_the_first(tmp_path):
         first.stdin.write(b"\n")
         first.stdin.flush()
         first.stdout.readline()
-        with pytest.raises(CniError) as caught, exclusive(os.open(tmp_path, os.O_RDONLY), "installs here"):
+        with pytest.raises(CniError) as caught, exclusive_lock(os.open(tmp_path, os.O_RDONLY), "installs here"):
             pass
         first.stdin.close()
     assert caught.value.msg == "another podwire installs here"

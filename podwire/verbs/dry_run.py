@@ -16,9 +16,9 @@ from cni.skel import Plugin
 from kernel import hostcopy, mounts
 from kernel.netfilter import copying
 from podwire.networks import Network
-from podwire.verbs import running
+from podwire.verbs import invoke
+from podwire.verbs.invoke import Call, Serve, Step
 from podwire.verbs.planning import noting, own
-from podwire.verbs.running import Call, Done, Serve
 
 _STATE = "/var/lib/cni"  # host-local's leases and libcni's cache
 _RUN, _RUN_FILE_BYTES = "/run", 1 << 20  # a journal may be there, and need not be copied
@@ -54,19 +54,19 @@ def enter(network: Network, *directories: str) -> Stage:
 def rehearsing(plugins: Mapping[str, Plugin], stage: Stage) -> Serve:
     """Returns what serves a call on the stage and notes our own plugins' changes; another's run, and end with us."""
 
-    def serve(call: Call) -> Done:
+    def serve(call: Call) -> Step:
         env = {name: value for name, value in call.env.items() if name != _BUS}
         there = replace(call, env={**env, "CNI_NETNS": stage.sandbox})
         try:
             plugin = own(call.kind, call.path, plugins)
         except CniError as error:
-            return Done(call.kind, call.command, 0.0, error=error)
-        return noting(there, plugin, plugins, planned=False) if plugin else running.execute(there, hostcopy.spawn)
+            return Step(call.kind, call.command, 0.0, error=error)
+        return noting(there, plugin, plugins, planned=False) if plugin else invoke.execute(there, hostcopy.spawn)
 
     return serve
 
 
-def renamed(done: Done, stage: Stage, netns: str) -> Done:
+def renamed(done: Step, stage: Stage, netns: str) -> Step:
     """Returns what became of a call with the path of the sandbox that the stage's stands for."""
     changes = None if done.changes is None else tuple(text.replace(stage.sandbox, netns) for text in done.changes)
     error = done.error and CniError(done.error.code, done.error.msg.replace(stage.sandbox, netns), done.error.details)

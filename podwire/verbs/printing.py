@@ -11,54 +11,54 @@ from cni.errors import CniError
 from cni.result import Result, from_json
 from podwire.networks import Network
 from podwire.output import Cell, Output
-from podwire.verbs.running import Done
+from podwire.verbs.invoke import Step
 
 _NAME_WIDTH = 12
 
 
-def step(out: Output, done: Done) -> None:
+def print_step(out: Output, done: Step) -> None:
     """Prints the line of one call, and below what else is known of it; nothing with --json."""
     if out.as_json:
         return
     end = Cell("ok", "good") if done.error is None else Cell(f"error: {done.error.msg}", "bad")
-    out.line(done.kind.ljust(_NAME_WIDTH), done.command.ljust(6), f"{done.ms:8.1f} ms ", end)
+    out.print(done.kind.ljust(_NAME_WIDTH), done.command.ljust(6), f"{done.ms:8.1f} ms ", end)
     if done.error and done.error.details:
-        out.line(f"  {done.error.details}")
+        out.print(f"  {done.error.details}")
     for text in done.stderr.splitlines():
-        out.line(f"  it said: {text}")
+        out.print(f"  it said: {text}")
 
 
-def planned(out: Output, done: Done) -> None:
+def print_plan(out: Output, done: Step) -> None:
     """Prints what one call would change; nothing with --json."""
     if out.as_json:
         return
     known = done.changes is not None or done.error
     nothing = " change nothing" if done.changes == () and not done.error else ":"
     if known:
-        out.line(Cell(f"{done.kind} {done.command}", "bold"), f"would{nothing}")
+        out.print(Cell(f"{done.kind} {done.command}", "bold"), f"would{nothing}")
     else:
-        out.line(Cell(f"{done.kind} {done.command}", "bold"), f"cannot be told: {done.kind} is not podwire's")
+        out.print(Cell(f"{done.kind} {done.command}", "bold"), f"cannot be told: {done.kind} is not podwire's")
     for change in done.changes or ():
-        out.line(f"  {change}")
+        out.print(f"  {change}")
     if done.error:
-        out.line(" ", Cell(f"fail: {done.error.msg}", "bad"))
+        out.print(" ", Cell(f"fail: {done.error.msg}", "bad"))
         if done.error.details:
-            out.line(f"    {done.error.details}")
+            out.print(f"    {done.error.details}")
 
 
-def result(out: Output, value: object, network: Network) -> None:
+def print_result(out: Output, value: object, network: Network) -> None:
     """Prints the interfaces and addresses of an attachment as a table."""
     own = value.get("cniVersion") if isinstance(value, Mapping) else None
     try:
         found = from_json(value, own if isinstance(own, str) and own else network.version)
     except CniError as error:
-        out.line(f"its result cannot be read: {error.msg}")
+        out.print(f"its result cannot be read: {error.msg}")
         return
     rows = _rows(found)
     if rows:
-        out.table(("INTERFACE", "WHERE", "MAC", "ADDRESS", "GATEWAY"), rows)
+        out.print_table(("INTERFACE", "WHERE", "MAC", "ADDRESS", "GATEWAY"), rows)
     for route in found.routes:
-        out.line(f"route {route.dst}" + (f" via {route.gw}" if route.gw else ""))
+        out.print(f"route {route.dst}" + (f" via {route.gw}" if route.gw else ""))
 
 
 def _rows(found: Result) -> list[tuple[str, ...]]:

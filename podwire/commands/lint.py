@@ -13,7 +13,7 @@ from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir,
 from podwire.lint import directory
 from podwire.lint.directory import LintResult
 from podwire.lint.source import Severity, SourceFile
-from podwire.output import Cell, counted
+from podwire.output import Cell, plural
 
 _STYLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "dim"}
 _BAD = (Severity.ERROR, Severity.WARNING)
@@ -42,33 +42,33 @@ def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]
     for page in (page for one in linted for page in one.pages):
         for found in page.findings:
             where = f"{page.path}:{found.line}:{found.column}:"
-            context.out.line(where, Cell(f"{found.severity}:", _STYLES[found.severity]), found.text)
+            context.out.print(where, Cell(f"{found.severity}:", _STYLES[found.severity]), found.text)
             if found.hint:
-                context.out.line(f"    {found.hint}")
+                context.out.print(f"    {found.hint}")
     for one in linted:
         if one.is_directory:
             _print_winner(context, one)
     number = sum(len(one.pages) for one in linted)
-    said = ", ".join(counted(counts[severity], severity) for severity in Severity if counts[severity])
-    context.out.line(f"{counted(number, 'file')}: {said or 'nothing to say'}")
+    said = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
+    context.out.print(f"{plural(number, 'file')}: {said or 'nothing to say'}")
 
 
 def _print_winner(context: Context, one: LintResult) -> None:
     """Says which file counts for whom."""
     if one.winner is None or one.winner.network is None:
-        context.out.line(Cell(f"{one.path}: no runtime finds a network here", "bad"))
+        context.out.print(Cell(f"{one.path}: no runtime finds a network here", "bad"))
         return
     winner, network = os.path.basename(one.winner.path), one.winner.network.name
-    context.out.line(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.')
+    context.out.print(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.')
     others = [page.network.name for page in one.pages if page.network and page is not one.winner]
     if others:
-        context.out.line(f"By their names libcni also finds: {', '.join(dict.fromkeys(others))}")
+        context.out.print(f"By their names libcni also finds: {', '.join(dict.fromkeys(others))}")
 
 
 def _print_json(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
     files = [_file(page, one) for one in linted for page in one.pages]
     totals = {f"{severity}s": counts[severity] for severity in Severity}
-    context.out.json({"files": files, **totals})
+    context.out.print_json({"files": files, **totals})
 
 
 def _file(page: SourceFile, linted: LintResult) -> dict[str, object]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class CommandLine:
+class CommandNode:
     """One command, or the whole tool: its words ("podwire ipam list"), its parser, the commands below it."""
 
     words: str
     summary: str
     parser: ArgumentParser
-    below: tuple[CommandLine, ...]
+    below: tuple[CommandNode, ...]
 
     @property
     def options(self) -> list[Action]:
@@ -31,26 +31,26 @@ class CommandLine:
         """The words that are no options, but for the commands below."""
         return [action for action in self.parser._actions if not action.option_strings and not _is_commands(action)]
 
-    def every(self) -> Iterator[CommandLine]:
+    def leaves(self) -> Iterator[CommandNode]:
         """Yields this one and all below it that do something themselves."""
         if not self.below:
             yield self
         for command in self.below:
-            yield from command.every()
+            yield from command.leaves()
 
 
-def command_line(parser: ArgumentParser, summary: str = "") -> CommandLine:
+def command_tree(parser: ArgumentParser, summary: str = "") -> CommandNode:
     """Returns what `parser` reads."""
     below = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            below += [command_line(own, summaries.get(name, "")) for name, own in action.choices.items()]
-    return CommandLine(parser.prog, summary, parser, tuple(below))
+            below += [command_tree(own, summaries.get(name, "")) for name, own in action.choices.items()]
+    return CommandNode(parser.prog, summary, parser, tuple(below))
 
 
-def candidates(
-    line: CommandLine, words: Sequence[str], sources: Mapping[str, Callable[[], Sequence[str]]]
+def completions(
+    line: CommandNode, words: Sequence[str], sources: Mapping[str, Callable[[], Sequence[str]]]
 ) -> Iterator[str]:
     """Yields what the last of `words` (those behind "podwire", the last perhaps empty) may be made into.
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from cni import gojson
 from podwire.attachments import results_dir
 from podwire.networks import Network
-from podwire.verbs.running import Pod
+from podwire.verbs.invoke import Pod
 from process import directories
 
 
@@ -23,7 +23,7 @@ def path_of(cache_dir: str, network: str, pod: Pod) -> str:
     return os.path.join(results_dir(cache_dir), f"{network}-{container_id}-{ifname}")
 
 
-def entry(network: Network, pod: Pod, result: object) -> dict[str, object]:
+def entry_of(network: Network, pod: Pod, result: object) -> dict[str, object]:
     """Returns what is remembered of an attachment; what is empty is left out, as Go does."""
     pairs = [pair.split("=", 1) for pair in pod.cni_args.split(";") if pair]
     filled = {"netns": pod.netns, "cniArgs": pairs, "capabilityArgs": dict(pod.capability_args), "result": result}
@@ -37,7 +37,7 @@ def entry(network: Network, pod: Pod, result: object) -> dict[str, object]:
     }
 
 
-def remember(cache_dir: str, network: Network, pod: Pod, result: object) -> None:
+def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> None:
     """Writes the entry of an attachment, in place of one that is there; raises OSError."""
     path = path_of(cache_dir, network.name, pod)
     directories.make(os.path.dirname(path), 0o700)
@@ -45,7 +45,7 @@ def remember(cache_dir: str, network: Network, pod: Pod, result: object) -> None
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:
-            directories.write(descriptor, gojson.dumps(entry(network, pod, result)).encode("utf-8", "replace"))
+            directories.write(descriptor, gojson.dumps(entry_of(network, pod, result)).encode("utf-8", "replace"))
         finally:
             os.close(descriptor)
         os.rename(draft, path)
@@ -55,7 +55,7 @@ def remember(cache_dir: str, network: Network, pod: Pod, result: object) -> None
         raise
 
 
-def forget(cache_dir: str, network: str, pod: Pod) -> None:
+def delete_entry(cache_dir: str, network: str, pod: Pod) -> None:
     """Removes the entry of an attachment; none is success. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path_of(cache_dir, network, pod))

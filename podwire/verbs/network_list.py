@@ -18,8 +18,8 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
 from podwire.networks import Network
-from podwire.verbs import memory, origin
-from podwire.verbs.running import Call, Done, Pod, Serve, environment
+from podwire.verbs import origin, result_cache
+from podwire.verbs.invoke import Call, Pod, Serve, Step, environment
 from process import signals
 
 
@@ -34,16 +34,16 @@ class Runtime:
     env: Mapping[str, str]
     cache_dir: str
     serve: Serve
-    tell: Callable[[Done], None]
+    tell: Callable[[Step], None]
     writes: bool = True
-    done: list[Done] = field(default_factory=list)
+    done: list[Step] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
         """Tells whether any plugin has failed so far."""
         return any(step.error for step in self.done)
 
-    def run(self, command: str, pod: Pod, plugin: Mapping[str, object], request: Mapping[str, object]) -> Done:
+    def run(self, command: str, pod: Pod, plugin: Mapping[str, object], request: Mapping[str, object]) -> Step:
         """Runs a verb of one plugin and tells of it."""
         env = environment(command, pod, self.env, self.path)
         call = Call(str(plugin.get("type")), command, request, env, self.path)
@@ -61,16 +61,16 @@ def add(runtime: Runtime, network: Network, pod: Pod) -> object:
     result: object = None
     try:
         for plugin in network.plugins:
-            request = network.request(plugin, capability_args=pod.capability_args, prev_result=result)
+            request = network.build_config(plugin, capability_args=pod.capability_args, prev_result=result)
             step = runtime.run("ADD", pod, plugin, request)
             if step.error:
-                _take_back(runtime, network, pod)
+                _roll_back(runtime, network, pod)
                 return None
             result = step.result
         if runtime.writes:
-            _remember(runtime, network, pod, result)
+            _write_cache(runtime, network, pod, result)
     except BaseException:
-        _take_back(runtime, network, pod)
+        _roll_back(runtime, network, pod)
         raise
     return result
 
@@ -86,8 +86,8 @@ def check(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
     if network.disable_check:
         return
     for plugin in network.plugins:
-        request = network.request(
-            plugin, capability_args=pod.capability_args, prev_result=converted(result, network.version)
+        request = network.build_config(
+            plugin, capability_args=pod.capability_args, prev_result=convert_result(result, network.version)
         )
         runtime.run("CHECK", pod, plugin, request)
 
@@ -97,23 +97,23 @@ def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) 
     prev_result = None
     if result is not None and versions.at_least(network.version, "0.4.0"):
         try:
-            prev_result = converted(result, network.version)
+            prev_result = convert_result(result, network.version)
         except CniError:
             prev_result = None  # as libcni: DEL goes on without what cannot be read
     for plugin in reversed(network.plugins):
-        request = network.request(plugin, capability_args=pod.capability_args, prev_result=prev_result)
+        request = network.build_config(plugin, capability_args=pod.capability_args, prev_result=prev_result)
         if runtime.run("DEL", pod, plugin, request).error:
             return False
     if runtime.writes:
         try:
-            memory.forget(runtime.cache_dir, network.name, pod)
+            result_cache.delete_entry(runtime.cache_dir, network.name, pod)
         except OSError as error:
-            path = memory.path_of(runtime.cache_dir, network.name, pod)
+            path = result_cache.path_of(runtime.cache_dir, network.name, pod)
             raise CniError(Code.IO_FAILURE, f"cannot remove {path}: {error.strerror}") from error
     return True
 
 
-def collect(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> tuple[str, ...]:
+def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> tuple[str, ...]:
     """Runs GC of every plugin that has it; returns the types of the others.
 
     GC keeps the `valid` attachments, which are listed anew for each plugin, since pods start meanwhile.
@@ -122,7 +122,7 @@ def collect(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Att
     for plugin in network.plugins:
         serving = _serving("GC", runtime, network, plugin)
         if serving:
-            runtime.run("GC", Pod(), plugin, serving.request(plugin, valid=valid()))
+            runtime.run("GC", Pod(), plugin, serving.build_config(plugin, valid=valid()))
         else:
             unasked.append(str(plugin["type"]))
     return tuple(unasked)
@@ -134,7 +134,7 @@ def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
     for plugin in network.plugins:
         serving = _serving("STATUS", runtime, network, plugin)
         if serving:
-            runtime.run("STATUS", Pod(), plugin, serving.request(plugin))
+            runtime.run("STATUS", Pod(), plugin, serving.build_config(plugin))
         else:
             runtime.run("VERSION", Pod(), plugin, {"cniVersion": network.version})
             unasked.append(str(plugin["type"]))
@@ -155,7 +155,7 @@ def _serving(command: str, runtime: Runtime, network: Network, plugin: Mapping[s
     return replace(network, version=versions.CURRENT) if is_ours else None
 
 
-def converted(result: object, version: str) -> object:
+def convert_result(result: object, version: str) -> object:
     """Returns a result in the shape of `version`, untouched when it is of that version; raises CniError(7)."""
     own = result.get("cniVersion") if isinstance(result, dict) else None
     if not isinstance(own, str) or own == version:
@@ -169,19 +169,19 @@ def unreadable(names: Iterable[str], network: str, known: Iterable[Entry]) -> li
     return sorted(name for name in names if name.startswith(f"{network}-") and name not in read)
 
 
-def _remember(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
+def _write_cache(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
     try:
-        memory.remember(runtime.cache_dir, network, pod, result)
+        result_cache.write_entry(runtime.cache_dir, network, pod, result)
     except OSError as error:
-        path = memory.path_of(runtime.cache_dir, network.name, pod)
+        path = result_cache.path_of(runtime.cache_dir, network.name, pod)
         hint = "without it nobody could detach the pod as it was attached, so it has been detached"
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error
 
 
-def _take_back(runtime: Runtime, network: Network, pod: Pod) -> None:
+def _roll_back(runtime: Runtime, network: Network, pod: Pod) -> None:
     """Runs DEL of every plugin, whatever becomes of the others, as a runtime does after a failed ADD."""
     if not runtime.writes:
         return  # what was tried in a copy goes with the copy
     with signals.ignored():
         for plugin in reversed(network.plugins):
-            runtime.run("DEL", pod, plugin, network.request(plugin, capability_args=pod.capability_args))
+            runtime.run("DEL", pod, plugin, network.build_config(plugin, capability_args=pod.capability_args))

@@ -1,6 +1,6 @@
 """Running one verb of one plugin as libcni does: the file found on the bin path, its environment, its input.
 
-One rule: whatever becomes of a plugin is a value, `Done`; only a signal is raised.
+One rule: whatever becomes of a plugin is a value, `Step`; only a signal is raised.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Done:
+class Step:
     """What became of a call: its time, ADD's result as JSON, or the error; what was told on stderr.
 
     `changes` are those that it made, or would make, None where nobody can know; `account` is its log (cni.log).
@@ -81,7 +81,7 @@ class Done:
 
 
 # Serves a call in one way or another: by running the file, or by telling what that would do.
-Serve = Callable[[Call], Done]
+Serve = Callable[[Call], Step]
 
 
 def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str, ...]) -> dict[str, str]:
@@ -97,7 +97,7 @@ def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str,
     return {**env, **own}
 
 
-def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Done:
+def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Step:
     """Runs the file to its end; started by `spawn`, which says what becomes of it when we are killed."""
     start_ns = time.perf_counter_ns()
     result, error, stderr, program = None, None, "", ""
@@ -107,15 +107,15 @@ def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Done:
         # Without a limit: the operator watches it, and can end it.
         (outcome,) = child.run(command, spawn=spawn, limit_s=None)
         stderr = outcome.stderr.decode("utf-8", "replace")
-        result = answer(outcome, call)
+        result = parse_answer(outcome, call)
     except OSError as failure:
         error = delegate.not_runnable(program, failure)
     except CniError as failure:
         error = failure
-    return Done(call.kind, call.command, (time.perf_counter_ns() - start_ns) / 1e6, result, error, stderr)
+    return Step(call.kind, call.command, (time.perf_counter_ns() - start_ns) / 1e6, result, error, stderr)
 
 
-def answer(outcome: Outcome, call: Call) -> object:
+def parse_answer(outcome: Outcome, call: Call) -> object:
     """Returns what a plugin answered, None where nothing is to be; raises its error, as libcni reads it."""
     if outcome.status == 0 and call.command not in ("ADD", "VERSION"):
         return None
@@ -135,7 +135,7 @@ def answer(outcome: Outcome, call: Call) -> object:
     raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.how}", _shown(outcome))
 
 
-def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Done:
+def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Step:
     """Serves a call inside this process: `served` returns the result or raises, `changes` tells what it noted."""
     start_ns = time.perf_counter_ns()
     result, error = None, None
@@ -144,7 +144,7 @@ def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[
     except Exception as failure:
         error = skel.as_cni_error(failure)
     ms = (time.perf_counter_ns() - start_ns) / 1e6
-    return Done(call.kind, call.command, ms, result, error, changes=changes())
+    return Step(call.kind, call.command, ms, result, error, changes=changes())
 
 
 def _shown(outcome: Outcome) -> str:

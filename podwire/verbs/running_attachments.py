@@ -14,19 +14,19 @@ from attachment.presence import Presence
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments
-from podwire.attachments import Known
+from podwire.attachments import CachedAttachment
 from podwire.node import records
 from podwire.node.inspection import read_snapshot
 from podwire.node.model import State
 from podwire.node.records import Directories
 from podwire.node.snapshot import Snapshot
-from podwire.output import counted
+from podwire.output import plural
 
 _RUNNING = {Presence.HERE, Presence.ELSEWHERE}
 
 
 @dataclass(frozen=True)
-class Living:
+class RunningAttachments:
     """The running attachments of `network`: the kernel is looked at once, the files each time that they are listed.
 
     `forced` are containers that the operator knows to be gone.
@@ -38,24 +38,24 @@ class Living:
     forced: frozenset[str] = frozenset()
 
     @classmethod
-    def looked_at(cls, places: Directories, network: str, forced: Iterable[str] = ()) -> Living:
+    def read(cls, places: Directories, network: str, forced: Iterable[str] = ()) -> RunningAttachments:
         """Looks at the node; raises CniError(4) for a forced container that is running or has no attachment."""
         found = cls(read_snapshot(places, rules=False), places, network, frozenset(forced))
         for name in sorted(found.forced):
             found._require_forcible(name)
         return found
 
-    def presence(self, one: Known) -> Presence:
+    def presence(self, one: CachedAttachment) -> Presence:
         """Returns whether an attachment's namespace exists, by its path and the kernel's interfaces."""
         return self.snapshot.presences.by_file.get(one.path, one.presence)
 
-    def is_gone(self, one: Known) -> bool:
+    def is_gone(self, one: CachedAttachment) -> bool:
         """Tells whether an attachment is to be collected: proven gone, or forced."""
         return self.presence(one) is Presence.GONE or self._is_forced(one)
 
     def valid(self) -> list[Attachment]:
         """Returns the attachments that GC must keep."""
-        known = attachments.known(self.places.cache_dir, self.network)
+        known = attachments.list_cached(self.places.cache_dir, self.network)
         kept = {one.attachment for one in known if one.presence in _RUNNING or not self.is_gone(one)}
         return sorted({*kept, *self.unlisted()})
 
@@ -72,7 +72,7 @@ class Living:
         if not unproven_owners or self.forced:
             return
         first = unproven_owners[0]
-        number = counted(len(unproven_owners), "attachment")
+        number = plural(len(unproven_owners), "attachment")
         where = f'{number} of "{self.network}" may be running: {first.netns} is missing here'
         hidden = self.snapshot.presences.hidden_ports(self.network)
         if first.presence is Presence.GONE and hidden:
@@ -93,18 +93,18 @@ class Living:
             msg = f"--force: container {container_id} is running: its network namespace or its veth exists"
             raise CniError(Code.INVALID_ENVIRONMENT, msg, "have its runtime remove it")
 
-    def _is_forced(self, one: Known) -> bool:
+    def _is_forced(self, one: CachedAttachment) -> bool:
         return one.attachment.container_id in self.forced
 
 
-def require_witness(known: Iterable[Known], results: str, network: str) -> None:
+def require_witness(known: Iterable[CachedAttachment], results: str, network: str) -> None:
     """Raises CniError(5) for a cache without any attachment of the network, which may be the wrong one."""
     if not any(True for _ in known):
         hint = "give the runtime's with --cache-dir; if no pod of it lives, --all removes whatever is left of it"
         raise CniError(Code.IO_FAILURE, f'the cache {results} knows no attachment of "{network}"', hint)
 
 
-def is_unchanged(one: Known) -> bool:
+def is_unchanged(one: CachedAttachment) -> bool:
     """Tells whether the cache still has an attachment as it was: a runtime may have deleted it, or made it again."""
     found = attachments.read(one.path)
     return found is not None and (found.attachment, found.presence) == (one.attachment, one.presence)

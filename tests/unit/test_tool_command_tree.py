@@ -8,8 +8,8 @@ from argparse import ArgumentParser
 import pytest
 
 from podwire import cli, manual
+from podwire.command_tree import command_tree, completions
 from podwire.commands import COMMANDS, completion
-from podwire.words import candidates, command_line
 
 SOURCES = {"NETWORK": lambda: ["pods", "storage"]}
 
@@ -47,18 +47,18 @@ def some_parser() -> ArgumentParser:
 )
 def test_a_word_is_completed_by_its_place(words, expected):
     """What a word may be made into follows from the words before it."""
-    assert [word for word in candidates(command_line(some_parser()), words, SOURCES) if word != "-h"] == expected
+    assert [word for word in completions(command_tree(some_parser()), words, SOURCES) if word != "-h"] == expected
 
 
 def test_every_command_is_on_the_manual_page():
     """The manual page has each command, option and example, and no request of roff that is not ours."""
-    top = cli.parser()
-    page = manual.page(command_line(top), top.epilog)
+    top = cli.build_parser()
+    page = manual.render(command_tree(top), top.epilog)
     plain = page.replace("\\-", "-").replace("\\&", "").replace("\\e", "\\")
     for command in COMMANDS:
         assert f'.SS "podwire {command.name}' in plain
         assert all(line in plain for line, _ in command.examples)
-    for command in command_line(top).every():
+    for command in command_tree(top).leaves():
         assert all(name in plain for option in command.options for name in option.option_strings if name != "-h")
     requests = set(re.findall(r"^[.'](\S*)", page, re.MULTILINE))
     assert requests == {"TH", "SH", "HP", "SS", "TP", "PP", "nf", "fi"}
@@ -68,7 +68,7 @@ def test_text_is_no_request_to_roff():
     """A help text that begins with a dot, or has a backslash, is printed as it stands."""
     parser = ArgumentParser(prog="tool")
     parser.add_subparsers().add_parser("odd", description=".so /etc/passwd\n'\\n")
-    page = manual.page(command_line(parser), "")
+    page = manual.render(command_tree(parser), "")
     assert "\n\\&.so /etc/passwd\n\\&'\\en\n" in page
 
 
