@@ -1,6 +1,6 @@
-"""The plot of a run, docs/bench.svg: two bars for each of the main cases.
+"""The plot of a run, docs/bench.svg: two dots for each of the main cases, on a logarithmic axis.
 
-One rule: pure; what is not in the run is not drawn, so that no figure is older than the rest.
+One rule: pure; only cases of this run are drawn, so that all figures have the same age.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench.page import Case, Report, cases, shown
 
-# The cases that are plotted, and what they are called there; the table has all of them.
+# The plotted cases and their titles in the plot; the table on the page has all cases.
 PLOTTED = {
     "VERSION": "start-up (VERSION)",
     "loopback ADD": "loopback: ADD",
@@ -38,74 +38,91 @@ PLOTTED = {
     "host-local ADD, 10,000 taken": "host-local, 10,000 addresses in use: ADD",
 }
 
+_TITLE = "Time per call: podwire and the reference plugins 1.1.1"
+_SUBTITLE = "milliseconds on a logarithmic scale; lower is better"
+# Debian 12's version: a run with other plugins (REFERENCE=DIRECTORY) does not write the plot.
+_LEGEND = (("ours", "podwire"), ("reference", "reference plugins 1.1.1 (Go)"))
+
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 11px; fill: #59636e }
-.page { fill: #ffffff } .line { stroke: #d1d9e0 } .ours { fill: #0969da } .reference { fill: #afb8c1 }
+.title { font-size: 15px; font-weight: 600 }
+.page { fill: #ffffff } .line { stroke: #d1d9e0 } .link { stroke: #afb8c1; stroke-width: 2 }
+.ours { fill: #0969da } .reference { fill: #bc4c00 }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc } .small { fill: #9198a1 }
-  .page { fill: #0d1117 } .line { stroke: #3d444d } .ours { fill: #4493f8 } .reference { fill: #656c76 }
+  .page { fill: #0d1117 } .line { stroke: #3d444d } .link { stroke: #656c76 }
+  .ours { fill: #4493f8 } .reference { fill: #db6d28 }
 }"""
-_LEFT, _WIDTH, _RIGHT = 270, 470, 70  # of the names, of the bars, of the figures behind them
-_TOP, _ROW, _BAR = 56, 34, 12
+# Pixels: width of the case names, a gap for figures, width of the axis, a gap for figures.
+_NAMES, _GAP, _WIDTH, _RIGHT = 285, 40, 470, 60
+_LEFT = _NAMES + _GAP
+_TOP, _ROW, _RADIUS = 112, 25, 5
 
 
 def svg(report: Report) -> str:
-    """Returns the plot: two bars for each case, lengths by the logarithm of milliseconds."""
-    found = {case.name: case for group in ("ms", "parallel_ms") for case in cases(report, group)}
-    chosen = [found[name]._replace(name=title) for name, title in PLOTTED.items() if name in found]
+    """Returns the plot as SVG: two dots for each case, placed by the logarithm of milliseconds.
+
+    Raises ValueError if the run has none of the plotted cases.
+    """
+    measured = {case.name: case for group in ("ms", "parallel_ms") for case in cases(report, group)}
+    chosen = [measured[name]._replace(name=title) for name, title in PLOTTED.items() if name in measured]
     if not chosen:
         raise ValueError("nothing that is plotted was measured")
     values = [value for case in chosen for value in (case.ours, case.reference) if value]
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     scale = _Scale(first, max(last, first + 1))
-    height = _TOP + _ROW * len(chosen) + 12
+    height = _TOP + _ROW * len(chosen) + 8
     width = _LEFT + _WIDTH + _RIGHT
-    parts = [*_legend(), *scale.grid(height)]
+    parts = [*_head(), *scale.grid(height)]
     for row, case in enumerate(chosen):
-        parts += _bars(case, _TOP + _ROW * row, scale)
+        parts += _dots(case, _TOP + _ROW * row + _ROW // 2, scale)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">'
     page = f'<rect class="page" width="{width}" height="{height}" rx="6"/>'
-    title = "<title>Milliseconds of podwire and of the reference plugins, logarithmic</title>"
+    title = f"<title>{_TITLE}; {_SUBTITLE}</title>"
     return "\n".join([head, title, f"<style>{_STYLE}\n</style>", page, *parts, "</svg>\n"])
 
 
 class _Scale(NamedTuple):
-    """From milliseconds to a place: `first` and `last` are the decimal exponents at both ends."""
+    """Converts milliseconds to pixels: `first` and `last` are the decimal exponents at both ends of the axis."""
 
     first: int
     last: int
 
-    def place(self, value: float) -> float:
+    def x(self, value: float) -> float:
         share = (math.log10(value) - self.first) / (self.last - self.first)
         return _LEFT + _WIDTH * min(max(share, 0.0), 1.0)
 
     def grid(self, height: int) -> list[str]:
         parts = []
         for exponent in range(self.first, self.last + 1):
-            x, text = self.place(10.0**exponent), f"{shown(10.0**exponent)} ms"
-            parts.append(f'<line class="line" x1="{x:.1f}" y1="{_TOP - 10}" x2="{x:.1f}" y2="{height - 8}"/>')
-            parts.append(f'<text class="small" x="{x:.1f}" y="{_TOP - 16}" text-anchor="middle">{text}</text>')
+            x, text = self.x(10.0**exponent), f"{shown(10.0**exponent)} ms"
+            parts.append(f'<line class="line" x1="{x:.1f}" y1="{_TOP - 6}" x2="{x:.1f}" y2="{height - 8}"/>')
+            parts.append(f'<text class="small" x="{x:.1f}" y="{_TOP - 12}" text-anchor="middle">{text}</text>')
         return parts
 
 
-def _legend() -> list[str]:
-    x = _LEFT
-    parts = []
-    for kind, text in (("ours", "podwire"), ("reference", "reference plugins (Go)")):
-        parts.append(f'<rect class="{kind}" x="{x}" y="10" width="12" height="12"/>')
-        parts.append(f'<text x="{x + 18}" y="20">{text}</text>')
-        x += 100
+def _head() -> list[str]:
+    """Returns title, subtitle and legend."""
+    parts = [
+        f'<text class="title" x="16" y="28">{_TITLE}</text>',
+        f'<text x="16" y="48">{_SUBTITLE}</text>',
+    ]
+    for (kind, text), x in zip(_LEGEND, (22, 122), strict=True):
+        parts.append(f'<circle class="{kind}" cx="{x}" cy="68" r="{_RADIUS}"/>')
+        parts.append(f'<text x="{x + 10}" y="72">{text}</text>')
     return parts
 
 
-def _bars(case: Case, y: int, scale: _Scale) -> list[str]:
-    parts = [f'<text x="{_LEFT - 10}" y="{y + 16}" text-anchor="end">{escape(case.name)}</text>']
-    for place, (kind, value) in enumerate((("ours", case.ours), ("reference", case.reference))):
-        if value is None:
-            continue
-        top, end = y + place * (_BAR + 1), scale.place(value)
-        parts.append(
-            f'<rect class="{kind}" x="{_LEFT}" y="{top}" width="{end - _LEFT:.1f}" height="{_BAR}"/>'
-            f'<text class="small" x="{end + 5:.1f}" y="{top + 10}">{shown(value)}</text>'
-        )
+def _dots(case: Case, y: int, scale: _Scale) -> list[str]:
+    """Returns the row of a case: its name, a dot and a figure for each implementation, and a line between the dots."""
+    parts = [f'<text x="{_NAMES}" y="{y + 4}" text-anchor="end">{escape(case.name)}</text>']
+    sides = [(kind, value) for kind, value in (("ours", case.ours), ("reference", case.reference)) if value is not None]
+    ends = [scale.x(value) for _, value in sides]
+    parts.append(f'<line class="link" x1="{min(ends):.1f}" y1="{y}" x2="{max(ends):.1f}" y2="{y}"/>')
+    left_kind = min(sides, key=lambda side: side[1])[0]
+    for (kind, value), x in zip(sides, ends, strict=True):
+        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="{_RADIUS}"/>')
+        offset, anchor = (-9, "end") if kind == left_kind else (9, "start")
+        place = f'x="{x + offset:.1f}" y="{y + 4}" text-anchor="{anchor}"'
+        parts.append(f'<text class="small" {place}>{shown(value)}</text>')
     return parts

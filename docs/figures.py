@@ -1,6 +1,6 @@
 """Draws the figures of how-it-works.md: `python docs/figures.py` writes docs/add.svg and docs/image.svg.
 
-One rule: what is drawn stands in a table here; the style follows the reader's, light or dark.
+One rule: the tables below have all texts; the style follows the reader's color scheme, light or dark.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
   .line { stroke: #3d444d } .arrow { stroke: #4493f8 } .tip { fill: #4493f8 }
 }"""
 
-# One ADD as `strace` shows it: bridge, host-local, ipMasq by nftables, the second pod of a network.
+_CHARACTER_PX = 7.0  # the average of a wide font at 13 px, such as DejaVu Sans
+
+# One ADD as `strace` shows it: bridge, host-local, ipMasq with nftables, the second pod of a network.
 _LANES = ("runtime", "bridge", "files", "kernel: host", "kernel: pod", "nf_tables")
 _STEPS = (
-    (0, 1, "exec; CNI_* and the configuration on stdin"),
-    (1, 3, "is cni0 there? (RTM_GETLINK; else RTM_NEWLINK makes it)"),
-    (1, 4, "one send: a veth pair, both ends in place, one a port of cni0; as they are now (RTM_NEWLINK, GETLINK)"),
-    (1, 2, "host-local, the same process: lock, index, 10.22.0.3 appears (linkat)"),
-    (1, 4, "in the pod (setns, socket), one send: address, up, default route (RTM_NEWADDR, NEWLINK, NEWROUTE)"),
-    (1, 3, "does the port forward? (RTM_GETLINK)"),
-    (1, 5, "chain and rules; one transaction adds the pod's rule"),
-    (1, 3, "gateway address and forwarding: made once, looked at now (RTM_GETADDR)"),
-    (1, 4, "announce the MAC, a gratuitous ARP (RTM_NEWLINK)"),
-    (1, 0, "the result on stdout; exit 0"),
+    (0, 1, "exec: CNI_* variables, configuration on stdin"),
+    (1, 3, "does cni0 exist? (RTM_GETLINK; if not, RTM_NEWLINK creates it)"),
+    (1, 4, "one send: create the veth pair, its host end a port of cni0 (RTM_NEWLINK, GETLINK)"),
+    (1, 2, "host-local, in the same process: lock, index, reserve 10.22.0.3 (linkat)"),
+    (1, 4, "in the pod (setns), one send: address, up, default route (RTM_NEWADDR, ...)"),
+    (1, 3, "is the bridge port forwarding? (RTM_GETLINK)"),
+    (1, 5, "list chain and rules; one transaction adds the pod's rule"),
+    (1, 3, "check the gateway address and forwarding, set by the first pod (RTM_GETADDR)"),
+    (1, 4, "announce the MAC address with a gratuitous ARP (RTM_NEWLINK)"),
+    (1, 0, "result on stdout; exit 0"),
 )
 
 _BUILD = (
-    ("sources, libpython, libc", "compiled and linked: the seed"),
-    ("the seed runs once", "Python starts, imports everything, plays each verb"),
-    ("it notes which memory that wrote to", "what is used is laid side by side"),
-    ("the seed runs again", "with that layout, and dumps its memory"),
-    ("the dump goes into the file", "as its writable segment: the start-up image"),
+    ("sources, libpython, libc", "compiled and linked: the image builder"),
+    ("first run of the image builder", "starts Python, imports everything, runs each verb"),
+    ("which memory was written?", "what the verbs use is placed side by side"),
+    ("second run of the image builder", "uses that layout, then dumps its memory"),
+    ("the dump is added to the executable", "as its writable segment: the start-up image"),
 )
 _START = (
     ("execve", "the kernel maps the file; no page is read yet"),
-    ("libc starts afresh", "stack, TLS, CPU features, canary: this process's"),
-    ("descriptors, signals, thread, environment", "what differs between processes is set"),
-    ("entry(): argv[0] is the plugin's name", "no import, no initialisation, no search"),
-    ("a page is copied when it is written to", "Python counts references: what is used lies together"),
+    ("libc is initialized", "stack, TLS, CPU features, canary of this process"),
+    ("descriptors, signals, thread, environment", "values that differ between processes are set"),
+    ("entry(): argv[0] is the plugin's name", "no imports, no initialization, no search"),
+    ("a page is copied when it is written", "Python counts references; used objects share pages"),
 )
 
 
 def sequence() -> str:
-    """Returns the figure of one ADD: lanes, and an arrow for each step."""
+    """Returns the figure of one ADD as SVG: lanes, and an arrow for each step."""
     gap, first, top, step = 150, 80, 74, 40
     height = top + step * len(_STEPS) + 16
     at = [first + gap * number for number in range(len(_LANES))]
@@ -67,14 +69,14 @@ def sequence() -> str:
         tip = end - 7 if end > start else end + 7
         parts.append(f'<path class="arrow" d="M{start} {y}H{tip}"/>')
         parts.append(f'<path class="tip" d="M{end} {y}L{tip} {y - 4}V{y + 4}Z"/>')
-        x, room = min(start, end) + 8, len(text) * 6.6 + 8
+        x, room = min(start, end) + 8, (len(text) + 4) * _CHARACTER_PX
         parts.append(f'<rect class="page" x="{x - 3}" y="{y - 20}" width="{room:.0f}" height="16"/>')
         parts.append(f'<text x="{x}" y="{y - 7}">{number + 1}. {escape(text)}</text>')
     return _svg(at[-1] + 90, height, "One ADD of bridge with host-local and masquerading", parts)
 
 
 def image() -> str:
-    """Returns the figure of the start-up image: what the build does, and what a start does."""
+    """Returns the figure of the start-up image as SVG: the steps of the build, and those of a start."""
     width, left, top, step = 400, 24, 70, 62
     parts = []
     for column, (head, boxes) in enumerate((("at build time, once", _BUILD), ("at each start", _START))):

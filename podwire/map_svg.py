@@ -1,6 +1,6 @@
-"""The map of a node as an SVG picture: host, bridges, pods in columns, what is leaked in red.
+"""The map of a node as an SVG picture: host, bridges, pods in columns, leaked objects in red.
 
-One rule: pure and the same for the same node; every text from outside is escaped, and what XML cannot hold is replaced.
+One rule: pure; every text is escaped, and characters that XML does not allow are replaced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from podwire.node.model import HostInterface, Leak, Node, Pod, State, format_rate
 
-_WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, of a text line, inside and between boxes, in pixels
+_WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, a text line, inside boxes, between boxes; pixels
 _COLUMNS = 4
 _MARGIN = 20
 _CHARACTERS = 36  # that fit into a box
@@ -22,8 +22,8 @@ text { font: 12px sans-serif; fill: #1a1a1a } .title { font-weight: bold } .smal
 rect { fill: #f7f9fc; stroke: #7a8aa0; rx: 4 } .host { fill: #eef3ea; stroke: #6f8f5f }
 .bridge { fill: #fff6e0; stroke: #b08a2e } .wrong { fill: #fff3d6; stroke: #b06000 }
 .leaked { fill: #fde8e8; stroke: #c62828 } text.leaked { fill: #b71c1c; stroke: none }
-path { fill: none; stroke: #9aa8ba } path.leaked { stroke: #c62828; stroke-dasharray: 4 3 }"""
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # of text; no attribute has one from outside
+path { fill: none; stroke: #9aa8ba } path.leaked { fill: none; stroke: #c62828; stroke-dasharray: 4 3 }"""
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # for text; no attribute contains input
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,21 @@ class _Box:
 
 @dataclass
 class _Picture:
-    """What has been drawn: lines of SVG, and how large it is."""
+    """The SVG lines drawn so far, and the picture's size."""
 
     parts: list[str] = field(default_factory=list)
     wires: list[str] = field(default_factory=list)
     width: int = 0
     height: int = 0
 
-    def box(self, x: int, y: int, own: _Box) -> None:
-        self.parts.append(f'<g class="box"><title>{_text(own.tooltip or own.lines[0])}</title>')
-        self.parts.append(f'<rect class="{own.kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{own.height}"/>')
-        for number, line in enumerate(own.lines):
+    def box(self, x: int, y: int, box: _Box) -> None:
+        self.parts.append(f'<g class="box"><title>{_text(box.tooltip or box.lines[0])}</title>')
+        self.parts.append(f'<rect class="{box.kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{box.height}"/>')
+        for number, line in enumerate(box.lines):
             kind = "title" if number == 0 else "small"
             self.parts.append(_line(x + _PAD, y + _PAD + _LINE * (number + 1) - 4, _cut(line), kind))
         self.parts.append("</g>")
-        self.width, self.height = max(self.width, x + _WIDTH), max(self.height, y + own.height)
+        self.width, self.height = max(self.width, x + _WIDTH), max(self.height, y + box.height)
 
     def wire(self, way: str, kind: str) -> None:
         self.wires.append(f'<path class="{kind}" d="{way}"/>')
@@ -65,47 +65,46 @@ class _Picture:
         self.width, self.height = max(self.width, x + 7 * len(text)), max(self.height, y + 4)
 
 
-def render(node: Node) -> str:
-    """Returns the picture as one SVG document."""
+def render(node: Node, node_name: str) -> str:
+    """Returns the map as one SVG document; `node_name` is the host's name."""
     picture = _Picture()
     y = _MARGIN + _LINE
-    picture.text(_MARGIN, y, "podwire show: host, bridges, pods", "title")
+    picture.text(_MARGIN, y, f"podwire show: node {node_name}", "title")
     y += _GAP
-    if node.host_interfaces:
-        picture.box(_MARGIN, y, _host(node.host_interfaces))
-        y = picture.height + _GAP
-    taken: set[int] = set()
+    picture.box(_MARGIN, y, _host(node_name, node.host_interfaces))
+    y = picture.height + _GAP
+    drawn: set[int] = set()
     for bridge in node.bridges:
-        own = [pod for pod in node.pods if pod.bridge == bridge.name or _belongs(node, pod, bridge)]
-        taken.update(id(pod) for pod in own)
-        y = _group(picture, y, _bridge(bridge), own)
-    rest = [pod for pod in node.pods if id(pod) not in taken]
+        pods = [pod for pod in node.pods if pod.bridge == bridge.name or _belongs(node, pod, bridge)]
+        drawn.update(id(pod) for pod in pods)
+        y = _group(picture, y, _bridge(node, bridge), pods)
+    rest = [pod for pod in node.pods if id(pod) not in drawn]
     for network in dict.fromkeys(pod.network for pod in rest):
-        own = [pod for pod in rest if pod.network == network]
-        y = _group(picture, y, _Box("bridge", [f"network {network}", "not on a bridge"]), own)
+        pods = [pod for pod in rest if pod.network == network]
+        y = _group(picture, y, _Box("bridge", [f"network {network}", "not on a bridge"]), pods)
     if node.leaks:
         _leaks(picture, y, node.leaks)
     return _document(picture)
 
 
 def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod]) -> int:
-    """Draws a bridge and its pods, and returns where the next one begins.
+    """Draws a bridge and its pods, and returns the y position of the next bridge.
 
-    From the bridge a line goes down; from it one above each row of pods; and from that one into each pod.
+    A trunk line goes down from the bridge, a branch runs above each row of pods, and from it a line into each pod.
     """
     picture.box(_MARGIN, y, left)
     trunk = _MARGIN + _LEFT + 2 * _GAP
     top, rows = y + _GAP, []
     for row in range(0, len(pods), _COLUMNS):
         boxes = [(pod, _pod(pod)) for pod in pods[row : row + _COLUMNS]]
-        for column, (pod, own) in enumerate(boxes):
+        for column, (pod, box) in enumerate(boxes):
             x = trunk + _GAP + column * (_WIDTH + _GAP)
-            picture.box(x, top, own)
+            picture.box(x, top, box)
             if pod.host_interface:
                 middle = x + _WIDTH // 2
                 picture.wire(f"M{trunk} {top - _GAP} H{middle} V{top}", "leaked" if pod.leaked else "wire")
                 rows.append(top - _GAP)
-        top += max(own.height for _, own in boxes) + 2 * _GAP
+        top += max(box.height for _, box in boxes) + 2 * _GAP
     if rows:
         start = y + left.height // 2
         picture.wire(f"M{_MARGIN + _WIDTH} {start} H{trunk} M{trunk} {min(start, *rows)} V{max(start, *rows)}", "wire")
@@ -113,28 +112,31 @@ def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod]) -> int:
 
 
 def _belongs(node: Node, pod: Pod, bridge: HostInterface) -> bool:
-    """Tells whether a pod without a port is of a bridge: of the only one, or first one, of its network."""
+    """Returns whether a pod without a port belongs to a bridge: the first bridge of its network."""
     return not pod.bridge and any(
         item.name == pod.network and item.bridges[:1] == (bridge.name,) for item in node.networks
     )
 
 
-def _host(interfaces: Iterable[HostInterface]) -> _Box:
+def _host(node_name: str, interfaces: Iterable[HostInterface]) -> _Box:
     lines = [f"{item.name}  {address}" for item in interfaces for address in item.addresses]
-    return _Box("host", ["host", *lines])
+    return _Box("host", [f"node {node_name}", *lines])
 
 
-def _bridge(bridge: HostInterface) -> _Box:
+def _bridge(node: Node, bridge: HostInterface) -> _Box:
+    """Returns the box of a bridge: its name, the networks that use it, its addresses, the number of its ports."""
+    networks = [f"network {item.name}" for item in node.networks if bridge.name in item.bridges]
     ports = f"{len(bridge.ports)} port{'s' * (len(bridge.ports) != 1)}"
-    return _Box("bridge", [f"bridge {bridge.name}", *bridge.addresses, ports])
+    return _Box("bridge", [f"bridge {bridge.name}", *networks, *bridge.addresses, ports])
 
 
 def _pod(pod: Pod) -> _Box:
-    """Returns the box of a pod: who, by which interfaces, addresses, host ports, limits, what is wrong."""
+    """Returns the box of a pod: name, network, interfaces, addresses, host ports, limits, state."""
     kind = "leaked" if pod.leaked else "pod" if pod.state in (State.OK, State.NOT_CHECKED) else "wrong"
     lines = [pod.pod or pod.attachment.container_id or "?"]
     if pod.pod:
         lines.append(pod.attachment.container_id[:12])
+    lines.append(f"network {pod.network}")
     lines.append(f"{pod.attachment.ifname or '?'} - {pod.host_interface or 'no host interface'}")
     lines += pod.addresses
     lines += [f"host port {port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports]

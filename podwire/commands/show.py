@@ -5,6 +5,7 @@ One rule: it reads only.
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 
 from cni.errors import CniError, Code
@@ -103,7 +104,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 
 def _draw(node: Node, path: str, out: Output) -> None:
-    picture = map_svg.render(node)
+    picture = map_svg.render(node, os.uname().nodename)
     if path == "-":
         out.print_block(picture)
         return

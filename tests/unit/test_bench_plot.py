@@ -21,9 +21,10 @@ def report(*cases: tuple[str, float, float], group: str = "ms") -> dict[str, Any
     return {"about": {"rounds": 3, "kernel": "6.1", "cpus": 2}, group: rows}
 
 
-def bars(text: str, kind: str) -> list[float]:
+def dots(text: str, kind: str) -> list[float]:
+    """Returns the x positions of an implementation's dots, without the one in the legend."""
     root = ElementTree.fromstring(text)
-    return [float(rect.attrib["width"]) for rect in root.iter(f"{SVG}rect") if rect.attrib["class"] == kind][1:]
+    return [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle") if dot.attrib["class"] == kind][1:]
 
 
 def test_the_table_has_every_case():
@@ -64,18 +65,26 @@ def test_what_is_missed_by_less_than_shows_is_shown_to_miss():
 
 
 def test_what_the_reference_does_not_know_has_no_ratio():
-    """A case of podwire alone is a row of the table, and a bar without its neighbour."""
+    """A case of podwire alone is a row of the table, and a single dot."""
     alone = {"about": {"rounds": 1, "kernel": "6.1", "cpus": 1}, "ms": [as_json(Row("VERSION", figures([2]), None))]}
     assert "| VERSION | 2 | - |  |" in page.markdown(alone)["bench"]
-    assert bars(plot.svg(alone), "reference") == []
+    assert dots(plot.svg(alone), "reference") == []
+    assert len(dots(plot.svg(alone), "ours")) == 1
 
 
-def test_a_bar_is_as_long_as_the_logarithm_of_its_time():
-    """From a decade to the next each bar grows by the same length, whoever it belongs to."""
+def test_a_dot_is_placed_by_the_logarithm_of_its_time():
+    """From one decade to the next each dot moves by the same distance, for both implementations."""
     text = plot.svg(report(("bridge ADD", 1, 10), ("bridge DEL", 100, 1000)))
-    (first, second), (third, fourth) = bars(text, "ours"), bars(text, "reference")
-    assert first == 0
-    assert (third, second, fourth) == pytest.approx((fourth / 3, 2 * fourth / 3, fourth), abs=0.1)
+    (first, third), (second, fourth) = dots(text, "ours"), dots(text, "reference")
+    decade = (fourth - first) / 3
+    assert (second - first, third - second, fourth - third) == pytest.approx((decade, decade, decade), abs=0.1)
+
+
+def test_the_plot_says_how_to_read_it():
+    """The plot has a title, names the reference's version, and says that lower is better."""
+    shown = [element.text or "" for element in ElementTree.fromstring(plot.svg(report(("VERSION", 1, 2)))).iter()]
+    assert any("lower is better" in text for text in shown)
+    assert "reference plugins 1.1.1 (Go)" in shown
 
 
 def test_only_what_was_measured_is_plotted():
@@ -89,7 +98,7 @@ def test_only_what_was_measured_is_plotted():
 
 
 def test_figures_and_names_are_text():
-    """Both figures stand behind their bars, and a name cannot end the drawing."""
+    """Both figures stand beside their dots, and a name cannot end the drawing."""
     text = plot.svg(report(("podman's <list>", 1, 1), ("VERSION", 0.5, 150.4)))
     shown = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert {"0.5", "150", "start-up (VERSION)"} <= set(shown)

@@ -1,5 +1,7 @@
 """READMEs describe what is there: the files of each plugin's folder, in a table, and the project on a few screens."""
 
+from xml.etree import ElementTree
+
 import pytest
 
 from tests.support.binaries import ROOT
@@ -7,6 +9,8 @@ from tests.support.markdown import Document
 
 FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
 MAX_README_LINES = 150
+SVG = "{http://www.w3.org/2000/svg}"
+CHARACTER_PX = 7.0  # the average at 13 px
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -26,3 +30,12 @@ def test_every_plugin_folder_has_a_readme():
 def test_the_readme_is_short():
     """README has at most 150 lines, so that it is read to its end."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+@pytest.mark.parametrize("name", ["add", "image"])
+def test_a_figures_texts_fit(name):
+    """No text of a figure ends beyond its right edge, in a font as wide as DejaVu Sans."""
+    root = ElementTree.fromstring((ROOT / "docs" / f"{name}.svg").read_text())
+    texts = [item for item in root.iter(f"{SVG}text") if item.attrib.get("text-anchor") != "middle"]
+    ends = [float(item.attrib["x"]) + CHARACTER_PX * len(item.text or "") for item in texts]
+    assert max(ends) <= float(root.attrib["width"])

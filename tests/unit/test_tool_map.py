@@ -25,6 +25,11 @@ def node_of(*pods, leaks=()):
     return Node((NETWORK,), pods, (BRIDGE,), (HostInterface("ens3", ("192.0.2.7/24",)),), leaks)
 
 
+def render(node):
+    """Returns the map of a node called node-1."""
+    return map_svg.render(node, "node-1")
+
+
 def texts(picture):
     return [item.text or "" for item in ElementTree.fromstring(picture).iter(f"{SVG}text")]
 
@@ -37,7 +42,7 @@ def boxes(picture):
 @pytest.mark.parametrize("count", [0, 1, 5, 60])
 def test_the_map_has_room_for_all(count):
     """Every pod has its box, none lies on another, and all lie inside the picture."""
-    picture = map_svg.render(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
+    picture = render(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
     drawn = boxes(picture)
     assert len(drawn) == count + 2
     root = ElementTree.fromstring(picture)
@@ -46,18 +51,20 @@ def test_the_map_has_room_for_all(count):
         assert 0 <= x <= width - w
         assert 0 <= y <= height - h
         for other_x, other_y, other_w, other_h in drawn[index + 1 :]:
-            apart = x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
-            assert apart
+            separate = x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
+            assert separate
     assert [f"default/pod-{number}" in texts(picture) for number in range(count)] == [True] * count
 
 
-def test_the_map_tells_what_is_known():
-    """Host, bridge, addresses, veths, host ports and limits stand in the picture."""
+def test_the_map_shows_what_is_known():
+    """Node, networks, bridge, addresses, veths, host ports and limits are in the picture."""
     port = HostPort(8080, 80, "tcp", confirmed=False)
-    picture = map_svg.render(
+    picture = render(
         node_of(pod(1, addresses=("10.22.0.2/24",), host_ports=(port,), receives=10_000_000, sends=2_500_000))
     )
     for text in (
+        "node node-1",
+        "network net",
         "ens3  192.0.2.7/24",
         "bridge cni0",
         "10.22.0.1/24",
@@ -71,9 +78,9 @@ def test_the_map_tells_what_is_known():
 
 
 def test_the_leaked_are_red():
-    """A leaked pod's box and the list of leaks have the class that is red, those of the living have not."""
+    """A leaked pod's box and the list of leaks have the class that is red, those of running pods have not."""
     leak = Leak("veth", "veth9 on cni0", "ip link delete veth9", "net")
-    root = ElementTree.fromstring(map_svg.render(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
+    root = ElementTree.fromstring(render(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
     kinds = [item.attrib["class"] for item in root.iter(f"{SVG}rect")]
     assert (kinds.count("leaked"), kinds.count("pod")) == (1, 1)
     red = [item.text for item in root.iter(f"{SVG}text") if "leaked" in item.attrib["class"]]
@@ -84,7 +91,7 @@ def test_the_leaked_are_red():
 def test_any_text_makes_a_picture(name, other):
     """Whatever names there are, the picture is XML without control characters."""
     one = Pod(name, Attachment(other, name), State.OK, pod=other, netns=name, addresses=(other,))
-    picture = map_svg.render(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
+    picture = render(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
     ElementTree.fromstring(picture.encode("utf-8"))
     assert all(char.isprintable() or char == "\n" for char in picture)
 
