@@ -6,6 +6,9 @@ are not judged.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from difflib import get_close_matches
+
 # Of the reference (containernetworking/plugins).
 INTERFACES = ("bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan")
 CHAINED = ("bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf")
@@ -39,29 +42,15 @@ ALL = (*INTERFACES, *CHAINED, *IPAMS, "loopback", *FOREIGN)
 UNREAD = {"addIf": "kubenet wrote it for itself", "vethPrefix": "the reference has no such key"}
 # Keys of a network that runtimes keep for themselves.
 RUNTIMES_OWN = ("args", "nerdctlID", "nerdctlLabels")
-_LEAST_LIKENESS = 0.75
+_MIN_SIMILARITY = 0.75  # as difflib measures it: 1 for equal words
 
 
-def nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
+def nearest(word: str, words: Collection[str]) -> str:
     """Returns the word that is likely to be meant, "" when none is near."""
-    likeness = {item: _likeness(word.casefold(), item.casefold()) for item in words}
-    closest = max(likeness, key=lambda item: likeness[item], default="")
-    if likeness.get(closest, 0) >= _LEAST_LIKENESS:
-        return closest
-    # What was left out at the end: "hairpin", "isolat".
+    by_folded = {item.casefold(): item for item in words}
+    close = get_close_matches(word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY)
+    if close:
+        return by_folded[close[0]]
+    # Letters missing at the end: "hairpin", "isolat".
     longer = [item for item in words if len(word) > 3 and item.casefold().startswith(word.casefold())]
     return longer[0] if len(longer) == 1 else ""
-
-
-def _likeness(one: str, other: str) -> float:
-    """Returns which part of two words is common to both, in this order: 1 when they are the same, 0 for nothing.
-
-    The standard library's difflib is longer than podwire lint, and would be a part of the executable.
-    """
-    row = [0] * (len(other) + 1)  # the longest common subsequence with the beginnings of `other`
-    for letter in one:
-        before = row
-        row = [0]
-        for index, candidate in enumerate(other):
-            row.append(before[index] + 1 if letter == candidate else max(before[index + 1], row[index]))
-    return 2 * row[-1] / (len(one) + len(other) or 1)
