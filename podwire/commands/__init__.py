@@ -1,19 +1,25 @@
 """The commands of the operator's tool, each a module with a COMMAND.
 
-One rule: a command is a line here; help, completion and the manual page follow by themselves.
+One rule: a command is one line here; help, completion and the manual page are derived from it.
 """
 
 from podwire.command import Command
-from podwire.commands.completion import COMPLETION, HELP, MANUAL
+from podwire.commands.add import ADD
+from podwire.commands.check import CHECK
+from podwire.commands.completion import COMPLETION
+from podwire.commands.del_ import DEL
 from podwire.commands.doctor import COMMAND as DOCTOR
+from podwire.commands.gc import GC
+from podwire.commands.help import HELP
 from podwire.commands.install import INSTALL, UNINSTALL
 from podwire.commands.ipam import COMMAND as IPAM
 from podwire.commands.lint import COMMAND as LINT
 from podwire.commands.list import COMMAND as LIST
+from podwire.commands.man import MANUAL
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
-from podwire.commands.upkeep import GC, STATUS, VERSION
-from podwire.commands.verbs import ADD, CHECK, DEL
+from podwire.commands.status import STATUS
+from podwire.commands.version import VERSION
 
 # In the order of the help.
 COMMANDS: tuple[Command, ...] = (

@@ -1,7 +1,7 @@
-"""`podwire completion` and `podwire man`: what a shell and man(1) know of the tool.
+"""`podwire completion`: completion for a shell.
 
-One rule: a shell's script is a few lines that ask `podwire completion words`, which answers in a millisecond or two, so
-that the names of networks and sandboxes are those of this moment.
+One rule: a shell's script only calls `podwire completion words`, which reads the names of networks and sandboxes at
+that moment and answers in a millisecond or two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 
 from cni.errors import CniError
 from kernel.netns import NAMED
-from podwire import manual, networks
+from podwire import networks
 from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
 from podwire.command_tree import command_tree, completions
 
@@ -81,33 +81,11 @@ def _arguments(parser: ArgumentParser) -> None:
         "what",
         metavar="SHELL",
         choices=(*_SCRIPTS, "words"),
-        help="bash, zsh or fish; `words` is what their scripts ask",
+        help="bash, zsh or fish; `words` is what their scripts call",
     )
     parser.add_argument("word", metavar="WORD", nargs=REMAINDER, help="the words of the command line so far, behind --")
 
 
-def _manual(context: Context, options: Namespace) -> Status:
-    context.out.print_block(manual.render(command_tree(context.parser), context.parser.epilog or ""))
-    return Status.FINE
-
-
-def _help(context: Context, options: Namespace) -> Status:
-    context.parser.parse_args([*options.words, "--help"])  # prints, and ends in SystemExit
-    return Status.FINE
-
-
-def _help_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command (default: all of them, one line each)")
-
-
-HELP = Command(
-    "help",
-    "the help of a command",
-    "Prints what COMMAND --help prints.",
-    _help,
-    _help_arguments,
-    (("podwire help ipam free", "the same as podwire ipam free --help"),),
-)
 COMPLETION = Command(
     "completion",
     "completion for a shell",
@@ -115,19 +93,9 @@ COMPLETION = Command(
     _complete,
     _arguments,
     (
-        ("podwire completion bash > /etc/bash_completion.d/podwire", "for everybody, from the next shell on"),
+        ("podwire completion bash > /etc/bash_completion.d/podwire", "for all users, from the next shell on"),
         ("source <(podwire completion bash)", "for this shell"),
         ("podwire completion zsh > /usr/local/share/zsh/site-functions/_podwire", "zsh"),
         ("podwire completion fish > /etc/fish/completions/podwire.fish", "fish"),
-    ),
-)
-MANUAL = Command(
-    "man",
-    "the manual page",
-    "Prints the manual page podwire(1), made of the same texts as --help.",
-    _manual,
-    examples=(
-        ("podwire man | man -l -", "read it"),
-        ("podwire man > /usr/local/share/man/man1/podwire.1", "have `man podwire` find it"),
     ),
 )

@@ -34,7 +34,7 @@ class Runtime:
     env: Mapping[str, str]
     cache_dir: str
     serve: Serve
-    tell: Callable[[Step], None]
+    report: Callable[[Step], None]
     writes: bool = True
     done: list[Step] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class Runtime:
         call = Call(str(plugin.get("type")), command, request, env, self.path)
         step = replace(self.serve(call), attachment=pod.attachment)
         self.done.append(step)
-        self.tell(step)
+        self.report(step)
         return step
 
 

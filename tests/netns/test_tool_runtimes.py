@@ -136,4 +136,4 @@ def test_a_del_of_nobody_says_so(node, sandbox):
     """DEL of what the cache does not have succeeds, as it must, and says that nothing was known."""
     places = ("--conf-dir", str(node.directory / "net.d"), "--bin-dir", str(binaries.directory()))
     done = node.tool("del", "podnet", sandbox.path, *places, places=False)
-    assert (done.status, "the cache knew of no such attachment" in done.stdout) == (0, True), done
+    assert (done.status, "the cache has no such attachment" in done.stdout) == (0, True), done

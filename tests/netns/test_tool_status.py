@@ -81,4 +81,4 @@ def test_plugins_of_others_are_asked_as_the_list_says(blocked: Tool, reference: 
 def test_a_version_that_nobody_knows_is_told(tool: Tool):
     """A cniVersion that podwire's plugins do not know is no reason to ask them in another one."""
     tool.configure(tool.bridge(), version="0.9.0")
-    assert "bridge does not know cniVersion 0.9.0" in tool.wrong(1, "status", "net")
+    assert "bridge does not support cniVersion 0.9.0" in tool.wrong(1, "status", "net")

@@ -1,0 +1,170 @@
+"""The options of the commands that run verbs (add, check, del, gc, status), and the values built from them.
+
+With --json add, check and del print one object:
+
+    {"network": ..., "containerID": ..., "ifname": ..., "netns": ..., "steps": [...], "result": {...}}
+
+Each of `steps` is {"plugin", "command", "ms", "containerID", "ifname"}, with "error" ({"code", "msg", "details"}) when
+it failed, "changes" with --dry-run (left out where they cannot be known), "account" with --explain, "stderr" when the
+plugin wrote to stderr. `result` is ADD's, left out without one; `missing` lists with `add --dry-run` where the copy of
+the host differs.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from functools import partial
+
+from cni import skel
+from cni.conf import Attachment
+from podwire.attachments import CachedAttachment
+from podwire.command import (
+    Context,
+    add_bin_dir,
+    add_cache_dir,
+    add_conf_dir,
+    add_json,
+    bin_dirs,
+)
+from podwire.networks import Network
+from podwire.verbs import explain, printing, target
+from podwire.verbs.invoke import Pod, execute
+from podwire.verbs.network_list import Runtime
+from podwire.verbs.planning import planning
+
+# Parts of the descriptions.
+NETNS = """
+NETNS is a path, a name in /run/netns, or the PID of a process in the container."""
+JSON = """
+
+--json: {"network", "containerID", "ifname", "netns", "steps": [{"plugin", "command", "ms", "error", "changes",
+"account", "stderr"}], "result"}; empty keys of a step are left out."""
+NEW = " The container ID is derived from the path\nas cnitool does, unless --container-id is set."
+KNOWN = """
+The command works on the attachment in the cache (/var/lib/cni/results) that is in this namespace, whichever
+runtime made it, with the configuration ADD had; without one the container ID is derived from the path as cnitool
+does."""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Adds the options that all verbs have."""
+    add_conf_dir(parser)
+    add_bin_dir(parser)
+    add_cache_dir(parser)
+    add_json(parser)
+
+
+def add_dry_run(parser: ArgumentParser) -> None:
+    """Adds --dry-run."""
+    parser.add_argument("--dry-run", action="store_true", help="show what would be changed, and change nothing")
+
+
+def add_explain(parser: ArgumentParser) -> None:
+    """Adds --explain."""
+    parser.add_argument("--explain", action="store_true", help="print each plugin's steps and changes (podwire's own)")
+
+
+def add_attachment_options(parser: ArgumentParser) -> None:
+    """Adds the options that describe an attachment."""
+    parser.add_argument(
+        "-i", "--ifname", metavar="NAME", help="name of the interface in the container (eth0; $CNI_IFNAME)"
+    )
+    parser.add_argument(
+        "--container-id", metavar="ID", default="", help="the container's ID (made of NETNS as cnitool does)"
+    )
+    parser.add_argument(
+        "--capability-args", metavar="JSON", default="", help="arguments of capabilities, a JSON object ($CAP_ARGS)"
+    )
+    parser.add_argument("--args", metavar="K=V", action="append", help="a pair of CNI_ARGS, repeatable ($CNI_ARGS)")
+    add_explain(parser)
+    add_options(parser)
+
+
+def add_attachment_arguments(parser: ArgumentParser) -> None:
+    """Adds NETWORK and NETNS, both required, and the options of an attachment."""
+    parser.add_argument("network", metavar="NETWORK", help="name of a network of net.d")
+    parser.add_argument(
+        "netns", metavar="NETNS", help="path of a namespace, its name in /run/netns, or a process's PID"
+    )
+    add_attachment_options(parser)
+
+
+def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> Runtime:
+    """Blocks signals and returns what runs the plugins, as the options say; with `dry_run` it only plans."""
+    skel.hold_signals()
+    report = partial(printing.print_plan if dry_run else printing.print_step, context.out)
+    serve = planning(context.plugins) if dry_run else execute
+    if getattr(options, "explain", False) and not dry_run:
+        serve, report = explain.execute_with_log, partial(explain.print_explained, context.out)
+    path = bin_dirs(context, options)
+    return Runtime(path, context.env, options.cache_dir, serve, report, writes=not dry_run)
+
+
+def build_pod(context: Context, options: Namespace, known: CachedAttachment | None) -> Pod:
+    """Returns the attachment to work on: what the options say, else the environment (cnitool), else the cache."""
+    netns = target.namespace_path(options.netns) if options.netns else ""
+    if known and (not netns or target.is_same(known.netns, netns)):
+        netns = known.netns  # the path that ADD had
+    container = known.attachment.container_id if known else options.container_id or target.cnitool_container_id(netns)
+    target.require_names(container, interface_name(context, options))
+    capabilities = options.capability_args or context.env.get("CAP_ARGS", "")
+    pairs = options.args or [pair for pair in context.env.get("CNI_ARGS", "").split(";") if pair]
+    return Pod(
+        Attachment(container, interface_name(context, options)),
+        netns,
+        target.cni_args(pairs) if pairs else known.cni_args if known else "",
+        target.capability_args(capabilities) if capabilities else known.capability_args if known else {},
+    )
+
+
+def interface_name(context: Context, options: Namespace) -> str:
+    """Returns the interface name of the options, else of CNI_IFNAME, else eth0."""
+    return options.ifname or context.env.get("CNI_IFNAME") or "eth0"
+
+
+def require_valid_options(context: Context, options: Namespace) -> None:
+    """Raises UsageError for an option's value that no plugin accepts, before reading anything from the node."""
+    target.require_names(options.container_id or "x", interface_name(context, options))
+    target.cni_args(options.args or [])
+    target.capability_args(options.capability_args)
+
+
+def find_known(context: Context, options: Namespace) -> CachedAttachment | None:
+    """Returns the attachment of the cache that the options name; None if there is none."""
+    netns = target.namespace_path(options.netns) if options.netns else ""
+    ifname = interface_name(context, options)
+    return target.find_attachment(options.cache_dir, options.network, ifname, netns=netns, name=options.container_id)
+
+
+def print_header(context: Context, network: Network, pod: Pod) -> None:
+    """Prints the attachment's network, container, interface and namespace; nothing with --json."""
+    if not context.out.as_json:
+        where = f" in {pod.netns}" if pod.netns else ""
+        context.out.print(
+            f"network {network.name}, container {pod.attachment.container_id}, {pod.attachment.ifname}{where}"
+        )
+
+
+def print_outcome(
+    context: Context,
+    runtime: Runtime,
+    network: Network,
+    pod: Pod,
+    result: object = None,
+    *,
+    missing: list[str] | None = None,
+) -> None:
+    """Prints the result, with --json the whole document."""
+    if not context.out.as_json:
+        if result is not None:
+            printing.print_result(context.out, result, network)
+        return
+    body: dict[str, object] = {
+        "network": network.name,
+        "containerID": pod.attachment.container_id,
+        "ifname": pod.attachment.ifname,
+        "netns": pod.netns,
+        "steps": [step.to_json() for step in runtime.done],
+    }
+    body |= {} if result is None else {"result": result}
+    context.out.print_json(body if missing is None else {**body, "missing": missing})

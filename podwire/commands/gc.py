@@ -1,0 +1,151 @@
+"""`podwire gc`: removes what deleted attachments left behind.
+
+With --json it prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, its steps as
+`podwire add` has them.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+
+from attachment import cache
+from attachment.cache import Entry
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from podwire import attachments, networks
+from podwire.command import Command, Context, Status, conf_dir, require_root
+from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
+from podwire.networks import Network
+from podwire.node.records import Directories
+from podwire.output import plural
+from podwire.verbs import network_list, running_attachments
+from podwire.verbs.invoke import Pod
+from podwire.verbs.running_attachments import RunningAttachments
+
+
+def _gc(context: Context, options: Namespace) -> Status:
+    require_root(context, "gc")
+    network = _get_network(context, options)
+    results = attachments.results_dir(options.cache_dir)
+    _require_readable_cache(results, network.name)
+    known = list(attachments.list_cached(options.cache_dir, network.name))
+    if not (options.all or network.disable_gc):
+        running_attachments.require_witness(known, results, network.name)
+    runtime = build_runtime(context, options, dry_run=options.dry_run)
+    running = RunningAttachments.read(
+        Directories(conf_dir(context, options), options.cache_dir), network.name, options.force
+    )
+    if not network.disable_gc:
+        running.require_proof()
+    gone = [one for one in known if running.is_gone(one)]
+    _print_counts(context, running, len(known) - len(gone), len(gone))
+    if network.disable_gc:
+        gone = []
+        if not context.out.as_json:
+            context.out.print("nothing was done: the network sets disableGC")
+    deleted = []
+    for one in gone:
+        if not running_attachments.is_unchanged(one):
+            continue
+        if not context.out.as_json:
+            context.out.print(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
+        pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
+        if network_list.delete(runtime, one.network or network, pod, one.result):
+            deleted.append(one.attachment)
+            if options.dry_run and not context.out.as_json:
+                context.out.print(f"{one.path} would be removed")
+    if not network.disable_gc:
+        _print_plugins_without_gc(context, network, network_list.gc(runtime, network, running.valid))
+    if context.out.as_json:
+        steps = [step.to_json() for step in runtime.done]
+        lists = {"kept": _to_json(running.valid()), "deleted": _to_json(deleted)}
+        context.out.print_json({"network": network.name, **lists, "steps": steps})
+    return Status.WRONG if runtime.failed else Status.FINE
+
+
+def _get_network(context: Context, options: Namespace) -> Network:
+    """Returns the network from net.d, else from the cache, which has podman's default one and removed ones."""
+    try:
+        return networks.get_network(conf_dir(context, options), options.network)
+    except CniError:
+        network = attachments.get_network(options.cache_dir, options.network)
+        if network is None:
+            raise
+    if not context.out.as_json:
+        context.out.print(
+            f"{conf_dir(context, options)} has no network {network.name}: its configuration is taken from the cache"
+        )
+    return network
+
+
+def _print_counts(context: Context, running: RunningAttachments, number: int, gone: int) -> None:
+    if context.out.as_json:
+        return
+    context.out.print(
+        f"network {running.network}: {plural(number + gone, 'attachment')}: {number} running, {gone} no longer running"
+    )
+    for container_id, ifname in running.unlisted():
+        context.out.print(
+            f"kept: not in the cache, but its address is in use or new: container {container_id}, {ifname}"
+        )
+
+
+def _print_plugins_without_gc(context: Context, network: Network, kinds: tuple[str, ...]) -> None:
+    if kinds and not context.out.as_json:
+        context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
+
+
+def _require_readable_cache(results: str, network: str) -> None:
+    """Raises CniError(5) when a file of the cache cannot be read: GC would remove its attachment."""
+    try:
+        names = os.listdir(results)
+    except OSError as error:
+        hint = "without it every attachment would count as garbage; give the runtime's with --cache-dir"
+        raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
+    known: list[Entry] = list(cache.read_entries(results))
+    unread = network_list.unreadable(names, network, known)
+    if unread:
+        msg = f"cannot read {os.path.join(results, unread[0])}: its attachment would count as garbage"
+        raise CniError(Code.IO_FAILURE, msg, attachments.UNREAD_FIX)
+
+
+def _to_json(kept: list[Attachment]) -> list[dict[str, str]]:
+    return [{"containerID": one.container_id, "ifname": one.ifname} for one in kept]
+
+
+def _gc_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("network", metavar="NETWORK", help="name of a network of net.d")
+    parser.add_argument("--all", action="store_true", help="also if the cache knows no attachment of NETWORK")
+    parser.add_argument(
+        "--force",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="treat this container as gone although nothing proves it; repeatable",
+    )
+    add_dry_run(parser)
+    add_explain(parser)
+    add_options(parser)
+
+
+GC = Command(
+    "gc",
+    "remove what deleted attachments left behind",
+    "Runs DEL for each attachment of NETWORK in the cache whose namespace no longer exists. Then runs GC of every\n"
+    "plugin with the running attachments, which removes leases, interfaces and rules of all others. The cache must\n"
+    "be that of every runtime on this node (--cache-dir): GC removes what is not in it, except an attachment whose\n"
+    "host-local address is configured in a namespace connected to NETWORK, or is less than a minute old (an ADD may\n"
+    "be under way). Run it while no pod is being started.\n\n"
+    "A namespace no longer exists if its path is missing here and in the view of process 1 (/proc/1/root), and no\n"
+    "veth of the attachment exists. Without that proof nothing is removed and the exit status is 3; likewise if all\n"
+    "attachments look deleted while a veth on NETWORK's bridge has its peer in a namespace that cannot be found: run\n"
+    "it on the node then, not in a container. --force ID collects a container that you know to be gone, but refuses\n"
+    "one that is proven to be running.\n\n"
+    "The configuration of a network without a file in net.d (podman's default, a removed one) is taken from the\n"
+    "cache.\n\n"
+    '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
+    _gc,
+    _gc_arguments,
+    (("podwire gc podwire --dry-run", "leases, rules and interfaces of deleted pods"),),
+)

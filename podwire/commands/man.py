@@ -1,0 +1,26 @@
+"""`podwire man`: the manual page."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from podwire import manual
+from podwire.command import Command, Context, Status
+from podwire.command_tree import command_tree
+
+
+def _manual(context: Context, options: Namespace) -> Status:
+    context.out.print_block(manual.render(command_tree(context.parser), context.parser.epilog or ""))
+    return Status.FINE
+
+
+MANUAL = Command(
+    "man",
+    "the manual page",
+    "Prints the manual page podwire(1), made of the same texts as --help.",
+    _manual,
+    examples=(
+        ("podwire man | man -l -", "read it"),
+        ("podwire man > /usr/local/share/man/man1/podwire.1", "have `man podwire` find it"),
+    ),
+)
