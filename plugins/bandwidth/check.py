@@ -1,6 +1,6 @@
-"""CHECK: what is compared of the limits, and the words for what is wrong.
+"""CHECK of the limits: compares them with the configuration.
 
-One rule: the reference's numbers are as good as ours, and so is its ifb.
+One rule: buckets and ifbs that the reference sets are accepted as well.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from cni.errors import CniError, Code
+from attachment.prev_result import RECREATE
+from cni.errors import internal
 from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
@@ -18,86 +19,84 @@ from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 from process.values import replace
 
-_AGAIN = "remove the container and create it again"
 _NONE: Mapping[int, DecodedMessage | None] = MappingProxyType({})
 
 
-def check_ingress(found: Limits, outside: Link, accepted: Collection[Bucket]) -> None:
+def check_ingress(limits: Limits, host_veth: Link, accepted: Collection[Bucket]) -> None:
     """Checks the limit of what the pod receives; raises CniError(999)."""
-    _check_bucket(found.root, f'what the pod receives is not limited on "{outside.name}"', accepted)
+    _check_bucket(limits.root, f'what the pod receives is not limited on "{host_veth.name}"', accepted)
 
 
-def check_classes(host: Socket, found: Limits, outside: Link, subnets: Subnets) -> Limits:
-    """Checks which of what the pod receives is limited; returns `found` with that bucket, for `check_ingress`.
+def check_classes(host: Socket, limits: Limits, host_veth: Link, subnets: Subnets) -> Limits:
+    """Checks the subnet filters for what the pod receives; returns `limits` with the HTB bucket, for `check_ingress`.
 
     Raises CniError(999), KernelError.
     """
-    root = found.root
+    root = limits.root
     if root is None or not root.is_shaper or root.kind != HTB:
-        return replace(found, root=root and replace(root, bucket=None))
-    _check_rules("receives", subnets.incoming, traffic.list_filters(host, outside.index, root.handle))
-    return replace(found, root=replace(root, bucket=htb.get_bucket(host, outside.index)))
+        return replace(limits, root=root and replace(root, bucket=None))
+    _check_rules("receives", subnets.ingress_rules, traffic.list_filters(host, host_veth.index, root.handle))
+    return replace(limits, root=replace(root, bucket=htb.get_bucket(host, host_veth.index)))
 
 
 def check_egress(
     host: Socket,
-    found: Limits,
-    outside: Link,
+    limits: Limits,
+    host_veth: Link,
     accepted: Collection[Bucket],
     subnets: Subnets = EVERYWHERE,
     roots: Mapping[int, DecodedMessage | None] = _NONE,
 ) -> None:
-    """Checks the limit of what the pod sends, and that all of it, or of subnets, is led there.
+    """Checks the limit of what the pod sends, and that all of it, or of its subnets, is redirected to the ifb.
 
-    `roots` are answers of the kernel that are there already, by ifindex. Raises CniError(999), KernelError.
+    `roots`: the root qdiscs that were already read, by ifindex. Raises CniError(999), KernelError.
     """
-    if not found.ifbs:
-        raise _wrong("get ifb device: Link not found", f"what the pod sends is not limited; {_AGAIN}")
-    (ifb, *_) = found.ifbs
-    _check_rules("sends", subnets.outgoing(ifb.index), [item for item in found.filters if item.rule])
-    hint = _astray(found.filters, ifb)
+    if not limits.ifbs:
+        raise internal("get ifb device: Link not found", f"what the pod sends is not limited; {RECREATE}")
+    (ifb, *_) = limits.ifbs
+    _check_rules("sends", subnets.egress_rules(ifb.index), [item for item in limits.filters if item.rule])
+    problem = _redirect_problem(limits.filters, ifb)
     if subnets.only:
-        hint = "" if hint else "not only what goes to the subnets is"
-    if hint:
-        raise _wrong(f'what "{outside.name}" receives is not led to "{ifb.name}"', f"{hint}; {_AGAIN}")
+        problem = "" if problem else "packets to other networks than the subnets are, too"
+    if problem:
+        raise internal(f'what "{host_veth.name}" receives is not led to "{ifb.name}"', f"{problem}; {RECREATE}")
     if not ifb.is_up:
-        raise _wrong(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
+        raise internal(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
     root = roots[ifb.index] if ifb.index in roots else host.get(traffic.get_root_request(ifb.index))[0]
     _check_bucket(traffic.qdisc_from_answer(root), f'what the pod sends is not limited on "{ifb.name}"', accepted)
 
 
-def _astray(filters: Sequence[Filter], ifb: Link) -> str:
-    """Returns why not all that the host's end receives comes to the ifb, "" when it does."""
-    ours = next((item for item in filters if item.matches_all and item.target == ifb.index), None)
-    if ours is None:
-        return "no filter of ingress does that"
-    in_front = filters[: filters.index(ours)]
-    taken = any(item.matches_all and (item.info != ours.info or item.table == ours.table) for item in in_front)
-    return "a filter of ingress in front of that takes everything" if taken else ""
+def _redirect_problem(filters: Sequence[Filter], ifb: Link) -> str:
+    """Returns why not every packet that the host veth receives is redirected to the ifb, "" if every packet is."""
+    redirect = next((item for item in filters if item.matches_all and item.target == ifb.index), None)
+    if redirect is None:
+        return "no ingress filter redirects there"
+    earlier = filters[: filters.index(redirect)]
+    is_hidden = any(
+        item.matches_all and (item.info != redirect.info or item.table == redirect.table) for item in earlier
+    )
+    return "an earlier ingress filter matches every packet" if is_hidden else ""
 
 
-def _check_rules(does: str, wanted: Sequence[Rule], filters: Sequence[Filter]) -> None:
-    found = {item.rule for item in filters}
-    missing, further = len(set(wanted) - found), len(found.difference(wanted))
-    if missing or further:
-        details = f"{missing} filters of {len(wanted)} are missing or changed, {further} are there besides; {_AGAIN}"
-        raise _wrong(f"the subnets of what the pod {does} don't match", details)
+def _check_rules(verb: str, desired: Sequence[Rule], filters: Sequence[Filter]) -> None:
+    existing = {item.rule for item in filters}
+    missing, extra = len(set(desired) - existing), len(existing.difference(desired))
+    if missing or extra:
+        details = f"{missing} of {len(desired)} filters are missing or changed, and there are {extra} others"
+        raise internal(f"the subnets of what the pod {verb} don't match", f"{details}; {RECREATE}")
 
 
-def _check_bucket(found: Qdisc | None, lacking: str, accepted: Collection[Bucket]) -> None:
-    if found is None or found.bucket is None:
-        details = f"{lacking}: its root qdisc is {found.kind if found else 'none'}; {_AGAIN}"
-        raise _wrong("Failed to find qdisc", details)
-    if found.bucket in accepted:
+def _check_bucket(qdisc: Qdisc | None, problem: str, accepted: Collection[Bucket]) -> None:
+    """Raises CniError(999) unless the qdisc has an accepted bucket; `problem` is the detail if it has none."""
+    if qdisc is None or qdisc.bucket is None:
+        details = f"{problem}: its root qdisc is {qdisc.kind if qdisc else 'none'}; {RECREATE}"
+        raise internal("Failed to find qdisc", details)
+    if qdisc.bucket in accepted:
         return
-    wanted = next(iter(accepted))
+    desired = next(iter(accepted))
     for field, unit in (("rate", "bytes/s"), ("limit", "bytes"), ("size", "ticks")):
-        is_, should = getattr(found.bucket, field), getattr(wanted, field)
-        if is_ not in {getattr(item, field) for item in accepted}:
+        actual, expected = getattr(qdisc.bucket, field), getattr(desired, field)
+        if actual not in {getattr(item, field) for item in accepted}:
             word = "Buffer" if field == "size" else field.capitalize()
-            raise _wrong(f"{word} doesn't match", f"it is {is_} {unit}, not {should}; {_AGAIN}")
-    raise _wrong("Buffer doesn't match", f"limit and buffer are of different bursts; {_AGAIN}")
-
-
-def _wrong(msg: str, details: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, details)
+            raise internal(f"{word} doesn't match", f"it is {actual} {unit}, not {expected}; {RECREATE}")
+    raise internal("Buffer doesn't match", f"limit and buffer belong to different bursts; {RECREATE}")

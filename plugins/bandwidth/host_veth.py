@@ -1,43 +1,43 @@
-"""The host's end of the pod's interface, on which both limits stand.
+"""The host veth of the pod, where both limits are set.
 
-One rule: it is found from inside the sandbox, by the kernel's own link between the two, and must be listed.
+One rule: the kernel reports the host veth as the peer of the container veth, and prevResult must list it.
 """
 
 from __future__ import annotations
 
 from attachment.sandbox import Sandbox
-from cni.errors import CniError, Code
+from cni.errors import internal, invalid_conf
 from cni.result import Result
 from kernel.link import Link
 from kernel.netns import Netns
 
-_VETH_ONLY = "limits need a veth pair: list bandwidth behind bridge, ptp or another plugin that makes one"
+_VETH_ONLY = "limits need a veth pair: list bandwidth after bridge, ptp or another plugin that creates one"
 
 
-def inside(namespace: Netns, ifname: str) -> Link | None:
-    """Returns the pod's interface, None when there is none; raises KernelError."""
+def get_container_link(namespace: Netns, ifname: str) -> Link | None:
+    """Returns the pod's interface, None if it does not exist; raises KernelError."""
     with Sandbox(namespace, ifname) as sandbox:
         return sandbox.find_link()
 
 
-def paired(namespace: Netns, ifname: str, prev_result: Result) -> Link:
-    """Returns the pod's interface, an end of a pair; raises CniError(999) in the reference's words, KernelError."""
+def get_container_veth(namespace: Netns, ifname: str, prev_result: Result) -> Link:
+    """Returns the pod's interface; raises CniError(999) with the reference's texts if it is no veth, KernelError."""
     if not prev_result.interfaces:
-        details = "bandwidth works on what an interface plugin made, which must name the interfaces it made"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "no interfaces provided", details)
-    found = inside(namespace, ifname)
-    if found is None or found.kind != "veth" or not found.lower:
-        what = f"it is {found.kind or 'of no kind'}" if found else f"it is not in {namespace.path}"
-        raise CniError(Code.INTERNAL, f"container interface {ifname} has no veth peer: {what}", _VETH_ONLY)
-    return found
+        details = "bandwidth limits an interface that an earlier plugin created and lists in its result"
+        raise invalid_conf("no interfaces provided", details)
+    link = get_container_link(namespace, ifname)
+    if link is None or link.kind != "veth" or not link.lower:
+        state = f"it is {link.kind or 'of no kind'}" if link else f"it is not in {namespace.path}"
+        raise internal(f"container interface {ifname} has no veth peer: {state}", _VETH_ONLY)
+    return link
 
 
-def listed(outside: Link | None, own: Link, prev_result: Result) -> Link:
-    """Returns the host's end of `own`, if it was found and is listed; raises CniError(999) in the reference's words."""
-    if outside is None:
-        details = "the other end is in a third namespace; bandwidth limits what leads to this host"
-        raise CniError(Code.INTERNAL, f"veth peer with index {own.lower} is not in host ns", details)
-    if not any(item.name == outside.name and not item.sandbox for item in prev_result.interfaces):
-        details = f'it is "{outside.name}", which prevResult does not list as an interface of the host'
-        raise CniError(Code.INTERNAL, "no veth peer of container interface found in host ns", details)
-    return outside
+def check_host_veth(host_veth: Link | None, container_veth: Link, prev_result: Result) -> Link:
+    """Returns `host_veth`; raises CniError(999) with the reference's texts if it is missing or not in prevResult."""
+    if host_veth is None:
+        details = "the other end is in a third namespace; bandwidth limits only pods connected to this host"
+        raise internal(f"veth peer with index {container_veth.lower} is not in host ns", details)
+    if not any(item.name == host_veth.name and not item.sandbox for item in prev_result.interfaces):
+        details = f'it is "{host_veth.name}", which prevResult does not list as an interface of the host'
+        raise internal("no veth peer of container interface found in host ns", details)
+    return host_veth

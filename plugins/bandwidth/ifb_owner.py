@@ -1,6 +1,6 @@
-"""Whose an ifb is: names and the text on it.
+"""The owner of an ifb: the ifb's name, and the text in its alias.
 
-One rule: the text is set in the same send that makes the ifb, so that one without it is the reference's.
+One rule: the alias is set in the same send that creates the ifb, so an ifb without one was created by the reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "bwp"  # the reference's
 _DIGITS = 12
 NAME = re.compile(f"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 _MARK = "podwire"
-_WORD_MAX = 100  # of 255 bytes for the whole text (IFALIASZ, linux/if.h)
+_WORD_MAX = 100  # of 255 bytes for the whole alias (IFALIASZ, linux/if.h)
 
 
 @dataclass(frozen=True)
@@ -31,42 +31,42 @@ class Owner:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The ifb's name as the reference has it, and the one for a further interface of a container on a network.
+        """The reference's name of the ifb, and one for a second interface of the container on the same network.
 
-        The first is taken by the interface that comes first. A slash is in none of the words.
+        The first interface uses the reference's name. None of the three parts can contain a slash.
         """
         return _name(self.network + self.container_id), _name(f"{self.network}/{self.container_id}/{self.ifname}")
 
     @property
     def alias(self) -> str:
-        """The text on the ifb: "podwire", network, container ID and interface."""
+        """The alias of the ifb: "podwire", network, container ID and interface, separated by spaces."""
         return " ".join((_MARK, _word(self.network), _word(self.container_id), self.ifname))
 
 
-def select_ifbs(owner: Owner, found: Iterable[Link | None]) -> list[Link]:
-    """Returns which of the ifbs that have the owner's names are the owner's.
+def select_ifbs(owner: Owner, links: Iterable[Link | None]) -> list[Link]:
+    """Returns the ifbs of `owner` among `links`, which have the owner's names.
 
-    One without any text is the reference's and may be that of the container's other interface; so it is, if the
-    owner has one of its own.
+    An ifb without an alias is the reference's. It is selected only if no ifb has the owner's alias: otherwise it
+    belongs to another interface of the container.
     """
-    ifbs = [link for link in found if link and link.kind == "ifb"]
+    ifbs = [link for link in links if link and link.kind == "ifb"]
     return [link for link in ifbs if link.alias == owner.alias] or [link for link in ifbs if not link.alias][:1]
 
 
 def stale_ifbs(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> list[Link]:
-    """Returns the ifbs of a network's attachments that are not `valid`; one without a text is proven nobody's."""
-    keep = [_words(Owner(network, *item)) for item in valid]
-    found = []
+    """Returns the ifbs whose alias names an attachment of `network` that is not in `valid`."""
+    valid_words = [_words(Owner(network, *item)) for item in valid]
+    stale = []
     for link in links:
         mark, *words = link.alias.split(" ")
         of_network = mark == _MARK and len(words) == 3 and words[0] == _word(network)
-        if of_network and link.name.startswith(PREFIX) and words not in keep:
-            found.append(link)
-    return found
+        if of_network and link.name.startswith(PREFIX) and words not in valid_words:
+            stale.append(link)
+    return stale
 
 
 def owner_from_alias(alias: str) -> Owner | None:
-    """Returns whose an ifb is by the text on it, None where it does not say; a long name is as in the text."""
+    """Returns the owner that an alias names, None if it names none; long names stay hashed, as in the alias."""
     mark, *words = alias.split(" ")
     return Owner(*words) if mark == _MARK and len(words) == 3 else None
 
@@ -80,5 +80,5 @@ def _name(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Returns a name as it is, or what stands for one that is too long: with a colon, which is in no name."""
+    """Returns a name for the alias: as it is, or "sha512:..." if it is too long (names cannot contain a colon)."""
     return text if len(text) <= _WORD_MAX else f"sha512:{sha512(text.encode()).hexdigest()[: _WORD_MAX // 2]}"

@@ -1,6 +1,6 @@
-"""From what is asked for, bits and bits/s, to what the kernel takes.
+"""Converts a limit, in bits and bits/s, to the numbers of the kernel's token bucket.
 
-One rule: the numbers are the reference's wherever it does not overflow, so that each CHECK accepts the other's work.
+One rule: the numbers equal the reference's unless its arithmetic overflows, so that either CHECK accepts the limits.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 from kernel.traffic import NS_PER_S, TICK_NS, UINT32_MAX, Bucket
 from process.values import dataclass
 
-# What runtimes send as burst when all that they know is a rate: kubelet, containerd, CRI-O. As they stand, the first
-# hundreds of megabytes would pass at full speed.
-INVENTED = frozenset({(1 << 31) - 1, (1 << 32) - 1, 8 * ((1 << 32) - 1) - 1})
+# The burst that kubelet, containerd and CRI-O send if the user configured only a rate. It would let the first hundreds
+# of megabytes pass at full speed.
+PLACEHOLDER_BURSTS = frozenset({(1 << 31) - 1, (1 << 32) - 1, 8 * ((1 << 32) - 1) - 1})
 
-# Instead of an invented burst. Measured from 8 Mbit/s to 1 Gbit/s TCP gets 99 to 100 % of the rate in its first second
+# Replaces a placeholder burst. Measured from 8 Mbit/s to 1 Gbit/s: in its first second TCP gets 99 to 100 % of the rate
 # with 50 ms; with 25 or 100 ms it may lose a whole train of segments and get 75 or 82 %. With 10 ms it gets 96 %, but
-# several connections on a busy machine anything from 84 to 121 % in a second. 100 ms of rate is 100 ms to wait, too.
+# several connections on a busy machine get between 84 and 121 %. 100 ms would also add 100 ms of latency.
 _AUTOMATIC_MS = 50  # of the rate
-_AUTOMATIC_FRAMES = 10  # at least: what TCP sends before the first answer (RFC 6928)
-_LATENCY_US = 25_000  # what may wait in the queue besides a burst (reference)
-_ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; the outer VLAN tag stands beside them
-# A frame that takes longer than this at the rate never passes, whatever the bucket holds: tbf_change keeps the largest
-# frame as so many nanoseconds, in 32 bits (net/sched/sch_tbf.c).
+_AUTOMATIC_FRAMES = 10  # at least: the initial window of TCP (RFC 6928)
+_LATENCY_US = 25_000  # of the rate may wait in the queue, in addition to a burst (reference)
+_ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; the outer VLAN tag is not part of them
+# A frame that takes longer than this at the rate never passes, whatever the bucket's size: tbf_change stores the
+# largest frame as nanoseconds in 32 bits (net/sched/sch_tbf.c).
 _FRAME_NS_MAX = UINT32_MAX
-# Above this, 1.15 Ebit/s, the kernel's 64 bits do not hold what passes in one tick: what remains of it is a bucket that
-# is refused for its emptiness, or drops all larger frames (psched_ns_t2l, net/sched/sch_tbf.c).
+# Above this, 1.15 Ebit/s, the kernel's 64 bits overflow: the bucket is refused as empty, or drops all larger frames
+# (psched_ns_t2l, net/sched/sch_tbf.c).
 _RATE_MAX = 1 << 57  # bytes/s
 _TICKS_PER_US = 1000 / TICK_NS
 
@@ -38,16 +38,16 @@ class Limit:
 
 @dataclass(frozen=True)
 class Shape:
-    """The bucket for a limit, and what somebody must be told of it, mostly "": why it is not what was asked for."""
+    """The bucket for a limit, and a note for the operator if it differs from the configured limit, else ""."""
 
     bucket: Bucket
     note: str = ""
 
 
-def shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
-    """Returns the bucket for `limit` on an interface of `mtu` bytes; `max_burst` in bits, 0 for none.
+def compute_shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
+    """Returns the bucket for `limit` on an interface with `mtu` bytes; `max_burst` in bits, 0 for none.
 
-    It holds a frame at least, since the kernel drops one that is larger than the bucket, and nothing wraps around.
+    It holds at least one frame, since the kernel drops frames larger than the bucket, and no number overflows.
     """
     rate, frame = min(limit.rate // 8, _RATE_MAX), mtu + _ETHERNET_HEADER
     burst = max(_burst(limit, max_burst, frame), frame)
@@ -65,35 +65,35 @@ def shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
     return Shape(bucket, "; ".join(notes))
 
 
-def references(limit: Limit) -> tuple[Bucket, Bucket]:
-    """Returns what the reference makes of a limit: where its 32 bits overflow it wraps (amd64) or saturates (arm64)."""
+def reference_buckets(limit: Limit) -> tuple[Bucket, Bucket]:
+    """Returns the reference's buckets for a limit: its 32-bit overflow wraps (amd64) or saturates (arm64)."""
     rate, burst = limit.rate // 8, limit.burst // 8
     us, queue = _microseconds(rate, burst), _queue(rate)
     wrapped = int((us & UINT32_MAX) * _TICKS_PER_US) & UINT32_MAX
     saturated = min(int(min(us, UINT32_MAX) * _TICKS_PER_US), UINT32_MAX)
     return (
         Bucket(rate, wrapped, (queue + burst) & UINT32_MAX),
-        Bucket(rate, saturated, (min(queue, UINT32_MAX) + burst) & UINT32_MAX),  # its sum is one of integers, and wraps
+        Bucket(rate, saturated, (min(queue, UINT32_MAX) + burst) & UINT32_MAX),  # a sum of integers wraps on both
     )
 
 
 def _burst(limit: Limit, max_burst: int, frame: int) -> int:
-    """Returns the burst in bytes: what was asked for, up to what the configuration or sense allows."""
-    asked = limit.burst // 8
+    """Returns the burst in bytes: the configured one, capped by `max_burst`, or in place of a placeholder burst."""
+    configured = limit.burst // 8
     if max_burst:
-        return min(asked, max_burst // 8)
-    if limit.burst in INVENTED:
-        return min(asked, max(limit.rate // 8 * _AUTOMATIC_MS // 1000, _AUTOMATIC_FRAMES * frame))
-    return asked
+        return min(configured, max_burst // 8)
+    if limit.burst in PLACEHOLDER_BURSTS:
+        return min(configured, max(limit.rate // 8 * _AUTOMATIC_MS // 1000, _AUTOMATIC_FRAMES * frame))
+    return configured
 
 
 def _microseconds(rate: int, burst: int) -> int:
-    """Returns how long a burst takes, in whole microseconds, by way of a float (reference)."""
+    """Returns how long a burst takes in whole microseconds, computed as a float (reference)."""
     return int(burst * 1e6 / rate)
 
 
 def _queue(rate: int) -> int:
-    """Returns how many bytes may wait besides a burst, by way of a float (reference)."""
+    """Returns how many bytes may wait in addition to a burst, computed as a float (reference)."""
     return int(rate * float(_LATENCY_US) / 1e6)
 
 

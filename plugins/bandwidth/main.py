@@ -1,6 +1,6 @@
 """The verbs of bandwidth.
 
-One rule: each change is followed by its undo, and DEL removes limits wherever they are, whatever is configured.
+One rule: each change is followed by its undo; DEL removes existing limits, whatever the configuration says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from cni import versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, unchained
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 from cni.result import Result
 from cni.skel import Plugin
 from kernel import link, traffic
@@ -18,111 +18,117 @@ from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from kernel.traffic import HTB, TBF, Bucket
 from plugins.bandwidth import conf as bandwidth_conf
-from plugins.bandwidth import host_veth, shaper
+from plugins.bandwidth import shaper
 from plugins.bandwidth.check import check_classes, check_egress, check_ingress
+from plugins.bandwidth.host_veth import check_host_veth, get_container_link, get_container_veth
 from plugins.bandwidth.ifb_owner import Owner, stale_ifbs
-from plugins.bandwidth.limit import Limit, references, shape
-from plugins.bandwidth.shaper import Wanted
+from plugins.bandwidth.limit import Limit, compute_shape, reference_buckets
+from plugins.bandwidth.shaper import DesiredLimits
 from process import record
 from process.undo import Undo
 from process.values import replace
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Limits what the pod receives and sends; hands on the earlier plugins' result, with the ifb if there is one.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Limits what the pod receives and sends; returns prevResult, with the ifb added if one was created.
 
-    A direction for which there is no limit is left as it is. A failure leaves nothing behind.
+    A direction without a configured limit is left as it is. A failure leaves nothing behind.
     """
-    own = bandwidth_conf.parse(conf)
-    prev_result = conf.prev_result()
+    conf = bandwidth_conf.parse(net_conf)
+    prev_result = net_conf.prev_result()
     if prev_result is None:
         raise unchained("bandwidth")
-    if not own.limits:
+    if not conf.has_limits:
         return prev_result
-    owner = _owner(args, conf)
+    owner = _owner(args, net_conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        inside = host_veth.paired(namespace, args.ifname, prev_result)
-        further = [link.by_index_request(shaper.usual_index(inside.lower))] if own.egress else []
-        outside, found, taken = shaper.survey(host, owner, inside, namespace, *further, filters=False)
-        outside = host_veth.listed(outside, inside, prev_result)
-        wanted = Wanted(
-            ingress=_bucket("ingress", own.ingress, outside.mtu, own.max_burst),
-            egress=_bucket("egress", own.egress, outside.mtu, own.max_burst),
-            subnets=own.subnets,
+        container_veth = get_container_veth(namespace, args.ifname, prev_result)
+        ifb_index = shaper.default_ifb_index(container_veth.lower)
+        more = [link.by_index_request(ifb_index)] if conf.egress else []
+        peer, existing, users_of_index = shaper.get_host_veth_and_limits(
+            host, owner, container_veth, namespace, *more, filters=False
+        )
+        host_veth = check_host_veth(peer, container_veth, prev_result)
+        desired = DesiredLimits(
+            ingress=_bucket("ingress", conf.ingress, host_veth.mtu, conf.max_burst),
+            egress=_bucket("egress", conf.egress, host_veth.mtu, conf.max_burst),
+            subnets=conf.subnets,
         )
         with record.step("limits"):
-            ifb = shaper.limit(host, owner, outside, found, wanted, undo, index_is_free=taken == [None])
+            is_free = users_of_index == [None]
+            ifb = shaper.set_limits(host, owner, host_veth, existing, desired, undo, index_is_free=is_free)
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Removes the limits; gone is success, and the configuration may be broken.
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Removes the limits; missing ones are success, and the configuration may be invalid.
 
-    Without a namespace it removes the ifb, and the rest goes with the pod's interface. One that cannot be entered is
-    reported afterwards.
+    Without a namespace it removes only the ifb: the kernel deletes the rest with the pod's interface. If the namespace
+    cannot be entered, the ifb is removed before the error is raised.
     """
     with Socket() as host:
-        owner, outside, found, failure = _owner(args, conf), None, None, None
+        owner, host_veth, existing, failure = _owner(args, net_conf), None, None, None
         try:
             with Netns(args.netns) as namespace:
-                inside = host_veth.inside(namespace, args.ifname)
-                outside, found, _ = shaper.survey(host, owner, inside, namespace)
+                container_link = get_container_link(namespace, args.ifname)
+                host_veth, existing, _ = shaper.get_host_veth_and_limits(host, owner, container_link, namespace)
         except NetnsMissingError:
             pass
         except CniError as error:
             failure = error
         with record.step("limits"):
-            shaper.remove(host, outside, found or shaper.look(host, owner, None))
+            shaper.remove_limits(host, host_veth, existing or shaper.get_limits(host, owner, None))
         if failure:
             raise failure
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
-    """Checks that the limits are as ADD set them, or the reference's; raises CniError(999)."""
-    own = bandwidth_conf.parse(conf)
-    prev_result = conf.prev_result()
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that the limits are those that ADD, or the reference's ADD, sets; raises CniError(999)."""
+    conf = bandwidth_conf.parse(net_conf)
+    prev_result = net_conf.prev_result()
     if prev_result is None:
-        details = "CHECK needs the result of ADD"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "must be called as a chained plugin", details)
+        raise invalid_conf("must be called as a chained plugin", "CHECK needs the result of ADD")
     with Netns(args.netns) as namespace, Socket() as host:
-        inside = host_veth.paired(namespace, args.ifname, prev_result)
-        if not own.limits:
-            host_veth.listed(link.get_local_peer(host, inside, namespace), inside, prev_result)
+        container_veth = get_container_veth(namespace, args.ifname, prev_result)
+        if not conf.has_limits:
+            check_host_veth(link.get_local_peer(host, container_veth, namespace), container_veth, prev_result)
             return
-        usual = shaper.usual_index(inside.lower)
-        further = [traffic.get_root_request(usual)] if own.egress else []
-        outside, found, roots = shaper.survey(host, _owner(args, conf), inside, namespace, *further)
-        outside = host_veth.listed(outside, inside, prev_result)
-        if own.ingress:
-            if own.subnets.networks:
-                found = check_classes(host, found, outside, own.subnets)
-            check_ingress(found, outside, _accepted(own.ingress, outside.mtu, own.max_burst))
-        if own.egress:
-            accepted = _accepted(own.egress, outside.mtu, own.max_burst)
-            check_egress(host, found, outside, accepted, own.subnets, {usual: roots[0]})
+        ifb_index = shaper.default_ifb_index(container_veth.lower)
+        more = [traffic.get_root_request(ifb_index)] if conf.egress else []
+        peer, limits, roots = shaper.get_host_veth_and_limits(
+            host, _owner(args, net_conf), container_veth, namespace, *more
+        )
+        host_veth = check_host_veth(peer, container_veth, prev_result)
+        if conf.ingress:
+            if conf.subnets.networks:
+                limits = check_classes(host, limits, host_veth, conf.subnets)
+            check_ingress(limits, host_veth, _accepted(conf.ingress, host_veth.mtu, conf.max_burst))
+        if conf.egress:
+            accepted = _accepted(conf.egress, host_veth.mtu, conf.max_burst)
+            check_egress(host, limits, host_veth, accepted, conf.subnets, {ifb_index: roots[0]})
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the ifbs of what is no listed attachment; what does not say that it is this network's stays."""
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the ifbs whose alias names an attachment of this network that is not in `valid`."""
     with Socket() as host:
-        gone = stale_ifbs(conf.name, valid, link.list_of_kind(host, "ifb"))
-        host.change(*(link.delete_request(item) for item in gone))
+        stale = stale_ifbs(net_conf.name, valid, link.list_of_kind(host, "ifb"))
+        host.change(*(link.delete_request(item) for item in stale))
 
 
-def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served; raises CniError(50)."""
-    further = (HTB,) if bandwidth_conf.parse(conf).subnets.networks else ()
-    unserved = "limits cannot be served"
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Raises CniError(50) if ADD would fail because the kernel lacks a feature."""
+    more = (HTB,) if bandwidth_conf.parse(net_conf).subnets.networks else ()
+    problem = "limits cannot be served"
     with Socket() as host:
         try:
-            lacking = traffic.probe_missing_features(host, *further)
+            missing = traffic.probe_missing_features(host, *more)
         except CniError as error:
-            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"{unserved}: {error.msg}", error.details) from error
-    if lacking:
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"{problem}: {error.msg}", error.details) from error
+    if missing:
         raise CniError(
             Code.PLUGIN_NOT_AVAILABLE,
-            f"{unserved}: the kernel has no {' and no '.join(lacking)}",
-            f"load {' and '.join(_MODULES[name] for name in lacking)}, or use another kernel",
+            f"{problem}: the kernel has no {' and no '.join(missing)}",
+            f"load {' and '.join(_MODULES[name] for name in missing)}, or use another kernel",
         )
 
 
@@ -139,25 +145,26 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
-    parse=lambda args, conf: bandwidth_conf.parse(conf),
+    parse=lambda args, net_conf: bandwidth_conf.parse(net_conf),
     keys=bandwidth_conf.KEYS,
     versions=tuple(version for version in versions.SUPPORTED if versions.at_least(version, "0.3.0")),
 )
 
 
-def _owner(args: CmdArgs, conf: NetConf) -> Owner:
-    return Owner(conf.name, args.container_id, args.ifname)
+def _owner(args: CmdArgs, net_conf: NetConf) -> Owner:
+    return Owner(net_conf.name, args.container_id, args.ifname)
 
 
 def _bucket(direction: str, limit: Limit | None, mtu: int, max_burst: int) -> Bucket | None:
-    """Returns the bucket of a limit, and tells on stderr when it is not what was asked for."""
+    """Returns the bucket of a limit; prints to stderr why it differs from the configured limit."""
     if limit is None:
         return None
-    made = shape(limit, mtu, max_burst)
-    if made.note:
-        print(f"bandwidth: {direction} at {limit.rate} bits/s: {made.note}", file=sys.stderr)
-    return made.bucket
+    shape = compute_shape(limit, mtu, max_burst)
+    if shape.note:
+        print(f"bandwidth: {direction} at {limit.rate} bits/s: {shape.note}", file=sys.stderr)
+    return shape.bucket
 
 
 def _accepted(limit: Limit, mtu: int, max_burst: int) -> tuple[Bucket, ...]:
-    return shape(limit, mtu, max_burst).bucket, *references(limit)
+    """Returns the buckets that CHECK accepts: ours and the reference's."""
+    return compute_shape(limit, mtu, max_burst).bucket, *reference_buckets(limit)

@@ -1,7 +1,7 @@
-"""The limits in the kernel: a token bucket on the host's end, another on an ifb that what the pod sends is led to.
+"""The limits in the kernel: a token bucket on the host veth, and one on an ifb for what the pod sends.
 
-One rule: everything is made in one send, so that no kill leaves a part; it is looked for before, and removed by what
-is there, not by what was asked for.
+One rule: all of an ADD's changes go out in one send, so that a killed process leaves nothing half done. Existing limits
+are read first, and are removed by what exists, not by what is configured.
 """
 
 from __future__ import annotations
@@ -22,201 +22,216 @@ from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc
 from kernel.wire import DecodedMessage
 from plugins.bandwidth.ifb_owner import Owner, select_ifbs
-from plugins.bandwidth.subnets import Subnets, receiving, sending
+from plugins.bandwidth.subnets import Subnets, egress_requests, ingress_requests
 from process.undo import Undo
 from process.values import dataclass
 
-# The index of an ifb tells the host's end to which it belongs: the kernel counts far below. All but the first are for
-# the case that a leftover has it.
+# The ifindex of an ifb is computed from that of its host veth, far above those that the kernel assigns. All bases but
+# the first are for the case that a stale ifb has the ifindex.
 _INDEX_STEP = 100_000_000
 _INDEX_BASES = range(1_000_000_000, 2_000_000_001, _INDEX_STEP)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What there is of an attachment's limits: qdiscs and filters of the host's end, its ifbs, a name for a new one."""
+    """An attachment's existing limits: qdiscs and filters of the host veth, its ifbs, and a free name for a new ifb."""
 
     root: Qdisc | None
-    place: Qdisc | None
+    ingress_qdisc: Qdisc | None
     ifbs: tuple[Link, ...]
     filters: tuple[Filter, ...]
     free_name: str
 
     @property
     def redirects(self) -> list[Filter]:
-        """The filters that lead everything to one of the ifbs, or to an interface that is gone; those of subnets."""
+        """The filters that redirect all packets to one of the ifbs or to a deleted interface, and those for subnets."""
         targets = {0, *(item.index for item in self.ifbs)}
         return [item for item in self.filters if item.rule or (item.matches_all and item.target in targets)]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The limits of an ADD: None leaves that direction as it is; `subnets` says to and from where they hold."""
+class DesiredLimits:
+    """The limits that an ADD sets: None leaves that direction as it is; `subnets` says which traffic is limited."""
 
     ingress: Bucket | None
     egress: Bucket | None
     subnets: Subnets
 
 
-def usual_index(outside: int) -> int:
-    """Returns the index that an ifb gets unless it is taken, by the index of the host's end."""
-    return _INDEX_BASES[0] + outside % _INDEX_STEP
+def default_ifb_index(host_veth: int) -> int:
+    """Returns the ifindex that an ifb gets unless it is in use, computed from the ifindex of the host veth."""
+    return _INDEX_BASES[0] + host_veth % _INDEX_STEP
 
 
-def survey(
-    host: Socket, owner: Owner, inside: Link | None, namespace: Netns, *further: Request, filters: bool = True
+def get_host_veth_and_limits(
+    host: Socket, owner: Owner, container_veth: Link | None, namespace: Netns, *more: Request, filters: bool = True
 ) -> tuple[Link | None, Limits, list[DecodedMessage | None]]:
-    """Finds the host's end of `inside` and what is there, in one send; returns the answers to `further`, too.
+    """Returns the host veth of `container_veth`, the existing limits, and the answers to `more`, from one send.
 
-    All of it goes by the index of which the pod's end tells. With `filters` these are asked for at once, which is
-    quicker if there are any. Raises KernelError.
+    All requests use the peer's ifindex that the container veth reports. With `filters` the filters are listed in the
+    same send, which saves a round trip if there are any. Raises KernelError.
     """
-    pair = link.local_peer_requests(inside, namespace) if inside else []
-    if not inside or not pair:
-        return None, look(host, owner, None), []
-    asked = _asked(owner.names, inside.lower)
-    listings = [traffic.list_filters_request(inside.lower)] if filters else []
-    answers = host.get(*pair, *asked, *listings, *further)
-    end = len(pair) + len(asked)
-    outside = link.local_peer_from_answers(inside, namespace, answers[: len(pair)])
+    peer_requests = link.local_peer_requests(container_veth, namespace) if container_veth else []
+    if not container_veth or not peer_requests:
+        return None, get_limits(host, owner, None), []
+    limit_requests = _limit_requests(owner.names, container_veth.lower)
+    listings = [traffic.list_filters_request(container_veth.lower)] if filters else []
+    answers = host.get(*peer_requests, *limit_requests, *listings, *more)
+    end = len(peer_requests) + len(limit_requests)
+    host_veth = link.local_peer_from_answers(container_veth, namespace, answers[: len(peer_requests)])
     listing = answers[end] if filters else None
-    limits = _limits(host, owner, outside, answers[len(pair) : end], listing)
-    return outside, limits, answers[end + len(listings) :]
+    limits = _limits(host, owner, host_veth, answers[len(peer_requests) : end], listing)
+    return host_veth, limits, answers[end + len(listings) :]
 
 
-def look(host: Socket, owner: Owner, outside: Link | None) -> Limits:
-    """Returns what is there, of the ifbs only without the host's end; raises KernelError."""
-    return _limits(host, owner, outside, host.get(*_asked(owner.names, outside.index if outside else 0)))
+def get_limits(host: Socket, owner: Owner, host_veth: Link | None) -> Limits:
+    """Returns the existing limits; without `host_veth` only the ifbs. Raises KernelError."""
+    answers = host.get(*_limit_requests(owner.names, host_veth.index if host_veth else 0))
+    return _limits(host, owner, host_veth, answers)
 
 
-def limit(
-    host: Socket, owner: Owner, outside: Link, found: Limits, wanted: Wanted, undo: Undo, *, index_is_free: bool = False
+def set_limits(
+    host: Socket,
+    owner: Owner,
+    host_veth: Link,
+    existing: Limits,
+    desired: DesiredLimits,
+    undo: Undo,
+    *,
+    index_is_free: bool = False,
 ) -> Interface | None:
-    """Sets the limits in place of those of an earlier ADD; returns the ifb, if it takes one.
+    """Replaces the `existing` limits with the `desired` ones; returns the created ifb, None if there is none.
 
-    `index_is_free` tells that of `usual_index`. Raises KernelError, with the cure where it is known.
+    `index_is_free`: no interface has the ifindex `default_ifb_index`. Raises KernelError, with a fix if one is known.
     """
-    if remove(host, outside, found, wanted):
-        found = look(host, owner, outside)
-    undo.push("remove the limits", partial(_retract, host, owner, outside, wanted, place_is_ours=not found.place))
-    requests = receiving(outside.index, wanted.ingress, wanted.subnets) if wanted.ingress else []
+    if remove_limits(host, host_veth, existing, desired):
+        existing = get_limits(host, owner, host_veth)
+    creates_ingress = not existing.ingress_qdisc
+    undo.push("remove the limits", partial(_roll_back, host, owner, host_veth, desired, creates_ingress))
+    requests = ingress_requests(host_veth.index, desired.ingress, desired.subnets) if desired.ingress else []
     ifb = None
-    if wanted.egress:
-        ifb, mac = found.free_name, link.random_mac()
-        index = usual_index(outside.index) if index_is_free else _free_index(host, outside)
-        requests += [link.create_ifb_request(index, ifb, mac, outside.mtu), link.set_alias_request(index, owner.alias)]
-        requests += [] if found.place else [traffic.create_ingress_request(outside.index)]
-        requests += [traffic.create_tbf_request(index, wanted.egress), *sending(outside.index, index, wanted.subnets)]
+    if desired.egress:
+        ifb, mac = existing.free_name, link.random_mac()
+        index = default_ifb_index(host_veth.index) if index_is_free else _get_free_index(host, host_veth)
+        requests += [link.create_ifb_request(index, ifb, mac, host_veth.mtu)]
+        requests += [link.set_alias_request(index, owner.alias)]
+        requests += [traffic.create_ingress_request(host_veth.index)] if creates_ingress else []
+        requests += [traffic.create_tbf_request(index, desired.egress)]
+        requests += egress_requests(host_veth.index, index, desired.subnets)
     try:
         host.change(*requests)
     except KernelError as error:
-        error.details = "; ".join(filter(None, (error.details, _cure(error, outside, found))))
+        error.details = "; ".join(filter(None, (error.details, _fix(error, host_veth, existing))))
         raise
     return Interface(ifb, format_mac(mac)) if ifb else None
 
 
-def remove(
+def remove_limits(
     host: Socket,
-    outside: Link | None,
-    found: Limits,
-    wanted: Wanted | None = None,
+    host_veth: Link | None,
+    existing: Limits,
+    desired: DesiredLimits | None = None,
     *,
-    place_is_ours: bool | None = None,
+    deletes_ingress: bool | None = None,
 ) -> bool:
-    """Removes the limits, of the directions that are `wanted` or of both, and tells whether there were any.
+    """Removes the limits of the directions set in `desired`, of both for None; returns whether there were any.
 
-    First the way to the ifb, so that what the pod sends is not dropped. The place for filters is ours, unless told,
-    when there is anything else of ours to do with it. All is tried, then what failed is raised.
+    Removes the redirect to the ifb before the ifb, so that packets from the pod are not dropped. `deletes_ingress` says
+    whether the ingress qdisc may go, too; None means: if it has one of our redirects, or there is an ifb of ours. Tries
+    every step, then raises what failed.
     """
-    gone: list[Request] = []
-    ifbs = found.ifbs if wanted is None or wanted.egress else ()
-    if outside and (wanted is None or wanted.egress):
-        ours = bool(found.redirects or found.ifbs) if place_is_ours is None else place_is_ours
-        gone += _way_deletions(outside, found, ours)
-    if outside and (wanted is None or wanted.ingress) and found.root and found.root.is_shaper:
-        gone.append(traffic.delete_root_request(outside.index, found.root))
-    if not gone and not ifbs:  # as before most ADDs
+    requests: list[Request] = []
+    ifbs = existing.ifbs if desired is None or desired.egress else ()
+    if host_veth and (desired is None or desired.egress):
+        is_ours = bool(existing.redirects or existing.ifbs) if deletes_ingress is None else deletes_ingress
+        requests += _delete_redirect_requests(host_veth, existing, is_ours)
+    if host_veth and (desired is None or desired.ingress) and existing.root and existing.root.is_shaper:
+        requests.append(traffic.delete_root_request(host_veth.index, existing.root))
+    if not requests and not ifbs:  # as before most ADDs
         return False
-    all_of(partial(host.change, *gone), *(partial(delete_on_host, item, host) for item in ifbs))
+    all_of(partial(host.change, *requests), *(partial(delete_on_host, item, host) for item in ifbs))
     return True
 
 
-def _retract(host: Socket, owner: Owner, outside: Link, wanted: Wanted, *, place_is_ours: bool) -> None:
-    remove(host, outside, look(host, owner, outside), wanted, place_is_ours=place_is_ours)
+def _roll_back(host: Socket, owner: Owner, host_veth: Link, desired: DesiredLimits, created_ingress: bool) -> None:
+    existing = get_limits(host, owner, host_veth)
+    remove_limits(host, host_veth, existing, desired, deletes_ingress=created_ingress)
 
 
-def _asked(names: tuple[str, str], outside: int) -> list[Request]:
-    """Asks for the ifbs of the owner's names, and, if `outside` is an ifindex, for the qdiscs there."""
-    of_outside = [traffic.get_root_request(outside), traffic.get_ingress_request(outside)] if outside else []
-    return [*map(link.by_name_request, names), *of_outside]
+def _limit_requests(names: tuple[str, str], host_veth: int) -> list[Request]:
+    """Returns requests for the ifbs with these names and, if `host_veth` is an ifindex (not 0), for its qdiscs."""
+    qdiscs = [traffic.get_root_request(host_veth), traffic.get_ingress_request(host_veth)] if host_veth else []
+    return [*map(link.by_name_request, names), *qdiscs]
 
 
 def _limits(
     host: Socket,
     owner: Owner,
-    outside: Link | None,
+    host_veth: Link | None,
     answers: Sequence[DecodedMessage | None],
     listing: Sequence[DecodedMessage] | None = None,
 ) -> Limits:
-    """Returns what the answers to `_asked` say, and the `listing` of filters, which is requested unless given."""
-    named = [link.from_message(message) if message else None for message in answers[:2]]
-    root, place, filters = None, None, []
-    if outside:  # else those are the qdiscs of somebody else
-        root, place = map(traffic.qdisc_from_answer, answers[2:4])
-        if place:
+    """Returns the limits in the answers to `_limit_requests`; lists the filters unless `listing` has them."""
+    links = [link.from_message(message) if message else None for message in answers[:2]]
+    root, ingress_qdisc, filters = None, None, []
+    if host_veth:  # otherwise the qdiscs are those of an interface that is not the pod's
+        root, ingress_qdisc = map(traffic.qdisc_from_answer, answers[2:4])
+        if ingress_qdisc:
             filters = (
                 traffic.filters_from_answers(listing)
                 if listing is not None
-                else traffic.list_filters(host, outside.index)
+                else traffic.list_filters(host, host_veth.index)
             )
-    ifbs = select_ifbs(owner, named)
-    if outside:  # without a pod there is no other interface of it either
-        ifbs = [item for item in ifbs if item.alias or not _is_anothers(host, item, outside, filters)]
-    return Limits(root, place, tuple(ifbs), tuple(filters), owner.names[0 if named[0] is None else 1])
+    ifbs = select_ifbs(owner, links)
+    if host_veth:  # without it the container has no other interfaces either
+        ifbs = [item for item in ifbs if item.alias or not _has_other_user(host, item, host_veth, filters)]
+    return Limits(root, ingress_qdisc, tuple(ifbs), tuple(filters), owner.names[0 if links[0] is None else 1])
 
 
-def _way_deletions(outside: Link, found: Limits, place_is_ours: bool) -> list[Request]:
-    """Returns how the way to the ifb goes: with the place for filters, with a whole priority, or by itself.
+def _delete_redirect_requests(host_veth: Link, existing: Limits, deletes_ingress: bool) -> list[Request]:
+    """Returns requests that delete our filters: with the ingress qdisc, with their priority, or one by one.
 
-    The larger is taken where nothing of others is in it: the kernel may keep the emptied table of a priority.
+    Deletes the largest unit without filters of other programs: the kernel may keep the empty table of a priority.
     """
-    ours = found.redirects
-    is_ingress = found.place is not None and found.place.kind == traffic.INGRESS
-    if is_ingress and place_is_ours and len(ours) == len(found.filters):
-        return [traffic.delete_ingress_request(outside.index)]
-    shared = {item.table for item in set(found.filters).difference(ours)}
+    ours = existing.redirects
+    is_ingress = existing.ingress_qdisc is not None and existing.ingress_qdisc.kind == traffic.INGRESS
+    if is_ingress and deletes_ingress and len(ours) == len(existing.filters):
+        return [traffic.delete_ingress_request(host_veth.index)]
+    shared = {item.table for item in set(existing.filters).difference(ours)}
     whole = {item.info for item in ours if item.table not in shared}
-    single = [traffic.delete_filter_request(outside.index, item) for item in ours if item.info not in whole]
-    return single + [traffic.delete_priority_request(outside.index, info) for info in whole]
+    single = [traffic.delete_filter_request(host_veth.index, item) for item in ours if item.info not in whole]
+    return single + [traffic.delete_priority_request(host_veth.index, info) for info in whole]
 
 
-def _is_anothers(host: Socket, ifb: Link, outside: Link, filters: Sequence[Filter]) -> bool:
-    """Tells whether an ifb without an owner's text is that of another interface of the container.
+def _has_other_user(host: Socket, ifb: Link, host_veth: Link, filters: Sequence[Filter]) -> bool:
+    """Returns whether an ifb without an alias belongs to another interface of the container.
 
-    It is asked of all veths, since that is rare: the reference made the ifb, and its filter on our interface is not
-    there.
+    Looks at the filters of all veths. This is rare: only if the reference created the ifb, and `filters`, those of our
+    host veth, do not redirect to it.
     """
     if any(item.target == ifb.index for item in filters):
         return False
-    others = (item.index for item in link.list_all(host) if item.kind == outside.kind and item.index != outside.index)
+    others = (
+        item.index for item in link.list_all(host) if item.kind == host_veth.kind and item.index != host_veth.index
+    )
     return any(item.target == ifb.index for index in others for item in traffic.list_filters(host, index))
 
 
-def _free_index(host: Socket, outside: Link) -> int:
-    """Returns an index for an ifb, which other requests of the same send must not mistake for another interface's."""
-    indexes = (base + outside.index % _INDEX_STEP for base in _INDEX_BASES)
+def _get_free_index(host: Socket, host_veth: Link) -> int:
+    """Returns an unused ifindex for an ifb, which the other requests of the send need; 0 if all are in use."""
+    indexes = (base + host_veth.index % _INDEX_STEP for base in _INDEX_BASES)
     return next((index for index in indexes if link.get(host, link.by_index_request(index)) == [None]), 0)
 
 
-def _cure(error: KernelError, outside: Link, found: Limits) -> str:
-    """Returns what to do about a refused request, "" where it is not known."""
+def _fix(error: KernelError, host_veth: Link, existing: Limits) -> str:
+    """Returns what to do about a refused request, "" if that is not known."""
     if error.errno == errno.EEXIST:
-        look_at = f'tc qdisc show dev "{outside.name}"; ip link show dev "{found.free_name}"'
-        return f'something else limits "{outside.name}" or has the ifb\'s name: {look_at}'
-    if error.errno == errno.EINVAL and found.filters:
-        return f'something else filters "{outside.name}": tc filter show dev "{outside.name}" ingress'
+        look_at = f'tc qdisc show dev "{host_veth.name}"; ip link show dev "{existing.free_name}"'
+        return f'something else limits "{host_veth.name}" or has the ifb\'s name: {look_at}'
+    if error.errno == errno.EINVAL and existing.filters:
+        return f'something else filters "{host_veth.name}": tc filter show dev "{host_veth.name}" ingress'
     if error.errno == errno.EOPNOTSUPP:
-        return "limiting what a pod sends takes the kernel's module ifb: modprobe ifb"
+        return "limiting what a pod sends needs the kernel module ifb: modprobe ifb"
     if error.errno == errno.ENOENT:
-        return "limits take the kernel's modules sch_tbf, sch_ingress, cls_u32 and act_mirred, for subnets also sch_htb"
+        return "limits need the kernel modules sch_tbf, sch_ingress, cls_u32 and act_mirred, with subnets also sch_htb"
     return ""

@@ -1,6 +1,6 @@
-"""Networks to and from which nothing is limited, or to and from which alone something is.
+"""Subnets that are exempt from the limits, or that alone are limited.
 
-One rule: without any, all is as if this file did not exist.
+One rule: without subnets, the requests are the same as if this file did not exist.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from process.values import dataclass
 
 @dataclass(frozen=True)
 class Subnets:
-    """Networks that are exempt from the limits, or, if `only`, that alone are limited; () for no difference."""
+    """Networks that are exempt from the limits, or, with `only`, the only ones limited; () limits all traffic."""
 
     networks: tuple[Network, ...] = ()
     only: bool = False
 
     @property
     def default(self) -> int:
-        """The number of the class for what the pod receives from elsewhere, 0 for none."""
+        """The number of the class for packets to the pod from all other networks, 0 for none."""
         return 0 if self.only else LIMITED & 0xFFFF
 
     @property
-    def incoming(self) -> list[Rule]:
-        """The rules for what the pod receives."""
+    def ingress_rules(self) -> list[Rule]:
+        """The rules for packets to the pod."""
         return self._rules(LIMITED if self.only else PASSED, source=True)
 
-    def outgoing(self, ifb: int) -> list[Rule]:
-        """Returns the rules for what the pod sends, which is limited on the ifb of that index."""
+    def egress_rules(self, ifb: int) -> list[Rule]:
+        """Returns the rules for packets from the pod, which are limited on the ifb with that index."""
         return self._rules(LIMITED if self.only else PASSED, ifb if self.only else None, source=False)
 
     def _rules(self, classid: int, target: int | None = None, *, source: bool) -> list[Rule]:
@@ -40,15 +40,15 @@ class Subnets:
 EVERYWHERE = Subnets()
 
 
-def receiving(index: int, bucket: Bucket, subnets: Subnets) -> list[Request]:
-    """Limits what the host's end of that index sends to the pod."""
+def ingress_requests(index: int, bucket: Bucket, subnets: Subnets) -> list[Request]:
+    """Returns the requests that limit packets to the pod on its host veth, given by ifindex."""
     if not subnets.networks:
         return [traffic.create_tbf_request(index, bucket)]
-    filters = traffic.add_rule_requests(index, traffic.HTB_HANDLE, subnets.incoming)
+    filters = traffic.add_rule_requests(index, traffic.HTB_HANDLE, subnets.ingress_rules)
     return [*htb.create_requests(index, bucket, subnets.default), *filters]
 
 
-def sending(index: int, ifb: int, subnets: Subnets) -> list[Request]:
-    """Leads what the pod sends to the ifb."""
+def egress_requests(index: int, ifb: int, subnets: Subnets) -> list[Request]:
+    """Returns the requests that redirect packets from the pod (host veth `index`) to the ifb; both are ifindexes."""
     everything = [] if subnets.only else [traffic.add_redirect_request(index, ifb)]
-    return [*traffic.add_rule_requests(index, traffic.RECEIVED, subnets.outgoing(ifb)), *everything]
+    return [*traffic.add_rule_requests(index, traffic.RECEIVED, subnets.egress_rules(ifb)), *everything]

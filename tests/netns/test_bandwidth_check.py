@@ -39,17 +39,17 @@ DAMAGE = {
     ),
     "the ifb's TBF is gone": (["qdisc del dev IFB root"], "Failed to find qdisc", '"IFB"'),
     "the ifb's rate": ([CHANGE.format("IFB", "9mbit", 200000)], "Rate doesn't match", ""),
-    "the filter is gone": (["filter del dev veth0 ingress"], f'{LED}"IFB"', "no filter of ingress does that"),
-    "the place is gone": (["qdisc del dev veth0 ingress"], f'{LED}"IFB"', "no filter of ingress does that"),
+    "the filter is gone": (["filter del dev veth0 ingress"], f'{LED}"IFB"', "no ingress filter redirects there"),
+    "the place is gone": (["qdisc del dev veth0 ingress"], f'{LED}"IFB"', "no ingress filter redirects there"),
     "a filter that leads elsewhere": (
         ["filter del dev veth0 ingress", f"filter add dev veth0 ingress {ALL} {REDIRECT} other"],
         f'{LED}"IFB"',
-        "no filter of ingress does that",
+        "no ingress filter redirects there",
     ),
     "a copy instead of the packet": (
         ["filter del dev veth0 ingress", f"filter add dev veth0 ingress {ALL} action mirred egress mirror dev IFB"],
         f'{LED}"IFB"',
-        "no filter of ingress does that",
+        "no ingress filter redirects there",
     ),
     "a filter of all in front": (
         [
@@ -58,7 +58,7 @@ DAMAGE = {
             f"filter add dev veth0 ingress {ALL} {REDIRECT} IFB",
         ],
         f'{LED}"IFB"',
-        "in front of that takes everything",
+        "an earlier ingress filter matches every packet",
     ),
     "a filter of some packets only": (
         [
@@ -66,7 +66,7 @@ DAMAGE = {
             f"filter add dev veth0 ingress protocol all prio 1 u32 match ip dport 80 0xffff {REDIRECT} IFB",
         ],
         f'{LED}"IFB"',
-        "no filter of ingress does that",
+        "no ingress filter redirects there",
     ),
 }
 

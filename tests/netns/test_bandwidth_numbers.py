@@ -7,7 +7,7 @@ import pytest
 from kernel import link, traffic
 from kernel.rtnl import Socket
 from kernel.traffic import Qdisc
-from plugins.bandwidth.limit import Limit, references, shape
+from plugins.bandwidth.limit import Limit, compute_shape, reference_buckets
 from tests.support.running import run_plugin
 
 pytestmark = pytest.mark.needs("tbf")
@@ -96,13 +96,13 @@ def test_we_know_the_references_numbers(go, bucket):
     """What the reference sets is what `references` says, for ordinary limits and where its numbers overflow."""
     for pair in ORDINARY + PECULIAR:
         go("ADD", *pair).result()
-        assert bucket.take() == references(Limit(*pair))[GO], pair
+        assert bucket.take() == reference_buckets(Limit(*pair))[GO], pair
 
 
 def test_the_kernel_takes_our_numbers(go, bucket):
     """The kernel holds what `shape` says; for ordinary limits, and for those only, the reference's CHECK agrees."""
     for pair in ORDINARY + PECULIAR + REFUSED:
-        ours = shape(Limit(*pair), 1500, 0).bucket
+        ours = compute_shape(Limit(*pair), 1500, 0).bucket
         bucket.set(ours)
         if pair in ORDINARY:
             go("CHECK", *pair).silence()
@@ -116,7 +116,7 @@ def test_the_kernel_takes_any_rate(host, bucket, mtu):
     """However fast and whatever the MTU: the kernel holds what `shape` says, and does not refuse an empty bucket."""
     host.ip("link", "set", "veth0", "mtu", mtu)
     for rate in (8, 10**10, 1 << 59, 1 << 60, 1 << 61, (1 << 61) + 8 * 10**9, 1 << 62, 1 << 63, (1 << 64) - 1):
-        ours = shape(Limit(rate, 8), int(mtu), 0).bucket
+        ours = compute_shape(Limit(rate, 8), int(mtu), 0).bucket
         bucket.set(ours)
         assert bucket.take() == ours, rate
 

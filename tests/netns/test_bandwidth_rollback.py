@@ -42,7 +42,7 @@ def tc(net, *lines):
         net.host.run("tc", *line.split())
 
 
-def shape(net, sandbox, before):
+def compute_shape(net, sandbox, before):
     """Limits the pod, demands that it is limited, takes the limits away."""
     result = net.limit(sandbox, before)
     assert any(line.startswith("qdisc tbf 1: dev veth0 root") for line in qdiscs(net.host))
@@ -69,7 +69,7 @@ def test_a_root_qdisc_of_others(shaped, sandbox, before, fails, root):
     sends.release(sandbox)
     assert state(shaped.host) == seen
     tc(shaped, "qdisc delete dev veth0 root")
-    shape(shaped, sandbox, before)
+    compute_shape(shaped, sandbox, before)
 
 
 @pytest.mark.parametrize("limits", [BOTH, INGRESS])
@@ -87,7 +87,7 @@ def test_filters_of_others(shaped, sandbox, before, limits, theirs):
     """Beside a clsact or ingress qdisc with filters of others limits work; DEL takes away nothing but ours."""
     tc(shaped, *theirs)
     seen = state(shaped.host)
-    shape(shaped.asked(**limits), sandbox, before)
+    compute_shape(shaped.asked(**limits), sandbox, before)
     assert state(shaped.host) == seen
 
 
@@ -95,7 +95,7 @@ def test_a_place_that_others_have_just_made(shaped, sandbox, before, fails):
     """An ingress qdisc without any filter yet stays where no limit of ours needed one, and where ADD failed."""
     tc(shaped, "qdisc add dev veth0 ingress")
     seen = state(shaped.host)
-    shape(shaped.asked(**INGRESS), sandbox, before)
+    compute_shape(shaped.asked(**INGRESS), sandbox, before)
     assert state(shaped.host) == seen
     tc(shaped, "qdisc add dev veth0 root pfifo limit 9")
     fails()
@@ -138,7 +138,7 @@ def _stranger(host, name, kind, text):
 def test_an_ifb_of_the_reference_left_over(shaped, sandbox, before):
     """An ifb of the right name without a text is what the reference left of this container: ADD replaces it."""
     shaped.host.ip("link", "add", ifb_name(sandbox.name), "type", "ifb")
-    shape(shaped, sandbox, before)
+    compute_shape(shaped, sandbox, before)
     assert ifbs(shaped.host) == {}
 
 
@@ -148,7 +148,7 @@ def test_indexes_that_are_taken(shaped, sandbox, before):
     for number, base in enumerate((1_000_000_000, 1_500_000_000)):
         shaped.host.ip("link", "add", f"other{number}", "index", str(base + index), "type", "ifb")
         seen = state(shaped.host)
-        shape(shaped, sandbox, before)
+        compute_shape(shaped, sandbox, before)
         assert state(shaped.host) == seen
 
 

@@ -10,7 +10,7 @@ from tests.support.shaping import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, s
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
-INVENTED = {"kubelet": (1 << 31) - 1, "containerd": (1 << 32) - 1, "CRI-O": 8 * ((1 << 32) - 1) - 1}
+PLACEHOLDER_BURSTS = {"kubelet": (1 << 31) - 1, "containerd": (1 << 32) - 1, "CRI-O": 8 * ((1 << 32) - 1) - 1}
 ORDINARY = [
     BOTH,
     INGRESS,
@@ -49,7 +49,7 @@ def test_ordinary_limits(both, sandbox, before, limits):
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize("burst", [*INVENTED.values(), 8000], ids=[*INVENTED, "below the MTU"])
+@pytest.mark.parametrize("burst", [*PLACEHOLDER_BURSTS.values(), 8000], ids=[*PLACEHOLDER_BURSTS, "below the MTU"])
 @pytest.mark.parametrize("rate", [10_000_000, 1_000_000_000])
 def test_bursts_that_no_one_means(both, sandbox, before, rate, burst):
     """What the reference makes of a runtime's invented bursts, or of one below the MTU, is accepted and removed."""

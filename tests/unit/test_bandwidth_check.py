@@ -11,15 +11,15 @@ from kernel.link import Link
 from kernel.traffic import Bucket, Filter, Qdisc
 from kernel.wire import decode
 from plugins.bandwidth.check import check_egress, check_ingress
-from plugins.bandwidth.limit import Limit, references, shape
+from plugins.bandwidth.limit import Limit, compute_shape, reference_buckets
 from plugins.bandwidth.shaper import Limits
 from tests.support.errors import failure_of
 
 PORT = Link(7, "veth0", "02:00:00:00:00:01", 1500, 1, "veth", 3, 2, 0, 6)
 IFB = Link(9, "bwp012345678901", "02:00:00:00:00:02", 1500, 1, "ifb", 0, 0, None, 0)
 LIMIT = Limit(10_000_000, 34359738359)  # of which the reference makes other numbers
-OURS = shape(LIMIT, 1500, 0).bucket
-WRAPPED, SATURATED = references(LIMIT)
+OURS = compute_shape(LIMIT, 1500, 0).bucket
+WRAPPED, SATURATED = reference_buckets(LIMIT)
 ACCEPTED = (OURS, WRAPPED, SATURATED)
 REDIRECT = Filter(0x80000800, 0x10300, IFB.index, True)
 AGAIN = "remove the container and create it again"
@@ -69,7 +69,7 @@ def test_the_references_limits_are_as_good_as_ours(bucket):
         ({"limit": 1}, "Limit doesn't match", "it is 1 bytes, not 93750"),
         ({"size": 1}, "Buffer doesn't match", "it is 1 ticks, not 781250"),
         ({"rate": 1, "limit": 1, "size": 1}, "Rate doesn't match", "it is 1 bytes/s, not 1250000"),
-        ({"size": WRAPPED.size}, "Buffer doesn't match", "limit and buffer are of different bursts"),
+        ({"size": WRAPPED.size}, "Buffer doesn't match", "limit and buffer belong to different bursts"),
     ],
 )
 def test_changed_numbers(changes, msg, details):
@@ -113,12 +113,12 @@ SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets else
         ((REDIRECT,), None),
         ((SOME, REDIRECT), None),
         ((REDIRECT, replace(REDIRECT, target=8)), None),
-        ((), "no filter of ingress does that"),
-        ((SOME,), "no filter of ingress does that"),
-        ((replace(REDIRECT, matches_all=False),), "no filter of ingress does that"),
-        ((replace(REDIRECT, target=0),), "no filter of ingress does that"),
-        ((replace(REDIRECT, target=8), REDIRECT), "a filter of ingress in front of that takes everything"),
-        ((Filter(1, 0x10800, matches_all=True), REDIRECT), "a filter of ingress in front of that takes everything"),
+        ((), "no ingress filter redirects there"),
+        ((SOME,), "no ingress filter redirects there"),
+        ((replace(REDIRECT, matches_all=False),), "no ingress filter redirects there"),
+        ((replace(REDIRECT, target=0),), "no ingress filter redirects there"),
+        ((replace(REDIRECT, target=8), REDIRECT), "an earlier ingress filter matches every packet"),
+        ((Filter(1, 0x10800, matches_all=True), REDIRECT), "an earlier ingress filter matches every packet"),
     ],
 )
 def test_filters_that_lead_elsewhere(filters, hint):
@@ -130,7 +130,7 @@ def test_filters_that_lead_elsewhere(filters, hint):
 
 def test_only_the_numbers_of_this_limit():
     """Another limit's numbers are not right, even where each of them is that of something accepted."""
-    other = shape(Limit(20_000_000, 2_000_000), 1500, 0).bucket
+    other = compute_shape(Limit(20_000_000, 2_000_000), 1500, 0).bucket
     assert ingress(Qdisc("tbf", 0x10000, other)) == (
         "Rate doesn't match",
         f"it is 2500000 bytes/s, not 1250000; {AGAIN}",

@@ -60,7 +60,7 @@ def asked(keys):
 def test_nothing_is_limited_unless_asked(keys):
     """Keys that are absent, null or 0 limit nothing, neither in the configuration nor in what the runtime asks."""
     assert parsed(keys) == NOTHING
-    assert not parsed(keys).limits
+    assert not parsed(keys).has_limits
 
 
 @pytest.mark.parametrize("given", [lambda keys: keys, asked])
@@ -80,7 +80,7 @@ def test_limits(given, keys, ingress, egress):
     """Each direction has its rate and burst, from the configuration or from the runtime."""
     found = parsed(given(keys))
     assert found == BandwidthConf(ingress, egress, 0)
-    assert found.limits
+    assert found.has_limits
 
 
 @pytest.mark.parametrize(

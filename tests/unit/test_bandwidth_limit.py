@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernel.traffic import TICK_NS, UINT32_MAX, Bucket
-from plugins.bandwidth.limit import INVENTED, Limit, references, shape
+from plugins.bandwidth.limit import PLACEHOLDER_BURSTS, Limit, compute_shape, reference_buckets
 
 CONTAINERD, CRIO = 4294967295, 34359738359
 BIGGEST = 8 * UINT32_MAX - 8  # the largest burst that is not refused and not invented
@@ -35,7 +35,7 @@ TEN_MBIT = 10_000_000
 MTU = 1500
 
 rates = st.one_of(st.integers(8, 10**13), st.integers(8, (1 << 64) - 1))
-bursts = st.one_of(st.integers(1, 10**6), st.integers(1, BIGGEST), st.sampled_from(sorted(INVENTED)))
+bursts = st.one_of(st.integers(1, 10**6), st.integers(1, BIGGEST), st.sampled_from(sorted(PLACEHOLDER_BURSTS)))
 mtus = st.integers(68, 65535)
 
 
@@ -47,7 +47,7 @@ def held(bucket):
 @pytest.mark.parametrize(("limit", "expected"), REFERENCE)
 def test_the_references_numbers(limit, expected):
     """What the reference's arithmetic of floats and 32 bits comes to, wrapped where it overflows."""
-    assert references(limit)[0] == expected
+    assert reference_buckets(limit)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_references_numbers(limit, expected):
 )
 def test_the_references_numbers_on_other_machines(limit, expected):
     """Where a conversion from float saturates instead (arm64) the bucket is full, and the sum of the queue wraps."""
-    assert references(limit)[1] == expected
+    assert reference_buckets(limit)[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_references_numbers_on_other_machines(limit, expected):
 )
 def test_a_limit_as_asked_for(rate, burst, mtu, max_burst, size, queue):
     """A burst that the kernel can hold, of a frame at least, is taken as it is, and there is nothing to tell."""
-    found = shape(Limit(rate, burst), mtu, max_burst)
+    found = compute_shape(Limit(rate, burst), mtu, max_burst)
     assert (found.bucket, found.note) == (Bucket(rate // 8, size, queue), "")
 
 
@@ -114,15 +114,15 @@ def test_a_limit_as_asked_for(rate, burst, mtu, max_burst, size, queue):
 )
 def test_another_burst_is_taken(rate, burst, mtu, max_burst, taken, why):
     """One that would not limit is less, and nobody is told; one that lets nothing pass is raised, and told."""
-    found = shape(Limit(rate, burst), mtu, max_burst)
-    assert found.bucket == shape(Limit(rate, 8 * taken), mtu, 0).bucket
+    found = compute_shape(Limit(rate, burst), mtu, max_burst)
+    assert found.bucket == compute_shape(Limit(rate, 8 * taken), mtu, 0).bucket
     assert found.bucket.limit == rate // 8 // 40 + taken
     assert found.note == (f"its burst is {taken} bytes, not {burst // 8}: {why}" if why else "")
 
 
 def test_more_than_the_kernel_can_hold():
     """A bucket is 274.9 s at its rate at most, and that it is less than asked for is told."""
-    found = shape(Limit(8_000_000, 2_300_000_000), MTU, 0)
+    found = compute_shape(Limit(8_000_000, 2_300_000_000), MTU, 0)
     assert found.bucket == Bucket(1_000_000, UINT32_MAX, 287_525_000)
     assert found.note == f"its burst is 274877906 bytes, not 287500000: {IT_IS_FULL}"
 
@@ -133,14 +133,14 @@ def test_more_than_the_kernel_can_hold():
 )
 def test_frames_that_never_pass(rate, mtu, size, passing):
     """The largest frame of a very slow limit, for which the kernel has 4.29 s, is told."""
-    found = shape(Limit(rate, 8 * (mtu + 14)), mtu, 0)
+    found = compute_shape(Limit(rate, 8 * (mtu + 14)), mtu, 0)
     assert found.bucket.size == size
     assert found.note == f"no frame of more than {passing} bytes passes: none may take more than 4.3 s"
 
 
 def test_everything_at_once():
     """A burst too small for a frame that is too large for the kernel's bucket: both are told."""
-    found = shape(Limit(8, 8000), MTU, 0)
+    found = compute_shape(Limit(8, 8000), MTU, 0)
     assert found.bucket == Bucket(1, UINT32_MAX, 1514)
     first, second = found.note.split("; ")
     assert first == f"its burst is 274 bytes, not 1000: {IT_IS_FULL}"
@@ -154,7 +154,7 @@ def test_everything_at_once():
 @example(1 << 61, 800_000, 1500, 0)
 def test_a_bucket_holds_a_frame(rate, burst, mtu, max_burst):
     """Any limit fits the kernel's numbers and holds a frame; where it cannot, it is full or what passes is told."""
-    found = shape(Limit(rate, burst), mtu, max_burst)
+    found = compute_shape(Limit(rate, burst), mtu, max_burst)
     bucket, frame = found.bucket, mtu + 14
     assert bucket.rate == min(rate // 8, 1 << 57)
     assert 0 < bucket.size <= UINT32_MAX
@@ -167,18 +167,18 @@ def test_a_bucket_holds_a_frame(rate, burst, mtu, max_burst):
 def test_the_references_numbers_are_ours(rate, burst, mtu):
     """Where the reference does not overflow and its bucket holds a frame, ours has its numbers, unless invented."""
     limit = Limit(rate, burst)
-    theirs, saturated = references(limit)
+    theirs, saturated = reference_buckets(limit)
     exact = theirs == saturated and theirs.limit >= burst // 8 and saturated.size < UINT32_MAX
-    if exact and burst not in INVENTED and burst // 8 >= mtu + 14 <= held(theirs):
-        assert shape(limit, mtu, 0).bucket == theirs
+    if exact and burst not in PLACEHOLDER_BURSTS and burst // 8 >= mtu + 14 <= held(theirs):
+        assert compute_shape(limit, mtu, 0).bucket == theirs
 
 
 @given(rates, bursts, bursts, mtus)
 def test_a_larger_burst_is_no_smaller_bucket(rate, burst, other, mtu):
     """Bucket and queue grow with the burst; what stands for an invented one is no larger than that."""
     small, large = sorted((burst, other))
-    first, second = (shape(Limit(rate, item), mtu, 0).bucket for item in (small, large))
-    if large not in INVENTED:
+    first, second = (compute_shape(Limit(rate, item), mtu, 0).bucket for item in (small, large))
+    if large not in PLACEHOLDER_BURSTS:
         assert first.size <= second.size
         assert first.limit <= second.limit
 
@@ -186,9 +186,9 @@ def test_a_larger_burst_is_no_smaller_bucket(rate, burst, other, mtu):
 @given(rates, bursts, mtus, bursts)
 def test_the_largest_burst_is_respected(rate, burst, mtu, max_burst):
     """With "maxBurst" a bucket is never larger than one of that burst, nor than one of the burst asked for."""
-    found = shape(Limit(rate, burst), mtu, max_burst).bucket
+    found = compute_shape(Limit(rate, burst), mtu, max_burst).bucket
     for bound in (burst, max_burst):
-        most = shape(Limit(rate, bound), mtu, bound).bucket
+        most = compute_shape(Limit(rate, bound), mtu, bound).bucket
         assert found.size <= most.size
         assert found.limit <= most.limit
-    assert found == shape(Limit(rate, min(burst, max_burst)), mtu, max_burst).bucket
+    assert found == compute_shape(Limit(rate, min(burst, max_burst)), mtu, max_burst).bucket

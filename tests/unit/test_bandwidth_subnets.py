@@ -67,7 +67,7 @@ def test_which_subnets(keys, runtime, subnets):
 
 def test_subnets_are_no_rate():
     """Subnets alone limit nothing, and in the configuration itself leave the runtime its say about rates."""
-    assert not parsed({**UNSHAPED}).limits
+    assert not parsed({**UNSHAPED}).has_limits
     assert parsed(UNSHAPED, RATE).ingress == parsed(RATE).ingress is not None
 
 
