@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cni.errors import CniError
-from process.record import made
+from process.record import change
 
 
 def repair_if_missing(what: str, check: Callable[[], object], make: Callable[[], object]) -> bool:
@@ -19,7 +19,7 @@ def repair_if_missing(what: str, check: Callable[[], object], make: Callable[[],
     try:
         check()
     except CniError as error:
-        if made(f"make again {what}: {error.msg}"):
+        if change(f"make again {what}: {error.msg}"):
             make()
         return True
     return False

@@ -101,7 +101,7 @@ class Sandbox:
         with entered(self.namespace):
             self._socket = self._socket or Socket()
             _prepare(self.ifname, ipv6=ipv6, dad=dad)
-        with record.step("give it addresses and routes"):
+        with record.timed_step("give it addresses and routes"):
             self.socket.change(
                 link.set_request(own, arp_notify=True),
                 *(address.add_request(own, ip.address) for ip in ips),
@@ -109,7 +109,7 @@ class Sandbox:
                 *add_routes_requests(own, result),
             )
         if ipv6:
-            with record.step("wait for the IPv6 addresses"):
+            with record.timed_step("wait for the IPv6 addresses"):
                 self._wait_usable(own)
 
     def announce(self, own: Link) -> None:

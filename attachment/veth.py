@@ -64,7 +64,7 @@ def create(
         # Whatever becomes of the answer: the address tells our pair from another's of the same name.
         undo.push(f'delete "{outside.name}"', partial(delete, host, outside))
         try:
-            with record.step("make the pair"):
+            with record.timed_step("make the pair"):
                 pair = link.create_veth_request(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu)
                 of_master = [link.by_index_request(master.index)] if master else []
                 found = host.change(pair, then=[link.by_name_request(outside.name), *of_master])
@@ -137,7 +137,7 @@ def wait_carrier(socket: Socket, end: Link, what: str) -> None:
     if get_host_veth(socket, end.name).operstate == link.OPERSTATE_UP:
         return
     deadline = Deadline(_CARRIER_TIMEOUT_S)
-    with record.step("wait for the carrier"), Socket() as news:
+    with record.timed_step("wait for the carrier"), Socket() as news:
         news.subscribe(link.RTNLGRP_LINK)
         while (end := get_host_veth(socket, end.name)).operstate != link.OPERSTATE_UP:
             if news.wait_notifications(LinkMessage, deadline.remaining_s()) is None:

@@ -78,7 +78,7 @@ def with_prefix(address: Address, bits: int) -> Interface:
     return made
 
 
-def text_of(address: Address | Interface) -> str:
+def format_ip(address: Address | Interface) -> str:
     """Returns an address as str() does, which spells an IPv6 address in Python."""
     if not isinstance(address, IPv6Address) or int(address) in _EMBEDDED:
         return str(address)
@@ -86,7 +86,7 @@ def text_of(address: Address | Interface) -> str:
     return f"{text}/{address.network.prefixlen}" if isinstance(address, IPv6Interface) else text
 
 
-def alone(address: Address) -> Interface:
+def host_cidr(address: Address) -> Interface:
     """Returns an address with the whole of it as its prefix ("10.1.2.5/32")."""
     return with_prefix(address, address.max_prefixlen)
 

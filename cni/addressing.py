@@ -14,14 +14,14 @@ from cni.result import Route, route_from_fields
 from cni.versions import at_least
 
 
-class Request(NamedTuple):
+class RequestedIP(NamedTuple):
     """One address that is asked for, as written, and the place where it stands, for error texts."""
 
     where: str
     text: str
 
 
-def section(conf: NetConf, kind: str) -> Fields:
+def ipam_section(conf: NetConf, kind: str) -> Fields:
     """Returns the `ipam` object of a plugin named `kind`; CniError(7) without one (text of the reference)."""
     ipam = conf.fields.nested("ipam")
     if ipam is None:
@@ -42,21 +42,21 @@ def routes(ipam: Fields) -> tuple[Route, ...]:
     return tuple(map(route_from_fields, found))
 
 
-def requested(conf: NetConf) -> tuple[tuple[Request, ...], tuple[Request, ...]]:
+def requested_ips(conf: NetConf) -> tuple[tuple[RequestedIP, ...], tuple[RequestedIP, ...]]:
     """Returns what `args.cni.ips` asks for, and what `runtimeConfig.ips` (capability `ips`) does; CniError(7)."""
     if not (conf.fields.has("args") or conf.fields.has("runtimeConfig")):  # as with most pods
         return (), ()
     return _requests(conf.cni_args, "args.cni.ips"), _requests(conf.runtime_config, "runtimeConfig.ips")
 
 
-def holds_many(conf: NetConf) -> bool:
+def supports_multiple(conf: NetConf) -> bool:
     """Tells whether a result of the configuration's version can hold several addresses of a family."""
     return at_least(conf.version, "0.3.0")
 
 
-def refuse_many(families: list[int], conf: NetConf, cure: str) -> None:
+def refuse_multiple(families: list[int], conf: NetConf, cure: str) -> None:
     """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
-    if len(families) > len(set(families)) and not holds_many(conf):
+    if len(families) > len(set(families)) and not supports_multiple(conf):
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
             f"CNI version {conf.cni_version} does not support more than 1 address per family",
@@ -64,5 +64,5 @@ def refuse_many(families: list[int], conf: NetConf, cure: str) -> None:
         )
 
 
-def _requests(fields: Fields, path: str) -> tuple[Request, ...]:
-    return tuple(Request(f'"{path}[{i}]"', text) for i, text in enumerate(fields.strings("ips")))
+def _requests(fields: Fields, path: str) -> tuple[RequestedIP, ...]:
+    return tuple(RequestedIP(f'"{path}[{i}]"', text) for i, text in enumerate(fields.strings("ips")))

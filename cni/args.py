@@ -43,8 +43,8 @@ class CmdArgs:
     """One invocation: the verb, the attachment it is for, and all that a delegate must be given again.
 
     `netns` is "" when unset (DEL), `path` the directories of CNI_PATH, `stdin` the request's exact bytes,
-    `delegates` the plugins that this executable is itself. With `inside` those are run in this process whatever file
-    has their name: for a tool that only looks, and must not run what it does not know.
+    `delegates` the plugins that this executable is itself. With `in_process` those are run in this process
+    whatever file has their name: for a tool that only looks, and must not run what it does not know.
     """
 
     command: str
@@ -56,7 +56,7 @@ class CmdArgs:
     env: Mapping[str, str] = field(repr=False)
     stdin: bytes = field(default=b"", repr=False)
     delegates: Mapping[str, Plugin] = field(default_factory=dict, repr=False)
-    inside: bool = False
+    in_process: bool = False
 
     def cni_args(self, *known: str) -> dict[str, str]:
         """Returns the pairs of CNI_ARGS whose keys are in `known` (case-sensitive, as in the reference).

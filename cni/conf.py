@@ -108,7 +108,7 @@ class NetConf:
         return found
 
 
-def unchained(plugin: str) -> CniError:
+def not_chained(plugin: str) -> CniError:
     """Returns the error of a chained plugin's ADD without prevResult (text of the reference)."""
     return CniError(
         Code.INVALID_NETWORK_CONFIG,

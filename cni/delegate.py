@@ -21,7 +21,7 @@ from cni.errors import CniError, Code
 from cni.result import Result, from_json
 from process import child, record
 from process.child import Command, Outcome
-from process.signals import waiting
+from process.signals import unblocked
 from process.undo import Undo
 from process.values import replace
 
@@ -59,7 +59,7 @@ def run(kind: str, args: CmdArgs, conf: NetConf) -> None:
     _run(_find_other(kind, args, conf), kind, args, conf)
 
 
-def addresses(args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
+def add_ipam(args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     """Runs ADD of the network's IPAM plugin as `add` does; raises CniError(999) when it gives no address."""
     given = add(conf.ipam_type, args, conf, undo)
     if not given.ips:
@@ -68,7 +68,7 @@ def addresses(args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     return given
 
 
-def forward(args: CmdArgs, conf: NetConf) -> None:
+def run_ipam(args: CmdArgs, conf: NetConf) -> None:
     """Runs the verb in `args` of the network's IPAM plugin, if there is one; raises its error unchanged."""
     if conf.ipam_type:
         run(conf.ipam_type, args, conf)
@@ -111,7 +111,7 @@ def _find_other(kind: str, args: CmdArgs, conf: NetConf) -> str:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG, f'"ipam.type" is the plugin\'s own: {kind}', 'use "host-local", for example'
         )
-    if args.inside and kind in args.delegates:
+    if args.in_process and kind in args.delegates:
         return _OURSELVES
     return find(kind, args.path)
 
@@ -126,14 +126,14 @@ def _is_ourselves(program: str) -> bool:
 
 def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None:
     plugin = args.delegates.get(kind)
-    with record.step(f"{kind} {args.command}"):
+    with record.timed_step(f"{kind} {args.command}"):
         if plugin is not None and _is_ourselves(program):
             try:
-                result = skel.call(plugin, args, conf)
+                result = skel.run_verb(plugin, args, conf)
             except Exception as error:
                 raise skel.as_cni_error(error) from error
             return result and result.converted(conf.version)
-        if args.command in _CHANGING and not record.made(f"run {args.command} of {kind} ({program})"):
+        if args.command in _CHANGING and not record.change(f"run {args.command} of {kind} ({program})"):
             return None
         output = _execute(program, args)
     if args.command != "ADD":
@@ -170,7 +170,7 @@ def _run_when_free(command: Command) -> Outcome:
         except OSError as error:
             if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
                 raise
-            with waiting():
+            with unblocked():
                 select.select([], [], [], _BUSY_WAIT_S)
         else:
             return outcome
@@ -198,12 +198,12 @@ def _failure(program: str, outcome: Outcome) -> CniError:
         return CniError(body["code"], msg, details if isinstance(details, str) else "")
     if not outcome.stdout:
         return CniError(
-            Code.INTERNAL, f"netplugin failed with no error message: {outcome.how}", f"the plugin is {program}"
+            Code.INTERNAL, f"netplugin failed with no error message: {outcome.ending}", f"the plugin is {program}"
         )
     shown = outcome.stdout[:200].decode("utf-8", "replace")
     return CniError(
         Code.INTERNAL,
-        f"netplugin failed but error parsing its diagnostic message {shown!r}: {outcome.how}",
+        f"netplugin failed but error parsing its diagnostic message {shown!r}: {outcome.ending}",
         f"the plugin is {program}",
     )
 

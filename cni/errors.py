@@ -71,7 +71,7 @@ class UnchangedError(CniError):
     """What failed had changed nothing yet: there is nothing to undo, and what was there before is to stay."""
 
 
-def collected(errors: list[CniError]) -> CniError | None:
+def combined(errors: list[CniError]) -> CniError | None:
     """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
 
     Teardown goes on after a failure and reports everything at its end (specification, section "GC").
@@ -87,13 +87,13 @@ def collected(errors: list[CniError]) -> CniError | None:
     return CniError(errors[0].code, "; ".join([*(e.msg for e in told), *further]), details)
 
 
-def of_system(error: OSError) -> CniError:
+def from_os_error(error: OSError) -> CniError:
     """Returns the error of a system call that nobody had more to say about: its reason, and the file, code 5."""
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a system call failed"
     return CniError(Code.IO_FAILURE, f"{where}: {error.strerror or error}")
 
 
-def all_of(*steps: Callable[[], object]) -> None:
+def run_all(*steps: Callable[[], object]) -> None:
     """Runs every step whatever became of the others, then raises what failed as one CniError (see `collected`)."""
     problems = []
     for step in steps:
@@ -102,15 +102,15 @@ def all_of(*steps: Callable[[], object]) -> None:
         except CniError as error:
             problems.append(error)
         except OSError as error:
-            problems.append(of_system(error))
-    failure = collected(problems)
+            problems.append(from_os_error(error))
+    failure = combined(problems)
     if failure:
         raise failure
 
 
-def unready(*steps: Callable[[], object]) -> None:
+def run_status_checks(*steps: Callable[[], object]) -> None:
     """Runs the parts of a STATUS as `all_of` does; what fails means code 50, unless it says 51 (section "STATUS")."""
-    all_of(*(partial(_as_unready, step) for step in steps))
+    run_all(*(partial(_as_unready, step) for step in steps))
 
 
 def _as_unready(step: Callable[[], object]) -> None:

@@ -45,17 +45,17 @@ class Fields:
         self._path = path
         self.context = context
 
-    def within(self, context: str) -> Fields:
+    def with_context(self, context: str) -> Fields:
         """Returns the same object with `context` at the beginning of its error texts."""
         return Fields(self._items, self._path, context)
 
-    def at(self, key: str) -> str:
+    def path(self, key: str) -> str:
         """Returns the full path of `key`, as error texts show it."""
         return f"{self._path}.{key}" if self._path else key
 
     def error(self, key: str, problem: str, details: str = "") -> CniError:
         """Returns (does not raise) the CniError(7) that says `problem` of `key`."""
-        return CniError(Code.INVALID_NETWORK_CONFIG, f'{self.context}: "{self.at(key)}" {problem}', details)
+        return CniError(Code.INVALID_NETWORK_CONFIG, f'{self.context}: "{self.path(key)}" {problem}', details)
 
     def _wrong(self, key: str, want: str, value: object) -> CniError:
         return self.error(key, f"must be {want}, not {_kind(value)}", "JSON types are not converted")
@@ -122,13 +122,13 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        return Fields(value, self.at(key), self.context)
+        return Fields(value, self.path(key), self.context)
 
     def section(self, key: str) -> Fields:
         """Returns the object under `key`, an empty one when absent."""
-        return self.nested(key) or Fields({}, self.at(key), self.context)
+        return self.nested(key) or Fields({}, self.path(key), self.context)
 
-    def texts(self, key: str) -> dict[str, str]:
+    def string_map(self, key: str) -> dict[str, str]:
         """Returns an object of strings in the order of its text; its own keys are taken as they are written."""
         value = self.raw(key)
         if value is None:
@@ -166,7 +166,7 @@ class Fields:
             at = f"{key}[{index}]"
             if item is not None and not isinstance(item, dict):
                 raise self._wrong(at, "an object", item)
-            items.append(Fields(item or {}, self.at(at), self.context))
+            items.append(Fields(item or {}, self.path(at), self.context))
         return tuple(items)
 
     def object_lists(self, key: str) -> tuple[tuple[Fields, ...], ...]:

@@ -79,7 +79,7 @@ def loads(data: bytes) -> object:
         raise ValueError(_DECODE_LIMIT) from None
 
 
-def repeated(data: bytes, key: str) -> tuple[str, ...]:
+def repeated_keys(data: bytes, key: str) -> tuple[str, ...]:
     """Returns the names that the object under `key` of the object in `data` has more than once.
 
     It reads the text again, as `loads` does not tell; data that is none of `loads` may raise anything.

@@ -51,22 +51,22 @@ def section(name: str, *keys: Key) -> Key:
     return Key(name, (OBJECT,), keys=keys)
 
 
-def runtime(*keys: Key) -> Key:
+def runtime_config(*keys: Key) -> Key:
     """Returns `runtimeConfig`: what the runtime tells of the attachment, each key a capability."""
     return section("runtimeConfig", *keys)
 
 
-def for_one(*keys: Key) -> Key:
+def args_cni(*keys: Key) -> Key:
     """Returns `args.cni`: what the user of the network asks for one attachment (CONVENTIONS.md, "args")."""
     return section("args", section("cni", *keys))
 
 
-def united(*groups: Iterable[Key]) -> tuple[Key, ...]:
+def merged(*groups: Iterable[Key]) -> tuple[Key, ...]:
     """Returns all keys of the groups, each name once: objects of one name have the keys of both."""
     found: dict[str, Key] = {}
     for key in (key for group in groups for key in group):
         before = found.get(key.name)
-        found[key.name] = replace(key, keys=united(before.keys, key.keys)) if before else key
+        found[key.name] = replace(key, keys=merged(before.keys, key.keys)) if before else key
     return tuple(found.values())
 
 
@@ -101,7 +101,7 @@ COMMON = (
 )
 # What the runtime adds to a request, and nobody writes into a file.
 REQUEST = (
-    runtime(),
+    runtime_config(),
     Key("prevResult", (OBJECT,)),
     *(
         Key(name, (LIST,), (OBJECT,), each(STRING, "containerID", "ifname"))

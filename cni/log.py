@@ -86,7 +86,7 @@ class Log:
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        with record.recorded() as self._record:
+        with record.recording() as self._record:
             yield
 
     def write(self, result: Result | None = None, failure: CniError | None = None) -> None:

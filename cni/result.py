@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Interface
 
-from cni.address import Address, text_of
+from cni.address import Address, format_ip
 from cni.address import Interface as Cidr
 from cni.errors import CniError, Code
 from cni.fields import Fields
@@ -191,7 +191,7 @@ def _to_v1(result: Result, version: str) -> dict[str, object]:
         | _filled(pciID=i.pci_id, sandbox=i.sandbox, socketPath=i.socket_path)
         for i in result.interfaces
     ]
-    ips = [{"address": text_of(ip.address), **_gateway(ip), **_index(ip)} for ip in result.ips]
+    ips = [{"address": format_ip(ip.address), **_gateway(ip), **_index(ip)} for ip in result.ips]
     routes = [dict(sorted(_route_json(route).items())) for route in result.routes]
     body = _filled(interfaces=interfaces, ips=ips, routes=routes)
     dns = {"dns": result.dns.to_json()} if result.dns else {}
@@ -205,7 +205,7 @@ def _to_v03(result: Result, version: str) -> dict[str, object]:
         {
             "version": "4" if isinstance(ip.address, IPv4Interface) else "6",
             **_index(ip),
-            "address": text_of(ip.address),
+            "address": format_ip(ip.address),
             **_gateway(ip),
         }
         for ip in result.ips
@@ -222,8 +222,8 @@ def _to_v02(result: Result, version: str) -> dict[str, object]:
         ip = next((ip for ip in result.ips if isinstance(ip.address, IPv4Interface) is is_v4), None)
         if ip is not None:
             own = [route for route in result.routes if isinstance(route.dst, IPv4Interface) is is_v4]
-            routes: list[object] = [{"dst": text_of(r.dst), **({"gw": text_of(r.gw)} if r.gw else {})} for r in own]
-            body[key] = {"ip": text_of(ip.address), **_gateway(ip), **_filled(routes=routes)}
+            routes: list[object] = [{"dst": format_ip(r.dst), **({"gw": format_ip(r.gw)} if r.gw else {})} for r in own]
+            body[key] = {"ip": format_ip(ip.address), **_gateway(ip), **_filled(routes=routes)}
     if len(body) == 1:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
@@ -245,7 +245,7 @@ def _from_v02(fields: Fields) -> Result:
 
 
 def _gateway(ip: IPConfig) -> dict[str, object]:
-    return {"gateway": text_of(ip.gateway)} if ip.gateway else {}
+    return {"gateway": format_ip(ip.gateway)} if ip.gateway else {}
 
 
 def _index(ip: IPConfig) -> dict[str, object]:
@@ -255,8 +255,8 @@ def _index(ip: IPConfig) -> dict[str, object]:
 def _route_json(route: Route) -> dict[str, object]:
     optional = {"table": route.table, "scope": route.scope}  # a zero of these two is a value, so it is printed
     return {
-        "dst": text_of(route.dst),
-        **({"gw": text_of(route.gw)} if route.gw else {}),
+        "dst": format_ip(route.dst),
+        **({"gw": format_ip(route.gw)} if route.gw else {}),
         **_filled(mtu=route.mtu, advmss=route.advmss, priority=route.priority),
         **{key: value for key, value in optional.items() if value is not None},
     }

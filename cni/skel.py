@@ -21,11 +21,11 @@ from cni import gojson, log, versions
 from cni.address import Interface
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, of_system
+from cni.errors import CniError, Code, from_os_error
 from cni.keys import Key
 from cni.result import Result
 from process import signals
-from process.signals import Terminated, waiting
+from process.signals import Terminated, unblocked
 from process.stderr import one_line
 from process.undo import Undo
 from process.values import dataclass, replace
@@ -54,8 +54,9 @@ class Plugin:
     an operator can fix. An absent verb succeeds without doing anything, as in the reference.
 
     `cmd_repair` is no verb of the specification: with an attachment's configuration and its cached result (prevResult)
-    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool. `cmd_retract`
-    takes the same away again, without the interface and its addresses: the attachment has gone meanwhile. `parse` reads
+    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool.
+    `cmd_remove_rules` takes the same away again, without the interface and its addresses: the attachment has gone
+    meanwhile. `parse` reads
     a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
     the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would allocate the
     gateways of the ranges that it may come from, with the prefixes of their subnets.
@@ -68,7 +69,7 @@ class Plugin:
     cmd_gc: Collect | None = None
     cmd_status: Verb | None = None
     cmd_repair: Verb | None = None
-    cmd_retract: Verb | None = None
+    cmd_remove_rules: Verb | None = None
     parse: Callable[[CmdArgs, NetConf], object] | None = None
     keys: tuple[Key, ...] = ()
     gateways: Callable[[NetConf], Iterable[Iterable[Interface]]] | None = None
@@ -112,22 +113,22 @@ def run(
         if conf.version in versions.SUPPORTED:
             version = conf.version
         with own_log.following(conf):
-            result = call(plugin, args, conf)
+            result = run_verb(plugin, args, conf)
             if result is not None:
                 _tell(result, plugin, args, conf, stdout)
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
-        status = refuse(failure, stdout, version)
+        status = write_error(failure, stdout, version)
         own_log.write(failure=failure)
         return status
     own_log.write(result)
     return 0
 
 
-def hold_signals() -> None:
+def block_signals() -> None:
     """Holds SIGTERM and SIGINT back until the process waits (process.signals); raises CniError(5) if it may not."""
     try:
-        signals.hold()
+        signals.block()
     except OSError as error:
         raise CniError(
             Code.IO_FAILURE,
@@ -136,7 +137,7 @@ def hold_signals() -> None:
         ) from error
 
 
-def refuse(failure: CniError, stdout: Stream, version: str = versions.CURRENT) -> int:
+def write_error(failure: CniError, stdout: Stream, version: str = versions.CURRENT) -> int:
     """Writes the error object of `failure`, to stderr if `stdout` cannot be written; returns the exit status."""
     try:
         if isinstance(failure, _UnwritableError):
@@ -161,7 +162,7 @@ def _tell(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: 
             raise
 
 
-def call(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
+def run_verb(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
     """Tests that `plugin` may serve the verb in `args`, and serves it; returns ADD's result.
 
     A delegate inside this process is entered here, so that it meets the same tests as one that is exec'd.
@@ -206,7 +207,7 @@ def as_cni_error(error: BaseException) -> CniError:
     if isinstance(error, MemoryError) or (isinstance(error, SystemError) and str(error) == _LOST):
         return CniError(Code.INTERNAL, "out of memory", "the process may be limited too narrowly (ulimit -v, cgroup)")
     if isinstance(error, OSError) and error.strerror:
-        return of_system(error)
+        return from_os_error(error)
     return CniError(Code.INTERNAL, f"{type(error).__name__}: {error}", "this is a defect of podwire; please report it")
 
 
@@ -218,7 +219,7 @@ def _read(stdin: Stream) -> bytes:
     """Returns what is on stdin; of what is longer than any JSON text may be, enough for the reader to refuse it."""
     data = bytearray()
     try:
-        with waiting():
+        with unblocked():
             while len(data) <= gojson.MAX_BYTES:
                 chunk = stdin.read(_CHUNK_BYTES)
                 if chunk is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 from typing import NamedTuple
 
-from cni.address import Interface, text_of
+from cni.address import Interface, format_ip
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
@@ -78,7 +78,7 @@ def add_request(link: Link, address: Interface, *, exists_ok: bool = False, dad:
 
     Without `dad` the kernel skips duplicate address detection, so that an IPv6 address can be used at once.
     """
-    doing = f'add IP addr {text_of(address)} to "{link.name}"'
+    doing = f'add IP addr {format_ip(address)} to "{link.name}"'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     ignore = (errno.EEXIST,) if exists_ok else ()
     values = _values(link, address)

@@ -25,7 +25,7 @@ from jeepney.wrappers import DBusAddress, new_method_call
 from cni.errors import CniError, Code
 from kernel.rtnl import Deadline
 from process import record
-from process.signals import waiting
+from process.signals import unblocked
 from process.values import dataclass
 
 SYSTEM_BUS = "unix:path=/var/run/dbus/system_bus_socket"
@@ -125,14 +125,14 @@ class Bus:
         What is not answered in time, or before the bus hangs up, is so with the error NO_REPLY, as libdbus has it;
         who was called may still do it, and before what is sent to it later. Raises CniError only when nothing was sent.
         """
-        if record.is_planned() and any(call.description for call in calls):
-            record.made(*(call.description for call in calls))
+        if record.is_dry_run() and any(call.description for call in calls):
+            record.change(*(call.description for call in calls))
             return [Reply()] * len(calls)
-        with record.step("ask on the system bus"):
+        with record.timed_step("ask on the system bus"):
             replies, failure = self._exchange(calls)
-        if record.is_asked():
+        if record.is_recording():
             done = [call.description for call, reply in zip(calls, replies, strict=True) if reply and not reply.error]
-            record.made(*filter(None, done))
+            record.change(*filter(None, done))
         return [reply or Reply((failure and failure.msg,), NO_REPLY) for reply in replies]
 
     def _exchange(self, calls: Sequence[Call], before: bytes = b"") -> tuple[list[Reply | None], CniError | None]:
@@ -204,7 +204,7 @@ class Bus:
         """Returns what `action` on a socket returns; raises OSError, and CniError(11) when the time is over."""
         connection.settimeout(self._deadline.remaining_s() or _LATEST_S)
         try:
-            with waiting():
+            with unblocked():
                 return action()
         except TimeoutError as error:
             raise self._late() from error

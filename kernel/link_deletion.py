@@ -43,14 +43,14 @@ def delete_in_background(doomed: Link, seen: Link, listening: Callable[[], Socke
     words = link.delete_request(doomed).description + (
         f', the other end of "{seen.name}"' if seen is not doomed else ""
     )
-    if record.is_planned():
-        record.made(words)
+    if record.is_dry_run():
+        record.change(words)
         return True
     try:
-        with record.step(words), listening() as news:
+        with record.timed_step(words), listening() as news:
             gone = _watched(doomed, seen, news)
         if gone:
-            record.made(words)
+            record.change(words)
         return gone
     except (OSError, KernelError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -33,7 +33,7 @@ class Netns:
     def __init__(self, path: str) -> None:
         """Opens `path`; raises NetnsMissingError for what is no namespace (reference's texts), else CniError(8)."""
         self.path = path
-        with record.step("open the network namespace"):
+        with record.timed_step("open the network namespace"):
             self._descriptor = _opened(path)
 
     def __enter__(self) -> Netns:

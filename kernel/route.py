@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 
-from cni.address import Address, Interface, Network, text_of, with_prefix
+from cni.address import Address, Interface, Network, format_ip, with_prefix
 from cni.result import Route
 from kernel import link as links
 from kernel.codec import RouteMessage
@@ -118,7 +118,7 @@ def add_request(
     """
     scope, table, to = route.scope or 0, route.table or TABLE_MAIN, route.dst.network
     doing = (
-        f"add route '{text_of(to.network_address)}/{to.prefixlen}{f' via {text_of(gateway)}' if gateway else ''} "
+        f"add route '{format_ip(to.network_address)}/{to.prefixlen}{f' via {format_ip(gateway)}' if gateway else ''} "
         f"dev {link.name} metric {route.priority} (Scope: {scope}, Table: {table})'"
     )
     values = {

@@ -22,7 +22,7 @@ from _podwire import messages
 from kernel.errors import KernelError
 from kernel.wire import Pairs, decode, encode
 from process import record
-from process.signals import waiting
+from process.signals import unblocked
 from process.values import dataclass
 
 # linux/netlink.h
@@ -142,13 +142,13 @@ class Socket:
         Raises KernelError for the first refused one whose errno it does not ignore. Those that changed something are
         noted; when it is only planned, nothing is sent. `then` is asked for behind them in the same send, as by `get`.
         """
-        if record.is_planned():
-            record.made(*(request.describe() for request in requests))
+        if record.is_dry_run():
+            record.change(*(request.describe() for request in requests))
             return self.get(*then)
         answers = self._talk((*requests, *then), changes=len(requests))
         told, objects = answers[: len(requests)], answers[len(requests) :]
-        if record.is_asked():
-            record.made(*(sent.describe() for sent, answer in zip(requests, told, strict=True) if not answer.error))
+        if record.is_recording():
+            record.change(*(sent.describe() for sent, answer in zip(requests, told, strict=True) if not answer.error))
         _raise_refused(requests, told)
         return _objects(then, objects)
 
@@ -319,7 +319,7 @@ def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
         poll.register(descriptor, select.POLLIN)
     ready = poll.poll(0)
     if not ready and timeout_s:
-        with waiting():
+        with unblocked():
             ready = poll.poll(timeout_s * 1000)
     return [descriptor for descriptor, _ in ready]
 

@@ -50,9 +50,9 @@ class Setting:
 
     def write(self, value: str) -> None:
         """Writes `value`, also one that it has already: with some settings that is an order to others."""
-        if not record.is_planned():
+        if not record.is_dry_run():
             os.pwrite(self._descriptor, _written(value), 0)
-        record.made(_told(self.name, value))
+        record.change(_told(self.name, value))
 
 
 def get(name: str) -> str:
@@ -97,8 +97,8 @@ def hint(number: int) -> str:
 
 def write(name: str, value: str, *, locked: bool = False) -> None:
     """Writes `value`, with `locked` after all other writers that lock; raises OSError."""
-    if record.is_planned():
-        record.made(_told(name, value))
+    if record.is_dry_run():
+        record.change(_told(name, value))
         return
     descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -107,7 +107,7 @@ def write(name: str, value: str, *, locked: bool = False) -> None:
         os.write(descriptor, _written(value))
     finally:
         os.close(descriptor)
-    record.made(_told(name, value))
+    record.change(_told(name, value))
 
 
 def is_writable(name: str) -> bool:

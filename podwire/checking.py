@@ -102,7 +102,7 @@ class Checker:
             env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
             env |= {"CNI_NETNS": known.netns, "CNI_ARGS": known.cni_args}
         data = gojson.dumps(stdin).encode()
-        args = replace(cni_args.from_env({**self._env, **env}), stdin=data, delegates=self.plugins, inside=True)
+        args = replace(cni_args.from_env({**self._env, **env}), stdin=data, delegates=self.plugins, in_process=True)
         return args, cni_conf.parse(data)
 
     def get_owners(self, store: Store) -> Owners:
@@ -118,7 +118,7 @@ class Checker:
         args, conf = self.build_call("CHECK", one.attachment, stdin, known=one)
         own = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
         delegates: dict[str, Plugin] = {**self.plugins, HOST_LOCAL.name: own}
-        skel.call(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
+        skel.run_verb(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
 
     def _lacks_only_rules(self, one: CachedAttachment, plugin: Mapping[str, object]) -> bool:
         """Tells whether rules are what is wrong: of an interface plugin, if nothing else is but masquerading."""

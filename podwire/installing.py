@@ -365,7 +365,8 @@ def _try(program: str, names: Sequence[str]) -> None:
         raise CniError(Code.IO_FAILURE, f"cannot {doing}: {error.strerror}; nothing has been changed", hint) from error
     if outcome.status or {*outcome.stdout.decode("utf-8", "replace").split(), "podwire"} != {*names}:
         hint = "install by the executable of dist/bin: ./podwire install"
-        raise CniError(Code.IO_FAILURE, f"{program} does not work here ({outcome.how}); nothing has been changed", hint)
+        msg = f"{program} does not work here ({outcome.ending}); nothing has been changed"
+        raise CniError(Code.IO_FAILURE, msg, hint)
 
 
 def _sync(directory: str) -> None:

@@ -45,9 +45,9 @@ def entry() -> int:
     sys.stderr = _STDERR
     stdout = _binary(sys.stdout)
     try:
-        skel.hold_signals()
+        skel.block_signals()
     except CniError as failure:
-        return skel.refuse(failure, stdout)
+        return skel.write_error(failure, stdout)
     return skel.run(
         plugin,
         os.environ,
@@ -93,7 +93,7 @@ def _operator(name: str, arguments: list[str]) -> int:
     if os.environ.get("CNI_COMMAND") and not arguments:  # a runtime, which understands an error object, nothing else
         msg = f"there is no plugin named {name!r} in this file"
         hint = f"the file's name chooses the plugin: link or rename it to one of {', '.join(sorted(PLUGINS))}"
-        return skel.refuse(CniError(Code.INVALID_NETWORK_CONFIG, msg, hint), _binary(sys.stdout))
+        return skel.write_error(CniError(Code.INVALID_NETWORK_CONFIG, msg, hint), _binary(sys.stdout))
     return cli.run(arguments, os.environ, sys.stdout, PLUGINS)
 
 

@@ -22,8 +22,8 @@ from cni.skel import Plugin
 from kernel.netns import Netns
 from podwire import attachments
 from podwire.attachments import CachedAttachment
-from process.record import recorded
-from process.signals import waiting
+from process.record import recording
+from process.signals import unblocked
 
 # States of an attachment.
 FINE, REPAIRED, MISSING, FAILED = "fine", "repaired", "missing", "failed"
@@ -72,7 +72,7 @@ class Repairer:
         """
         in_vain = False
         for path in [one.path for one in sorted(known, key=_age)]:
-            with waiting():  # a signal is welcome here, between two attachments
+            with unblocked():  # a signal is welcome here, between two attachments
                 identity = _identity(path)
             fresh = attachments.read(path)
             if fresh is not None:
@@ -99,7 +99,7 @@ class Repairer:
                     yield watched[path]
             if time.monotonic() >= deadline:
                 return
-            with waiting():
+            with unblocked():
                 time.sleep(_POLL_S)
 
     def _one(self, known: CachedAttachment, identity: _Identity | None) -> Outcome:
@@ -122,7 +122,7 @@ class Repairer:
             return Part(name, foreign=True)
         if plugin.cmd_repair is None:
             return Part(name)
-        with recorded(planned=self.planned) as record:
+        with recording(dry_run=self.planned) as record:
             error = self._run(plugin.cmd_repair, "CHECK", known, config)
         return Part(name, tuple(record.changes), error)
 
@@ -137,8 +137,8 @@ class Repairer:
         parts = []
         for config in reversed(known.network.plugins if known.network else ()):
             plugin = self.plugins.get(str(config["type"]))
-            if plugin and plugin.cmd_retract:
-                parts.append(Part(plugin.name, error=self._run(plugin.cmd_retract, "DEL", known, config)))
+            if plugin and plugin.cmd_remove_rules:
+                parts.append(Part(plugin.name, error=self._run(plugin.cmd_remove_rules, "DEL", known, config)))
         return Outcome(known, FAILED if any(part.error for part in parts) else RETRACTED, tuple(parts))
 
     def _run(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from process.signals import TERMINATION, held, waiting
+from process.signals import TERMINATION, blocked, unblocked
 from process.values import dataclass, field
 
 STDOUT_BYTES = 64 << 20  # more is an error
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
     stderr: bytes
 
     @property
-    def how(self) -> str:
+    def ending(self) -> str:
         """The status in words: "exit status 3", "signal 9"."""
         return f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
 
@@ -91,11 +91,11 @@ def run(
     """
     children: list[_Child] = []
     # No signal may come between a start and the place that ends what was started.
-    with held(), _deaths() as deaths, ExitStack() as pipes:
+    with blocked(), _deaths() as deaths, ExitStack() as pipes:
         try:
             for command in commands:
                 children.append(_start(command, spawn, pipes))
-            with waiting():
+            with unblocked():
                 _attend_and_report(children, deaths, limit_s, notice)
         except BaseException:
             _end(children, deaths)

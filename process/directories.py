@@ -14,31 +14,31 @@ from process import record
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR)  # NFS and old overlayfs, old kernels
 
 
-def make(directory: str, mode: int = 0o755) -> None:
+def create(directory: str, mode: int = 0o755) -> None:
     """Makes a directory and those above it, the latter in mode 0755; raises OSError.
 
     os.makedirs would give `mode` to the last one only, and to those above what the umask leaves of 0777.
     """
-    if record.is_planned():
+    if record.is_dry_run():
         if not os.path.isdir(directory):
-            record.made(_making(directory))
+            record.change(_making(directory))
         return
     try:
         os.mkdir(directory, mode)
-        record.made(_making(directory))
+        record.change(_making(directory))
     except FileExistsError:
         pass
     except FileNotFoundError:
         above = os.path.dirname(directory)
         if above in ("", directory):
             raise
-        make(above)
+        create(above)
         with suppress(FileExistsError):  # another first pod was quicker
             os.mkdir(directory, mode)
-            record.made(_making(directory))
+            record.change(_making(directory))
 
 
-def rehearse(directory: str) -> None:
+def check_writable(directory: str) -> None:
     """Raises the OSError that making a file in `directory` would meet; makes none, and leaves no trace.
 
     Where it is not there yet, the nearest one above is tried; of a relative path that is where we are.

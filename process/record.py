@@ -29,7 +29,7 @@ class Step(NamedTuple):
 class Record:
     """What has been noted: changes in their order ('set "veth3f2a" up'), steps in the order in which they ended."""
 
-    planned: bool = False
+    dry_run: bool = False
     changes: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
@@ -38,36 +38,36 @@ _current: Record | None = None
 
 
 @contextmanager
-def recorded(*, planned: bool = False) -> Iterator[Record]:
+def recording(*, dry_run: bool = False) -> Iterator[Record]:
     """Notes what is changed inside the block; with `planned` nothing is changed, if all that would be asks `made`."""
     global _current  # noqa: PLW0603 - the module says why
     before = _current
-    _current = Record(planned)
+    _current = Record(dry_run)
     try:
         yield _current
     finally:
         _current = before
 
 
-def made(*what: str) -> bool:
+def change(*what: str) -> bool:
     """Notes changes that are about to be made, or have been, and tells whether they are: not when they are planned."""
     if _current is None:
         return True
     _current.changes += what
-    return not _current.planned
+    return not _current.dry_run
 
 
-def is_asked() -> bool:
+def is_recording() -> bool:
     """Tells whether anybody asked: where finding the words for a change takes time."""
     return _current is not None
 
 
-def is_planned() -> bool:
+def is_dry_run() -> bool:
     """Tells whether nothing is to be changed."""
-    return _current is not None and _current.planned
+    return _current is not None and _current.dry_run
 
 
-def step(what: str) -> AbstractContextManager[None]:
+def timed_step(what: str) -> AbstractContextManager[None]:
     """Notes how long the block takes."""
     return _NOT_TIMED if _current is None else _timed(what, _current)
 

@@ -23,7 +23,7 @@ class Terminated(BaseException):
     """SIGTERM or SIGINT arrived; raised where the verb waits, so that its undo steps run."""
 
 
-def hold() -> None:
+def block() -> None:
     """Holds the signals back in this process and makes them raise Terminated inside `waiting()`.
 
     Raises OSError when the process may not do that: a signal could then interrupt a change halfway.
@@ -33,12 +33,12 @@ def hold() -> None:
         set_handler(number, _raise)
 
 
-def waiting() -> AbstractContextManager[None]:
+def unblocked() -> AbstractContextManager[None]:
     """Lets the signals arrive inside the block; one that came before arrives at its beginning."""
     return _Masked(signal.SIG_UNBLOCK)
 
 
-def held() -> AbstractContextManager[None]:
+def blocked() -> AbstractContextManager[None]:
     """Holds the signals back inside the block."""
     return _Masked(signal.SIG_BLOCK)
 

@@ -13,7 +13,7 @@ from attachment.masquerade.names import CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.address import Interface
 from cni.conf import Attachment
-from cni.errors import all_of
+from cni.errors import run_all
 from kernel.netfilter import iptables_chains, iptables_nft, nft
 from kernel.netfilter.backends import Backends
 from kernel.netfilter.owned import MASQUERADE, Owned
@@ -28,7 +28,7 @@ BACKENDS: Backends[Masquerade] = Backends(
 
 def delete(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
     """Removes the attachment's rules wherever they are, as `deletions` and `delete_legacy` do; raises CniError."""
-    all_of(partial(delete_legacy, wanted, others), partial(nft.each, deletions(wanted, others)))
+    run_all(partial(delete_legacy, wanted, others), partial(nft.each, deletions(wanted, others)))
 
 
 def deletions(wanted: Masquerade, others: tuple[Interface, ...]) -> list[Step]:

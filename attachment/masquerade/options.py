@@ -16,7 +16,7 @@ from attachment.veth import list_other_addresses
 from cni.address import Interface, Network, parse_cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code, all_of
+from cni.errors import CniError, Code, run_all
 from cni.fields import Fields
 from cni.keys import BOOLEAN, CIDR, LIST, STRING, Key
 from cni.result import Result
@@ -101,7 +101,7 @@ def removal(
 
 def retract(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
     """Removes the rules of an attachment that is no more, its interface and its addresses left to DEL."""
-    all_of(*removal(args, conf, _others(args), *further))
+    run_all(*removal(args, conf, _others(args), *further))
 
 
 def _others(args: CmdArgs) -> tuple[Interface, ...]:

@@ -14,7 +14,7 @@ from os import fsdecode, lstat
 from os.path import basename
 
 from attachment.cache import ResultCache
-from cni.address import Address, parse_ip, text_of, with_prefix
+from cni.address import Address, format_ip, parse_ip, with_prefix
 from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.result import IPConfig
@@ -64,7 +64,7 @@ def allocate(
                     given, item = _next(held, range_set, number, owner, cache)
             except CniError as error:
                 raise error.prefixed(f"failed to allocate for range {number}: ") from None
-            name = text_of(given)
+            name = format_ip(given)
             undo.push(f"release {name}", partial(held.release, name, owner))
             held.note_last_reserved(number, name)
             ips.append(IPConfig(with_prefix(given, item.subnet.prefixlen), item.gateway))

@@ -15,7 +15,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, for_one, runtime, section
+from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, args_cni, runtime_config, section
 from cni.result import Route
 from ipam.host_local.ranges import Range, RangeSet, first_overlap, overlap
 from process.values import dataclass
@@ -32,8 +32,8 @@ KEYS = (
         Key("resolvConf", (STRING,)),
         Key("dataDir", (STRING,)),
     ),
-    for_one(IPS),
-    runtime(Key("ipRanges", (LIST,), (LIST,), _RANGE), IPS),
+    args_cni(IPS),
+    runtime_config(Key("ipRanges", (LIST,), (LIST,), _RANGE), IPS),
 )
 
 
@@ -50,7 +50,7 @@ class HostLocalConf:
 
 def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
     """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
-    ipam = addressing.section(conf, "host-local")
+    ipam = addressing.ipam_section(conf, "host-local")
     requested = _requested(conf, args)
     sets = range_sets(conf)
     if not sets:
@@ -107,7 +107,7 @@ def gateways(conf: NetConf) -> Iterator[Iterator[Interface]]:
 
 def check_families(sets: tuple[RangeSet, ...], conf: NetConf) -> None:
     """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
-    addressing.refuse_many([item.version for item in sets], conf, "put the ranges into one set")
+    addressing.refuse_multiple([item.version for item in sets], conf, "put the ranges into one set")
 
 
 def _raw_sets(conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
@@ -135,7 +135,7 @@ def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
     CNI_ARGS does not count when args has the same thing (CONVENTIONS.md, "CNI_ARGS"); the reference adds them up.
     """
     env = args.cni_args("IP")
-    from_args, from_runtime = addressing.requested(conf)
+    from_args, from_runtime = addressing.requested_ips(conf)
     wanted: dict[Address, None] = {}
     if "IP" in env and not from_args:
         try:
@@ -173,10 +173,10 @@ def _range_set(items: tuple[Fields, ...]) -> RangeSet:
 
 def _range(fields: Fields) -> Range:
     """Reads one range object and fills in its defaults (reference: Range.Canonicalize)."""
-    where = f'in "{fields.at("subnet")}"'
+    where = f'in "{fields.path("subnet")}"'
     given = fields.cidr("subnet")
     if given is None:
-        raise _invalid("IP <nil> not v4 nor v6", f'"{fields.at("subnet")}" is missing')
+        raise _invalid("IP <nil> not v4 nor v6", f'"{fields.path("subnet")}" is missing')
     if given.network.prefixlen > given.max_prefixlen - 2:
         raise _invalid(f"Network {given} too small to allocate from", where)
     if isinstance(given, IPv4Interface) and ":" in fields.string("subnet"):

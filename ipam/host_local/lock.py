@@ -12,7 +12,7 @@ from types import FrameType
 
 from cni.errors import CniError, Code
 from kernel import locks
-from process.signals import waiting
+from process.signals import unblocked
 
 # A verb holds the lock for less than a millisecond, a scan of 10,000 reservations for a tenth of a second: ten seconds
 # are a queue of thousands, and still well below the minutes after which a runtime gives up.
@@ -48,7 +48,7 @@ def acquire(fd: int, path: str, wait_s: float) -> None:
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, min(wait_s, locks.NOTICE_S), max(0.0, wait_s - locks.NOTICE_S))
-            with waiting():
+            with unblocked():
                 fcntl.flock(fd, fcntl.LOCK_EX)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import partial
 
 from attachment.cache import ResultCache
-from cni.addressing import holds_many
+from cni.addressing import supports_multiple
 from cni.args import CmdArgs
 from cni.conf import VALID_NAME, Attachment, NetConf
-from cni.errors import CniError, Code, collected
+from cni.errors import CniError, Code, combined
 from cni.result import DNS, Result
 from cni.skel import Plugin
 from ipam.host_local import allocator, conf, resolv
@@ -49,7 +49,7 @@ def cmd_del(args: CmdArgs, netconf: NetConf) -> None:
             if names:
                 break  # a legacy entry, without ifname, counts only when there is no other
     args.cni_args("IP")
-    if holds_many(netconf):
+    if supports_multiple(netconf):
         return  # ranges need not be read: that would be a tenth of the whole time
     try:
         sets = conf.range_sets(netconf)
@@ -87,7 +87,7 @@ def cmd_gc(args: CmdArgs, netconf: NetConf, valid: frozenset[Attachment]) -> Non
             # What no runtime can have written is a note of the administrator's, who keeps the address to himself.
             if owner not in living and VALID_NAME.fullmatch(attachment_of(owner).container_id):
                 errors += _release_each(held, names, owner)
-    failure = collected(errors)
+    failure = combined(errors)
     if failure:
         raise failure
 
@@ -108,7 +108,7 @@ def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
     except OSError as error:
         reason = store.unusable(error)
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, reason.msg, reason.details) from error
-    failure = collected([error for error in full or () if error])
+    failure = combined([error for error in full or () if error])
     if failure:
         raise failure
 

@@ -77,7 +77,7 @@ class Store:
         try:
             fd = _open_lock(path)
             if fd >= 0:
-                with record.step(f"wait for the lock {path}"):
+                with record.timed_step(f"wait for the lock {path}"):
                     lock.acquire(fd, path, self._lock_wait_s)
             index = self.open_index()
             try:
@@ -120,7 +120,7 @@ class Store:
         Raises the OSError that reserving an address would meet, as far as that can be known without doing so.
         """
         exists = self.exists()
-        directories.rehearse(self.directory)
+        directories.check_writable(self.directory)
         path = f"{self.directory}/lock"
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -194,13 +194,13 @@ class Reservations:
 
     def scan(self) -> Owners:
         """Reads all reservations, by owner; removes the residue of crashes and writes the index anew."""
-        if record.is_planned() and not os.path.isdir(self.directory):
+        if record.is_dry_run() and not os.path.isdir(self.directory):
             return {}  # it would have been made
         owners, residue = _read_all(self.directory)
         for name in residue:
-            if record.made(f"remove {self.directory}/{name}, which a crash left empty"):
+            if record.change(f"remove {self.directory}/{name}, which a crash left empty"):
                 os.unlink(f"{self.directory}/{name}")
-        if not record.is_planned():
+        if not record.is_dry_run():
             self._index.rebuild({owner: names for owner, names in owners.items() if owner})
         return owners
 
@@ -224,15 +224,15 @@ class Reservations:
                 return False
             os.unlink(path)
             _create(self.directory, path, owner)
-        if record.is_asked():
-            record.made(_words("reserve", name, owner))
+        if record.is_recording():
+            record.change(_words("reserve", name, owner))
         self._index.add(owner, name)
         return True
 
     def note_last_reserved(self, number: int, name: str) -> None:
         """Writes `last_reserved_ip.<number>`, at which the next search of that range set begins."""
         path = f"{self.directory}/last_reserved_ip.{number}"
-        record.made(f"write {name} to {path}")
+        record.change(f"write {name} to {path}")
         text = name.encode()
         if len(text) < len(self.last_reserved(number)):
             os.unlink(path)  # the rest of a longer text would have to be cut off in a second step
@@ -253,7 +253,7 @@ class Reservations:
 
     def release(self, name: str, owner: bytes) -> None:
         """Frees the reservation `name` that `owner` has; one that is gone already is success."""
-        if record.is_asked() and not record.made(_words("release", name, owner)):
+        if record.is_recording() and not record.change(_words("release", name, owner)):
             return
         with suppress(FileNotFoundError):
             os.unlink(f"{self.directory}/{name}")
@@ -268,12 +268,12 @@ def _words(doing: str, name: str, owner: bytes) -> str:
 
 def _open_lock(path: str) -> int:
     """Opens the lock, made with its directory when it is not there: -1 when that is only planned."""
-    flags = os.O_RDONLY | _OURS | (0 if record.is_planned() else os.O_CREAT)
+    flags = os.O_RDONLY | _OURS | (0 if record.is_dry_run() else os.O_CREAT)
     try:
         return os.open(path, flags, 0o750)
     except FileNotFoundError:
-        directories.make(os.path.dirname(path))
-        if record.is_planned():
+        directories.create(os.path.dirname(path))
+        if record.is_dry_run():
             return -1
         return os.open(path, flags, 0o750)
 

@@ -12,7 +12,7 @@ from cni.address import Interface as Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
-from cni.keys import CIDR, IP, IPS, LIST, OBJECT, ROUTES, Key, for_one, runtime, section
+from cni.keys import CIDR, IP, IPS, LIST, OBJECT, ROUTES, Key, args_cni, runtime_config, section
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS, IPConfig, Route
 from process.values import dataclass, replace
@@ -24,8 +24,8 @@ KEYS = (
         ROUTES,
         DNS_KEY,
     ),
-    for_one(IPS),
-    runtime(IPS),
+    args_cni(IPS),
+    runtime_config(IPS),
 )
 
 _NO_ADDRESS = "the 'address' field is expected to be in CIDR notation"
@@ -45,17 +45,18 @@ class StaticConf:
 
 def parse(conf: NetConf, args: CmdArgs) -> StaticConf:
     """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
-    ipam = addressing.section(conf, "static")
-    own = [(item.string("address"), item.at("address"), item.ip("gateway")) for item in ipam.objects("addresses")]
+    ipam = addressing.ipam_section(conf, "static")
+    own = [(item.string("address"), item.path("address"), item.ip("gateway")) for item in ipam.objects("addresses")]
     routes, dns = addressing.routes(ipam), DNS.from_fields(ipam.section("dns"))
     env = _of_environment(args)
     by_args, by_runtime = (
-        tuple(IPConfig(_cidr(text, where, _NO_ENTRY)) for where, text in items) for items in addressing.requested(conf)
+        tuple(IPConfig(_cidr(text, where, _NO_ENTRY)) for where, text in items)
+        for items in addressing.requested_ips(conf)
     )
     ips = by_runtime or by_args
     if not ips:
         ips = (*(IPConfig(_cidr(text, f'"{at}"', _NO_ADDRESS), gateway) for text, at, gateway in own), *env)
-    addressing.refuse_many([ip.address.version for ip in ips], conf, "leave one of each")
+    addressing.refuse_multiple([ip.address.version for ip in ips], conf, "leave one of each")
     return StaticConf(
         ips, routes, dns, certain=bool(by_runtime) or not conf.fields.section("capabilities").boolean("ips")
     )

@@ -54,7 +54,7 @@ class Backends(Generic[Wanted_contra]):
                 raise CniError(Code.INTERNAL, what, self._cure) from other
 
     def _add(self, wanted: Wanted_contra, name: str) -> None:
-        with record.step(f"rules by {name}"):
+        with record.timed_step(f"rules by {name}"):
             self._by_name[name].add(wanted)
 
     def check(self, wanted: Wanted_contra, name: str) -> None:

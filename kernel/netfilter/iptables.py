@@ -120,16 +120,16 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legac
     Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
     another may have been changed.
     """
-    if record.is_planned():
-        record.made(*_words(changes, table))
+    if record.is_dry_run():
+        record.change(*_words(changes, table))
         return
     programs = {family: _find(family, legacy=legacy) for family, lines in changes.items() if lines}
     done = iptables_direct.written(changes, table, programs)
     texts = {family: _document(table, lines) for family, lines in changes.items() if lines and family not in done}
     ended = _run(texts, legacy=legacy)
     failed = {family: one for family, one in ended.items() if one.outcome.status}
-    if record.is_asked():
-        record.made(*_words({family: lines for family, lines in changes.items() if family not in failed}, table))
+    if record.is_recording():
+        record.change(*_words({family: lines for family, lines in changes.items() if family not in failed}, table))
     for family, one in failed.items():
         raise _failure(doing, family, one)
 
@@ -238,7 +238,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
         busy = [family for family in texts if family not in ended or ended[family].outcome.status == _RESOURCE_PROBLEM]
         names = [os.path.basename(commands[family].argv[0]) for family in busy]
         try:
-            with record.step(f"run {', '.join(names)}"):
+            with record.timed_step(f"run {', '.join(names)}"):
                 left_s = start + _LIMIT_S - time.monotonic()
                 running = (commands[family] for family in busy)
                 outcomes = child.run(*running, spawn=spawn_bound, limit_s=left_s, notice=_notice(names))
@@ -309,13 +309,13 @@ def _installed(name: str) -> str:
 def _unusable(ended: _ProgramOutcome) -> UnusableError:
     return UnusableError(
         Code.INTERNAL,
-        f"{ended.program} cannot be used: {ended.outcome.how}",
+        f"{ended.program} cannot be used: {ended.outcome.ending}",
         _said(ended.outcome) or "does the kernel have the tables that iptables needs?",
     )
 
 
 def _unlisted(chain: str, ended: _ProgramOutcome) -> RefusedError:
-    msg = f"{ended.program} does not list chain {chain}: {ended.outcome.how}"
+    msg = f"{ended.program} does not list chain {chain}: {ended.outcome.ending}"
     return RefusedError(Code.INTERNAL, msg, _said(ended.outcome) or "does `iptables-save` list it?")
 
 
@@ -323,7 +323,7 @@ def _failure(doing: str, family: int, ended: _ProgramOutcome) -> CniError:
     status, said = ended.outcome.status, _said(ended.outcome)
     if status == _VERSION_PROBLEM:
         return _unusable(ended)
-    msg = f"failed to {doing}: {ended.program} ended with {ended.outcome.how}"
+    msg = f"failed to {doing}: {ended.program} ended with {ended.outcome.ending}"
     if status == _PARAMETER_PROBLEM:
         return WordsError(family, Code.INTERNAL, msg, said)
     return (RefusedError if status == _REFUSED else CniError)(Code.INTERNAL, msg, said)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from cni.address import Interface
-from cni.errors import all_of
+from cni.errors import run_all
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
@@ -94,7 +94,7 @@ def _delete_all(socket: NftSocket, kind: ContainerChains, chains: Sequence[str])
         nft.retried(partial(_delete, socket, kind, chains, (), nft.chain_deletion))
     except KernelError:
         half = len(chains) // 2
-        all_of(*(partial(_delete_all, socket, kind, part) for part in (chains[:half], chains[half:])))
+        run_all(*(partial(_delete_all, socket, kind, part) for part in (chains[:half], chains[half:])))
 
 
 def _delete(

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from _podwire import close_apart
 
-from cni.errors import all_of
+from cni.errors import run_all
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
@@ -133,8 +133,8 @@ def each(steps: Iterable[Callable[[NftSocket], object]]) -> None:
         socket = opened()
     except UnavailableError:
         return
-    with socket, record.step("rules by netlink"):
-        all_of(*(partial(step, socket) for step in steps))
+    with socket, record.timed_step("rules by netlink"):
+        run_all(*(partial(step, socket) for step in steps))
 
 
 class NftSocket(Socket):
@@ -176,10 +176,10 @@ def change(socket: NftSocket, *requests: Request, generation: int = 0, noted: bo
     With a `generation` (from `settled`) nothing is changed either if anything else was since (ERESTART). They are
     `noted` unless the caller does that.
     """
-    if not record.is_planned():
+    if not record.is_dry_run():
         _send(socket, requests, commit=True, generation=generation)
-    if noted and record.is_asked():
-        record.made(*(request.describe() for request in requests))
+    if noted and record.is_recording():
+        record.change(*(request.describe() for request in requests))
 
 
 def rehearse(socket: NftSocket, *requests: Request) -> None:

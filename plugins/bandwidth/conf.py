@@ -9,7 +9,7 @@ from cni.address import Network, parse_cidr
 from cni.conf import NetConf
 from cni.errors import invalid_conf
 from cni.fields import Fields
-from cni.keys import CIDR, INTEGER, LIST, Key, each, runtime, section
+from cni.keys import CIDR, INTEGER, LIST, Key, each, runtime_config, section
 from kernel.traffic import RULES_MAX
 from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
@@ -21,7 +21,7 @@ _SUBNETS = tuple(Key(name, (LIST,), (CIDR,)) for name in ("unshapedSubnets", "sh
 KEYS = (
     *each(INTEGER, *_RATES, "maxBurst"),
     *_SUBNETS,
-    runtime(section("bandwidth", *each(INTEGER, *_RATES), *_SUBNETS)),
+    runtime_config(section("bandwidth", *each(INTEGER, *_RATES), *_SUBNETS)),
 )
 _UINT64_MAX = (1 << 64) - 1
 _BURST_BYTES_MAX = (1 << 32) - 1  # the reference's bound: a burst must stay below
@@ -51,7 +51,7 @@ def parse(net_conf: NetConf) -> BandwidthConf:
     If the configuration has any of the four rate keys, even 0, the runtime's values are ignored (reference). Subnets
     are separate: the runtime's replace those of the configuration, which otherwise apply to the runtime's rates, too.
     """
-    fields = net_conf.fields.within(_CONTEXT)
+    fields = net_conf.fields.with_context(_CONTEXT)
     static = any(fields.has(key) for key in _RATES)
     limits = fields if static else fields.section("runtimeConfig").section("bandwidth")
     return BandwidthConf(
@@ -65,12 +65,12 @@ def parse(net_conf: NetConf) -> BandwidthConf:
 def _limit(fields: Fields, rate_key: str, burst_key: str) -> Limit | None:
     rate, burst = (fields.integer(key, minimum=0, maximum=_UINT64_MAX) or 0 for key in (rate_key, burst_key))
     if rate and not burst:
-        hint = f'"{fields.at(burst_key)}" is missing or 0; a tenth of "{rate_key}" is a good burst (both in bits)'
+        hint = f'"{fields.path(burst_key)}" is missing or 0; a tenth of "{rate_key}" is a good burst (both in bits)'
         raise invalid_conf("if rate is set, burst must also be set", hint)
     if burst and not rate:
-        raise invalid_conf("if burst is set, rate must also be set", f'"{fields.at(rate_key)}" is missing or 0')
+        raise invalid_conf("if burst is set, rate must also be set", f'"{fields.path(rate_key)}" is missing or 0')
     if burst // 8 >= _BURST_BYTES_MAX:
-        hint = f'"{fields.at(burst_key)}" is {burst} bits; it must be below {8 * _BURST_BYTES_MAX}'
+        hint = f'"{fields.path(burst_key)}" is {burst} bits; it must be below {8 * _BURST_BYTES_MAX}'
         raise invalid_conf("burst cannot be more than 4GB", hint)
     if 0 < rate < 8:
         raise fields.error(rate_key, f"must be 0 or at least 8, not {rate}", "it is in bits per second")
@@ -82,7 +82,9 @@ def _subnets(fields: Fields) -> Subnets | None:
     unshaped, shaped = (_networks(fields, key) for key in ("unshapedSubnets", "shapedSubnets"))
     if unshaped and shaped:
         msg = "unshapedSubnets and shapedSubnets cannot be both specified, one of them should be discarded"
-        raise invalid_conf(msg, f'"{fields.at("unshapedSubnets")}" exempts subnets, "shapedSubnets" exempts all others')
+        raise invalid_conf(
+            msg, f'"{fields.path("unshapedSubnets")}" exempts subnets, "shapedSubnets" exempts all others'
+        )
     return Subnets(unshaped or shaped, only=bool(shaped)) if unshaped or shaped else None
 
 

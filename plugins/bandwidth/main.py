@@ -9,7 +9,7 @@ import sys
 
 from cni import versions
 from cni.args import CmdArgs
-from cni.conf import Attachment, NetConf, unchained
+from cni.conf import Attachment, NetConf, not_chained
 from cni.errors import CniError, Code, invalid_conf
 from cni.result import Result
 from cni.skel import Plugin
@@ -37,7 +37,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     conf = bandwidth_conf.parse(net_conf)
     prev_result = net_conf.prev_result()
     if prev_result is None:
-        raise unchained("bandwidth")
+        raise not_chained("bandwidth")
     if not conf.has_limits:
         return prev_result
     owner = _owner(args, net_conf)
@@ -54,7 +54,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             egress=_bucket("egress", conf.egress, host_veth.mtu, conf.max_burst),
             subnets=conf.subnets,
         )
-        with record.step("limits"):
+        with record.timed_step("limits"):
             is_free = users_of_index == [None]
             ifb = shaper.set_limits(host, owner, host_veth, existing, desired, undo, index_is_free=is_free)
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
@@ -76,7 +76,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
             pass
         except CniError as error:
             failure = error
-        with record.step("limits"):
+        with record.timed_step("limits"):
             shaper.remove_limits(host, host_veth, existing or shaper.get_limits(host, owner, None))
         if failure:
             raise failure

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from cni.address import format_mac
-from cni.errors import all_of
+from cni.errors import run_all
 from cni.result import Interface
 from kernel import link, traffic
 from kernel.errors import KernelError
@@ -149,7 +149,7 @@ def remove_limits(
         requests.append(traffic.delete_root_request(host_veth.index, existing.root))
     if not requests and not ifbs:  # as before most ADDs
         return False
-    all_of(partial(host.change, *requests), *(partial(delete_on_host, item, host) for item in ifbs))
+    run_all(partial(host.change, *requests), *(partial(delete_on_host, item, host) for item in ifbs))
     return True
 
 

@@ -13,7 +13,7 @@ from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, each, for_one, runtime
+from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, args_cni, each, runtime_config
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS
 from process.values import dataclass
@@ -32,8 +32,8 @@ KEYS = (
     *each(BOOLEAN, "preserveDefaultVlan", "macspoofchk", "bridgeNetfilter", "enabledad", "disableContainerInterface"),
     IPAM_TYPE,
     DNS_KEY,
-    for_one(MAC),
-    runtime(MAC),
+    args_cni(MAC),
+    runtime_config(MAC),
 )
 
 
@@ -162,12 +162,13 @@ def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
             _check_trunk_id(item, "minID", least)
             _check_trunk_id(item, "maxID", most)
             if most < least:
-                raise _wrong_vlan("minID is greater than maxID in trunk parameter", f'"{item.at("minID")}" is {least}')
+                details = f'"{item.path("minID")}" is {least}'
+                raise _wrong_vlan("minID is greater than maxID in trunk parameter", details)
             found.update(range(least, most + 1))
         elif least is not None or most is not None:
             missing = "maxID" if most is None else "minID"
             text = f"minID and maxID should be configured simultaneously, {missing} is missing"
-            raise _wrong_vlan(text, f'set "{item.at(missing)}"')
+            raise _wrong_vlan(text, f'set "{item.path(missing)}"')
         if single is not None:
             _check_trunk_id(item, "id", single)
             found.add(single)
@@ -176,7 +177,7 @@ def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
 
 def _check_trunk_id(item: Fields, key: str, number: int) -> None:
     if not 1 <= number <= _VLAN_MAX:
-        raise _wrong_vlan(f"incorrect trunk {key} parameter", f'"{item.at(key)}" is {number}')
+        raise _wrong_vlan(f"incorrect trunk {key} parameter", f'"{item.path(key)}" is {number}')
 
 
 def _wrong_vlan(msg: str, details: str) -> CniError:

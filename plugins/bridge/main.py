@@ -14,7 +14,7 @@ from attachment.sandbox import Sandbox
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, all_of, unready
+from cni.errors import CniError, Code, run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
 from kernel import link
@@ -53,7 +53,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
         fitted = mtu.fitted(host, bridge, own)
         given = Result()
         if own.ipam_type:
-            given = addresses.completed(delegate.addresses(args, conf, undo), own, _CONTAINER)
+            given = addresses.completed(delegate.add_ipam(args, conf, undo), own, _CONTAINER)
         vlan.enforce(host, bridge, joined.filtering)  # the pod's end is down until now: no frame has passed
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = joined.inside or sandbox.get_link()
@@ -85,7 +85,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """
     with Socket() as host:
         others = veth.delete_attachment_veth(args, conf, host, bridge_conf.name_for_del(conf))
-    all_of(*options.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.forward, args, conf))
+    run_all(*options.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.run_ipam, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -93,7 +93,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     own = bridge_conf.parse(args, conf)
     prev_result = conf.required_prev_result()
     with Netns(args.netns) as namespace, Socket() as host:
-        delegate.forward(args, conf)
+        delegate.run_ipam(args, conf)
         check_attachment(args, conf.name, own, prev_result, namespace, host)
     if own.masquerade:
         own.masquerade.check(args, conf, prev_result)
@@ -105,8 +105,8 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
     rules = [*backend.gc(conf.name, valid), lambda socket: mac_spoof.gc(socket, conf.name, valid)]
-    all_of(
-        partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(delegate.forward, args, conf)
+    run_all(
+        partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(delegate.run_ipam, args, conf)
     )
 
 
@@ -115,7 +115,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
 
     Raises CniError(50), CniError(51).
     """
-    unready(partial(_refuse_unavailable, args, conf), partial(delegate.forward, args, conf))
+    run_status_checks(partial(_refuse_unavailable, args, conf), partial(delegate.run_ipam, args, conf))
 
 
 def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
@@ -123,7 +123,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     repair(args, conf, bridge_conf.parse(args, conf), conf.required_prev_result())
 
 
-def cmd_retract(args: CmdArgs, conf: NetConf) -> None:
+def cmd_remove_rules(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules."""
     options.retract(args, conf, _unprotecting(args, conf))
 
@@ -138,7 +138,7 @@ PLUGIN = Plugin(
     parse=bridge_conf.parse,
     keys=bridge_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_retract=cmd_retract,
+    cmd_remove_rules=cmd_remove_rules,
 )
 
 
@@ -173,7 +173,7 @@ def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Un
     made again. Once joined, it stays: it has a port.
     """
     for tries_left in reversed(range(_BRIDGE_TRIES)):
-        with record.step("find or make the bridge"):
+        with record.timed_step("find or make the bridge"):
             bridge = bridge_device.ensure(host, own, undo)
         try:
             joined = port.attach(host, namespace, ifname, bridge, own, undo)

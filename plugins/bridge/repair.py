@@ -14,7 +14,7 @@ from attachment.repair import repair_if_missing
 from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code, all_of
+from cni.errors import CniError, Code, run_all
 from cni.result import Interface, Result
 from kernel import link
 from kernel.rtnl import Socket
@@ -38,7 +38,7 @@ def repair(args: CmdArgs, conf: NetConf, own: BridgeConf, prev_result: Result) -
     if own.mac_spoof_check:
         steps.append(partial(_protect, args, conf.name, own, prev_result))
     asked = partial(netfilter.check, own), partial(netfilter.ensure, own)
-    all_of(*steps, partial(repair_if_missing, "the setting of bridged frames", *asked))
+    run_all(*steps, partial(repair_if_missing, "the setting of bridged frames", *asked))
 
 
 def _protect(args: CmdArgs, network: str, own: BridgeConf, prev_result: Result) -> None:

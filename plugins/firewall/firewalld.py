@@ -13,7 +13,7 @@ from functools import partial
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.errors import CniError, Code, UnchangedError, collected
+from cni.errors import CniError, Code, UnchangedError, combined
 from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, Call, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
@@ -79,7 +79,7 @@ def _add(wanted: Protected, before: list[Record], socket: NftSocket, bus: Bus, u
             fresh.pop(address, None)
         elif reply.error:
             errors.append(_failure(reply, f"failed to add the address {_source(address)} to {wanted.zone} zone", bus))
-    if error := collected(errors):
+    if error := combined(errors):
         raise error
 
 
@@ -106,7 +106,7 @@ def check(wanted: Protected) -> None:
                 errors.append(_failure(reply, doing, bus))
             elif reply.value is not True:
                 errors.append(CniError(Code.INTERNAL, doing, REPAIR_HINT))
-    if error := collected(errors):
+    if error := combined(errors):
         raise error
 
 
@@ -156,7 +156,7 @@ def _withdraw(socket: NftSocket, remembered: list[Record], others: dict[Address,
                     errors.append(_failure(reply, doing, bus))
     except BusError:
         pass
-    if error := collected(errors):
+    if error := combined(errors):
         raise error
     nftables_records.forget(socket, remembered)
 

@@ -18,7 +18,7 @@ from functools import partial
 
 from attachment.cache import ResultCache
 from cni.conf import Attachment
-from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel import link, rtnl
 from kernel.link import Link
 from kernel.netfilter import iptables, nft, nft_owner
@@ -74,7 +74,7 @@ def add(wanted: Protected) -> None:
     except UnusableError:  # the other backend's turn: one family may have its rules
         if written and not repeated:
             with suppress(CniError):
-                all_of(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
+                run_all(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
         raise
     except CniError as error:
         if written and wanted.accepts and not repeated:

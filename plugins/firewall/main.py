@@ -10,7 +10,7 @@ from functools import partial
 from attachment.repair import repair_if_missing
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.errors import CniError, Code, UnchangedError, run_all
 from cni.result import Result
 from cni.skel import Plugin
 from cni.versions import SUPPORTED, at_least
@@ -60,7 +60,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
         lambda socket: iptables.gc(socket, conf.name, valid),
         lambda socket: nftables.gc(socket, conf.name, valid),
     ]
-    all_of(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
+    run_all(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -92,7 +92,7 @@ PLUGIN = Plugin(
     parse=lambda args, conf: firewall_conf.parse(args, conf, conf.prev_result()),
     keys=firewall_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_retract=cmd_del,  # which is about rules only
+    cmd_remove_rules=cmd_del,  # which is about rules only
     versions=tuple(version for version in SUPPORTED if at_least(version, "0.4.0")),
 )
 
@@ -104,4 +104,4 @@ def _remove(own: Protected) -> None:
         lambda socket: iptables.delete(socket, own),
         lambda socket: nftables.delete(socket, own),
     ]
-    all_of(partial(iptables.delete_legacy, own), partial(nft.each, rules))
+    run_all(partial(iptables.delete_legacy, own), partial(nft.each, rules))

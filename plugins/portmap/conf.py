@@ -14,7 +14,7 @@ from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime
+from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime_config
 from cni.result import Result
 from plugins.portmap.conditions import UNDERSTOOD, compiled
 from plugins.portmap.spec import HostPorts, PortMapping
@@ -39,7 +39,7 @@ KEYS = (
     Key("markMasqBit", (INTEGER,)),
     Key("externalSetMarkChain", (STRING,)),
     Key("onConflict", (STRING,), choices=("fail",)),
-    runtime(
+    runtime_config(
         Key(
             "portMappings",
             (LIST,),
@@ -63,7 +63,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
 
     Raises CniError(7) (reference: code 999, its texts).
     """
-    fields = conf.fields.within(_CONTEXT)
+    fields = conf.fields.with_context(_CONTEXT)
     mark_bit = fields.integer("markMasqBit")
     external = fields.string("externalSetMarkChain")
     if external and mark_bit is not None:
@@ -163,7 +163,7 @@ def _mapping(item: Fields) -> PortMapping:
 def _port(item: Fields, key: str, text: str) -> int:
     number = item.integer(key) or 0
     if not 0 < number <= _PORT_MAX:
-        raise _wrong(f"{text}: {number}", f'"{item.at(key)}" must be between 1 and {_PORT_MAX}')
+        raise _wrong(f"{text}: {number}", f'"{item.path(key)}" must be between 1 and {_PORT_MAX}')
     return number
 
 

@@ -23,7 +23,7 @@ from functools import partial
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
 from kernel.netfilter.iptables_chains import TABLE
@@ -62,7 +62,7 @@ def add(wanted: HostPorts) -> None:
         raise _restless()
     except UnusableError:  # the other backend's turn: one family may have its rules
         with suppress(CniError):
-            all_of(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
+            run_all(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
         raise
     except CniError as error:
         if written:
@@ -107,7 +107,7 @@ def delete(socket: NftSocket, ports: HostPorts) -> None:
         if others and _delete_from_shared_chain(ports, others, found):
             return
     names = dict.fromkeys(chain.name for chain in found)
-    all_of(*(partial(iptables_nft.delete, socket, kinds[name], name) for name in names))
+    run_all(*(partial(iptables_nft.delete, socket, kinds[name], name) for name in names))
 
 
 def _delete_from_shared_chain(ports: HostPorts, others: Collection[Address], found: Collection[Chain]) -> bool:
@@ -160,7 +160,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     What cannot be proven to be the network's stays, and is told of on stderr. Raises KernelError.
     """
     kept = _names(network, valid)
-    all_of(*(partial(iptables_nft.gc, socket, kind, network, kept) for kind in (CHAINS, OLD_CHAINS)))
+    run_all(*(partial(iptables_nft.gc, socket, kind, network, kept) for kind in (CHAINS, OLD_CHAINS)))
 
 
 def gc_legacy(network: str, valid: Iterable[Attachment]) -> None:

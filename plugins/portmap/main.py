@@ -11,8 +11,8 @@ from functools import partial
 
 from attachment.repair import repair_if_missing
 from cni.args import CmdArgs
-from cni.conf import Attachment, NetConf, unchained
-from cni.errors import CniError, Code, UnchangedError, all_of
+from cni.conf import Attachment, NetConf, not_chained
+from cni.errors import CniError, Code, UnchangedError, run_all
 from cni.result import Result
 from cni.skel import Plugin
 from kernel.netfilter import nft
@@ -22,7 +22,7 @@ from plugins.portmap import conntrack, iptables, localhost, nftables, pod_route
 from plugins.portmap.conf import PortmapConf
 from plugins.portmap.port_conflicts import ShadowedError
 from plugins.portmap.spec import HostPorts
-from process.record import is_planned
+from process.record import is_dry_run
 from process.undo import Undo
 
 _BACKENDS: Backends[HostPorts] = Backends(
@@ -37,7 +37,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     """
     own, prev_result = _parsed(args, conf)
     if prev_result is None:
-        raise unchained("portmap")
+        raise not_chained("portmap")
     ports = own.ports
     if ports.mappings:
         _tell_of_idle(ports)
@@ -78,7 +78,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
         lambda socket: nftables.gc(socket, conf.name, valid),
         localhost.gc,
     ]
-    all_of(partial(iptables.gc_legacy, conf.name, valid), localhost.gc_legacy, partial(nft.each, rules))
+    run_all(partial(iptables.gc_legacy, conf.name, valid), localhost.gc_legacy, partial(nft.each, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -99,7 +99,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
     if ports.mappings:
         look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
         lost = repair_if_missing("the host ports", look, make)
-        if lost and not is_planned() and look():  # else the flows to the port are those of who was first
+        if lost and not is_dry_run() and look():  # else the flows to the port are those of who was first
             conntrack.delete_stray_flows(ports)
         pod_route.interface_to(ports)  # refuses a pod whose route leads elsewhere, which is not portmap's to change
         guard = partial(localhost.ensure, ports, unguarded=True)
@@ -116,7 +116,7 @@ PLUGIN = Plugin(
     parse=portmap_conf.parse,
     keys=portmap_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_retract=cmd_del,  # which is about rules only
+    cmd_remove_rules=cmd_del,  # which is about rules only
 )
 
 
@@ -183,4 +183,4 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
     if legacy:  # the guard last: if it was in nftables, the interface is closed by now, and no program is run for it
         before = partial(iptables.delete_legacy, ports)
         steps = [before, *steps, partial(localhost.delete_legacy, ports)]
-    all_of(*steps)
+    run_all(*steps)

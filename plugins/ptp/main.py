@@ -14,7 +14,7 @@ from attachment.sandbox import Sandbox, attachment_ips, check
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, all_of, unready
+from cni.errors import CniError, Code, run_all, run_status_checks
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from kernel import link, sysctl
@@ -41,7 +41,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         given = Result()
         if own.ipam_type:
-            given = routed.completed(delegate.addresses(args, conf, undo), own.mtu, _CONTAINER)
+            given = routed.completed(delegate.add_ipam(args, conf, undo), own.mtu, _CONTAINER)
         made = veth.create(host, namespace, args.ifname, undo, mtu=own.mtu)
         sysctl.try_write(f"ipv6/conf/{made.host_end.name}/accept_ra", "0")
         outside = made.host_veth or veth.get_host_veth(host, made.host_end.name)
@@ -70,7 +70,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """
     with Socket() as host:
         others = veth.delete_attachment_veth(args, conf, host)
-    all_of(*options.removal(args, conf, others), partial(delegate.forward, args, conf))
+    run_all(*options.removal(args, conf, others), partial(delegate.run_ipam, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -78,7 +78,7 @@ def cmd_check(args: CmdArgs, conf: NetConf) -> None:
     own = ptp_conf.parse(conf)
     prev_result = conf.required_prev_result("ptp: Required prevResult missing")
     with Netns(args.netns) as namespace, Socket() as host:
-        delegate.forward(args, conf)
+        delegate.run_ipam(args, conf)
         listed = veth.listed_container_interface(args, prev_result)
         with Sandbox(namespace, args.ifname) as sandbox:
             inside = _check_inside(listed, sandbox)
@@ -99,7 +99,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
     rules = partial(nft.each, backend.gc(conf.name, valid))
-    all_of(partial(backend.gc_legacy, conf.name, valid), rules, partial(delegate.forward, args, conf))
+    run_all(partial(backend.gc_legacy, conf.name, valid), rules, partial(delegate.run_ipam, args, conf))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -107,7 +107,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
 
     Raises CniError(50), CniError(51).
     """
-    unready(partial(_refuse_unavailable, conf), partial(delegate.forward, args, conf))
+    run_status_checks(partial(_refuse_unavailable, conf), partial(delegate.run_ipam, args, conf))
 
 
 def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
@@ -120,7 +120,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
         own.masquerade.repair(args, conf, prev_result)
 
 
-def cmd_retract(args: CmdArgs, conf: NetConf) -> None:
+def cmd_remove_rules(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules."""
     options.retract(args, conf)
 
@@ -135,7 +135,7 @@ PLUGIN = Plugin(
     parse=lambda args, conf: ptp_conf.parse(conf),
     keys=ptp_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_retract=cmd_retract,
+    cmd_remove_rules=cmd_remove_rules,
 )
 
 

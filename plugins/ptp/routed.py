@@ -9,7 +9,7 @@ from __future__ import annotations
 from attachment import forwarding
 from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips
 from attachment.veth import refuse_small_mtu
-from cni.address import Address, Network, alone, with_prefix
+from cni.address import Address, Network, host_cidr, with_prefix
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from kernel import address, route, sysctl
@@ -41,9 +41,9 @@ def lead_in(host: Socket, outside: Link, result: Result) -> None:
             sysctl.ensure_or_fail(f"ipv6/conf/{outside.name}/disable_ipv6", "0", f'enable IPv6 on "{outside.name}"')
     requests: list[Request] = []
     for ip in result.ips:
-        requests.append(address.add_request(outside, alone(_gateway(ip)), exists_ok=True))
+        requests.append(address.add_request(outside, host_cidr(_gateway(ip)), exists_ok=True))
         scope = route.SCOPE_HOST if ip.address.version == 4 else None
-        requests.append(route.add_request(outside, Route(alone(ip.address.ip), scope=scope), None, exists_ok=True))
+        requests.append(route.add_request(outside, Route(host_cidr(ip.address.ip), scope=scope), None, exists_ok=True))
     host.change(*requests)
 
 
@@ -60,7 +60,7 @@ def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
         subnets.setdefault(ip.address.network, ip)
         sources.setdefault(_gateway(ip), ip.address.ip)
     for gateway, own in sources.items():
-        near = Route(alone(gateway), scope=route.SCOPE_LINK)
+        near = Route(host_cidr(gateway), scope=route.SCOPE_LINK)
         requests.append(route.add_request(inside, near, None, source=own, exists_ok=True))
     requests += add_routes_requests(inside, result)
     requests += [route.delete_connected_request(inside, network) for network in subnets]
@@ -79,7 +79,7 @@ def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, ho
         if gateway is None:
             continue
         if (gateway.packed, gateway.max_prefixlen) not in present:
-            details = f'put it back: ip address add {alone(gateway)} dev "{outside.name}"'
+            details = f'put it back: ip address add {host_cidr(gateway)} dev "{outside.name}"'
             raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
         if route.get_index_to(host, own) != outside.index:
             by = route.get_interface_to(host, own)

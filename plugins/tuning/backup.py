@@ -30,7 +30,7 @@ from hashlib import sha512
 from cni import gojson
 from cni.address import format_mac, parse_mac
 from cni.conf import Attachment
-from cni.errors import CniError, Code, all_of
+from cni.errors import CniError, Code, run_all
 from cni.fields import Fields
 from kernel.errors import reason
 from plugins.tuning.attributes import Attributes
@@ -139,7 +139,7 @@ class Backup:
         all_files = [self._files]
         if self._shared and (saved := self._load(self._shared)) and (saved.life or shared):
             all_files.append(self._shared)
-        all_of(*(partial(step, files) for files in all_files for step in (_remove_draft, _remove_noted)))
+        run_all(*(partial(step, files) for files in all_files for step in (_remove_draft, _remove_noted)))
 
     def _take_back(self, before: Saved | None) -> None:
         """Makes file and note what they were; raises OSError."""
@@ -165,7 +165,7 @@ class Backup:
             }
             _write(self._files.note, gojson.dumps(note))  # half written it is none
         os.rename(self._files.draft, self._files.path)
-        record.made(f"save what {self._attachment.ifname} was like in {self._files.path}")
+        record.change(f"save what {self._attachment.ifname} was like in {self._files.path}")
 
 
 def _remove_draft(files: _Files) -> None:
@@ -198,7 +198,7 @@ def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
             backup.remove()
 
     noted = (partial(collect_noted, name) for name in _listed(_side(data_dir)))
-    all_of(*noted, *(partial(_discard, data_dir, drafted, name) for name in drafts))
+    run_all(*noted, *(partial(_discard, data_dir, drafted, name) for name in drafts))
     return len(unknown)
 
 
@@ -269,7 +269,7 @@ def _write(path: str, text: str) -> os.stat_result:
     try:
         fd = os.open(path, flags, 0o600)
     except FileNotFoundError:
-        directories.make(os.path.dirname(path), 0o700)  # the reference makes it 0600, which is of use to root only
+        directories.create(os.path.dirname(path), 0o700)  # the reference makes it 0600, which is of use to root only
         fd = os.open(path, flags, 0o600)
     try:
         directories.write(fd, text.encode())
@@ -280,11 +280,11 @@ def _write(path: str, text: str) -> os.stat_result:
 
 def _forget(path: str) -> None:
     try:
-        if record.is_planned():
+        if record.is_dry_run():
             os.lstat(path)
         else:
             os.unlink(path)
-        record.made(f"remove {path}")
+        record.change(f"remove {path}")
     except OSError as error:
         if error.errno not in _ABSENT or (error.errno == errno.EACCES and os.path.lexists(path)):
             raise

@@ -13,7 +13,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, each, for_one, runtime
+from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, args_cni, each, runtime_config
 from plugins.tuning.attributes import Attributes
 from process.values import dataclass
 
@@ -30,8 +30,8 @@ KEYS = (
     *_SETTINGS,
     Key("mtuBothEnds", (BOOLEAN,)),
     Key("dataDir", (STRING,)),
-    for_one(*_SETTINGS),
-    runtime(MAC),
+    args_cni(*_SETTINGS),
+    runtime_config(MAC),
 )
 _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 
@@ -67,10 +67,10 @@ def parse(args: CmdArgs, conf: NetConf) -> TuningConf:
     `args.cni` of the configuration outweighs the runtime's `mac`, that CNI_ARGS, and that the plain key.
     """
     fields, own = conf.fields, conf.cni_args
-    sysctls = fields.texts("sysctl")
-    if sysctls and (names := gojson.repeated(args.stdin, "sysctl")):
+    sysctls = fields.string_map("sysctl")
+    if sysctls and (names := gojson.repeated_keys(args.stdin, "sysctl")):
         raise _wrong("duplicated sysctl keys are not allowed", f"twice or more often there is {', '.join(names)}")
-    sysctls |= own.texts("sysctl")
+    sysctls |= own.string_map("sysctl")
     from_env = args.cni_args("MAC").get("MAC", "")
     mac = own.string("mac") or conf.runtime_config.string("mac") or from_env or fields.string("mac")
     return TuningConf(

@@ -123,7 +123,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     if not own.attributes:
         return  # a backup is then needed at most for a pod with a MAC of its own, which STATUS does not know
     try:
-        directories.rehearse(own.data_dir)
+        directories.check_writable(own.data_dir)
     except OSError as error:
         msg = f"{unserved}no file can be made in {own.data_dir}: {reason(error.errno or 0)}"
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, '"dataDir" must be a directory that can be written') from error

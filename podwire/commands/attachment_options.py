@@ -91,7 +91,7 @@ def add_attachment_arguments(parser: ArgumentParser) -> None:
 
 def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> Runtime:
     """Blocks signals and returns what runs the plugins, as the options say; with `dry_run` it only plans."""
-    skel.hold_signals()
+    skel.block_signals()
     report = partial(printing.print_plan if dry_run else printing.print_step, context.out)
     serve = planning(context.plugins) if dry_run else execute
     if getattr(options, "explain", False) and not dry_run:

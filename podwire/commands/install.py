@@ -80,7 +80,7 @@ def _add_install(parser: ArgumentParser) -> None:
 
 
 def _install(context: Context, options: Namespace) -> Status:
-    skel.hold_signals()
+    skel.block_signals()
     directory = _directory(context, options)
     content = _content(options)
     path = os.path.abspath(
@@ -145,7 +145,7 @@ def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[
 
 
 def _uninstall(context: Context, options: Namespace) -> Status:
-    skel.hold_signals()
+    skel.block_signals()
     directory = _directory(context, options)
     try:
         links = _links(context, directory)

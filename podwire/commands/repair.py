@@ -97,7 +97,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(context: Context, options: Namespace) -> Status:
-    skel.hold_signals()
+    skel.block_signals()
     require_root(context, "repair")
     known = _known(options)
     unread = _unread(options, known)

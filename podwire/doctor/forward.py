@@ -175,7 +175,7 @@ def listed(program: str, *options: str) -> list[str]:
     (outcome,) = child.run(Command((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
     if outcome.status:
         said = one_line(outcome.stderr.decode("utf-8", "replace").strip())
-        raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.how}: {said}")
+        raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.ending}: {said}")
     return outcome.stdout.decode("utf-8", "replace").splitlines()
 
 

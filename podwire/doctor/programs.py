@@ -125,7 +125,7 @@ def _known_versions(path: str) -> tuple[str, ...]:
     listed = body.get("supportedVersions") if isinstance(body, dict) else None
     if outcome.status or not isinstance(listed, list):
         said = outcome.stderr.decode("utf-8", "replace").strip()[:200]
-        raise CniError(0, f"does not answer VERSION: {outcome.how}{f', {said}' if said else ''}")
+        raise CniError(0, f"does not answer VERSION: {outcome.ending}{f', {said}' if said else ''}")
     return tuple(str(one) for one in listed)
 
 
@@ -174,7 +174,7 @@ def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
     )
     delegates = {**node.plugins, HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None)}
     try:
-        skel.call(delegates[kind], replace(args, delegates=delegates), conf)
+        skel.run_verb(delegates[kind], replace(args, delegates=delegates), conf)
     except Exception as error:
         raise skel.as_cni_error(error) from error
     return True
@@ -197,7 +197,7 @@ def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) 
         except ValueError:
             body = None
         said = body if isinstance(body, dict) else {}
-        msg = str(said.get("msg") or f"STATUS ended with {outcome.how}")
+        msg = str(said.get("msg") or f"STATUS ended with {outcome.ending}")
         raise CniError(0, msg, str(said.get("details") or f"see what {path} says when it is run by hand"))
 
 

@@ -22,7 +22,7 @@ from cni.keys import (
     REQUEST,
     STRING,
     Key,
-    united,
+    merged,
 )
 from podwire.lint.entry import PluginEntry
 from podwire.lint.known import RUNTIMES_OWN, UNREAD, nearest
@@ -90,7 +90,7 @@ def check_plugin(item: PluginEntry) -> None:
         plugin = None if first in _OPEN else item.ipam if first == "ipam" else item.plugin
         return plugin.name if plugin else ""
 
-    table = _Table(item.json_object, united(*groups), reader)
+    table = _Table(item.json_object, merged(*groups), reader)
     _check_object(table, "", item.json_object.node, table.keys)
     for key in REQUEST:
         if item.get(key.name) is not None:
@@ -101,7 +101,7 @@ def check_delegate(item: PluginEntry, bridge: tuple[Key, ...]) -> None:
     """Checks what flannel hands to bridge."""
     inner = item.json_object.below("delegate") if item.type == "flannel" else None
     if inner and item.get("delegate.type") in (None, "bridge"):
-        table = _Table(inner, united(COMMON, bridge), lambda path: "" if path in ("ipam", *_OPEN) else "bridge")
+        table = _Table(inner, merged(COMMON, bridge), lambda path: "" if path in ("ipam", *_OPEN) else "bridge")
         _check_object(table, "", inner.node, table.keys)
 
 

@@ -73,7 +73,7 @@ def release(snapshot: Snapshot, items: Iterable[Reservation], cache_dir: str, *,
     for (data_dir, network), group in groupby(wanted, key=lambda item: (item.data_dir, item.network)):
         chosen = list(group)
         store = Store(data_dir, network)
-        with signals.held(), store.locked() as held:
+        with signals.blocked(), store.locked() as held:
             living = set() if force else _living(cache_dir, network)
             outcomes = [_released(held, item, living) for item in chosen]
         yield from outcomes

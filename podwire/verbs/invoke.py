@@ -132,7 +132,7 @@ def parse_answer(outcome: Outcome, call: Call) -> object:
     if isinstance(body, dict) and isinstance(code, int) and isinstance(msg, str) and msg:
         details = body.get("details")
         raise CniError(code, msg, details if isinstance(details, str) else "")
-    raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.how}", _shown(outcome))
+    raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.ending}", _shown(outcome))
 
 
 def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Step:

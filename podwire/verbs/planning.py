@@ -33,7 +33,7 @@ class Inside(NamedTuple):
 
     def serve(self) -> object:
         """Serves it; returns ADD's result as JSON, else None."""
-        result = skel.call(self.plugin, self.args, self.conf)
+        result = skel.run_verb(self.plugin, self.args, self.conf)
         return result and result.to_json(self.conf.cni_version)
 
 
@@ -63,13 +63,13 @@ def inside(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> Inside:
     conf = cni_conf.parse(call.stdin)
     delegated = conf.ipam_type
     return Inside(
-        plugin, replace(args, inside=bool(delegated) and own(delegated, call.path, plugins) is not None), conf
+        plugin, replace(args, in_process=bool(delegated) and own(delegated, call.path, plugins) is not None), conf
     )
 
 
 def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Step:
     """Serves a call inside this process and notes the changes, which are made unless they are only `planned`."""
-    with record.recorded(planned=planned) as noted:
+    with record.recording(dry_run=planned) as noted:
         return timed(call, lambda: inside(call, plugin, plugins).serve(), lambda: tuple(noted.changes))
 
 

@@ -40,7 +40,7 @@ def entry_of(network: Network, pod: Pod, result: object) -> dict[str, object]:
 def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> None:
     """Writes the entry of an attachment, in place of one that is there; raises OSError."""
     path = path_of(cache_dir, network.name, pod)
-    directories.make(os.path.dirname(path), 0o700)
+    directories.create(os.path.dirname(path), 0o700)
     draft = os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -81,8 +81,8 @@ def _told(how: str, name: str, env: Mapping[str, str], config: bytes) -> str:
         for other in PLUGINS:  # each is this program's own file, by which a delegate is known as ours
             Path(directory, other).symlink_to(os.readlink("/proc/self/exe"))
         args = cni_args.from_env({**os.environ, "CNI_PATH": f"{env['CNI_PATH']}:{directory}"})
-        with record.recorded(planned=how == PLANNED) as noted:
+        with record.recording(dry_run=how == PLANNED) as noted:
             conf = cni_conf.parse(config)
-            result = skel.call(PLUGINS[name], replace(args, stdin=config, delegates=PLUGINS), conf)
+            result = skel.run_verb(PLUGINS[name], replace(args, stdin=config, delegates=PLUGINS), conf)
     shown = result.to_json(conf.cni_version) if result else None
     return json.dumps({"changes": noted.changes, "steps": [item.what for item in noted.steps], "result": shown})

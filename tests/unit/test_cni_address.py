@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cni.address import alone, as_network, format_mac, parse_cidr, parse_ip, parse_mac, text_of, with_prefix
+from cni.address import as_network, format_ip, format_mac, host_cidr, parse_cidr, parse_ip, parse_mac, with_prefix
 from tests.support.errors import failure_of
 
 
@@ -172,7 +172,7 @@ def test_reads_what_the_standard_library_reads(text):
 def test_an_address_with_prefix_is_the_one_of_the_standard_library(address, bits):
     """It is equal in all that can be seen, and a prefix that is too long is refused."""
     assert outcome(with_prefix, address, bits) == outcome(ip_interface, f"{address}/{bits}")
-    assert outcome(alone, address) == outcome(ip_interface, address)
+    assert outcome(host_cidr, address) == outcome(ip_interface, address)
     assert outcome(as_network, address) == outcome(ip_network, address)
     assert as_network(network := ip_network(address)) is network
 
@@ -199,6 +199,6 @@ def test_text_is_what_str_gives(address, bits):
             address = IPv6Address(address)
         except ValueError:
             return
-    assert text_of(address) == str(address)
+    assert format_ip(address) == str(address)
     whole = with_prefix(address, min(bits, address.max_prefixlen))
-    assert text_of(whole) == str(whole)
+    assert format_ip(whole) == str(whole)

@@ -8,7 +8,7 @@ import pytest
 
 from cni import skel
 from cni.conf import Attachment
-from cni.errors import CniError, Code, collected
+from cni.errors import CniError, Code, combined
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
 from tests.support.running import strict_json
@@ -258,16 +258,16 @@ def test_a_result_the_version_cannot_hold_is_a_failure():
 
 def test_collected_errors_are_one():
     """Teardown tells everything that failed, under the first failure's code."""
-    assert collected([]) is None
+    assert combined([]) is None
     one, two = CniError(11, "busy"), CniError(999, "gone", "hint")
-    assert collected([one]) is one
-    both = collected([one, two])
+    assert combined([one]) is one
+    both = combined([one, two])
     assert (both.code, both.msg, both.details) == (11, "busy; gone", "hint")
     assert str(both) == "busy; gone; hint"
 
 
 def test_of_many_errors_the_first_are_told():
     """A message stays readable whatever the number of failures, and a hint that all of them have is given once."""
-    many = collected([CniError(5, f"no {number}", "free the disk") for number in range(12)])
+    many = combined([CniError(5, f"no {number}", "free the disk") for number in range(12)])
     assert many.msg == "; ".join([*(f"no {number}" for number in range(10)), "and 2 more"])
     assert (many.code, many.details) == (5, "free the disk")

@@ -271,7 +271,7 @@ def test_a_signal_at_any_step_waits_for_the_end(run, monkeypatch):
                 for name, function in steps.items():
                     patch.setattr(os, name, function)
                 try:
-                    with signals.held():
+                    with signals.blocked():
                         answer = run("ADD", ipam={"ranges": pools})
                 except Terminated:
                     arrived += 1

@@ -231,7 +231,7 @@ def test_a_signal_waits_for_the_end_of_the_block(net, termination):
     reached = []
 
     def reserve_when_told_to_stop():
-        with signals.held(), net.locked() as held:
+        with signals.blocked(), net.locked() as held:
             os.kill(os.getpid(), signal.SIGTERM)
             reached.append(held.reserve("10.1.2.2", OWNER))
 

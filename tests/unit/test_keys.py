@@ -13,7 +13,7 @@ from cni.args import CmdArgs
 from cni.conf import parse
 from cni.errors import CniError
 from cni.fields import Fields
-from cni.keys import BOOLEAN, CIDR, COMMON, INTEGER, IP, LIST, OBJECT, REQUEST, STRING, Key, united
+from cni.keys import BOOLEAN, CIDR, COMMON, INTEGER, IP, LIST, OBJECT, REQUEST, STRING, Key, merged
 from cni.skel import Plugin
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
@@ -89,7 +89,7 @@ VALUES: dict[str, Any] = {
     "fraction": 1.5,
 }
 TEXTS = {STRING, IP, CIDR}
-READERS = ("string", "boolean", "integer", "ip", "cidr", "raw", "has", "nested", "section", "texts", "strings")
+READERS = ("string", "boolean", "integer", "ip", "cidr", "raw", "has", "nested", "section", "string_map", "strings")
 READERS += ("objects", "object_lists")
 
 
@@ -114,7 +114,7 @@ def asked(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def noted(reader: Any) -> Any:
         def read_and_note(self: Fields, key: str, *default: object, **limits: int) -> Any:
-            found.add(re.sub(r"\[\d+\]", "", self.at(key)))
+            found.add(re.sub(r"\[\d+\]", "", self.path(key)))
             return reader(self, key, *default, **limits)
 
         return read_and_note
@@ -221,7 +221,7 @@ def test_capabilities_are_the_keys_that_a_runtime_gives():
 
 def test_tables_that_are_united_have_the_keys_of_both():
     """An interface plugin's configuration and its IPAM plugin's are one object, and so are their tables."""
-    found = paths(united(PLUGINS["bridge"].keys, PLUGINS["host-local"].keys))
+    found = paths(merged(PLUGINS["bridge"].keys, PLUGINS["host-local"].keys))
     assert {
         "ipam.type",
         "ipam.ranges.subnet",

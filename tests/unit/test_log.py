@@ -37,8 +37,8 @@ def run(env=None, config=None, *, fails=None, stdin=None):
     """Runs a plugin made for the test; returns its exit status and what is on its stdout."""
 
     def verb(args, conf):
-        with record.step("work"):
-            record.made('make "veth0"')
+        with record.timed_step("work"):
+            record.change('make "veth0"')
         if fails:
             raise fails
         return RESULT
@@ -110,7 +110,7 @@ def test_off_by_default(tmp_path, monkeypatch, capsys):
     """Without being asked nothing is recorded, written or said."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(log, "line", None)
-    monkeypatch.setattr(record, "recorded", None)
+    monkeypatch.setattr(record, "recording", None)
     assert run()[0] == 0
     assert (list(tmp_path.iterdir()), capsys.readouterr().err) == ([], "")
 

@@ -56,7 +56,7 @@ def test_programs_get_their_input_and_environment(run):
 def test_the_end_of_a_program_is_told(run, script, status, how):
     """An exit status is a number, the signal that ended a program a negative one, and both have words."""
     (outcome,) = run(shell(script))
-    assert (outcome.status, outcome.how) == (status, how)
+    assert (outcome.status, outcome.ending) == (status, how)
 
 
 def test_stderr_is_ours_unless_captured(run, capfd):
@@ -131,7 +131,7 @@ def test_a_signal_ends_all_programs_first(tmp_path):
         while :; do sleep 0.02; done"""
 
     def plugin():
-        signals.hold()
+        signals.block()
         commands = [Command(("/bin/sh", "-c", script, "sh", name), ENV) for name in ("first", "second")]
         start = time.monotonic()
         ended = failure_of(lambda: child.run(shell("exit 0"), *commands), signals.Terminated)
@@ -145,7 +145,7 @@ def test_a_signal_that_came_before_arrives_while_waiting(tmp_path):
     """A signal held back before the start is delivered once the program runs, and ends it."""
 
     def plugin():
-        signals.hold()
+        signals.block()
         os.kill(os.getpid(), signal.SIGINT)
         return failure_of(lambda: child.run(shell("sleep 60")), signals.Terminated) is not None and children() == []
 
@@ -291,7 +291,7 @@ def test_a_signal_ends_what_ignores_signals():
     """After SIGTERM of ours, a program that ignores it has a second, then it is killed."""
 
     def plugin():
-        signals.hold()
+        signals.block()
         start = time.monotonic()
         script = "trap '' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"
         ended = failure_of(lambda: child.run(shell(script)), signals.Terminated)
