@@ -293,7 +293,7 @@ def _build() -> None:
     for family in kernel.netfilter.nft.NFPROTO.values():
         for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
             chain = kernel.netfilter.nft.Chain(kernel.netfilter.nft.Table(family, table), name, hook)
-            _make(_NEWCHAIN, kernel.netfilter.nft.chain(chain).encode(0)[_HEADER.size :])
+            _make(_NEWCHAIN, kernel.netfilter.nft.chain_request(chain).encode(0)[_HEADER.size :])
 
 
 def _link(request: bytes, header: tuple[int, int, int]) -> bytes:

@@ -16,7 +16,7 @@ from cni.conf import Attachment
 from cni.errors import run_all
 from kernel.netfilter import iptables_chains, iptables_nft, nft
 from kernel.netfilter.backends import Backends
-from kernel.netfilter.owned import MASQUERADE, Owned
+from kernel.netfilter.owned import MASQUERADE, OwnedRule
 
 Step = Callable[[nft.NftSocket], None]
 
@@ -28,10 +28,10 @@ BACKENDS: Backends[Masquerade] = Backends(
 
 def delete(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
     """Removes the attachment's rules wherever they are, as `deletions` and `delete_legacy` do; raises CniError."""
-    run_all(partial(delete_legacy, wanted, others), partial(nft.each, deletions(wanted, others)))
+    run_all(partial(delete_legacy, wanted, others), partial(nft.run_steps, deletion_steps(wanted, others)))
 
 
-def deletions(wanted: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
+def deletion_steps(wanted: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
     """Returns what removes the attachment's rules by netlink, for nft.each; absent is success, no program is run.
 
     Its addresses need not be known. `others` are those of the container's other interfaces, whose rules stay.
@@ -48,7 +48,7 @@ def delete_legacy(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
     iptables.delete_legacy(wanted, others)
 
 
-def gc(network: str, valid: frozenset[Attachment]) -> list[Step]:
+def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
     """Returns what removes by netlink the rules of this network that belong to no attachment in `valid`."""
     kept = _chains(network, valid)
     return [
@@ -62,14 +62,16 @@ def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
     iptables.gc_legacy(network, _chains(network, valid))
 
 
-def owned(socket: nft.NftSocket) -> list[Owned]:
+def list_owned_rules(socket: nft.NftSocket) -> list[OwnedRule]:
     """Returns whose the rules are that netlink tells of; raises KernelError."""
-    return [found for found, _ in iptables_nft.owned(socket, CHAINS, MASQUERADE)] + nftables.owned(socket)
+    return [
+        found for found, _ in iptables_nft.list_owned_rules(socket, CHAINS, MASQUERADE)
+    ] + nftables.list_owned_rules(socket)
 
 
-def owned_legacy() -> list[Owned]:
+def list_legacy_owned_rules() -> list[OwnedRule]:
     """Returns whose the rules are that iptables-legacy made; raises CniError."""
-    return [found for found, _ in iptables_chains.owned_legacy([CHAINS], MASQUERADE)]
+    return [found for found, _ in iptables_chains.list_legacy_owned_rules([CHAINS], MASQUERADE)]
 
 
 def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:

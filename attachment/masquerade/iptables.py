@@ -22,8 +22,8 @@ from attachment.masquerade.spec import Masquerade
 from cni.address import Interface, Network, as_network
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_chains, nft
-from kernel.netfilter.iptables_chains import TABLE, missing, quoted
-from kernel.netfilter.iptables_direct import standing
+from kernel.netfilter.iptables_chains import TABLE, missing_error, quoted
+from kernel.netfilter.iptables_direct import match_lines
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from process.values import dataclass
 
@@ -79,7 +79,7 @@ def check(wanted: Masquerade) -> None:
     chain = chain_name(wanted.network, wanted.container_id)
     for family, listing in iptables.read(_families(wanted), TABLE, [ENTRY, chain]).items():
         if f"-N {chain}" not in listing:
-            raise missing("masquerade", f"chain {chain}", family)
+            raise missing_error("masquerade", f"chain {chain}", family)
         found = _parse(listing)
         exceptions, masquerade, jumps = _rules(wanted, family)
         effective = set(_before(masquerade, found))
@@ -87,7 +87,7 @@ def check(wanted: Masquerade) -> None:
         absent += [rule for rule in (masquerade, *jumps) if rule not in found]
         if absent:
             comment = _comment(wanted)
-            raise missing("masquerade", f"rule {absent[0].line('-A', comment)}", family)
+            raise missing_error("masquerade", f"rule {absent[0].line('-A', comment)}", family)
 
 
 def gc_legacy(network: str, kept: Collection[str]) -> None:
@@ -98,9 +98,9 @@ def gc_legacy(network: str, kept: Collection[str]) -> None:
     iptables_chains.gc_legacy([CHAINS], network, frozenset(kept))
 
 
-def problem() -> str:
+def get_problem() -> str:
     """Returns "" when IPv4 can be masqueraded with iptables, else what is missing (a host may be without IPv6)."""
-    return iptables.problem((4,))
+    return iptables.get_problem((4,))
 
 
 def _are_there(wanted: Masquerade) -> bool:
@@ -112,7 +112,7 @@ def _are_there(wanted: Masquerade) -> bool:
     if any(iptables.has_legacy(family, TABLE) for family in families):
         return False
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             return all(_stand(socket, wanted, family) for family in families)
     except KernelError:
         return False
@@ -125,8 +125,8 @@ def _stand(socket: NftSocket, wanted: Masquerade, family: int) -> bool:
     spared, (last, *entries) = (
         [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
     )
-    found = standing(family, [*spared, last], nft.rules(socket, Chain(table, chain))) or []
-    leading = standing(family, entries, nft.rules(socket, Chain(table, ENTRY), chain + "\0")) or []
+    found = match_lines(family, [*spared, last], nft.list_rules(socket, Chain(table, chain))) or []
+    leading = match_lines(family, entries, nft.list_rules(socket, Chain(table, ENTRY), chain + "\0")) or []
     return found[-1:] == [last] and set(spared) == set(found[:-1]) and set(entries) == set(leading)
 
 

@@ -18,7 +18,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
 from kernel.netfilter.nft_rule import RETURN
-from kernel.netfilter.owned import MASQUERADE, NFTABLES, REPAIR_HINT, Owned
+from kernel.netfilter.owned import MASQUERADE, NFTABLES, REPAIR_HINT, OwnedRule
 from kernel.rtnl import Request
 
 _TABLE = Table(
@@ -45,27 +45,27 @@ def add(wanted: Masquerade) -> None:
 
     Raises CniError(999) with a hint where the kernel cannot do it, KernelError.
     """
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         try:
-            nft.retried(lambda: _add(socket, wanted))
+            nft.retry(lambda: _add(socket, wanted))
         except KernelError as error:
             raise CniError(error.code, error.msg, _problem(socket) or error.details) from error
 
 
 def delete(socket: NftSocket, wanted: Masquerade) -> None:
     """Deletes the rules of an attachment, found by its name alone; absent is success. Raises KernelError."""
-    nft.retried(lambda: _delete(socket, _own(socket, wanted)))
+    nft.retry(lambda: _delete(socket, _own(socket, wanted)))
 
 
 def check(wanted: Masquerade) -> None:
     """Checks that the attachment is masqueraded; raises CniError(999) for what is missing, KernelError."""
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         wrong = _wrong_way(socket)
         if wrong:
             raise _missing(wrong)
         present = iter(_own(socket, wanted))
         for text, expressions in _rules(wanted):
-            if not any(nft_rule.same(expressions, rule.expressions) for rule in present):
+            if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in present):
                 raise _missing(f"rule {text} is missing in chain {_CHECKS}")
 
 
@@ -76,23 +76,23 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
     def attempt() -> None:
         stale = []
-        for rule in nft.rules(socket, _CHECKS, own):
+        for rule in nft.list_rules(socket, _CHECKS, own):
             prefix = rule.comment.partition(",")[0]
             if prefix.startswith(own) and prefix not in kept:
                 stale.append(rule)
         _delete(socket, stale)
 
-    nft.retried(attempt)
+    nft.retry(attempt)
 
 
-def owned(socket: NftSocket) -> list[Owned]:
+def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
     """Returns whose the rules are, each marked as by `mark_of`; raises KernelError."""
     found = []
-    for rule in nft.rules(socket, _CHECKS):
+    for rule in nft.list_rules(socket, _CHECKS):
         comment = rule.comment
         named = _NAMED.fullmatch(comment) if len(comment.encode()) < nft_rule.COMMENT_MAX else None
         names = (named["network"], named["container_id"], named["ifname"]) if named else ("", "", "")
-        found.append(Owned(MASQUERADE, NFTABLES, f"chain {_CHECKS}", comment.partition(",")[0].encode(), *names))
+        found.append(OwnedRule(MASQUERADE, NFTABLES, f"chain {_CHECKS}", comment.partition(",")[0].encode(), *names))
     return found
 
 
@@ -101,10 +101,10 @@ def mark_of(network: str, container_id: str, ifname: str) -> bytes:
     return _prefix(network, container_id, ifname).encode()
 
 
-def problem() -> str:
+def get_problem() -> str:
     """Tells what the kernel lacks for masquerading this way, "" when nothing; tries it and leaves nothing behind."""
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             return _problem(socket)
     except nft.UnavailableError as error:
         return str(error)
@@ -112,27 +112,27 @@ def problem() -> str:
 
 def _add(socket: NftSocket, wanted: Masquerade) -> None:
     requests: list[Request] = []
-    (entry,) = nft.get(socket, _POSTROUTING)
+    (entry,) = nft.get_chains(socket, _POSTROUTING)
     # How many rules it has is enough here, as nobody else's belong there; CHECK looks at each.
     if entry != _POSTROUTING or entry.uses != len(_ENTRY):
-        requests += [nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING)]
+        requests += [nft.table_request(_TABLE), nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING)]
         # Flushed even when it is empty: another first pod may fill it before us.
-        requests.append(nft.flush(_POSTROUTING))
-        requests += [nft.rule(_POSTROUTING, expressions) for expressions in _ENTRY]
+        requests.append(nft.flush_chain_request(_POSTROUTING))
+        requests += [nft.rule_request(_POSTROUTING, expressions) for expressions in _ENTRY]
     requests += map(_deletion, _own(socket, wanted))
-    userdata = nft_rule.comment(_comment(wanted))
-    requests += [nft.rule(_CHECKS, expressions, userdata) for _, expressions in _rules(wanted)]
+    userdata = nft_rule.comment_userdata(_comment(wanted))
+    requests += [nft.rule_request(_CHECKS, expressions, userdata) for _, expressions in _rules(wanted)]
     nft.change(socket, *requests)
 
 
 def _wrong_way(socket: NftSocket) -> str:
     """Tells what is wrong with the way into the chain of rules, "" when nothing."""
-    (found,) = nft.get(socket, _POSTROUTING)
+    (found,) = nft.get_chains(socket, _POSTROUTING)
     if found != _POSTROUTING:
         return f"chain {_POSTROUTING} is {'not called for NAT' if found else 'missing'}"
-    rules = nft.rules(socket, _POSTROUTING)  # with the reference, too, nobody else's rules stand here
+    rules = nft.list_rules(socket, _POSTROUTING)  # with the reference, too, nobody else's rules stand here
     same = len(rules) == len(_ENTRY) and all(
-        nft_rule.same(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
+        nft_rule.is_same_rule(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
     )
     return "" if same else f"chain {_POSTROUTING} does not lead to {_CHECKS.name} as it should"
 
@@ -143,12 +143,12 @@ def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
 
 
 def _deletion(rule: Rule) -> Request:
-    return nft.rule_deletion(_CHECKS, rule)
+    return nft.delete_rule_request(_CHECKS, rule)
 
 
 def _own(socket: NftSocket, wanted: Masquerade) -> list[Rule]:
     prefix = _prefix(wanted.network, wanted.container_id, wanted.ifname)
-    return [rule for rule in nft.rules(socket, _CHECKS, prefix) if rule.comment.startswith(prefix)]
+    return [rule for rule in nft.list_rules(socket, _CHECKS, prefix) if rule.comment.startswith(prefix)]
 
 
 def _rules(wanted: Masquerade) -> list[tuple[str, bytes]]:
@@ -169,9 +169,11 @@ def _rules(wanted: Masquerade) -> list[tuple[str, bytes]]:
 
 def _problem(socket: NftSocket) -> str:
     """Has the kernel try what ADD would make, under the same names: others may have made such a chain otherwise."""
-    rule = nft.rule(_CHECKS, nft_rule.masquerade())
+    rule = nft.rule_request(_CHECKS, nft_rule.masquerade())
     try:
-        nft.rehearse(socket, nft.table(_TABLE), nft.chain(_CHECKS), nft.chain(_POSTROUTING), rule)
+        nft.dry_run(
+            socket, nft.table_request(_TABLE), nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING), rule
+        )
     except KernelError as error:
         if error.errno == errno.EPERM:
             return str(error)

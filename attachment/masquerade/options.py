@@ -35,7 +35,7 @@ KEYS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class MasqueradeOptions:
     """`backend` is "" for the one that works; `exempt` are networks to which nothing is masqueraded."""
 
     backend: str
@@ -59,7 +59,7 @@ class Asked:
 
     def refuse_unavailable(self) -> None:
         """Raises CniError(50) where it cannot be served."""
-        if problem := backend.BACKENDS.problem(self.backend):
+        if problem := backend.BACKENDS.get_problem(self.backend):
             cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
             raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
 
@@ -68,13 +68,13 @@ class Asked:
         return Masquerade(conf.name, args.container_id, args.ifname, ips, self.exempt)
 
 
-def parse(conf: NetConf) -> Asked | None:
+def parse(conf: NetConf) -> MasqueradeOptions | None:
     """Reads `ipMasq`, `ipMasqBackend` and `nonMasqueradeCIDRs`, None where nothing is to be masqueraded: CniError(7).
 
     Without IPAM there is nothing to masquerade.
     """
     fields = conf.fields
-    asked = Asked(fields.string("ipMasqBackend"), _networks(fields, "nonMasqueradeCIDRs"))
+    asked = MasqueradeOptions(fields.string("ipMasqBackend"), _networks(fields, "nonMasqueradeCIDRs"))
     if not fields.boolean("ipMasq") or not conf.ipam_type:
         return None
     if asked.backend not in ("", *_BACKENDS):
@@ -86,7 +86,7 @@ def parse(conf: NetConf) -> Asked | None:
     return asked
 
 
-def removal(
+def removal_steps(
     args: CmdArgs, conf: NetConf, others: tuple[Interface, ...], *further: Callable[[NftSocket], None]
 ) -> list[Callable[[], None]]:
     """Returns the steps of a DEL that remove the attachment's rules wherever they are, whatever is configured by now.
@@ -95,13 +95,13 @@ def removal(
     That takes some 0.3 ms and no process, but for iptables-legacy, which is looked at when masquerading is asked for.
     """
     wanted = Masquerade(conf.name, args.container_id, args.ifname)
-    legacy = [partial(backend.delete_legacy, wanted, others)] if may_be(conf) else []
-    return [*legacy, partial(nft.each, [*backend.deletions(wanted, others), *further])]
+    legacy = [partial(backend.delete_legacy, wanted, others)] if may_be_enabled(conf) else []
+    return [*legacy, partial(nft.run_steps, [*backend.deletion_steps(wanted, others), *further])]
 
 
-def retract(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
+def remove_rules(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
     """Removes the rules of an attachment that is no more, its interface and its addresses left to DEL."""
-    run_all(*removal(args, conf, _others(args), *further))
+    run_all(*removal_steps(args, conf, _others(args), *further))
 
 
 def _others(args: CmdArgs) -> tuple[Interface, ...]:
@@ -113,7 +113,7 @@ def _others(args: CmdArgs) -> tuple[Interface, ...]:
         return ()
 
 
-def may_be(conf: NetConf) -> bool:
+def may_be_enabled(conf: NetConf) -> bool:
     """Tells whether masquerading is asked for, be it by a value of a wrong type: what DEL wants to know."""
     return conf.fields.has("ipMasq") and conf.fields.raw("ipMasq") is not False
 

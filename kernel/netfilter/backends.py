@@ -23,7 +23,7 @@ class Backend(Protocol[Wanted_contra]):
     def check(self, wanted: Wanted_contra) -> None:
         """Raises CniError(999) for what is missing."""
 
-    def problem(self) -> str:
+    def get_problem(self) -> str:
         """Tells what keeps this backend from working, "" when it works."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Backends(Generic[Wanted_contra]):
             except CniError:
                 raise error from None
 
-    def problem(self, name: str) -> str:
+    def get_problem(self, name: str) -> str:
         """Tells what keeps the backend (with "" both of them) from working, "" when it works."""
-        problems = {own: backend.problem() for own, backend in self._by_name.items() if name in ("", own)}
+        problems = {own: backend.get_problem() for own, backend in self._by_name.items() if name in ("", own)}
         return "; ".join(f"{own}: {problem}" for own, problem in problems.items()) if all(problems.values()) else ""

@@ -32,10 +32,10 @@ _AT_ONCE = 100  # each is answered, and 160 answers fill a socket's buffer
 
 
 @dataclass(frozen=True)
-class Entry:
+class Flow:
     """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
 
-    `answered_by` are the address and port that its packets are led to, None where the kernel does not tell.
+    `reply_source` are the address and port that its packets are led to, None where the kernel does not tell.
     """
 
     source: Address
@@ -45,10 +45,10 @@ class Entry:
     number: int
     zone: int | None = None
     direction_zone: int | None = None
-    answered_by: tuple[Address, int] | None = None
+    reply_source: tuple[Address, int] | None = None
 
 
-def udp(socket: Socket, version: int, ports: Collection[int]) -> list[Entry]:
+def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list[Flow]:
     """Returns the UDP flows of IP `version` whose first packet went to one of `ports`; raises KernelError.
 
     `socket` is a netfilter socket. The kernel goes through its whole table: 9 ms where that has 262,144 buckets, as it
@@ -78,14 +78,14 @@ def udp(socket: Socket, version: int, ports: Collection[int]) -> list[Entry]:
     return [entry for entry in entries if entry.port in ports and entry.destination.version == version]
 
 
-def delete(socket: Socket, entries: Iterable[Entry]) -> None:
+def delete_flows(socket: Socket, entries: Iterable[Flow]) -> None:
     """Deletes flows; what has ended by itself is success. Raises KernelError."""
     requests = [_deletion(entry) for entry in entries]
     for start in range(0, len(requests), _AT_ONCE):
         socket.change(*requests[start : start + _AT_ONCE])
 
 
-def _entry(message: DecodedMessage) -> Entry | None:
+def _entry(message: DecodedMessage) -> Flow | None:
     """Returns the flow in a message, None for what is none of UDP."""
     direction = message.need_attr("CTA_TUPLE_ORIG")
     addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
@@ -98,7 +98,7 @@ def _entry(message: DecodedMessage) -> Entry | None:
         )
     except ValueError as error:
         raise AnswerError(str(error)) from error
-    return Entry(
+    return Flow(
         source,
         ports.need_attr("CTA_PROTO_SRC_PORT"),
         destination,
@@ -122,7 +122,7 @@ def _answerer(direction: DecodedMessage | None) -> tuple[Address, int] | None:
         return None
 
 
-def _deletion(entry: Entry) -> Request:
+def _deletion(entry: Flow) -> Request:
     version = entry.source.version
     addresses = [
         (f"CTA_IP_V{version}_SRC", entry.source.packed),

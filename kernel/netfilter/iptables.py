@@ -62,7 +62,7 @@ class RefusedError(CniError):
     """A line was refused: a rule to delete, a chain to make is not as it was read, or the kernel has no such match."""
 
 
-class WordsError(RefusedError):
+class LineSyntaxError(RefusedError):
     """A line was not understood by the program of `family`; to iptables-legacy that is also a chain that is missing."""
 
     def __init__(self, family: int, code: int, msg: str, details: str) -> None:
@@ -90,16 +90,16 @@ def read(
     return listings
 
 
-def ask(
-    chains: Mapping[int, Sequence[str]], table: str, questions: Mapping[int, Sequence[str]] | None = None
+def list_chains(
+    chains: Mapping[int, Sequence[str]], table: str, checks: Mapping[int, Sequence[str]] | None = None
 ) -> dict[int, list[str]]:
-    """Returns what `-S` prints of each family's chains, of the whole table when there are none, and of its questions.
+    """Returns what `-S` prints of each family's chains, of the whole table when there are none, and of its checks.
 
     Those are lines like "-C CHAIN -j ACCEPT"; what stands behind one that is refused is not printed.
     Raises RefusedError for a chain that is not there, or has a rule that iptables cannot express, and else as `read`.
     """
     lines = {family: [f"-S {chain}" for chain in own] or ["-S"] for family, own in chains.items()}
-    for family, further in (questions or {}).items():
+    for family, further in (checks or {}).items():
         lines[family] += further
     listings = {}
     for family, (listing, ended) in _listed(lines, table).items():
@@ -124,7 +124,7 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legac
         record.change(*_words(changes, table))
         return
     programs = {family: _find(family, legacy=legacy) for family, lines in changes.items() if lines}
-    done = iptables_direct.written(changes, table, programs)
+    done = iptables_direct.apply_by_netlink(changes, table, programs)
     texts = {family: _document(table, lines) for family, lines in changes.items() if lines and family not in done}
     ended = _run(texts, legacy=legacy)
     failed = {family: one for family, one in ended.items() if one.outcome.status}
@@ -134,12 +134,12 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legac
         raise _failure(doing, family, one)
 
 
-def understands(family: int, table: str, lines: Sequence[str]) -> bool:
+def is_accepted(family: int, table: str, lines: Sequence[str]) -> bool:
     """Tells whether a family's program understands the lines and would apply them; nothing is changed."""
     return _run({family: _document(table, lines)}, "--test")[family].outcome.status == 0
 
 
-def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
+def get_candidate_families(families: Iterable[int], table: str, chain: str) -> set[int]:
     """Returns those of `families` whose `table` may hold `chain`, by asking the kernel and no program.
 
     iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
@@ -147,8 +147,8 @@ def may_have(families: Iterable[int], table: str, chain: str) -> set[int]:
     asked = list(families)
     legacy = {family for family in asked if has_legacy(family, table)}
     try:
-        with nft.opened() as socket:
-            found = nft.get(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in asked))
+        with nft.open_socket() as socket:
+            found = nft.get_chains(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in asked))
     except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
         return set(asked)
     return legacy | {family for family, present in zip(asked, found, strict=True) if present}
@@ -167,7 +167,7 @@ def has_legacy(family: int, table: str) -> bool:
         return bool(program) and not iptables_direct.is_nft(program)
 
 
-def legacy_families(table: str) -> list[int]:
+def get_legacy_families(table: str) -> list[int]:
     """Returns the families in which iptables-legacy has made `table`, as far as there is a program for them."""
     found = [family for family in FAMILIES if has_legacy(family, table)]
     missing = [family for family in found if not _find(family, legacy=True)]
@@ -177,7 +177,7 @@ def legacy_families(table: str) -> list[int]:
     return [family for family in found if family not in missing]
 
 
-def problem(families: Iterable[int], table: str = "nat", chain: str = "POSTROUTING") -> str:
+def get_problem(families: Iterable[int], table: str = "nat", chain: str = "POSTROUTING") -> str:
     """Returns "" when a table can be used for all `families`, else what is missing; one process for each.
 
     `chain` is one that is built in.
@@ -325,7 +325,7 @@ def _failure(doing: str, family: int, ended: _ProgramOutcome) -> CniError:
         return _unusable(ended)
     msg = f"failed to {doing}: {ended.program} ended with {ended.outcome.ending}"
     if status == _PARAMETER_PROBLEM:
-        return WordsError(family, Code.INTERNAL, msg, said)
+        return LineSyntaxError(family, Code.INTERNAL, msg, said)
     return (RefusedError if status == _REFUSED else CniError)(Code.INTERNAL, msg, said)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables
-from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, Owned
+from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
 from process.values import dataclass
 
 TABLE = "nat"
@@ -56,12 +56,12 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def deletions(rules: Iterable[str]) -> list[str]:
+def deletion_lines(rules: Iterable[str]) -> list[str]:
     """Returns the lines that delete listed rules, in iptables' own words."""
     return ["-D" + line.removeprefix("-A") for line in rules]
 
 
-def jumps_to(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
+def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
     """Returns the rules of chain `entry` that lead to `chain`."""
     return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
 
@@ -72,10 +72,10 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
     Again when what was read has changed meanwhile. Raises as kernel.netfilter.iptables.apply.
     """
     for tries_left in reversed(range(_ROUNDS)):
-        present = iptables.may_have(families, TABLE, chain)
+        present = iptables.get_candidate_families(families, TABLE, chain)
         listings = iptables.read(present, TABLE, list(dict.fromkeys((kind.entry, chain))))
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
-        if apply_planned(TABLE, absent | listings, plan, doing, may_fail=tries_left > 0):
+        if apply_plan(TABLE, absent | listings, plan, doing, may_fail=tries_left > 0):
             return
 
 
@@ -85,14 +85,14 @@ def change_legacy(table: str, plan: Plan, doing: str) -> None:
     Again when what was read has changed meanwhile. Without its program nothing can be done.
     Raises as kernel.netfilter.iptables.apply.
     """
-    families = iptables.legacy_families(table)
+    families = iptables.get_legacy_families(table)
     for tries_left in reversed(range(_ROUNDS if families else 0)):
         listings = iptables.read(families, table, legacy=True)
-        if apply_planned(table, listings, plan, doing, may_fail=tries_left > 0, legacy=True):
+        if apply_plan(table, listings, plan, doing, may_fail=tries_left > 0, legacy=True):
             return
 
 
-def missing(doing: str, what: str, version: int) -> CniError:
+def missing_error(doing: str, what: str, version: int) -> CniError:
     """Returns (does not raise) CHECK's error for a chain or a rule that is not there."""
     return CniError(
         Code.INTERNAL,
@@ -101,7 +101,7 @@ def missing(doing: str, what: str, version: int) -> CniError:
     )
 
 
-def apply_planned(
+def apply_plan(
     table: str, listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool, legacy: bool = False
 ) -> bool:
     """Applies what `plan` makes of the listings; returns False when that was refused, and `may_fail`."""
@@ -123,19 +123,19 @@ def delete_legacy(
     Jumps that `stays` tells of stay. Absent is success; a chain to which something else jumps stays, empty, and that
     is told on stderr. Raises as kernel.netfilter.iptables.apply.
     """
-    change_legacy(TABLE, lambda family, listing: removal(chains, listing, stays), doing)
+    change_legacy(TABLE, lambda family, listing: removal_lines(chains, listing, stays), doing)
 
 
-def removal(
+def removal_lines(
     chains: Mapping[str, ContainerChains], listing: list[str], stays: Callable[[str], object] = lambda jump: False
 ) -> list[str]:
     """Returns the lines that delete the jumps to `chains`, and each chain with the last of them, as `delete_legacy`."""
     lines = []
     for chain, kind in chains.items():
-        jumps = jumps_to(kind.entry, chain, listing)
+        jumps = jump_lines(kind.entry, chain, listing)
         gone = [line for line in jumps if not stays(line)]
         last = len(gone) == len(jumps) and f"-N {chain}" in listing
-        lines += deletions(gone) + (_removal(kind, chain, listing) if last else [])
+        lines += deletion_lines(gone) + (_removal(kind, chain, listing) if last else [])
     return lines
 
 
@@ -152,10 +152,10 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
         own = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
         chains = dict.fromkeys(chain for line in own if (chain := _proven_chain(kind, line)))
         if doubtful := [line for line in own if chains.keys().isdisjoint(line.split())]:
-            tell_of_doubtful(len(doubtful), kind, network)
+            report_unproven(len(doubtful), kind, network)
         lines = []
         for chain in chains:
-            lines += deletions(jumps_to(kind.entry, chain, listing)) + _removal(kind, chain, listing)
+            lines += deletion_lines(jump_lines(kind.entry, chain, listing)) + _removal(kind, chain, listing)
         return lines
 
     doing = f"delete stale rules of network {network}"
@@ -164,12 +164,12 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
     )
 
 
-def owned_legacy(kinds: Iterable[ContainerChains], what: str) -> list[tuple[Owned, str]]:
+def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list[tuple[OwnedRule, str]]:
     """Returns whose the jumps to such chains are that iptables-legacy made, with their lines; raises CniError.
 
     Names are told where they prove themselves, see `gc_legacy`. One program is run where there is such a table.
     """
-    families = iptables.legacy_families(TABLE)
+    families = iptables.get_legacy_families(TABLE)
     listed = [
         line
         for listing in (iptables.read(families, TABLE, legacy=True) if families else {}).values()
@@ -184,17 +184,17 @@ def owned_legacy(kinds: Iterable[ContainerChains], what: str) -> list[tuple[Owne
                 owner = _OWNER.search(line) if _proven_chain(kind, line) else None
                 network, container_id = (owner["network"], owner["container_id"]) if owner else ("", "")
                 where = f"chain {target[1]} (legacy)"
-                found.append((Owned(what, IPTABLES, where, target[1].encode(), network, container_id), line))
+                found.append((OwnedRule(what, IPTABLES, where, target[1].encode(), network, container_id), line))
     return found
 
 
-def tell_of_doubtful(number: int, kind: ContainerChains, network: str) -> None:
+def report_unproven(number: int, kind: ContainerChains, network: str) -> None:
     """Tells on stderr of rules that stay."""
     what = f"{number} {kind.what} rule(s) seem to be of network {network}"
     print(f"podwire: {what} and stay, since their comments do not prove it", file=sys.stderr)
 
 
-def tell_of_emptied(chain: str) -> None:
+def report_emptied_chain(chain: str) -> None:
     """Tells on stderr of a chain that could not be deleted."""
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
@@ -203,7 +203,7 @@ def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[
     """Returns the lines that delete a chain once its jumps are gone, or empty it when something else leads there."""
     ends = (f" -j {chain}", f" -g {chain}")
     if any(line.endswith(ends) and not line.startswith(f"-A {kind.entry} ") for line in listing):
-        tell_of_emptied(chain)
+        report_emptied_chain(chain)
         return [f"-F {chain}"]
     return [f"-F {chain}", f"-X {chain}"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kernel.errors import KernelError
 from kernel.netfilter import nft
-from kernel.netfilter.iptables_rule import Translated, translated
+from kernel.netfilter.iptables_rule import ParsedLine, parse_line
 from kernel.netfilter.nft import Chain, Hook, Rule, Table
 from kernel.rtnl import Request
 
@@ -33,7 +33,7 @@ _BUILT_IN = {
 }
 
 
-def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[int, str]) -> frozenset[int]:
+def apply_by_netlink(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[int, str]) -> frozenset[int]:
     """Writes the lines of those families for which that can be done, all of them or none, and returns the families.
 
     `changes` are by IP version as netfilter.iptables.apply takes them, `programs` the paths of the families' programs.
@@ -45,7 +45,7 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
         if len(lines) > _LINES_MAX:
             continue
         own = Table(nft.NFPROTO[version], table)
-        rules = [translated(version, line) for line in lines]
+        rules = [parse_line(version, line) for line in lines]
         if not lines or not all(rules) or not is_nft(programs[version]):
             continue
         made = [rule for rule in rules if rule]
@@ -56,16 +56,16 @@ def written(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[
     if not requests:
         return frozenset()
     try:
-        with nft.opened() as socket:
-            if built_in and nft.get(socket, *built_in) != built_in:
+        with nft.open_socket() as socket:
+            if built_in and nft.get_chains(socket, *built_in) != built_in:
                 return frozenset()
-            nft.change(socket, *requests, noted=False)
+            nft.change(socket, *requests, recorded=False)
     except KernelError:
         return frozenset()
     return frozenset(done)
 
 
-class Known:
+class LineMatcher:
     """Lines of one IP version as the program would write them, to be recognised among the rules of a chain.
 
     A rule in a form that another version of the program gives it is not recognised, nor one whose line is not
@@ -74,14 +74,14 @@ class Known:
 
     def __init__(self, version: int, lines: Iterable[str]) -> None:
         self._version = version
-        self._made: dict[str, Translated | None] = {}
+        self._made: dict[str, ParsedLine | None] = {}
         self._lines = list(dict.fromkeys(lines))
 
     def line(self, rule: Rule) -> str:
         """Returns the line that a rule is, "" when it is none of them; each is one rule's only."""
         for line in self._lines:
             if line not in self._made:
-                self._made[line] = translated(self._version, line)
+                self._made[line] = parse_line(self._version, line)
             made = self._made[line]
             if made and not rule.userdata and made.is_rule(rule.expressions):
                 self._lines.remove(line)
@@ -89,11 +89,11 @@ class Known:
         return ""
 
 
-def standing(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[str] | None:
+def match_lines(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[str] | None:
     """Returns the `lines` that the rules of a chain are, in the rules' order; None if one of them is not recognised."""
     if len(lines) > _LINES_MAX:
         return None
-    known = Known(version, lines)
+    known = LineMatcher(version, lines)
     found = [known.line(rule) for rule in rules]
     return found if all(found) else None
 
@@ -109,8 +109,8 @@ def is_nft(program: str) -> bool:
     return False
 
 
-def _request(table: Table, rule: Translated) -> Request:
+def _request(table: Table, rule: ParsedLine) -> Request:
     chain = Chain(table, rule.chain)
     if rule.verb == "-N":
-        return nft.chain(chain, new=True)
-    return nft.rule(chain, rule.expressions, first=rule.verb == "-I", protocol=rule.protocol)
+        return nft.chain_request(chain, new=True)
+    return nft.rule_request(chain, rule.expressions, first=rule.verb == "-I", protocol=rule.protocol)

@@ -32,13 +32,13 @@ _ANSWERS = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
 _ANSWERS_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 
 
-def commented(text: str) -> str:
+def render_comment(text: str) -> str:
     """Returns the match for a comment as iptables lists it, and takes it: any printable text is one word."""
     word = text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escaped, text)}"'
     return f"-m comment --comment {word}"
 
 
-def line(chain: str, rule: Rule, version: int) -> str:
+def render_line(chain: str, rule: Rule, version: int) -> str:
     """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" when it is not surely understood."""
     loaded, end, understood = "", "", ""
     found: dict[str, str] = {}
@@ -64,12 +64,12 @@ def line(chain: str, rule: Rule, version: int) -> str:
     if loaded:
         return ""
     if rule.comment:  # as newer versions keep it
-        matches.append(commented(rule.comment))
+        matches.append(render_comment(rule.comment))
     return " ".join((f"-A {chain}", *(found[key] for key in _ORDER if key in found), *matches, *filter(None, [end])))
 
 
 def _expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
-    for part in nft_rule.split(data):
+    for part in nft_rule.split_expressions(data):
         for _, _, element in expression.attributes(part):
             content = _content(element)
             name = content.get(expression.NAME, b"").rstrip(b"\0")
@@ -113,7 +113,7 @@ def _match(own: dict[int, bytes]) -> str:
     kind = own.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(own, 2)
     info = own.get(3, b"")
     if kind == _COMMENT:
-        return commented(info.partition(b"\0")[0].decode(errors="surrogateescape"))
+        return render_comment(info.partition(b"\0")[0].decode(errors="surrogateescape"))
     if kind == _STATES:
         return _ANSWERS_TEXT if info.rstrip(b"\0") == _ANSWERS.rstrip(b"\0") else ""
     return ""

@@ -15,9 +15,9 @@ from cni.errors import run_all
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
-from kernel.netfilter.iptables_chains import TABLE, ContainerChains, tell_of_doubtful, tell_of_emptied
+from kernel.netfilter.iptables_chains import TABLE, ContainerChains, report_emptied_chain, report_unproven
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
-from kernel.netfilter.owned import IPTABLES, Owned
+from kernel.netfilter.owned import IPTABLES, OwnedRule
 from kernel.rtnl import Request
 
 TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
@@ -32,8 +32,8 @@ def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterabl
     The jumps that name one of `others`, addresses of the container's other interfaces, stay. A chain to which
     something else jumps cannot be deleted: it stays, empty, and that is told on stderr. Raises KernelError.
     """
-    if not nft.delete_or_empty(partial(_delete, socket, kind, (chain,), tuple(others))):
-        tell_of_emptied(chain)
+    if not nft.delete_or_flush(partial(_delete, socket, kind, (chain,), tuple(others))):
+        report_emptied_chain(chain)
 
 
 def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[str]) -> None:
@@ -44,8 +44,8 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
     stale: dict[str, None] = {}
     doubtful = 0
     for table in TABLES.values():
-        for rule in nft.rules(socket, Chain(table, kind.entry), kind.comment(network)):
-            if any(goes_to(rule, chain) for chain in kept):
+        for rule in nft.list_rules(socket, Chain(table, kind.entry), kind.comment(network)):
+            if any(is_jump_to(rule, chain) for chain in kept):
                 continue
             chain = _proven_chain(kind, rule)
             if chain:
@@ -53,34 +53,34 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
             else:
                 doubtful += 1
     if doubtful:
-        tell_of_doubtful(doubtful, kind, network)
+        report_unproven(doubtful, kind, network)
     names = list(stale)
     for start in range(0, len(names), _AT_ONCE):
         _delete_all(socket, kind, names[start : start + _AT_ONCE])
 
 
-def owned(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[Owned, Rule]]:
+def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[OwnedRule, Rule]]:
     """Returns whose the jumps to such chains are, in both families, each marked with its chain; raises KernelError.
 
     Names are told where they prove themselves, see `gc`.
     """
     found = []
-    pattern = names_of(kind)
+    pattern = chain_name_pattern(kind)
     for table in TABLES.values():
-        for rule in nft.rules(socket, Chain(table, kind.entry), kind.start):
+        for rule in nft.list_rules(socket, Chain(table, kind.entry), kind.start):
             for chain in dict.fromkeys(pattern.findall(rule.expressions)):
                 owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(kind, rule) else None
                 names = [item.decode(errors="replace") for item in owner.groups()] if owner else []
-                found.append((Owned(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
+                found.append((OwnedRule(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
     return found
 
 
-def names_of(kind: ContainerChains) -> re.Pattern[bytes]:
+def chain_name_pattern(kind: ContainerChains) -> re.Pattern[bytes]:
     """Returns what finds the names of such chains in a rule's bytes."""
     return re.compile(re.escape(kind.start).encode() + rb"[0-9a-f]+(?=\0)")
 
 
-def goes_to(rule: Rule, chain: str) -> bool:
+def is_jump_to(rule: Rule, chain: str) -> bool:
     """Tells whether a rule leads to `chain`."""
     return chain.encode() + b"\0" in rule.expressions
 
@@ -91,7 +91,7 @@ def _delete_all(socket: NftSocket, kind: ContainerChains, chains: Sequence[str])
         delete(socket, kind, chains[0])
         return
     try:
-        nft.retried(partial(_delete, socket, kind, chains, (), nft.chain_deletion))
+        nft.retry(partial(_delete, socket, kind, chains, (), nft.delete_chain_request))
     except KernelError:
         half = len(chains) // 2
         run_all(*(partial(_delete_all, socket, kind, part) for part in (chains[:half], chains[half:])))
@@ -106,20 +106,20 @@ def _delete(
 ) -> None:
     """Deletes the jumps to chains and makes an `end` of each, in one transaction for both families."""
     requests: list[Request] = []
-    found = iter(nft.get(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
+    found = iter(nft.get_chains(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
     for version, table in TABLES.items():
         chains = [chain for _, chain in zip(names, found, strict=False) if chain]
         if not chains:
             continue
         entry = Chain(table, kind.entry)
-        kept = [nft_rule.value(other.ip.packed) for other in others if other.version == version]
+        kept = [nft_rule.compared_value(other.ip.packed) for other in others if other.version == version]
         jumps = _jumps(socket, entry, kind, chains)
         for chain in chains:
             gone = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
             words = partial(str, f"-j {chain.name}")
-            requests += [nft.rule_deletion(entry, rule)._replace(details=words) for rule in gone]
+            requests += [nft.delete_rule_request(entry, rule)._replace(details=words) for rule in gone]
             if len(gone) == len(jumps[chain.name]):
-                requests += [nft.flush(chain), end(chain)]
+                requests += [nft.flush_chain_request(chain), end(chain)]
     nft.change(socket, *requests)
 
 
@@ -127,8 +127,8 @@ def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Itera
     """Returns the rules of chain `entry` that lead to `chains`, by their names, from one listing."""
     found: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in found}
-    pattern = names_of(kind)
-    for rule in nft.rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
+    pattern = chain_name_pattern(kind)
+    for rule in nft.list_rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
         for name in names.intersection(pattern.findall(rule.expressions)):
             found[name.decode()].append(rule)
     return found
@@ -138,4 +138,4 @@ def _proven_chain(kind: ContainerChains, rule: Rule) -> str:
     """Returns the chain a jump goes to when its comment, wherever it is kept, proves whose it is, else ""."""
     owner = _OWNER.search(rule.expressions + rule.userdata)
     chain = kind.name(*(item.decode(errors="replace") for item in owner.groups())) if owner else ""
-    return chain if chain and goes_to(rule, chain) else ""
+    return chain if chain and is_jump_to(rule, chain) else ""

@@ -39,7 +39,7 @@ _MAP_IPS, _PROTO_SPECIFIED = 1, 2  # NF_NAT_RANGE_*
 _ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat of one range; nf_nat_range
 
 
-class Translated(NamedTuple):
+class ParsedLine(NamedTuple):
     """A line: `verb` is -N, -A or -I; `protocol` is what its matches must be told apart from the expressions."""
 
     verb: str
@@ -55,20 +55,20 @@ class Translated(NamedTuple):
 
     def is_rule(self, found: bytes) -> bool:
         """Tells whether the kernel's rule is this one, whatever it has counted."""
-        return nft_rule.same(self.matches + expression.ANY_COUNTER + self.action, found)
+        return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, found)
 
 
 class _UnknownError(ValueError):
     """A line has a word that is not translated."""
 
 
-def translated(version: int, line: str) -> Translated | None:
+def parse_line(version: int, line: str) -> ParsedLine | None:
     """Returns what a line for IP `version` means, None for one with words that are not known here."""
     words = _words(line)
     try:
         verb, chain = next(words), next(words)
         if verb == "-N":
-            return None if list(words) else Translated(verb, chain)
+            return None if list(words) else ParsedLine(verb, chain)
         if verb not in ("-A", "-I"):
             return None
         return _rule(version, verb, chain, words)
@@ -85,7 +85,7 @@ def _unescaped(match: re.Match[str]) -> str:
     return match[1]
 
 
-def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translated:
+def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> ParsedLine:
     """Reads a rule's words: the header's matches stand in the kernel's order, then extensions in the line's."""
     header: dict[str, bytes] = {}
     matches, action, protocol = b"", b"", 0
@@ -112,7 +112,7 @@ def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> Translat
             raise _UnknownError
         inside = True
     start = b"".join(header[word] for word in _HEADER if word in header)
-    return Translated(verb, chain, start + matches, action, protocol)
+    return ParsedLine(verb, chain, start + matches, action, protocol)
 
 
 def _interface(key: int) -> Callable[[int, str, bool], bytes]:
@@ -178,7 +178,7 @@ def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
     if (name, option, value) == ("addrtype", "--dst-type", "LOCAL"):
         return _extension("match", name, 1, _ADDRTYPE.pack(0, 1 << expression.LOCAL, 0))
     if (name, option) == ("mark", "--mark"):
-        return nft_rule.marked(_bit(value))
+        return nft_rule.mark_match(_bit(value))
     raise _UnknownError
 
 

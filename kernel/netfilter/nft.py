@@ -25,7 +25,7 @@ from cni.errors import run_all
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
-from kernel.netfilter.nft_rule import comment, comment_of, target
+from kernel.netfilter.nft_rule import comment_userdata, parse_comment, parse_destination
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes
 from process import record
@@ -46,7 +46,7 @@ _NLM_F_NONREC, _NLM_F_APPEND = 0x100, 0x800
 _FREED_AFTER_US = 50_000  # three times what it takes on an idle machine; coming too early costs time, nothing else
 _TRIES = 5  # each is lost to another plugin that takes a rule away between our look and our change
 _LOOKS = 50  # each is lost to some change of nftables in this namespace while it looks, a millisecond
-NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
+ABSENT_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
 
 Done = TypeVar("Done")
 _More = Callable[[], str] | None
@@ -101,11 +101,11 @@ class Rule:
     @property
     def comment(self) -> str:
         """The comment that `nft list` shows."""
-        return comment_of(self.userdata)
+        return parse_comment(self.userdata)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Returns what tells it from others in words: its port and its comment."""
-        protocol, port, *_ = target(self.expressions)
+        protocol, port, *_ = parse_destination(self.expressions)
         return " ".join([f"for {protocol} port {port}"] * bool(port) + [f'"{self.comment}"'] * bool(self.comment))
 
 
@@ -113,7 +113,7 @@ class UnavailableError(KernelError):
     """The kernel has no netfilter, so there is nothing to list or to delete either."""
 
 
-def opened() -> NftSocket:
+def open_socket() -> NftSocket:
     """Returns a socket for the functions here, in the current namespace; raises UnavailableError, KernelError."""
     try:
         return NftSocket()
@@ -124,13 +124,13 @@ def opened() -> NftSocket:
         raise UnavailableError("open a netfilter socket", error.errno, hint) from error
 
 
-def each(steps: Iterable[Callable[[NftSocket], object]]) -> None:
+def run_steps(steps: Iterable[Callable[[NftSocket], object]]) -> None:
     """Runs all steps, whatever becomes of the others, with one socket: a second would wait for what was deleted before.
 
     Without netfilter there is nothing to look for. Raises what failed as one CniError.
     """
     try:
-        socket = opened()
+        socket = open_socket()
     except UnavailableError:
         return
     with socket, record.timed_step("rules by netlink"):
@@ -170,24 +170,24 @@ class NftSocket(Socket):
             os.close(writable)
 
 
-def change(socket: NftSocket, *requests: Request, generation: int = 0, noted: bool = True) -> None:
+def change(socket: NftSocket, *requests: Request, generation: int = 0, recorded: bool = True) -> None:
     """Sends requests as one transaction: when one is refused, nothing is changed. Raises KernelError for that one.
 
     With a `generation` (from `settled`) nothing is changed either if anything else was since (ERESTART). They are
-    `noted` unless the caller does that.
+    `recorded` unless the caller does that.
     """
     if not record.is_dry_run():
         _send(socket, requests, commit=True, generation=generation)
-    if noted and record.is_recording():
+    if recorded and record.is_recording():
         record.change(*(request.describe() for request in requests))
 
 
-def rehearse(socket: NftSocket, *requests: Request) -> None:
+def dry_run(socket: NftSocket, *requests: Request) -> None:
     """Has the kernel try requests and take them back; raises KernelError for the first that it would refuse."""
     _send(socket, requests, commit=False)
 
 
-def retried(attempt: Callable[[], Done]) -> Done:
+def retry(attempt: Callable[[], Done]) -> Done:
     """Returns what `attempt` returns, which looks and then changes; once more while something vanished in between.
 
     Raises KernelError.
@@ -201,13 +201,13 @@ def retried(attempt: Callable[[], Done]) -> Done:
     return attempt()
 
 
-def settled(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
+def retry_with_generation(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
     """Returns what `attempt` returns, which looks and then changes what nobody has changed in between, or once more.
 
     It is called with the generation that `change` wants. Where others change something all the time it comes to pass
     in the end without that, with 0. Raises KernelError.
     """
-    request = Request("look nftables up", GenerationMessage, _GETGEN, 0, {}, [], ignore=NOTHING_THERE)
+    request = Request("look nftables up", GenerationMessage, _GETGEN, 0, {}, [], ignore=ABSENT_ERRNOS)
     for _ in range(_LOOKS):
         (found,) = socket.get(request)
         try:
@@ -215,34 +215,34 @@ def settled(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
         except KernelError as error:
             if error.errno != errno.ERESTART:
                 raise
-    return retried(lambda: attempt(0))
+    return retry(lambda: attempt(0))
 
 
-def delete_or_empty(delete: Callable[[Callable[[Chain], Request]], None]) -> bool:
+def delete_or_flush(delete: Callable[[Callable[[Chain], Request]], None]) -> bool:
     """Runs `delete` with what ends a chain: its deletion, or flushing it when a rule that is not ours jumps there.
 
     Returns False when the chain had to stay, empty. As with `retried`, `delete` looks and then changes, perhaps more
     than once. Raises KernelError.
     """
     try:
-        retried(partial(delete, chain_deletion))
+        retry(partial(delete, delete_chain_request))
     except KernelError as error:
         if error.errno != errno.EBUSY:
             raise
-        retried(partial(delete, flush))
+        retry(partial(delete, flush_chain_request))
         return False
     return True
 
 
-def table(own: Table) -> Request:
+def table_request(own: Table) -> Request:
     """Makes a table; one that is there stays as it is."""
     attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
     if own.comment:
-        attributes.append(("NFTA_TABLE_USERDATA", comment(own.comment)))
+        attributes.append(("NFTA_TABLE_USERDATA", comment_userdata(own.comment)))
     return _request(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
 
 
-def chain(own: Chain, *, new: bool = False) -> Request:
+def chain_request(own: Chain, *, new: bool = False) -> Request:
     """Makes a chain; one that is there stays as it is. One with another hook, or any if `new`, is an error (EEXIST)."""
     attributes = _named(own)
     if own.hook:
@@ -250,22 +250,22 @@ def chain(own: Chain, *, new: bool = False) -> Request:
         attributes.append(("NFTA_CHAIN_TYPE", own.hook.kind))
         attributes.append(("NFTA_CHAIN_HOOK", {"attrs": hook}))
     if own.comment:
-        attributes.append(("NFTA_CHAIN_USERDATA", comment(own.comment)))
+        attributes.append(("NFTA_CHAIN_USERDATA", comment_userdata(own.comment)))
     flags = NLM_F_CREATE | (NLM_F_EXCL if new else 0)
     return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, flags)
 
 
-def chain_deletion(own: Chain) -> Request:
+def delete_chain_request(own: Chain) -> Request:
     """Deletes a chain and its rules; nothing may jump to it any more (EBUSY), and it must be there (ENOENT)."""
     return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
 
 
-def empty_chain_deletion(own: Chain) -> Request:
+def delete_empty_chain_request(own: Chain) -> Request:
     """Deletes a chain in which there must be no rule (EBUSY): one that somebody has added since we looked."""
     return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
 
 
-def rule(
+def rule_request(
     own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0, *, first: bool = False, protocol: int = 0
 ) -> Request:
     """Adds a rule at the end of a chain, or in front of the one whose handle is `before`, which must be there (ENOENT).
@@ -282,22 +282,22 @@ def rule(
         attributes.append(("NFTA_RULE_COMPAT", compatibility(protocol)))
     flags = NLM_F_CREATE if before or first else NLM_F_CREATE | _NLM_F_APPEND
     doing = f"add a rule to chain {own}"
-    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, flags, Rule(0, expressions, userdata).told)
+    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, flags, Rule(0, expressions, userdata).describe)
 
 
-def rule_deletion(own: Chain, which: Rule | int) -> Request:
+def delete_rule_request(own: Chain, which: Rule | int) -> Request:
     """Deletes a rule, which must be there (ENOENT), or the one with a handle."""
-    handle, told = (which, None) if isinstance(which, int) else (which.handle, which.told)
+    handle, details = (which, None) if isinstance(which, int) else (which.handle, which.describe)
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
-    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes, 0, told)
+    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes, 0, details)
 
 
-def flush(own: Chain) -> Request:
+def flush_chain_request(own: Chain) -> Request:
     """Deletes all rules of a chain, which must be there (ENOENT)."""
     return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
 
 
-def rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
+def list_rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
     """Returns the rules of a chain in order; none when there is no such chain.
 
     `wanted` is a text that a rule must have anywhere, or tells by a message's bytes whether the rule is wanted: the
@@ -321,7 +321,7 @@ def _having(text: bytes) -> Callable[[bytes], bool]:
     return lambda message: text in message
 
 
-def get(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
+def get_chains(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
     """Looks chains up by their names and returns them with the hooks they have, None for what is not there.
 
     Raises KernelError.
@@ -365,7 +365,7 @@ def _request(
 def _question(
     doing: str, kind: type[object], number: int, own: Table, content: Attributes, flags: int = 0, wanted: _Wanted = None
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": own.family}, content, NOTHING_THERE, body_filter=wanted)
+    return Request(doing, kind, number, flags, {"family": own.family}, content, ABSENT_ERRNOS, body_filter=wanted)
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:

@@ -15,10 +15,10 @@ _NF_DROP = 0
 FORWARD = 2  # NF_INET_FORWARD
 
 
-def every(socket: NftSocket) -> list[Chain]:
+def list_chains(socket: NftSocket) -> list[Chain]:
     """Returns the chains of all families and tables, none without nf_tables; raises KernelError."""
     request = Request(
-        "list the chains of nftables", ChainMessage, _GETCHAIN, NLM_F_DUMP, {"family": 0}, ignore=nft.NOTHING_THERE
+        "list the chains of nftables", ChainMessage, _GETCHAIN, NLM_F_DUMP, {"family": 0}, ignore=nft.ABSENT_ERRNOS
     )
     return [_chain(message) for message in socket.dump(request)]
 

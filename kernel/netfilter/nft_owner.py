@@ -14,22 +14,22 @@ OWNER = 0x70  # type of this item in userdata; nft's own are small numbers
 HASH_BYTES = 16
 
 
-def owner_of(network: str, container_id: str, ifname: str) -> bytes:
+def owner_id(network: str, container_id: str, ifname: str) -> bytes:
     """Returns what names an attachment."""
-    return hash_of(network) + hash_of(f"{ifname}:{container_id}")
+    return hash_name(network) + hash_name(f"{ifname}:{container_id}")
 
 
-def hash_of(text: str) -> bytes:
+def hash_name(text: str) -> bytes:
     """Returns what names a network, at the beginning."""
     return hashlib.sha512(text.encode()).digest()[:HASH_BYTES]
 
 
-def owner(userdata: bytes) -> bytes:
+def parse_owner(userdata: bytes) -> bytes:
     """Returns the owner in userdata, b"" when it names none."""
-    return nft_rule.userdata(userdata).get(OWNER, b"")
+    return nft_rule.parse_userdata(userdata).get(OWNER, b"")
 
 
-def tell_unnamed(plugin: str, number: int, where: str) -> None:
+def report_unowned(plugin: str, number: int, where: str) -> None:
     """Tells on stderr how many rules in `where` GC leaves, unless none, since they do not say whose they are."""
     if number:
         print(

@@ -125,23 +125,23 @@ def _address_in(field: dict[int, tuple[int, int]], version: int, name: str) -> b
     return of_version(version) + load + expression.lookup(name)
 
 
-def entering_in(name: str) -> bytes:
+def input_interface_in(name: str) -> bytes:
     """Matches `iifname @<name>`."""
     return expression.meta(expression.META_IIFNAME) + expression.lookup(name)
 
 
-def leaving_in(name: str) -> bytes:
+def output_interface_in(name: str) -> bytes:
     """Matches `oifname @<name>`."""
     return expression.meta(expression.META_OIFNAME) + expression.lookup(name)
 
 
-def passing_in(name: str) -> bytes:
+def interface_pair_in(name: str) -> bytes:
     """Matches `iifname . oifname @<name>`."""
     second = expression.meta(expression.META_OIFNAME, expression.SECOND_REGISTER)
     return expression.meta(expression.META_IIFNAME) + second + expression.lookup(name)
 
 
-def answers() -> bytes:
+def established_or_related() -> bytes:
     """Matches `ct state established,related`."""
     load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(_ANSWERS))
     return load + expression.compare(NEQ, bytes(4))
@@ -163,13 +163,13 @@ def to_this_host() -> bytes:
     return expression.fib_type(expression.FIB_DADDR) + expression.compare(EQ, local)
 
 
-def mark(bit: int) -> bytes:
+def mark_statement(bit: int) -> bytes:
     """Sets a bit of the packet's mark: `meta mark set meta mark | <1 << bit>`."""
     load, store = expression.meta(expression.META_MARK), expression.meta_set(expression.META_MARK)
     return load + expression.bitwise(_bits(~(1 << bit)), _bits(1 << bit)) + store
 
 
-def marked(bit: int) -> bytes:
+def mark_match(bit: int) -> bytes:
     """Matches `meta mark & <1 << bit> == <1 << bit>`."""
     set_bit = _bits(1 << bit)
     return expression.meta(expression.META_MARK) + expression.bitwise(set_bit) + expression.compare(EQ, set_bit)
@@ -184,12 +184,12 @@ def dnat(address: Address, port: int) -> bytes:
     return expression.dnat(_NFPROTO[address.version], address.packed, port.to_bytes(2, "big"))
 
 
-def value(data: bytes) -> bytes:
+def compared_value(data: bytes) -> bytes:
     """Returns what stands in a rule that compares something with `data`, whoever made it: to look for."""
     return expression.attribute(DATA_VALUE, data)
 
 
-def pairs_compared(message: bytes) -> list[bytes]:
+def compared_byte_pairs(message: bytes) -> list[bytes]:
     """Returns the pairs of bytes that a rule compares something with, ports among them; `message` has the rule in it.
 
     It costs a microsecond; decoding the message takes fifty.
@@ -218,7 +218,7 @@ def goto(chain: str) -> bytes:
     return expression.verdict(_GOTO, chain)
 
 
-def comment(text: str, *further: tuple[int, bytes]) -> bytes:
+def comment_userdata(text: str, *further: tuple[int, bytes]) -> bytes:
     """Returns the userdata of a rule, table or chain with a comment, cut at what nft can read, and `further` items.
 
     Double quotes are left out, since `nft` takes none: what it lists could not be loaded again. The items are (type,
@@ -228,7 +228,7 @@ def comment(text: str, *further: tuple[int, bytes]) -> bytes:
     return b"".join(bytes([kind, len(value)]) + value for kind, value in items)
 
 
-def userdata(data: bytes) -> dict[int, bytes]:
+def parse_userdata(data: bytes) -> dict[int, bytes]:
     """Returns the items of a rule's userdata by type; what is cut off is left out."""
     found = {}
     while len(data) >= 2:
@@ -237,12 +237,12 @@ def userdata(data: bytes) -> dict[int, bytes]:
     return found
 
 
-def comment_of(data: bytes) -> str:
+def parse_comment(data: bytes) -> str:
     """Returns the comment in a rule's userdata, "" when there is none."""
-    return userdata(data).get(_UDATA_COMMENT, b"").rstrip(b"\0").decode(errors="replace")
+    return parse_userdata(data).get(_UDATA_COMMENT, b"").rstrip(b"\0").decode(errors="replace")
 
 
-class Target(NamedTuple):
+class MatchedDestination(NamedTuple):
     """What destination a rule demands; "", 0 and None where it does not, or not by plain comparison.
 
     `further` are the expressions by which it demands something else.
@@ -254,12 +254,12 @@ class Target(NamedTuple):
     further: bytes
 
 
-def target(expressions: bytes) -> Target:
+def parse_destination(expressions: bytes) -> MatchedDestination:
     """Reads whom a rule is for, of rules built here and of those of any version of nft; any bytes will do."""
     loaded: tuple[int, ...] = ()
     found: dict[tuple[int, ...], bytes] = {}
     further, load = b"", b""  # the latter is not compared yet
-    for part in split(expressions):
+    for part in split_expressions(expressions):
         content = _content(_content(part).get(expression.LIST_ELEM, b""))
         name, own = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
         if name == b"cmp\0" and own.get(2) == _NUMBER.pack(EQ) and loaded in _TARGET_AT and loaded not in found:
@@ -275,10 +275,10 @@ def target(expressions: bytes) -> Target:
     protocol = next((_BY_NUMBER[found[at]] for at in _PROTOCOL_AT if found.get(at) in _BY_NUMBER), "")
     address = next((found[at] for at in _ADDRESS_AT if len(found.get(at, b"")) == at[2]), b"")
     port = int.from_bytes(found.get(_DPORT, b"")[:2], "big")
-    return Target(protocol, port, ip_address(address) if address else None, further + load)
+    return MatchedDestination(protocol, port, ip_address(address) if address else None, further + load)
 
 
-def split(expressions: bytes) -> list[bytes]:
+def split_expressions(expressions: bytes) -> list[bytes]:
     """Returns the expressions of a rule one by one; joined they are the rule again."""
     found, offset = [], 0
     while offset + ATTRIBUTE.size <= len(expressions):
@@ -288,7 +288,7 @@ def split(expressions: bytes) -> list[bytes]:
     return found
 
 
-def same(ours: bytes, theirs: bytes) -> bool:
+def is_same_rule(ours: bytes, theirs: bytes) -> bool:
     """Tells whether the kernel's rule is the one that was built here.
 
     The kernel lists attributes in its own order and adds what it has as a default, more with each version: the
@@ -298,9 +298,9 @@ def same(ours: bytes, theirs: bytes) -> bool:
     return answer
 
 
-def is_one_of(ours: Iterable[bytes], theirs: bytes) -> bool:
+def is_any_of(ours: Iterable[bytes], theirs: bytes) -> bool:
     """Tells whether the kernel's rule is one of those that were built here."""
-    return any(same(expressions, theirs) for expressions in ours)
+    return any(is_same_rule(expressions, theirs) for expressions in ours)
 
 
 def _content(data: bytes) -> dict[int, bytes]:

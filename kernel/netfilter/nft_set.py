@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
-from kernel.netfilter.nft import NOTHING_THERE, NftSocket, Table
+from kernel.netfilter.nft import ABSENT_ERRNOS, NftSocket, Table
 from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
@@ -64,7 +64,7 @@ class Element(NamedTuple):
     userdata: bytes = b""
 
 
-def having(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
+def byte_filter(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
     """Returns what tells by an element's bytes whether one of `parts` stands in it, for `elements`."""
     known = tuple(parts)
     return lambda data: any(part in data for part in known)
@@ -75,7 +75,7 @@ def interface_key(*names: str) -> bytes:
     return b"".join(fsencode(name)[: _IFNAMSIZ - 1].ljust(_IFNAMSIZ, b"\0") for name in names)
 
 
-def new(own: Set) -> Request:
+def set_request(own: Set) -> Request:
     """Makes a set; one that is there stays as it is, but one with another key is an error (EEXIST; Linux 6.3)."""
     number, size = _type(own)
     order = own.key[0].order if len(own.key) == 1 else _NONE
@@ -95,7 +95,7 @@ def new(own: Set) -> Request:
     return _request(f"add set {own}", SetMessage, _NEWSET, own, attributes, NLM_F_CREATE)
 
 
-def additions(own: Set, elements: Iterable[Element]) -> list[Request]:
+def add_element_requests(own: Set, elements: Iterable[Element]) -> list[Request]:
     """Adds elements; one whose key is there stays as it is."""
     written, keys = [], []
     for item in elements:
@@ -105,33 +105,33 @@ def additions(own: Set, elements: Iterable[Element]) -> list[Request]:
     return _of_many(f"add to set {own}", _NEWSETELEM, own, written, keys, NLM_F_CREATE)
 
 
-def deletions(own: Set, keys: Iterable[bytes]) -> list[Request]:
+def delete_element_requests(own: Set, keys: Iterable[bytes]) -> list[Request]:
     """Deletes elements, which must be there (ENOENT)."""
     gone = list(keys)
     written = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in gone]
     return _of_many(f"delete from set {own}", _DELSETELEM, own, written, gone)
 
 
-def are_right(socket: NftSocket, *sets: Set) -> list[bool | None]:
+def get_key_matches(socket: NftSocket, *sets: Set) -> list[bool | None]:
     """Looks sets up by their names: None for what is not there, False for what has another key. Raises KernelError."""
     requests = []
     for own in sets:
         named: Attributes = [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)]
         asked = _request(f"look up set {own}", SetMessage, _GETSET, own, named)
-        requests.append(asked._replace(ignore=NOTHING_THERE, silent=False))
+        requests.append(asked._replace(ignore=ABSENT_ERRNOS, silent=False))
     return [
         message and (message.get_attr("NFTA_SET_KEY_TYPE"), message.get_attr("NFTA_SET_KEY_LEN")) == _type(own)
         for own, message in zip(sets, socket.get(*requests), strict=True)
     ]
 
 
-def elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | None = None) -> list[Element]:
+def list_elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | None = None) -> list[Element]:
     """Returns the elements of a set, in no order; none when there is no such set, or it has a key of another size.
 
     `wanted` tells by an element's bytes whether it is wanted: the others are not even decoded. Raises KernelError.
     """
     asked = _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP)._replace(
-        ignore=NOTHING_THERE,
+        ignore=ABSENT_ERRNOS,
         silent=False,
         body_filter=wanted,
     )

@@ -17,7 +17,7 @@ REPAIR_HINT = (
 )
 
 
-class Owned(NamedTuple):
+class OwnedRule(NamedTuple):
     """One rule, or element of a set: `what` it is for, `where` it stands, whose it is.
 
     `network`, `container_id` and `ifname` are "" where it does not tell, or not all of it; `mark` b"" is none.

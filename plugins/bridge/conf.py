@@ -6,7 +6,7 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 from __future__ import annotations
 
 from attachment.masquerade import options
-from attachment.masquerade.options import Asked
+from attachment.masquerade.options import MasqueradeOptions
 from attachment.veth import parse_mtu
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
@@ -68,7 +68,7 @@ class BridgeConf:
     is_gateway: bool
     is_default_gateway: bool
     force_address: bool
-    masquerade: Asked | None
+    masquerade: MasqueradeOptions | None
     mtu: int
     mtu_auto: bool
     hairpin: bool

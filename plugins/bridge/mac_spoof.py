@@ -56,17 +56,19 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
 
     def attempt() -> None:
         names, rules = _current(socket, network, container_id, ifname)
-        userdata = nft_rule.comment(names.comment, (_NETWORK, _hash(network)))
-        made = nft.get(socket, _PREROUTING, names.chain, names.mac_chain)
-        requests = [nft.table(_TABLE), nft.chain(_PREROUTING)] if made[0] != _PREROUTING else []
+        userdata = nft_rule.comment_userdata(names.comment, (_NETWORK, _hash(network)))
+        made = nft.get_chains(socket, _PREROUTING, names.chain, names.mac_chain)
+        requests = [nft.table_request(_TABLE), nft.chain_request(_PREROUTING)] if made[0] != _PREROUTING else []
         for own, found in zip((names.chain, names.mac_chain), made[1:], strict=True):
-            requests.append(nft.flush(own) if found else nft.chain(own))
-        requests += [nft.rule_deletion(_PREROUTING, rule) for rule in rules]
-        requests += [nft.rule(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)]
+            requests.append(nft.flush_chain_request(own) if found else nft.chain_request(own))
+        requests += [nft.delete_rule_request(_PREROUTING, rule) for rule in rules]
+        requests += [
+            nft.rule_request(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)
+        ]
         nft.change(socket, *requests)
 
-    with nft.opened() as socket:
-        nft.retried(attempt)
+    with nft.open_socket() as socket:
+        nft.retry(attempt)
 
 
 def unprotect(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:
@@ -76,15 +78,15 @@ def unprotect(socket: NftSocket, network: str, container_id: str, ifname: str) -
 
 def check(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
     """Checks that the attachment is protected; raises CniError(999) for what is missing, KernelError."""
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         names, _ = _current(socket, network, container_id, ifname)
-        if nft.get(socket, _PREROUTING) != [_PREROUTING]:
+        if nft.get_chains(socket, _PREROUTING) != [_PREROUTING]:
             raise _missing(f"chain {_PREROUTING} is missing, or not called for what enters bridges", host_ifname)
         present = {
-            own: iter(nft.rules(socket, own, names.comment)) for own in (_PREROUTING, names.chain, names.mac_chain)
+            own: iter(nft.list_rules(socket, own, names.comment)) for own in (_PREROUTING, names.chain, names.mac_chain)
         }
         for own, expressions in _wanted(names, host_ifname, mac):
-            if not any(nft_rule.same(expressions, rule.expressions) for rule in present[own]):
+            if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in present[own]):
                 raise _missing(f"a rule is missing in chain {own}", host_ifname)
 
 
@@ -95,21 +97,21 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     """
     kept = {names.comment for item in valid for names in _both_names(network, item.container_id, item.ifname)}
     unknown = 0
-    for rule in nft.rules(socket, _PREROUTING, _COMMENT):
+    for rule in nft.list_rules(socket, _PREROUTING, _COMMENT):
         if rule.comment in kept or not rule.comment.startswith(_COMMENT):
             continue
         if _network(rule) == _hash(network):
             _take_away(socket, partial(_present, socket, _Names(rule.comment.removeprefix(_COMMENT))))
         elif not _network(rule):
             unknown += 1
-    nft_owner.tell_unnamed("bridge", unknown, f"chain {_PREROUTING}")
+    nft_owner.report_unowned("bridge", unknown, f"chain {_PREROUTING}")
 
 
 def problem() -> str:
     """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
     try:
-        with nft.opened() as socket:
-            nft.rehearse(socket, nft.table(_TABLE), nft.chain(_PREROUTING))
+        with nft.open_socket() as socket:
+            nft.dry_run(socket, nft.table_request(_TABLE), nft.chain_request(_PREROUTING))
     except KernelError as error:
         if error.errno == errno.EEXIST:
             return f"somebody has made it otherwise: nft list table bridge {_TABLE.name} ({error})"
@@ -132,7 +134,7 @@ def _take_away(socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]
 
     Chains to which a rule of somebody else jumps cannot be deleted: they stay, empty, and that is told on stderr.
     """
-    if not nft.delete_or_empty(partial(_delete, socket, current)):
+    if not nft.delete_or_flush(partial(_delete, socket, current)):
         print(f"bridge: chain {current()[0].chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
@@ -140,18 +142,18 @@ def _delete(
     socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]], end: Callable[[Chain], Request]
 ) -> None:
     names, rules = current()
-    chains = nft.get(socket, names.chain, names.mac_chain)
+    chains = nft.get_chains(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
-        *(nft.rule_deletion(_PREROUTING, rule) for rule in rules),
-        *(nft.flush(own) for own in chains if own),
+        *(nft.delete_rule_request(_PREROUTING, rule) for rule in rules),
+        *(nft.flush_chain_request(own) for own in chains if own),
         *(end(own) for own in chains if own),
     )
 
 
 def _present(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
     """Returns the names with the rules in PREROUTING that have their comment."""
-    return names, [rule for rule in nft.rules(socket, _PREROUTING, names.comment) if rule.comment == names.comment]
+    return names, [rule for rule in nft.list_rules(socket, _PREROUTING, names.comment) if rule.comment == names.comment]
 
 
 def _current(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
@@ -160,7 +162,7 @@ def _current(socket: NftSocket, network: str, container_id: str, ifname: str) ->
     They are the reference's; since those name no network, another one may have them already.
     """
     common, own = _both_names(network, container_id, ifname)
-    rules = nft.rules(socket, _PREROUTING, common.comment)  # with which the other comment begins
+    rules = nft.list_rules(socket, _PREROUTING, common.comment)  # with which the other comment begins
     taken = any(rule.comment == common.comment and _network(rule) not in (b"", _hash(network)) for rule in rules)
     names = own if taken or any(rule.comment == own.comment for rule in rules) else common
     return names, [rule for rule in rules if rule.comment == names.comment]
@@ -187,7 +189,7 @@ def _hash(text: str) -> bytes:
 
 
 def _network(rule: Rule) -> bytes:
-    return nft_rule.userdata(rule.userdata).get(_NETWORK, b"")
+    return nft_rule.parse_userdata(rule.userdata).get(_NETWORK, b"")
 
 
 def _missing(what: str, host_ifname: str) -> CniError:

@@ -59,7 +59,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
             inside = joined.inside or sandbox.get_link()
             result = _result(args, conf, given, (fitted, outside, inside))
             if own.mac_spoof_check:
-                undo.push("remove the MAC spoof check", partial(nft.each, [_unprotecting(args, conf)]))
+                undo.push("remove the MAC spoof check", partial(nft.run_steps, [_unprotecting(args, conf)]))
                 mac_spoof.protect(conf.name, args.container_id, args.ifname, outside.name, inside.mac_bytes)
             _bring_up(sandbox, inside, own, result)
             if not own.container_interface_down:
@@ -85,7 +85,9 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """
     with Socket() as host:
         others = veth.delete_attachment_veth(args, conf, host, bridge_conf.name_for_del(conf))
-    run_all(*options.removal(args, conf, others, _unprotecting(args, conf)), partial(delegate.run_ipam, args, conf))
+    run_all(
+        *options.removal_steps(args, conf, others, _unprotecting(args, conf)), partial(delegate.run_ipam, args, conf)
+    )
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -104,9 +106,11 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
-    rules = [*backend.gc(conf.name, valid), lambda socket: mac_spoof.gc(socket, conf.name, valid)]
+    rules = [*backend.gc_steps(conf.name, valid), lambda socket: mac_spoof.gc(socket, conf.name, valid)]
     run_all(
-        partial(backend.gc_legacy, conf.name, valid), partial(nft.each, rules), partial(delegate.run_ipam, args, conf)
+        partial(backend.gc_legacy, conf.name, valid),
+        partial(nft.run_steps, rules),
+        partial(delegate.run_ipam, args, conf),
     )
 
 
@@ -125,7 +129,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_remove_rules(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    options.retract(args, conf, _unprotecting(args, conf))
+    options.remove_rules(args, conf, _unprotecting(args, conf))
 
 
 PLUGIN = Plugin(

@@ -99,8 +99,8 @@ def _warn(conf: BridgeConf) -> None:
     except OSError:
         return
     try:
-        with nft.opened() as socket:
-            served = any(nft.get(socket, *_KUBE_PROXY))
+        with nft.open_socket() as socket:
+            served = any(nft.get_chains(socket, *_KUBE_PROXY))
     except KernelError:
         return  # where nothing is known nothing is said
     if served:

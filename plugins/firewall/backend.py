@@ -10,10 +10,10 @@ import sys
 from kernel.netfilter.backends import Backends
 from plugins.firewall import firewalld, iptables, nftables
 from plugins.firewall.conf import AUTOMATIC, FIREWALLD, FirewallConf
-from plugins.firewall.spec import ISOLATED, OPEN, SAME_BRIDGE, Protected
+from plugins.firewall.spec import ISOLATED, OPEN, SAME_BRIDGE, FirewallSpec
 from process.values import replace
 
-_BACKENDS: Backends[Protected] = Backends(
+_BACKENDS: Backends[FirewallSpec] = Backends(
     iptables, nftables, 'install iptables or a kernel with nftables, or take "firewall" out of the list'
 )
 _IN_A_VLAN = {
@@ -41,14 +41,14 @@ def check(conf: FirewallConf) -> None:
         _BACKENDS.check(rules.wanted, rules.backend)
 
 
-def problem(conf: FirewallConf) -> str:
+def get_problem(conf: FirewallConf) -> str:
     """Tells what keeps ADD from working, "" when nothing does."""
     by_firewalld, rules = _shared_out(conf)
-    found = firewalld.problem(conf.wanted.zone) if by_firewalld else ""
-    return found or (_BACKENDS.problem(rules.backend) if rules else "")
+    found = firewalld.get_problem(conf.wanted.zone) if by_firewalld else ""
+    return found or (_BACKENDS.get_problem(rules.backend) if rules else "")
 
 
-def _tell_of_vlan(wanted: Protected) -> None:
+def _tell_of_vlan(wanted: FirewallSpec) -> None:
     """Tells on stderr where a policy does not do what it says: the bridge's gateway in a VLAN is one of its ports."""
     gateway = next((name for name in wanted.ports if name.startswith(f"{wanted.bridge}.")), "")
     if wanted.policy != OPEN and gateway:

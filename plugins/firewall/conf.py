@@ -14,7 +14,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.keys import STRING, Key
 from cni.result import Result
-from plugins.firewall.spec import OPEN, POLICIES, Protected
+from plugins.firewall.spec import OPEN, POLICIES, FirewallSpec
 from process.values import dataclass
 
 AUTOMATIC, FIREWALLD, IPTABLES, NFTABLES = "", "firewalld", "iptables", "nftables"
@@ -36,7 +36,7 @@ _RESERVED = ("INPUT", "FORWARD", "OUTPUT", "ACCEPT", "DROP", "QUEUE", "RETURN")
 class FirewallConf:
     """What is wanted for one attachment, and by which backend: "" for firewalld if it runs, else what works."""
 
-    wanted: Protected
+    wanted: FirewallSpec
     backend: str
 
 
@@ -51,7 +51,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
         details = f'set "ingressPolicy" to one of {", ".join(POLICIES)}'
         raise CniError(Code.INVALID_NETWORK_CONFIG, f'unknown ingress policy: "{policy}"', details)
     prev_result = prev_result or Result()
-    wanted = Protected(
+    wanted = FirewallSpec(
         network=conf.name,
         container_id=args.container_id,
         ifname=args.ifname,
@@ -67,7 +67,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
     return FirewallConf(wanted, _backend(conf))
 
 
-def lenient(args: CmdArgs, conf: NetConf) -> Protected:
+def parse_leniently(args: CmdArgs, conf: NetConf) -> FirewallSpec:
     """Returns what DEL needs to know, as far as it can be read; without prevResult libcni's cache tells the addresses.
 
     `bridge` is the interface that a policy would be about, whatever the policy is.
@@ -84,7 +84,7 @@ def lenient(args: CmdArgs, conf: NetConf) -> Protected:
     bridge = first.name if first and not first.sandbox else ""
     zone = conf.fields.raw("firewalldZone")
     zone = zone if isinstance(zone, str) and zone and "\0" not in zone else "trusted"
-    return Protected(conf.name, args.container_id, args.ifname, addresses, bridge=bridge, zone=zone)
+    return FirewallSpec(conf.name, args.container_id, args.ifname, addresses, bridge=bridge, zone=zone)
 
 
 def _backend(conf: NetConf) -> str:

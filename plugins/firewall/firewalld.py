@@ -17,11 +17,11 @@ from cni.errors import CniError, Code, UnchangedError, combined
 from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, Call, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
-from kernel.netfilter.nft_owner import owner_of
+from kernel.netfilter.nft_owner import owner_id
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall import nftables_records
 from plugins.firewall.nftables_records import Record
-from plugins.firewall.spec import OPEN, Protected
+from plugins.firewall.spec import OPEN, FirewallSpec
 from process.undo import Undo
 from process.values import replace
 
@@ -50,7 +50,7 @@ def is_running() -> bool:
         return False
 
 
-def add(wanted: Protected) -> None:
+def add(wanted: FirewallSpec) -> None:
     """Puts the addresses into the zone; those that are there stay. Raises CniError(999), CniError(11).
 
     The zone is as before then. It is an UnchangedError where all else is too: what this ADD may have made for a policy
@@ -58,8 +58,8 @@ def add(wanted: Protected) -> None:
     """
     before: list[Record] = []
     try:
-        with nft.opened() as socket:
-            before = nftables_records.remembered(socket, wanted)
+        with nft.open_socket() as socket:
+            before = nftables_records.list_records_of(socket, wanted)
             with Bus() as bus, Undo() as undo:
                 _add(wanted, before, socket, bus, undo)
     except CniError as error:
@@ -67,8 +67,8 @@ def add(wanted: Protected) -> None:
         raise kind(error.code, error.msg, error.details or _CURE) from error
 
 
-def _add(wanted: Protected, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
-    nftables_records.remember(socket, wanted)
+def _add(wanted: FirewallSpec, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
+    nftables_records.save_records(socket, wanted)
     undo.push("restore what is remembered of the sources", partial(_restore, socket, wanted, before))
     known = {record.address for record in before}
     fresh = {address: wanted.zone for address in wanted.addresses if address not in known}
@@ -88,15 +88,15 @@ def _take_back(bus: Bus, zones: Mapping[Address, str]) -> None:
     _asked(bus, "removeSource", zones)
 
 
-def _restore(socket: NftSocket, wanted: Protected, before: list[Record]) -> None:
+def _restore(socket: NftSocket, wanted: FirewallSpec, before: list[Record]) -> None:
     """Remembers of an attachment what was remembered before, and no more."""
-    nftables_records.forget(socket, nftables_records.remembered(socket, wanted))
+    nftables_records.delete_records(socket, nftables_records.list_records_of(socket, wanted))
     for zone in sorted({record.zone for record in before}):
         addresses = tuple(record.address for record in before if record.zone == zone)
-        nftables_records.remember(socket, replace(wanted, zone=zone, addresses=addresses))
+        nftables_records.save_records(socket, replace(wanted, zone=zone, addresses=addresses))
 
 
-def check(wanted: Protected) -> None:
+def check(wanted: FirewallSpec) -> None:
     """Raises CniError(999) for an address that is not in the zone (the reference passes that), CniError(11)."""
     errors = []
     with Bus() as bus:
@@ -110,14 +110,14 @@ def check(wanted: Protected) -> None:
         raise error
 
 
-def delete(socket: NftSocket, wanted: Protected) -> None:
+def delete(socket: NftSocket, wanted: FirewallSpec) -> None:
     """Takes the addresses out of the zone; absent is success, and so is no firewalld, whose sources end with it.
 
     An address that is remembered as another attachment's by now stays. Those of prevResult that are remembered as
     nobody's are taken out too: the reference may have put them there.
     """
-    every = nftables_records.records(socket)
-    owner = owner_of(wanted.network, wanted.container_id, wanted.ifname)
+    every = nftables_records.list_records(socket)
+    owner = owner_id(wanted.network, wanted.container_id, wanted.ifname)
     known = {record.address for record in every}
     others = {address: wanted.zone for address in wanted.addresses if address not in known}
     _withdraw(socket, [record for record in every if record.owner == owner], others)
@@ -125,10 +125,10 @@ def delete(socket: NftSocket, wanted: Protected) -> None:
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     """Takes out the addresses that are remembered of a network's attachments that are not `valid`."""
-    _withdraw(socket, nftables_records.stale(socket, network, valid), {})
+    _withdraw(socket, nftables_records.list_stale_records(socket, network, valid), {})
 
 
-def problem(zone: str) -> str:
+def get_problem(zone: str) -> str:
     """Tells what keeps this backend from working, "" when it works."""
     try:
         with Bus() as bus:
@@ -158,7 +158,7 @@ def _withdraw(socket: NftSocket, remembered: list[Record], others: dict[Address,
         pass
     if error := combined(errors):
         raise error
-    nftables_records.forget(socket, remembered)
+    nftables_records.delete_records(socket, remembered)
 
 
 def _asked(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:

@@ -26,8 +26,7 @@ from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableE
 from kernel.netfilter.iptables_chains import change_legacy
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
-from plugins.firewall import bridged, iptables_check, iptables_look, iptables_plan
-from plugins.firewall.iptables_look import Placed, listed
+from plugins.firewall import bridge_netfilter, iptables_check, iptables_state, iptables_update
 from plugins.firewall.iptables_rules import (
     ENTRY,
     FORWARD,
@@ -39,7 +38,8 @@ from plugins.firewall.iptables_rules import (
     address_rules,
     interface_of,
 )
-from plugins.firewall.spec import OPEN, Protected
+from plugins.firewall.iptables_state import ExistingRule, listed
+from plugins.firewall.spec import OPEN, FirewallSpec
 
 _ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
 _DOING = "make the firewall's rules"
@@ -47,7 +47,7 @@ _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains with rules that first pods make
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # what is one word to iptables-restore, and one interface
 
 
-def add(wanted: Protected) -> None:
+def add(wanted: FirewallSpec) -> None:
     """Makes the rules; those that are there stay. Raises iptables.UnusableError, CniError(11), CniError(999).
 
     Some rules may be there then, which `delete` and `delete_legacy` take away, unless it is an UnchangedError: then
@@ -74,44 +74,46 @@ def add(wanted: Protected) -> None:
     except UnusableError:  # the other backend's turn: one family may have its rules
         if written and not repeated:
             with suppress(CniError):
-                run_all(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
+                run_all(partial(delete_legacy, wanted), partial(nft.run_steps, [lambda socket: delete(socket, wanted)]))
         raise
     except CniError as error:
         if written and wanted.accepts and not repeated:
             raise
         raise UnchangedError(error.code, error.msg, error.details) from error
-    if problem := bridged.lacking(wanted):
-        print(f"firewall: {problem}: {bridged.CURE}", file=sys.stderr)
+    if problem := bridge_netfilter.get_problem(wanted):
+        print(f"firewall: {problem}: {bridge_netfilter.HINT}", file=sys.stderr)
 
 
-def check(wanted: Protected) -> None:
+def check(wanted: FirewallSpec) -> None:
     """Raises CniError(999) for what is missing, and as `add`."""
-    for version, listing in iptables_look.listings(wanted).items():
-        iptables_check.rules(wanted, version, listing)
-    if problem := bridged.lacking(wanted):
-        raise CniError(Code.INTERNAL, problem, bridged.CURE)
+    for version, listing in iptables_state.get_listings(wanted).items():
+        iptables_check.check_rules(wanted, version, listing)
+    if problem := bridge_netfilter.get_problem(wanted):
+        raise CniError(Code.INTERNAL, problem, bridge_netfilter.HINT)
 
 
-def problem() -> str:
+def get_problem() -> str:
     """Tells what keeps this backend from working for IPv4, "" when it works (IPv6 may not be there)."""
-    return iptables.problem((4,), TABLE, ENTRY)
+    return iptables.get_problem((4,), TABLE, ENTRY)
 
 
-def delete(socket: NftSocket, wanted: Protected) -> None:
+def delete(socket: NftSocket, wanted: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-nft; absent is success. Raises KernelError."""
 
     def stale(version: int, listing: list[str]) -> list[str]:
-        return iptables_plan.removal(wanted, version, listing, _dead(listing, wanted.bridge), _Judge())
+        return iptables_update.del_rules(wanted, version, listing, _dead(listing, wanted.bridge), _Judge())
 
-    _delete(socket, lambda version: iptables_look.removable(socket, wanted, version), stale)
+    _delete(socket, lambda version: iptables_state.removable(socket, wanted, version), stale)
 
 
-def delete_legacy(wanted: Protected) -> None:
+def delete_legacy(wanted: FirewallSpec) -> None:
     """Deletes the same of iptables-legacy, which takes its lock; raises CniError(11), CniError(999)."""
 
     def lines(version: int, listing: list[str]) -> list[str]:
         dead = _dead(listing, wanted.bridge)
-        return iptables_plan.without(iptables_plan.removal(wanted, version, listing, dead, _Judge()), listing)
+        return iptables_update.removal_lines(
+            iptables_update.del_rules(wanted, version, listing, dead, _Judge()), listing
+        )
 
     change_legacy(TABLE, lines, f"delete the firewall's rules of container {wanted.container_id}")
 
@@ -124,11 +126,11 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     unnamed: dict[int, int] = {}
 
     def stale(version: int, listing: list[str]) -> list[str]:
-        unnamed[version] = iptables_plan.unnamed(listing)
-        return iptables_plan.stale(network, valid, listing, _dead(listing))
+        unnamed[version] = iptables_update.count_unowned(listing)
+        return iptables_update.gc_rules(network, valid, listing, _dead(listing))
 
-    _delete(socket, lambda version: iptables_look.collectable(socket, version), stale)
-    nft_owner.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD}")
+    _delete(socket, lambda version: iptables_state.collectable(socket, version), stale)
+    nft_owner.report_unowned("firewall", sum(unnamed.values()), f"chain {FORWARD}")
 
 
 def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
@@ -136,30 +138,30 @@ def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
     unnamed: dict[int, int] = {}
 
     def lines(version: int, listing: list[str]) -> list[str]:
-        unnamed[version] = iptables_plan.unnamed(listing)
-        return iptables_plan.without(iptables_plan.stale(network, valid, listing, _dead(listing)), listing)
+        unnamed[version] = iptables_update.count_unowned(listing)
+        return iptables_update.removal_lines(iptables_update.gc_rules(network, valid, listing, _dead(listing)), listing)
 
     change_legacy(TABLE, lines, f"delete stale rules of network {network}")
-    nft_owner.tell_unnamed("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
+    nft_owner.report_unowned("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
 
 
-def _refuse_bridge(wanted: Protected) -> None:
+def _refuse_bridge(wanted: FirewallSpec) -> None:
     """Refuses a name that iptables would take for something else, as "br+" for all that begin so."""
     if wanted.policy != OPEN and not _INTERFACE.fullmatch(wanted.bridge):
         msg = f'"ingressPolicy": iptables cannot tell interface "{wanted.bridge}" from others'
         raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
 
 
-def _changes(wanted: Protected) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+def _changes(wanted: FirewallSpec) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
     """Returns what to write in each family, and what there is."""
-    listings = iptables_look.listings(wanted)
+    listings = iptables_state.get_listings(wanted)
     judge = _Judge()
     return {
-        version: iptables_plan.lines(wanted, version, listing, judge) for version, listing in listings.items()
+        version: iptables_update.add_lines(wanted, version, listing, judge) for version, listing in listings.items()
     }, listings
 
 
-def _has_some(wanted: Protected, listings: Mapping[int, Sequence[str]]) -> bool:
+def _has_some(wanted: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
     """Tells whether some of the attachment's rules are there."""
     own = {rule for address in wanted.addresses for rule in address_rules(address)}
     return any(not own.isdisjoint(listing) for listing in listings.values())
@@ -213,7 +215,7 @@ def _get(name: str) -> Link | None:
 
 def _delete(
     socket: NftSocket,
-    look: Callable[[int], tuple[dict[str, int], list[Placed]]],
+    look: Callable[[int], tuple[dict[str, int], list[ExistingRule]]],
     stale: Callable[[int, list[str]], list[str]],
 ) -> None:
     """Looks, and deletes what is `stale` in both families, in one transaction; the chain of records with its last.
@@ -228,14 +230,16 @@ def _delete(
             lines = {*stale(version, listed(present, found))}
             gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
             for rule in gone:
-                requests.append(nft.rule_deletion(rule.chain, rule.handle)._replace(details=partial(_matches, rule)))
+                requests.append(
+                    nft.delete_rule_request(rule.chain, rule.handle)._replace(details=partial(_matches, rule))
+                )
             if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
-                requests.append(nft.empty_chain_deletion(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
+                requests.append(nft.delete_empty_chain_request(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)
 
-    nft.settled(socket, attempt)
+    nft.retry_with_generation(socket, attempt)
 
 
-def _matches(rule: Placed) -> str:
+def _matches(rule: ExistingRule) -> str:
     """Returns what is behind a rule's chain."""
     return rule.line.split(" ", 2)[-1]

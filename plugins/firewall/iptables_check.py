@@ -10,33 +10,33 @@ from collections.abc import Sequence
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.owned import REPAIR_HINT
-from plugins.firewall.iptables_plan import own_addresses
 from plugins.firewall.iptables_rules import (
     ENDS,
     FORWARD_JUMP,
     ISOLATION_JUMP,
     address_rules,
     admin_jump,
-    newer,
+    normalize,
     other_policy_rules,
     policy_rules,
 )
-from plugins.firewall.spec import OPEN, Protected
+from plugins.firewall.iptables_update import accepted_addresses
+from plugins.firewall.spec import OPEN, FirewallSpec
 
 
-def rules(wanted: Protected, version: int, listing: Sequence[str]) -> None:
+def check_rules(wanted: FirewallSpec, version: int, listing: Sequence[str]) -> None:
     """Raises CniError(999) for a rule that is missing, or that does not have its effect where it stands."""
     if wanted.accepts:
         _demand(FORWARD_JUMP, version, listing, "FORWARD rule")
         _demand(admin_jump(wanted.admin_chain), version, listing, "CNI-FORWARD rule")
-        for address in own_addresses(wanted, version):
+        for address in accepted_addresses(wanted, version):
             for rule in address_rules(address):
                 _demand(rule, version, listing, "rule")
     if wanted.policy != OPEN:
-        _policy(wanted, version, [newer(line) for line in listing])
+        _policy(wanted, version, [normalize(line) for line in listing])
 
 
-def _policy(wanted: Protected, version: int, listing: Sequence[str]) -> None:
+def _policy(wanted: FirewallSpec, version: int, listing: Sequence[str]) -> None:
     _demand(ISOLATION_JUMP, version, listing, "FORWARD rule")
     if FORWARD_JUMP in listing and listing.index(FORWARD_JUMP) < listing.index(ISOLATION_JUMP):
         raise _wrong(f"chain FORWARD leads to CNI-FORWARD before it isolates ({TOOLS[version]})")

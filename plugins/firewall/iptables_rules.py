@@ -27,18 +27,18 @@ from typing import NamedTuple
 from cni.address import Address
 from cni.conf import Attachment
 from kernel.netfilter.iptables_chains import COMMENT_BYTES
-from kernel.netfilter.iptables_listing import commented
-from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, Protected
+from kernel.netfilter.iptables_listing import render_comment
+from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, FirewallSpec
 
 TABLE = "filter"
 ENTRY, FORWARD, OWNERS = "FORWARD", "CNI-FORWARD", "CNI-FORWARD-OWNERS"
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
 
-_FORWARD_COMMENT = commented("CNI firewall plugin rules")
-_ADMIN_COMMENT = commented("CNI firewall plugin admin overrides")
-_STAGES_COMMENT = commented("CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)")
+_FORWARD_COMMENT = render_comment("CNI firewall plugin rules")
+_ADMIN_COMMENT = render_comment("CNI firewall plugin admin overrides")
+_STAGES_COMMENT = render_comment("CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)")
 _POLICY_COMMENTS = {
-    own: commented(f"CNI firewall plugin rules (ingressPolicy: {own})") for own in (SAME_BRIDGE, ISOLATED)
+    own: render_comment(f"CNI firewall plugin rules (ingressPolicy: {own})") for own in (SAME_BRIDGE, ISOLATED)
 }
 
 FORWARD_JUMP = f"-A {ENTRY} {_FORWARD_COMMENT} -j {FORWARD}"
@@ -71,7 +71,7 @@ class Record(NamedTuple):
         return (named["network"], Attachment(named["container_id"], named["ifname"])) if named else None
 
 
-def newer(line: str) -> str:
+def normalize(line: str) -> str:
     """Returns a rule as the reference makes it since 1.7.0: before, shared rules' comments named one policy only."""
     shared = line.startswith((f"-A {ENTRY} ", f"-A {STAGE_2} ")) or line.endswith(" RETURN")
     return line.replace(_POLICY_COMMENTS[SAME_BRIDGE], _STAGES_COMMENT) if shared else line
@@ -121,7 +121,7 @@ def address_of(line: str) -> Address | None:
     return ip_address(found[1] or found[2]) if found else None
 
 
-def record(wanted: Protected, address: Address) -> str:
+def record(wanted: FirewallSpec, address: Address) -> str:
     """Returns the rule that says whose an address is."""
     own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
     return f"-A {OWNERS} -s {address}/{address.max_prefixlen} {own}"
@@ -135,7 +135,7 @@ def records(listing: Iterable[str]) -> list[Record]:
 
 def owner(network: str, attachment: Attachment) -> str:
     """Returns the comment of an attachment's records, as iptables lists it."""
-    return commented(owner_text(network, attachment))
+    return render_comment(owner_text(network, attachment))
 
 
 def owner_text(network: str, attachment: Attachment) -> str:
@@ -148,7 +148,7 @@ def owner_text(network: str, attachment: Attachment) -> str:
 
 def is_of_network(own: Record, network: str) -> bool:
     """Tells whether a record is of a network's attachment."""
-    starts = (commented(start + "-").removesuffix('-"') for start in (_network(network), _hashed_network(network)))
+    starts = (render_comment(start + "-").removesuffix('-"') for start in (_network(network), _hashed_network(network)))
     return own.match.startswith(tuple(starts))
 
 

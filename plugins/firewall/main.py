@@ -17,7 +17,7 @@ from cni.versions import SUPPORTED, at_least
 from kernel.netfilter import nft
 from plugins.firewall import backend, firewalld, iptables, nftables
 from plugins.firewall import conf as firewall_conf
-from plugins.firewall.spec import Protected
+from plugins.firewall.spec import FirewallSpec
 from process.undo import Undo
 
 
@@ -42,7 +42,7 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules from every backend; gone is success, and the configuration may be broken."""
-    _remove(firewall_conf.lenient(args, conf))
+    _remove(firewall_conf.parse_leniently(args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -60,7 +60,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
         lambda socket: iptables.gc(socket, conf.name, valid),
         lambda socket: nftables.gc(socket, conf.name, valid),
     ]
-    run_all(partial(iptables.gc_legacy, conf.name, valid), partial(nft.each, rules))
+    run_all(partial(iptables.gc_legacy, conf.name, valid), partial(nft.run_steps, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
@@ -69,7 +69,7 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
         own = firewall_conf.parse(args, conf, None)
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from None
-    if problem := backend.problem(own):
+    if problem := backend.get_problem(own):
         cure = 'install what is missing, or set "backend" to another one'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", cure)
 
@@ -97,11 +97,11 @@ PLUGIN = Plugin(
 )
 
 
-def _remove(own: Protected) -> None:
+def _remove(own: FirewallSpec) -> None:
     """Removes the attachment's rules wherever they are: firewalld's, by netlink, and what iptables-legacy made."""
     rules = [
         lambda socket: firewalld.delete(socket, own),
         lambda socket: iptables.delete(socket, own),
         lambda socket: nftables.delete(socket, own),
     ]
-    run_all(partial(iptables.delete_legacy, own), partial(nft.each, rules))
+    run_all(partial(iptables.delete_legacy, own), partial(nft.run_steps, rules))

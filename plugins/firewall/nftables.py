@@ -17,63 +17,65 @@ from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_set
 from kernel.netfilter.nft import Chain, NftSocket, Table
-from kernel.netfilter.nft_set import having, interface_key
+from kernel.netfilter.nft_set import byte_filter, interface_key
 from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
 from plugins.firewall import nftables_rules as rules
-from plugins.firewall.nftables_rules import BASE, INSIDE, MEMBERS, OWNED, POLICED, Base, Whose
-from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, Protected
+from plugins.firewall.nftables_rules import BASE, MEMBERS, OWNED, POLICED, SAME_BRIDGE_PAIRS, BaseTable, ElementFilter
+from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, FirewallSpec
 
 _IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in nft.NFPROTO.items()}
 _TOOLS = {4: "iptables", 6: "ip6tables"}
 _NEEDS = "the firewall with nftables needs a kernel with sets and connection tracking in tables of family"
 
 
-def add(wanted: Protected) -> None:
+def add(wanted: FirewallSpec) -> None:
     """Makes table and elements; those that are there stay, and what was another attachment's is this one's now.
 
     Raises CniError(999) with a hint where the kernel cannot do it; UnchangedError where it said so.
     """
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         try:
             _add_surely(socket, wanted)
         except KernelError as error:
             kind = CniError if _is_lost(error) else UnchangedError
-            raise kind(error.code, error.msg, _problem(socket, rules.bases(wanted)) or error.details) from error
+            raise kind(
+                error.code, error.msg, _problem(socket, rules.required_tables(wanted)) or error.details
+            ) from error
         if wanted.accepts:
             _tell_of_drop(socket, wanted.versions)
     if wanted.policy == ISOLATED and not wanted.ports:
         _tell_of_unknown_port(wanted.bridge)
 
 
-def check(wanted: Protected) -> None:
+def check(wanted: FirewallSpec) -> None:
     """Checks that packets come to the elements and that these are there; raises CniError(999), KernelError."""
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         nftables_check.check(socket, wanted)
 
 
-def problem() -> str:
+def get_problem() -> str:
     """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             return _problem(socket, [BASE])
     except nft.UnavailableError as error:
         return str(error)
 
 
-def delete(socket: NftSocket, wanted: Protected) -> None:
+def delete(socket: NftSocket, wanted: FirewallSpec) -> None:
     """Deletes the attachment's elements, whatever addresses are known; absent is success. Raises KernelError."""
-    _delete(socket, Whose.attachments(wanted))
+    _delete(socket, ElementFilter.attachments(wanted))
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     """Deletes the elements of a network's attachments that are not `valid`; raises KernelError."""
-    _delete(socket, Whose.stale(network, valid))
+    _delete(socket, ElementFilter.stale(network, valid))
 
 
-def _add_surely(socket: NftSocket, wanted: Protected) -> None:
+def _add_surely(socket: NftSocket, wanted: FirewallSpec) -> None:
     """Makes what is missing; once more where the answer was lost, and with it what came of that. Raises KernelError."""
-    attempt = partial(nft.settled, socket, lambda generation: _add(socket, wanted, generation))
+    attempt = partial(nft.retry_with_generation, socket, lambda generation: _add(socket, wanted, generation))
     try:
         attempt()
     except KernelError as error:
@@ -87,76 +89,88 @@ def _is_lost(error: KernelError) -> bool:
     return isinstance(error.__cause__, OSError)
 
 
-def _add(socket: NftSocket, wanted: Protected, generation: int) -> None:
-    requests = [request for base in rules.bases(wanted) for request in _made(socket, base)]
-    requests += _changes(socket, Whose.attachments(wanted), wanted)
+def _add(socket: NftSocket, wanted: FirewallSpec, generation: int) -> None:
+    requests = [request for base in rules.required_tables(wanted) for request in _made(socket, base)]
+    requests += _changes(socket, ElementFilter.attachments(wanted), wanted)
     nft.change(socket, *requests, generation=generation)
 
 
-def _delete(socket: NftSocket, whose: Whose) -> None:
-    nft.settled(socket, lambda generation: nft.change(socket, *_changes(socket, whose, None), generation=generation))
+def _delete(socket: NftSocket, whose: ElementFilter) -> None:
+    nft.retry_with_generation(
+        socket, lambda generation: nft.change(socket, *_changes(socket, whose, None), generation=generation)
+    )
 
 
-def _made(socket: NftSocket, base: Base) -> list[Request]:
+def _made(socket: NftSocket, base: BaseTable) -> list[Request]:
     """Returns what makes a table, nothing if it is there.
 
     How many rules its chains have is enough here, as nobody else's belong there; CHECK looks at each.
     """
-    found = nft.get(socket, *base.uses)
+    found = nft.get_chains(socket, *base.uses)
     if all(chain == own and chain.uses == uses for chain, (own, uses) in zip(found, base.uses.items(), strict=True)):
         return []
     return _requests(base)
 
 
-def _requests(base: Base) -> list[Request]:
-    requests = [nft.table(base.table), *map(nft_set.new, base.sets), *map(nft.chain, base.chains)]
+def _requests(base: BaseTable) -> list[Request]:
+    requests = [
+        nft.table_request(base.table),
+        *map(nft_set.set_request, base.sets),
+        *map(nft.chain_request, base.chains),
+    ]
     for chain, content in base.rules.items():
         # Flushed even when it is empty: another first pod may fill it before us.
-        requests += [nft.flush(chain), *(nft.rule(chain, rule.expressions) for rule in content)]
+        requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, rule.expressions) for rule in content)]
     return requests
 
 
-def _changes(socket: NftSocket, whose: Whose, wanted: Protected | None) -> list[Request]:
+def _changes(socket: NftSocket, whose: ElementFilter, wanted: FirewallSpec | None) -> list[Request]:
     """Returns what leaves of the elements that are `whose` those that are `wanted`, and adds what is missing."""
     requests: list[Request] = []
     left: set[bytes] = set()  # members that go
-    expected = rules.expected(wanted) if wanted else {}
+    expected = rules.desired_elements(wanted) if wanted else {}
     for own in OWNED:
         new = {element.key: element for element in expected.get(own, ())}
-        found = nft_set.elements(socket, own, having({*whose.hints, *new}))
+        found = nft_set.list_elements(socket, own, byte_filter({*whose.hints, *new}))
         right = {
-            item.key for item in found if item.key in new and wanted and rules.owner(item) == rules.owner_of(wanted)
+            item.key
+            for item in found
+            if item.key in new and wanted and rules.element_owner(item) == rules.spec_owner(wanted)
         }
         old = [item.key for item in found if item.key not in right and (item.key in new or whose.has(item))]
         left.update(old if own in MEMBERS.values() else ())
-        requests += nft_set.deletions(own, old)
+        requests += nft_set.delete_element_requests(own, old)
         if lacking := [element for key, element in new.items() if key not in right]:
-            requests += [nft_set.new(own), *nft_set.additions(own, lacking)]
+            requests += [nft_set.set_request(own), *nft_set.add_element_requests(own, lacking)]
     return requests + _policies(socket, wanted, left)
 
 
-def _policies(socket: NftSocket, wanted: Protected | None, left: Collection[bytes]) -> list[Request]:
+def _policies(socket: NftSocket, wanted: FirewallSpec | None, left: Collection[bytes]) -> list[Request]:
     """Returns what gives the attachment's bridge its policy, and takes theirs from those whose last member goes."""
     bridge = interface_key(wanted.bridge) if wanted and wanted.bridge else b""
     gone = {rules.bridge_of(key) for key in left} - {bridge}
     if gone:
-        members = [item.key for own in MEMBERS.values() for item in nft_set.elements(socket, own, having(gone))]
+        members = [
+            item.key for own in MEMBERS.values() for item in nft_set.list_elements(socket, own, byte_filter(gone))
+        ]
         gone &= {rules.bridge_of(key) for key in members}  # where even ours was not seen, nothing is known
         gone -= {rules.bridge_of(key) for key in members if key not in left}
     requests: list[Request] = []
     same = wanted is not None and wanted.policy == SAME_BRIDGE
-    for own, key, wished in ((POLICED, 1, True), (INSIDE, 2, same)):
+    for own, key, wished in ((POLICED, 1, True), (SAME_BRIDGE_PAIRS, 2, same)):
         new = {bridge * key} if bridge and wished else set()
         old = {each * key for each in gone} | ({bridge * key} if bridge and not wished else set())
-        found = {item.key for item in nft_set.elements(socket, own, having(new | old))} if new or old else set()
-        requests += nft_set.deletions(own, old & found)
-        requests += nft_set.additions(own, map(nft_set.Element, new - found))
+        found = (
+            {item.key for item in nft_set.list_elements(socket, own, byte_filter(new | old))} if new or old else set()
+        )
+        requests += nft_set.delete_element_requests(own, old & found)
+        requests += nft_set.add_element_requests(own, map(nft_set.Element, new - found))
     return requests
 
 
 def _tell_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
     """Tells on stderr where iptables drops what is accepted here: that is each table's own decision."""
-    found = nft.get(socket, *(_IPTABLES[version] for version in versions))
+    found = nft.get_chains(socket, *(_IPTABLES[version] for version in versions))
     if names := [_TOOLS[version] for version, chain in zip(versions, found, strict=True) if chain and chain.drops]:
         print(
             f"firewall: chain FORWARD of {' and '.join(names)} drops what it does not accept itself: an accept in a "
@@ -177,11 +191,11 @@ def _tell_of_unknown_port(bridge: str) -> None:
         )
 
 
-def _problem(socket: NftSocket, bases: Iterable[Base]) -> str:
+def _problem(socket: NftSocket, bases: Iterable[BaseTable]) -> str:
     """Has the kernel try what ADD would make, under the same names: others may have made such a table otherwise."""
     for base in bases:
         try:
-            nft.rehearse(socket, *_requests(base))
+            nft.dry_run(socket, *_requests(base))
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)
@@ -192,7 +206,9 @@ def _problem(socket: NftSocket, bases: Iterable[Base]) -> str:
     return ""
 
 
-def _is_otherwise(socket: NftSocket, base: Base) -> bool:
+def _is_otherwise(socket: NftSocket, base: BaseTable) -> bool:
     """Tells whether chains or sets of our names are of another kind: what the kernel answers then differs."""
-    chains = zip(base.chains, nft.get(socket, *base.chains), strict=True)
-    return any(found not in (None, own) for own, found in chains) or False in nft_set.are_right(socket, *base.sets)
+    chains = zip(base.chains, nft.get_chains(socket, *base.chains), strict=True)
+    return any(found not in (None, own) for own, found in chains) or False in nft_set.get_key_matches(
+        socket, *base.sets
+    )

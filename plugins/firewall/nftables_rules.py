@@ -27,7 +27,7 @@ from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN
 from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
-from plugins.firewall.spec import ISOLATED, Protected
+from plugins.firewall.spec import ISOLATED, FirewallSpec
 from process.values import dataclass
 
 _FORWARD, _FILTER, _FILTER_BRIDGED = 2, 0, -200  # NF_INET_FORWARD and NF_BR_FORWARD, priorities
@@ -46,7 +46,7 @@ MEMBERS = {
     for version in _VERSIONS
 }
 POLICED = Set(TABLE, "policed", (INTERFACE_NAME,), "bridges with an ingressPolicy")
-INSIDE = Set(TABLE, "inside", (INTERFACE_NAME, INTERFACE_NAME), "bridges with ingressPolicy same-bridge")
+SAME_BRIDGE_PAIRS = Set(TABLE, "inside", (INTERFACE_NAME, INTERFACE_NAME), "bridges with ingressPolicy same-bridge")
 PORTS = Set(BRIDGE_TABLE, "isolated", (INTERFACE_NAME,), "ports of pods with ingressPolicy isolated")
 
 ADMIN = Chain(TABLE, "admin", comment="for the administrator's rules")
@@ -55,7 +55,7 @@ ENTRY = Chain(TABLE, "forward", Hook("filter", _FORWARD, _FILTER))
 BRIDGED = Chain(BRIDGE_TABLE, "forward", Hook("filter", _FORWARD, _FILTER_BRIDGED))
 
 
-class Text(NamedTuple):
+class TextRule(NamedTuple):
     """A rule as `nft list` prints it, and its bytes."""
 
     text: str
@@ -63,85 +63,85 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Whose:
+class ElementFilter:
     """Whose elements are meant: `hints` are bytes; an element whose owner `means` takes has some of them."""
 
     hints: tuple[bytes, ...]
     means: Callable[[bytes], bool]
 
     @classmethod
-    def attachments(cls, wanted: Protected) -> Whose:
+    def attachments(cls, wanted: FirewallSpec) -> ElementFilter:
         """Returns whose are those of an attachment."""
-        own = owner_of(wanted)
+        own = spec_owner(wanted)
         return cls((own, _names(wanted).encode()), own.__eq__)
 
     @classmethod
-    def stale(cls, network: str, valid: Collection[Attachment]) -> Whose:
+    def stale(cls, network: str, valid: Collection[Attachment]) -> ElementFilter:
         """Returns whose are those of a network's attachments that are not `valid`."""
-        own = nft_owner.hash_of(network)
-        kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in valid}
+        own = nft_owner.hash_name(network)
+        kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
         hints = own, f"net: {network}, ".encode()
         return cls(hints, lambda owner: owner.startswith(own) and owner not in kept)
 
     def has(self, element: Element) -> bool:
         """Tells whether an element is meant; one that does not say whose it is never is."""
-        found = owner(element)
+        found = element_owner(element)
         return bool(found) and self.means(found)
 
 
-class Base(NamedTuple):
+class BaseTable(NamedTuple):
     """All of a table that is the same for every pod: `uses` tells by one number for each chain that it is there."""
 
     table: Table
     sets: tuple[Set, ...]
     chains: tuple[Chain, ...]
-    rules: dict[Chain, tuple[Text, ...]]
+    rules: dict[Chain, tuple[TextRule, ...]]
     uses: dict[Chain, int]
 
 
-def _pods(version: int) -> tuple[Text, Text]:
+def _pods(version: int) -> tuple[TextRule, TextRule]:
     ip, name = "ip" if version == 4 else "ip6", PODS[version].name
-    answers = nft_rule.answers() + nft_rule.destination_in(version, name)
+    answers = nft_rule.established_or_related() + nft_rule.destination_in(version, name)
     return (
-        Text(f"ct state established,related {ip} daddr @{name} accept", answers + ACCEPT),
-        Text(f"{ip} saddr @{name} accept", nft_rule.source_in(version, name) + ACCEPT),
+        TextRule(f"ct state established,related {ip} daddr @{name} accept", answers + ACCEPT),
+        TextRule(f"{ip} saddr @{name} accept", nft_rule.source_in(version, name) + ACCEPT),
     )
 
 
 _ENTRY = (
-    Text("jump admin", nft_rule.jump(ADMIN.name)),
-    Text("jump policies", nft_rule.jump(POLICIES.name)),
+    TextRule("jump admin", nft_rule.jump(ADMIN.name)),
+    TextRule("jump policies", nft_rule.jump(POLICIES.name)),
     *_pods(4),
     *_pods(6),
 )
 _POLICIES = (
-    Text("iifname . oifname @inside return", nft_rule.passing_in(INSIDE.name) + RETURN),
-    Text(
+    TextRule("iifname . oifname @inside return", nft_rule.interface_pair_in(SAME_BRIDGE_PAIRS.name) + RETURN),
+    TextRule(
         "iifname @policed oifname @policed drop",
-        nft_rule.entering_in(POLICED.name) + nft_rule.leaving_in(POLICED.name) + DROP,
+        nft_rule.input_interface_in(POLICED.name) + nft_rule.output_interface_in(POLICED.name) + DROP,
     ),
 )
 _BRIDGED = (
-    Text("iifname @isolated drop", nft_rule.entering_in(PORTS.name) + DROP),
-    Text("oifname @isolated drop", nft_rule.leaving_in(PORTS.name) + DROP),
+    TextRule("iifname @isolated drop", nft_rule.input_interface_in(PORTS.name) + DROP),
+    TextRule("oifname @isolated drop", nft_rule.output_interface_in(PORTS.name) + DROP),
 )
-BASE = Base(
+BASE = BaseTable(
     TABLE,
-    (*PODS.values(), *MEMBERS.values(), POLICED, INSIDE),
+    (*PODS.values(), *MEMBERS.values(), POLICED, SAME_BRIDGE_PAIRS),
     (ADMIN, POLICIES, ENTRY),
     {POLICIES: _POLICIES, ENTRY: _ENTRY},
     {POLICIES: len(_POLICIES) + 1, ENTRY: len(_ENTRY)},
 )
-BRIDGE_BASE = Base(BRIDGE_TABLE, (PORTS,), (BRIDGED,), {BRIDGED: _BRIDGED}, {BRIDGED: len(_BRIDGED)})
+BRIDGE_BASE = BaseTable(BRIDGE_TABLE, (PORTS,), (BRIDGED,), {BRIDGED: _BRIDGED}, {BRIDGED: len(_BRIDGED)})
 OWNED = (*PODS.values(), *MEMBERS.values(), PORTS)  # the sets with elements of attachments
 
 
-def bases(wanted: Protected) -> list[Base]:
+def required_tables(wanted: FirewallSpec) -> list[BaseTable]:
     """Returns what there must be for an attachment."""
     return [BASE, BRIDGE_BASE] if isolated_ports(wanted) else [BASE]
 
 
-def expected(wanted: Protected) -> dict[Set, list[Element]]:
+def desired_elements(wanted: FirewallSpec) -> dict[Set, list[Element]]:
     """Returns the elements of an attachment, by set."""
     data = userdata(wanted)
     found: dict[Set, list[Element]] = {own: [] for own in OWNED}
@@ -155,12 +155,12 @@ def expected(wanted: Protected) -> dict[Set, list[Element]]:
     return found
 
 
-def isolated_ports(wanted: Protected) -> tuple[str, ...]:
+def isolated_ports(wanted: FirewallSpec) -> tuple[str, ...]:
     """Returns the bridge's ports that nothing may pass between."""
     return wanted.ports if wanted.policy == ISOLATED else ()
 
 
-def shown(own: Set, key: bytes) -> str:
+def render_key(own: Set, key: bytes) -> str:
     """Returns a key as `nft list` prints it."""
     parts, rest = [], key
     for part in own.key:
@@ -174,34 +174,34 @@ def bridge_of(key: bytes) -> bytes:
     return key[: INTERFACE_NAME.size]
 
 
-def owner_of(wanted: Protected) -> bytes:
+def spec_owner(wanted: FirewallSpec) -> bytes:
     """Returns what names an attachment in its elements."""
-    return nft_owner.owner_of(wanted.network, wanted.container_id, wanted.ifname)
+    return nft_owner.owner_id(wanted.network, wanted.container_id, wanted.ifname)
 
 
-def userdata(wanted: Protected, *further: tuple[int, bytes], label: str = "") -> bytes:
+def userdata(wanted: FirewallSpec, *further: tuple[int, bytes], label: str = "") -> bytes:
     """Returns comment, with `label` in front, and owner of an attachment's elements, and `further` items."""
-    return nft_rule.comment(label + _names(wanted), (nft_owner.OWNER, owner_of(wanted)), *further)
+    return nft_rule.comment_userdata(label + _names(wanted), (nft_owner.OWNER, spec_owner(wanted)), *further)
 
 
-def _names(wanted: Protected) -> str:
+def _names(wanted: FirewallSpec) -> str:
     ifname = wanted.ifname.replace('"', _QUOTE)
     return f"net: {wanted.network}, if: {ifname}, id: {wanted.container_id}"
 
 
-def owner(element: Element) -> bytes:
+def element_owner(element: Element) -> bytes:
     """Returns whose an element is, b"" when it does not say.
 
     `nft` lists and loads the comment only: if that is whole, it tells as well.
     """
-    found = nft_owner.owner(element.userdata)
-    network, *attachment = names(element)
-    return found or (nft_owner.owner_of(network, *attachment) if network else b"")
+    found = nft_owner.parse_owner(element.userdata)
+    network, *attachment = element_names(element)
+    return found or (nft_owner.owner_id(network, *attachment) if network else b"")
 
 
-def names(element: Element) -> tuple[str, str, str]:
+def element_names(element: Element) -> tuple[str, str, str]:
     """Returns network, container ID and interface of an element's comment, "" where they do not stand there whole."""
-    comment = nft_rule.comment_of(element.userdata)
+    comment = nft_rule.parse_comment(element.userdata)
     named = _COMMENT.search(comment)
     if not named or len(comment.encode()) >= nft_rule.COMMENT_MAX:
         return "", "", ""

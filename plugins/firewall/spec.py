@@ -13,7 +13,7 @@ POLICIES = (OPEN, SAME_BRIDGE, ISOLATED)
 
 
 @dataclass(frozen=True)
-class Protected:
+class FirewallSpec:
     """One attachment: what its `addresses` send passes, and what answers them.
 
     `policy` says who of other networks and of its own may reach it by `bridge`, "" for an open one; `ports` are

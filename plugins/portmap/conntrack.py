@@ -15,7 +15,7 @@ from cni.address import Address
 from kernel import route
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack, nft
-from kernel.netfilter.conntrack import Entry
+from kernel.netfilter.conntrack import Flow
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Socket
 from plugins.portmap.spec import HostPorts, PortMapping
@@ -29,7 +29,7 @@ def delete_flows(wanted: HostPorts) -> None:
     if not _mappings(wanted):
         return
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             delete_flows_with(socket, wanted)
     except KernelError as error:
         _tell(error)
@@ -43,7 +43,7 @@ def delete_stray_flows(wanted: HostPorts) -> None:
     if not _mappings(wanted):
         return
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             delete_flows_with(socket, wanted, strayed=True)
     except KernelError as error:
         _tell(error)
@@ -56,10 +56,10 @@ def delete_flows_with(socket: NftSocket, wanted: HostPorts, *, strayed: bool = F
         for version in wanted.families or (4, 6):
             mappings = _mappings(wanted, version)
             if mappings:
-                entries = conntrack.udp(socket, version, {mapping.host_port for mapping in mappings})
+                entries = conntrack.list_udp_flows(socket, version, {mapping.host_port for mapping in mappings})
                 right = _targets(wanted, version) if strayed else set()
-                concerned = [entry for entry in entries if entry.answered_by not in right]
-                conntrack.delete(socket, _concerned(version, mappings, concerned))
+                concerned = [entry for entry in entries if entry.reply_source not in right]
+                conntrack.delete_flows(socket, _concerned(version, mappings, concerned))
     except KernelError as error:
         _tell(error)
 
@@ -79,7 +79,7 @@ def _targets(wanted: HostPorts, version: int) -> set[tuple[Address, int]]:
     return {(own.ip, mapping.container_port) for mapping in _mappings(wanted, version)} if own else set()
 
 
-def _concerned(version: int, mappings: list[PortMapping], entries: list[Entry]) -> list[Entry]:
+def _concerned(version: int, mappings: list[PortMapping], entries: list[Flow]) -> list[Flow]:
     """Returns the entries that went to a mapping's address, or to any of this host's where it has none.
 
     Those are asked for only when there is an entry to judge.
@@ -89,7 +89,7 @@ def _concerned(version: int, mappings: list[PortMapping], entries: list[Entry]) 
     with Socket() as socket:
         local = route.list_local_networks(socket, version)
 
-    def went_to(mapping: PortMapping, entry: Entry) -> bool:
+    def went_to(mapping: PortMapping, entry: Flow) -> bool:
         if mapping.host_port != entry.port:
             return False
         only_to = mapping.only_to

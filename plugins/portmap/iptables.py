@@ -25,7 +25,7 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
-from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
+from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
@@ -62,7 +62,7 @@ def add(wanted: HostPorts) -> None:
         raise _restless()
     except UnusableError:  # the other backend's turn: one family may have its rules
         with suppress(CniError):
-            run_all(partial(delete_legacy, wanted), partial(nft.each, [lambda socket: delete(socket, wanted)]))
+            run_all(partial(delete_legacy, wanted), partial(nft.run_steps, [lambda socket: delete(socket, wanted)]))
         raise
     except CniError as error:
         if written:
@@ -88,9 +88,9 @@ def check(wanted: HostPorts) -> None:
         iptables_check.rules(wanted, version, listing, seen[version])
 
 
-def problem() -> str:
+def get_problem() -> str:
     """Returns "" when host ports of IPv4 can be served with iptables, else what is missing (IPv6 may be)."""
-    return iptables.problem((4,))
+    return iptables.get_problem((4,))
 
 
 def delete(socket: NftSocket, ports: HostPorts) -> None:
@@ -101,7 +101,7 @@ def delete(socket: NftSocket, ports: HostPorts) -> None:
     """
     kinds = {kind.name(ports.network, ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
     asked = [Chain(table, name) for name in kinds for table in iptables_nft.TABLES.values()]
-    found = [chain for chain in nft.get(socket, *asked) if chain]
+    found = [chain for chain in nft.get_chains(socket, *asked) if chain]
     if iptables_state.forwards_elsewhere(socket, ports, found):
         others = other_interfaces.addresses(ports)
         if others and _delete_from_shared_chain(ports, others, found):
@@ -119,12 +119,12 @@ def _delete_from_shared_chain(ports: HostPorts, others: Collection[Address], fou
     versions = [version for version, table in iptables_nft.TABLES.items() if Chain(table, chain) in found]
     try:
         for tries_left in reversed(range(_ROUNDS)):
-            listings = iptables.ask(dict.fromkeys(versions, (DNAT, chain)), TABLE)
+            listings = iptables.list_chains(dict.fromkeys(versions, (DNAT, chain)), TABLE)
             lines = {version: iptables_update.removal(ports, others, listing) for version, listing in listings.items()}
             if not any(lines.values()):
                 return False
             for version, listing in listings.items():
-                lines[version] = lines[version] or iptables_chains.removal({chain: CHAINS}, listing)
+                lines[version] = lines[version] or iptables_chains.removal_lines({chain: CHAINS}, listing)
             try:
                 iptables.apply(lines, TABLE, _deleting(ports))
                 break
@@ -145,7 +145,7 @@ def delete_legacy(ports: HostPorts) -> None:
 
     def lines(version: int, listing: list[str]) -> list[str]:
         kept = iptables_update.removal(ports, _others(ports, {version: listing}), listing)
-        return kept or iptables_chains.removal(chains, listing)
+        return kept or iptables_chains.removal_lines(chains, listing)
 
     iptables_chains.change_legacy(TABLE, lines, _deleting(ports))
 
@@ -182,7 +182,7 @@ def _listings(
     """
     chains = {version: family.chains for version, family in seen.items() if not family.clear}
     try:
-        read = iptables.ask(
+        read = iptables.list_chains(
             chains, TABLE, {version: lines for version, lines in (questions or {}).items() if version in chains}
         )
     except RefusedError:
@@ -214,7 +214,7 @@ def _written(
         iptables.apply(changes, TABLE, f"lead host ports to container {wanted.container_id}")
         return True
     except RefusedError as error:
-        if isinstance(error, WordsError) and (cause := _wrong_words(wanted, listings, error)):
+        if isinstance(error, LineSyntaxError) and (cause := _wrong_words(wanted, listings, error)):
             raise cause from None
         if may_fail:
             return False
@@ -229,7 +229,7 @@ def _others(wanted: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[A
     return other_interfaces.addresses(wanted)
 
 
-def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: WordsError) -> CniError | None:
+def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: LineSyntaxError) -> CniError | None:
     """Returns the error with the key that is to blame: conditions, when without them all is understood."""
     version = error.family
     if not wanted.conditions.get(version):
@@ -237,7 +237,7 @@ def _wrong_words(wanted: HostPorts, listings: Mapping[int, list[str]], error: Wo
     tried = (
         iptables_update.lines(made, (), version, listings[version]) for made in (replace(wanted, conditions={}), wanted)
     )
-    if [iptables.understands(version, TABLE, lines) for lines in tried] != [True, False]:
+    if [iptables.is_accepted(version, TABLE, lines) for lines in tried] != [True, False]:
         return None
     hint = f"write the match words of iptables, one word in each string; it said: {error.details}"
     return CniError(Code.INVALID_NETWORK_CONFIG, f'"{_CONDITIONS[version]}" are no match words: {error.msg}', hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cni.errors import CniError, Code
-from kernel.netfilter.iptables_chains import missing
+from kernel.netfilter.iptables_chains import missing_error
 from plugins.portmap import other_interfaces
 from plugins.portmap.iptables_rules import (
     ChainRule,
@@ -127,4 +127,4 @@ def _is_for(entry: Entry, mapping: PortMapping) -> bool:
 
 
 def _missing(what: str, version: int) -> CniError:
-    return missing("host ports", what, version)
+    return missing_error("host ports", what, version)

@@ -31,12 +31,14 @@ def is_shared(rule: str, found: Rule, wanted: HostPorts, version: int) -> bool:
     """Tells whether a rule that was found is surely the shared `rule`, whatever it has counted."""
     said = _COMMENT.search(rule)
     text = said[1] if said else ""
-    content = b"".join(part for part in nft_rule.split(found.expressions) if not part.startswith(_COUNTER, _NAME_AT))
+    content = b"".join(
+        part for part in nft_rule.split_expressions(found.expressions) if not part.startswith(_COUNTER, _NAME_AT)
+    )
     forms = _forms(rule.split()[1], wanted, version)
     if found.comment:  # as newer versions keep it
-        return found.comment == text and nft_rule.is_one_of(forms, content)
+        return found.comment == text and nft_rule.is_any_of(forms, content)
     start = _match("comment", 0, text.encode().ljust(_COMMENT_BYTES, b"\0")) if text else b""
-    return nft_rule.is_one_of((start + form for form in forms), content)
+    return nft_rule.is_any_of((start + form for form in forms), content)
 
 
 def _forms(chain: str, wanted: HostPorts, version: int) -> Iterable[bytes]:
@@ -45,7 +47,7 @@ def _forms(chain: str, wanted: HostPorts, version: int) -> Iterable[bytes]:
     if chain == SETMARK:
         return [_target("MARK", 2, _MARK.pack(mark, mark))]
     if chain == MASQ:
-        marked = nft_rule.marked(wanted.mark_bit), _match("mark", 1, _MARKED.pack(mark, mark, 0))
+        marked = nft_rule.mark_match(wanted.mark_bit), _match("mark", 1, _MARKED.pack(mark, mark, 0))
         return [form + _target("MASQUERADE", 0, _ANY_ADDRESS[version]) for form in marked]
     if chain == "POSTROUTING":
         return [nft_rule.jump(MASQ)]

@@ -13,8 +13,8 @@ from cni.address import Address
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
-from kernel.netfilter.iptables_direct import standing
-from kernel.netfilter.iptables_nft import TABLES, names_of
+from kernel.netfilter.iptables_direct import match_lines
+from kernel.netfilter.iptables_nft import TABLES, chain_name_pattern
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
 from plugins.portmap.iptables_rules import (
@@ -35,7 +35,7 @@ _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
 _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
-_OWN_CHAIN = names_of(CHAINS)
+_OWN_CHAIN = chain_name_pattern(CHAINS)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def look(wanted: HostPorts, *, own: bool = False) -> dict[int, Seen]:
     legacy = {version: unknown for version in wanted.families if iptables.has_legacy(version, TABLE)}
     asked = [version for version in wanted.families if version not in legacy]
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             return legacy | _look(socket, wanted, asked, own=own)
     except KernelError:
         return dict.fromkeys(wanted.families, unknown)
@@ -79,7 +79,7 @@ def forwards_elsewhere(socket: NftSocket, ports: HostPorts, chains: Iterable[Cha
     Costs a netlink message for each chain. Raises KernelError.
     """
     own = [_range_of(item.ip) for item in ports.addresses.values()]
-    rules = [rule for chain in chains for rule in nft.rules(socket, chain, "DNAT\0")]
+    rules = [rule for chain in chains for rule in nft.list_rules(socket, chain, "DNAT\0")]
     return any(not any(part in rule.expressions for part in own) for rule in rules)
 
 
@@ -89,8 +89,8 @@ def tidy(wanted: HostPorts) -> None:
     iptables-nft, which repeats its commit when another came between, makes them without looking again.
     """
     try:
-        with nft.opened() as socket:
-            nft.retried(lambda: nft.change(socket, *_surplus(socket, wanted)))
+        with nft.open_socket() as socket:
+            nft.retry(lambda: nft.change(socket, *_surplus(socket, wanted)))
     except nft.UnavailableError:
         return
 
@@ -114,8 +114,8 @@ def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
     for version in wanted.families:
         for rule in shared_rules(wanted):
             chain = Chain(TABLES[version], rule.split()[1])
-            same = [other for other in nft.rules(socket, chain) if is_shared(rule, other, wanted, version)]
-            found += [nft.rule_deletion(chain, other) for other in same[1:]]
+            same = [other for other in nft.list_rules(socket, chain) if is_shared(rule, other, wanted, version)]
+            found += [nft.delete_rule_request(chain, other) for other in same[1:]]
     return found
 
 
@@ -123,7 +123,7 @@ def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int], *, ow
     names = [chain_of(wanted), *filter(None, [wanted.external_mark_chain]), *shared_chains(wanted)]
     chains = [Chain(TABLES[version], name) for version in versions for name in names]
     present: dict[int, list[str]] = {version: [] for version in versions}
-    for chain, found in zip(chains, nft.get(socket, *chains), strict=True):
+    for chain, found in zip(chains, nft.get_chains(socket, *chains), strict=True):
         if found:
             present[4 if chain.table == TABLES[4] else 6].append(chain.name)
     return {version: _seen(socket, wanted, version, present[version], own=own) for version in versions}
@@ -140,7 +140,7 @@ def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str]
             unknown.append(rule.split()[1])
     # There is an entry for each port, also for one that this IP version does not serve (reference).
     ports = frozenset(mapping.host_port for mapping in (wanted.mappings if own else wanted.of(version)))
-    rivals = nft.rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)) if DNAT in present else []
+    rivals = nft.list_rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)) if DNAT in present else []
     if own and not unknown and (recognised := _recognised(socket, wanted, version, rivals)):
         return Seen(clear=True, listing=(*listing, *recognised))
     clear = not unknown and not rivals and chain_of(wanted) not in present
@@ -158,8 +158,8 @@ def _recognised(socket: NftSocket, wanted: HostPorts, version: int, found: list[
         return []
     chain = chain_of(wanted)
     made = [str(rule) for _, marks, dnat in chain_rules(wanted, version) for rule in (*marks, dnat)]
-    own = standing(version, made, nft.rules(socket, Chain(TABLES[version], chain)))
-    leading = standing(version, entries(wanted, version), found)
+    own = match_lines(version, made, nft.list_rules(socket, Chain(TABLES[version], chain)))
+    leading = match_lines(version, entries(wanted, version), found)
     return [] if own is None or leading is None else [*own, *leading]
 
 
@@ -167,8 +167,8 @@ def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, p
     """Returns those rules that may be the shared `rule`: in a chain of ours all, else those that lead to ours."""
     name, target = rule.split()[1], rule.rpartition(" ")[2]
     if name in _BUILT_IN:
-        return [] if target not in present else nft.rules(socket, Chain(TABLES[version], name), f"{target}\0")
-    return nft.rules(socket, Chain(TABLES[version], name)) if name in present else []
+        return [] if target not in present else nft.list_rules(socket, Chain(TABLES[version], name), f"{target}\0")
+    return nft.list_rules(socket, Chain(TABLES[version], name)) if name in present else []
 
 
 def _perhaps_for(ports: Collection[int]) -> Callable[[bytes], bool]:

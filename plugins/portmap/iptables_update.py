@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from cni.address import Address
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
-from kernel.netfilter.iptables_chains import TABLE, deletions
+from kernel.netfilter.iptables_chains import TABLE, deletion_lines
 from plugins.portmap.iptables_rules import (
     DNAT,
     ChainRule,
@@ -60,7 +60,7 @@ def removal(ports: HostPorts, others: Collection[Address], listing: Sequence[str
     forwarded = {(rule.protocol, rule.port) for rule in kept}
     entries_of = [entry for entry in found_entries(listing) if entry.target == chain_of(ports)]
     gone = [entry for entry in entries_of if forwarded.isdisjoint((entry.protocol, port) for port in entry.ports)]
-    return [f"-F {chain_of(ports)}", *map(str, kept), *deletions(entry.line for entry in gone)]
+    return [f"-F {chain_of(ports)}", *map(str, kept), *deletion_lines(entry.line for entry in gone)]
 
 
 def claims(
@@ -154,7 +154,7 @@ def _entries(wanted: HostPorts, version: int, listing: Sequence[str], *, replace
     else:
         at = own[0] if own else len(found)
     there = {found[number].line for number in own}
-    deleted = deletions(found[number].line for number in own) if replace else []
+    deleted = deletion_lines(found[number].line for number in own) if replace else []
     made = [entry for entry in entries(wanted, version) if replace or entry not in there]
     if at >= len(found) - len(deleted):
         return deleted + made

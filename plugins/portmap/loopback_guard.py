@@ -41,8 +41,8 @@ def ensure_by_nftables(interface: str) -> bool:
     It deletes nothing: what a failing ADD has not deleted it need not restore.
     """
     try:
-        with nft.opened() as socket:
-            nft.retried(lambda: _ensure(socket, interface))
+        with nft.open_socket() as socket:
+            nft.retry(lambda: _ensure(socket, interface))
     except KernelError:
         return False  # whatever the reason: iptables is next, and its error is reported
     return True
@@ -59,14 +59,14 @@ def ensure_by_iptables(interface: str) -> None:
 
 def may_be_in_iptables() -> bool:
     """Returns whether iptables may have a guard, by asking the kernel and no program."""
-    return bool(iptables.may_have([4], _TABLE, _ENTRY))
+    return bool(iptables.get_candidate_families([4], _TABLE, _ENTRY))
 
 
 def is_there(interface: str) -> bool:
     """Returns whether the interface has its guard; False also where the packet filter cannot be read."""
     try:
-        with nft.opened() as socket:
-            if nft.get(socket, _CHAIN) == [_CHAIN] and _guards(nft.rules(socket, _CHAIN), interface):
+        with nft.open_socket() as socket:
+            if nft.get_chains(socket, _CHAIN) == [_CHAIN] and _guards(nft.list_rules(socket, _CHAIN), interface):
                 return True
         if not may_be_in_iptables():
             return False
@@ -83,15 +83,15 @@ def remove(socket: NftSocket, host_veth: str = "", others: Collection[str] = ())
     """
 
     def attempt() -> set[str]:
-        rules = {rule: name for rule in nft.rules(socket, _CHAIN) if (name := _interface(rule))}
+        rules = {rule: name for rule in nft.list_rules(socket, _CHAIN) if (name := _interface(rule))}
         gone, closed = _close_and_list(rules.values(), host_veth, others)
         _delete(socket, (rule for rule, name in rules.items() if name in gone or name in closed))
         return gone
 
     # A pod that is attached at this moment may have found the guard of an interface that had the same name.
-    for name, found in _links(nft.retried(attempt)).items():
+    for name, found in _links(nft.retry(attempt)).items():
         if found:
-            nft.retried(partial(_ensure, socket, name))
+            nft.retry(partial(_ensure, socket, name))
 
 
 def remove_legacy(host_veth: str = "", others: Collection[str] = ()) -> None:
@@ -100,7 +100,7 @@ def remove_legacy(host_veth: str = "", others: Collection[str] = ()) -> None:
     def stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_in(line))}
         gone, closed = _close_and_list(lines.values(), host_veth, others)
-        return iptables_chains.deletions(line for line, name in lines.items() if name in gone or name in closed)
+        return iptables_chains.deletion_lines(line for line, name in lines.items() if name in gone or name in closed)
 
     iptables_chains.change_legacy(_TABLE, stale, "remove guards of 127.0.0.0/8")
 
@@ -137,20 +137,20 @@ def _close(found: Link) -> bool:
 
 
 def _ensure(socket: NftSocket, interface: str) -> None:
-    if nft.get(socket, _CHAIN) == [_CHAIN] and _guards(nft.rules(socket, _CHAIN), interface):
+    if nft.get_chains(socket, _CHAIN) == [_CHAIN] and _guards(nft.list_rules(socket, _CHAIN), interface):
         return
     nft.change(
         socket,
-        nft.table(_CHAIN.table),
-        nft.chain(_CHAIN),
-        nft.rule(_CHAIN, _expressions(interface), nft_rule.comment(f"{interface}: {_PURPOSE}")),
+        nft.table_request(_CHAIN.table),
+        nft.chain_request(_CHAIN),
+        nft.rule_request(_CHAIN, _expressions(interface), nft_rule.comment_userdata(f"{interface}: {_PURPOSE}")),
     )
-    nft.retried(lambda: _unite(socket, interface))
+    nft.retry(lambda: _unite(socket, interface))
 
 
 def _unite(socket: NftSocket, interface: str) -> None:
     """Deletes duplicate guards, which first pods make that start in parallel; fails when another pod does the same."""
-    nft.change(socket, *map(_deletion, _guards(nft.rules(socket, _CHAIN), interface)[1:]))
+    nft.change(socket, *map(_deletion, _guards(nft.list_rules(socket, _CHAIN), interface)[1:]))
 
 
 def _delete(socket: NftSocket, rules: Iterable[Rule]) -> None:
@@ -167,13 +167,13 @@ def _delete(socket: NftSocket, rules: Iterable[Rule]) -> None:
 
 
 def _deletion(rule: Rule) -> Request:
-    return nft.rule_deletion(_CHAIN, rule)
+    return nft.delete_rule_request(_CHAIN, rule)
 
 
 def _guards(rules: Iterable[Rule], interface: str) -> list[Rule]:
     """Returns the guards of an interface among the rules."""
     expressions = _expressions(interface)
-    return [rule for rule in rules if nft_rule.same(expressions, rule.expressions)]
+    return [rule for rule in rules if nft_rule.is_same_rule(expressions, rule.expressions)]
 
 
 def _expressions(interface: str) -> bytes:

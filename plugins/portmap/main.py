@@ -78,13 +78,13 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
         lambda socket: nftables.gc(socket, conf.name, valid),
         localhost.gc,
     ]
-    run_all(partial(iptables.gc_legacy, conf.name, valid), localhost.gc_legacy, partial(nft.each, rules))
+    run_all(partial(iptables.gc_legacy, conf.name, valid), localhost.gc_legacy, partial(nft.run_steps, rules))
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
     """Tells whether ADD could be served; raises CniError(50)."""
     own = portmap_conf.parse(args, conf)
-    if problem := _BACKENDS.problem(own.backend):
+    if problem := _BACKENDS.get_problem(own.backend):
         cure = 'install what is missing, or set "backend" to the other one'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", cure)
 
@@ -179,7 +179,7 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
         lambda socket: conntrack.delete_flows_with(socket, ports),
         lambda socket: localhost.delete(socket, ports),
     ]
-    steps: list[Callable[[], object]] = [partial(nft.each, rules)]
+    steps: list[Callable[[], object]] = [partial(nft.run_steps, rules)]
     if legacy:  # the guard last: if it was in nftables, the interface is closed by now, and no program is run for it
         before = partial(iptables.delete_legacy, ports)
         steps = [before, *steps, partial(localhost.delete_legacy, ports)]

@@ -36,9 +36,9 @@ def add(wanted: HostPorts) -> None:
     Raises CniError(11) for a port that is taken if that is refused, CniError(999) with a hint where the kernel cannot
     do it, UnavailableError.
     """
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         try:
-            nft.retried(lambda: _add(socket, wanted))
+            nft.retry(lambda: _add(socket, wanted))
         except KernelError as error:
             msg = f"unable to set up nftables rules for port mappings: {error.msg}"
             raise CniError(error.code, msg, _problem(socket, wanted.families) or error.details) from error
@@ -55,7 +55,7 @@ def delete(socket: NftSocket, wanted: HostPorts) -> None:
         _delete(socket, [placed for version in CHAINS for placed in look.own(wanted, rules.with_rules(version))])
 
     try:
-        nft.retried(attempt)
+        nft.retry(attempt)
     except KernelError as error:
         raise CniError(error.code, f"error deleting nftables rules: {error.msg}", error.details) from error
 
@@ -65,7 +65,7 @@ def check(wanted: HostPorts) -> None:
 
     Raises CniError(999), KernelError.
     """
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         look = Look(socket, wanted.families)
         for version in wanted.families:
             nftables_check.check(look, wanted, version)
@@ -77,8 +77,8 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     The reference's rules do not tell their network: they stay, and are counted on stderr. Raises KernelError.
     """
     attachments = list(valid)
-    own = nft_owner.hash_of(network)
-    kept = {nft_owner.owner_of(network, item.container_id, item.ifname) for item in attachments}
+    own = nft_owner.hash_name(network)
+    kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in attachments}
     known = {rules.comment(item.container_id) for item in attachments}
     chains = [chain for version in CHAINS for chain in rules.with_rules(version)]
 
@@ -93,13 +93,13 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         _delete(socket, stale)
         return unknown
 
-    nft_owner.tell_unnamed("portmap", nft.retried(attempt), f"tables {TABLES[4].name}")
+    nft_owner.report_unowned("portmap", nft.retry(attempt), f"tables {TABLES[4].name}")
 
 
-def problem() -> str:
+def get_problem() -> str:
     """Tells what the kernel lacks for host ports of IPv4, "" when nothing; tries it and leaves nothing behind."""
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             return _problem(socket, (4,))
     except nft.UnavailableError as error:
         return str(error)
@@ -126,14 +126,14 @@ def _base(look: Look, wanted: HostPorts, version: int, requests: list[Request]) 
     needed = rules.needed(wanted, version)
     found = [look.rules(chain) for chain in (own.prerouting, own.output)]
     right = rules.entries(wanted, version)
-    leads = all(len(each) == 1 and nft_rule.is_one_of(right, each[0].expressions) for each in found)
+    leads = all(len(each) == 1 and nft_rule.is_any_of(right, each[0].expressions) for each in found)
     # Of hostports_all the count is enough, as nobody else's rules belong there; CHECK looks at each.
     if leads and all(map(look.has, needed)) and look.uses(own.hostports_all) == _USES_OF_ALL:
         return set()
-    requests += [nft.table(own.hostports.table), *map(nft.chain, needed)]
+    requests += [nft.table_request(own.hostports.table), *map(nft.chain_request, needed)]
     for chain, content in ((own.hostports_all, ALL), (own.prerouting, (ENTRY,)), (own.output, (ENTRY,))):
         # Flushed even when it is empty: another first pod may fill it before us.
-        requests += [nft.flush(chain), *(nft.rule(chain, expressions) for expressions in content)]
+        requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, expressions) for expressions in content)]
     return {rules.entry_conditions(rule) for each in found for rule in each} - {b""}
 
 
@@ -152,7 +152,7 @@ def _carried(look: Look, wanted: HostPorts, version: int, conditions: Collection
     requests = []
     for placed in foreign:
         rule = placed.rule
-        requests.append(nft.rule(placed.chain, before + rule.expressions, rule.userdata, before=rule.handle))
+        requests.append(nft.rule_request(placed.chain, before + rule.expressions, rule.userdata, before=rule.handle))
         requests.append(_deletion(placed))
     return requests
 
@@ -161,7 +161,7 @@ def _ports(look: Look, wanted: HostPorts, version: int) -> list[Request]:
     """Returns what gives the attachment its rules of chain hostports, in their place, unless they are right."""
     candidates = look.candidates(wanted, version)
     own = [index for index, placed in enumerate(candidates) if rules.is_of(placed.rule, wanted)]
-    held = {index: nft_rule.target(candidates[index].rule.expressions)[:2] for index in own}
+    held = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in own}
     claims = [
         (index, claim)
         for index, claim in nftables_state.claims(candidates, wanted, version)
@@ -179,7 +179,9 @@ def _ports(look: Look, wanted: HostPorts, version: int) -> list[Request]:
     chain, handle = CHAINS[version].hostports, 0
     if before is not None:
         chain, handle = candidates[before].chain, candidates[before].rule.handle
-    return [nft.rule(chain, item.expressions, userdata, before=handle) for item in expected] + [*map(_deletion, old)]
+    return [nft.rule_request(chain, item.expressions, userdata, before=handle) for item in expected] + [
+        *map(_deletion, old)
+    ]
 
 
 def _masquerading(look: Look, wanted: HostPorts, version: int) -> list[Request]:
@@ -189,13 +191,13 @@ def _masquerading(look: Look, wanted: HostPorts, version: int) -> list[Request]:
     userdata = rules.userdata(wanted)
     if _are(expected, old, userdata):
         return []
-    return [nft.rule(chain, item.expressions, userdata) for item in expected] + [*map(_deletion, old)]
+    return [nft.rule_request(chain, item.expressions, userdata) for item in expected] + [*map(_deletion, old)]
 
 
 def _are(expected: Sequence[Expected], found: Sequence[Placed], userdata: bytes) -> bool:
     """Tells whether the rules are the expected ones, all of them, in order, and named as ours."""
     return len(expected) == len(found) and all(
-        placed.rule.userdata == userdata and nft_rule.same(item.expressions, placed.rule.expressions)
+        placed.rule.userdata == userdata and nft_rule.is_same_rule(item.expressions, placed.rule.expressions)
         for item, placed in zip(expected, found, strict=True)
     )
 
@@ -206,7 +208,7 @@ def _delete(socket: NftSocket, found: Sequence[Placed]) -> None:
 
 
 def _deletion(placed: Placed) -> Request:
-    return nft.rule_deletion(placed.chain, placed.rule)
+    return nft.delete_rule_request(placed.chain, placed.rule)
 
 
 def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
@@ -214,10 +216,10 @@ def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
     for version in versions:
         own = CHAINS[version]
         parts = ((own.prerouting, ENTRY), (own.hostports, rules.example(version)))
-        tried = [nft.rule(chain, expressions) for chain, expressions in parts]
-        tried.append(nft.rule(own.masquerading, nft_rule.masquerade()))
+        tried = [nft.rule_request(chain, expressions) for chain, expressions in parts]
+        tried.append(nft.rule_request(own.masquerading, nft_rule.masquerade()))
         try:
-            nft.rehearse(socket, nft.table(own.hostports.table), *map(nft.chain, own), *tried)
+            nft.dry_run(socket, nft.table_request(own.hostports.table), *map(nft.chain_request, own), *tried)
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)

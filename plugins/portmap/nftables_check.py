@@ -40,10 +40,10 @@ def _check_way(look: Look, wanted: HostPorts, version: int) -> None:
     entries = rules.entries(wanted, version)
     for chain in (own.prerouting, own.output):
         # The reference has the conditions of the last ADD there, whatever its network: those may keep packets away.
-        if not any(nft_rule.is_one_of(entries, rule.expressions) for rule in look.rules(chain)):
+        if not any(nft_rule.is_any_of(entries, rule.expressions) for rule in look.rules(chain)):
             raise _missing(chain, f"chain {chain} does not lead all that is for this host to hostports_all")
     found = look.rules(own.hostports_all)
-    if not all(any(nft_rule.same(jump, rule.expressions) for rule in found) for jump in ALL):
+    if not all(any(nft_rule.is_same_rule(jump, rule.expressions) for rule in found) for jump in ALL):
         raise _missing(own.hostports_all, f"chain {own.hostports_all} does not lead to hostports")
 
 
@@ -57,7 +57,7 @@ def _are_references(wanted: HostPorts, version: int, own: Sequence[Placed]) -> b
         return False
     theirs = {item.expressions for item in rules.reference_masquerading_rules(wanted, version)}
     ours = {item.expressions for item in rules.masquerading_rules(wanted, version)} - theirs
-    return not any(nft_rule.is_one_of(ours, placed.rule.expressions) for placed in own)
+    return not any(nft_rule.is_any_of(ours, placed.rule.expressions) for placed in own)
 
 
 def _named(own: Sequence[tuple[int, Placed]]) -> Sequence[tuple[int, Placed]]:
@@ -80,7 +80,7 @@ def _check_ports(
     left = iter(_named(own))
     for option in options:
         right = [item.expressions for item in option]
-        at = next((index for index, placed in left if nft_rule.is_one_of(right, placed.rule.expressions)), None)
+        at = next((index for index, placed in left if nft_rule.is_any_of(right, placed.rule.expressions)), None)
         if at is None:
             raise _missing(CHAINS[version].hostports, f'rule "{option[0].text}" is missing')
         mapping = option[0].mapping
@@ -97,7 +97,7 @@ def _check_masquerading(
         expected = rules.reference_masquerading_rules(wanted, version)
     left = iter(_named(own))
     for item in expected:
-        if not any(nft_rule.same(item.expressions, placed.rule.expressions) for _, placed in left):
+        if not any(nft_rule.is_same_rule(item.expressions, placed.rule.expressions) for _, placed in left):
             raise _missing(CHAINS[version].masquerading, f'rule "{item.text}" is missing')
 
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from cni.address import Network
 from kernel.netfilter import nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, Rule, Table
-from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_of
-from kernel.netfilter.nft_rule import Target
+from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_id
+from kernel.netfilter.nft_rule import MatchedDestination
 from plugins.portmap import conditions
 from plugins.portmap.port_conflicts import Claim
 from plugins.portmap.spec import HostPorts, PortMapping
@@ -101,10 +101,10 @@ def entries(wanted: HostPorts, version: int) -> list[bytes]:
 
 def entry_conditions(rule: Rule) -> bytes:
     """Returns what a base chain demands before it leads on, as any version of the reference makes it."""
-    before = nft_rule.split(rule.expressions)[:-1]
+    before = nft_rule.split_expressions(rule.expressions)[:-1]
     local = nft_rule.to_this_host()
-    count = len(nft_rule.split(local))
-    if nft_rule.same(local, b"".join(before[-count:])):
+    count = len(nft_rule.split_expressions(local))
+    if nft_rule.is_same_rule(local, b"".join(before[-count:])):
         before = before[:-count]
     return b"".join(before)
 
@@ -114,7 +114,7 @@ def port_rules(wanted: HostPorts, version: int) -> list[Expected]:
     found = []
     subnet = wanted.addresses[version].network
     hairpin = wanted.snat and not wanted.masq_all
-    source, mark = nft_rule.source(subnet), nft_rule.mark(wanted.mark_bit)
+    source, mark = nft_rule.source(subnet), nft_rule.mark_statement(wanted.mark_bit)
     before = conditions.compiled(wanted.conditions.get(version, ()), version)
     for mapping in wanted.of(version):
         for condition in before:
@@ -128,7 +128,7 @@ def port_rules(wanted: HostPorts, version: int) -> list[Expected]:
 
 def example(version: int) -> bytes:
     """Returns a rule of which the kernel needs all that the others need."""
-    return nft_rule.mark(0) + nft_rule.transport("tcp") + nft_rule.dnat(_ALL[version].network_address, 1)
+    return nft_rule.mark_statement(0) + nft_rule.transport("tcp") + nft_rule.dnat(_ALL[version].network_address, 1)
 
 
 def reference_port_rules(wanted: HostPorts, version: int) -> list[list[Expected]]:
@@ -148,7 +148,7 @@ def _port_rule(wanted: HostPorts, version: int, mapping: PortMapping, before: by
     if mapping.only_to:
         text = f"{family(version)} daddr {mapping.only_to} "
         match += nft_rule.destination(mapping.only_to)
-    if nft_rule.target(before).protocol != mapping.protocol:
+    if nft_rule.parse_destination(before).protocol != mapping.protocol:
         match += nft_rule.transport(mapping.protocol)
     match += nft_rule.destination_port(mapping.host_port)
     host = f"[{address}]" if version == 6 else str(address)
@@ -164,7 +164,7 @@ def masquerading_rules(wanted: HostPorts, version: int) -> list[Expected]:
         return [_masquerade(wanted, version, _ALL[version])]
     bit = f"0x{1 << wanted.mark_bit:08x}"
     subnet = wanted.addresses[version].network
-    hairpin = _masquerade(wanted, version, subnet, f" meta mark & {bit} == {bit}", nft_rule.marked(wanted.mark_bit))
+    hairpin = _masquerade(wanted, version, subnet, f" meta mark & {bit} == {bit}", nft_rule.mark_match(wanted.mark_bit))
     return [hairpin, *_from_localhost(wanted, version)]
 
 
@@ -198,20 +198,20 @@ def comment(container_id: str) -> str:
 
 def userdata(wanted: HostPorts) -> bytes:
     """Returns comment and owner of an attachment's rules; the network's name only where it fits."""
-    owner = (OWNER, owner_of(wanted.network, wanted.container_id, wanted.ifname))
-    short = nft_rule.comment(wanted.container_id, owner)
-    long = nft_rule.comment(wanted.container_id, owner, (_NETWORK, wanted.network.encode()[:255]))
+    owner = (OWNER, owner_id(wanted.network, wanted.container_id, wanted.ifname))
+    short = nft_rule.comment_userdata(wanted.container_id, owner)
+    long = nft_rule.comment_userdata(wanted.container_id, owner, (_NETWORK, wanted.network.encode()[:255]))
     return long if len(long) <= nft_rule.USERDATA_MAX else short
 
 
 def owner(rule: Rule) -> bytes:
     """Returns what stands there, b"" in the reference's rules."""
-    return nft_owner.owner(rule.userdata)
+    return nft_owner.parse_owner(rule.userdata)
 
 
 def network(rule: Rule) -> str:
     """Returns the network whose name stands there, "" where it does not."""
-    return nft_rule.userdata(rule.userdata).get(_NETWORK, b"").decode(errors="replace")
+    return nft_rule.parse_userdata(rule.userdata).get(_NETWORK, b"").decode(errors="replace")
 
 
 def names_no_owner(message: bytes) -> bool:
@@ -242,31 +242,33 @@ def is_of(rule: Rule, wanted: HostPorts) -> bool:
     """
     own = owner(rule)
     if own:
-        return own == owner_of(wanted.network, wanted.container_id, wanted.ifname)
+        return own == owner_id(wanted.network, wanted.container_id, wanted.ifname)
     if rule.comment != comment(wanted.container_id):
         return False
-    addresses = [nft_rule.value(address.ip.packed) for address in wanted.addresses.values()]
+    addresses = [nft_rule.compared_value(address.ip.packed) for address in wanted.addresses.values()]
     return not addresses or any(address in rule.expressions for address in addresses)
 
 
-def own_targets(wanted: HostPorts, version: int) -> list[Target]:
+def own_targets(wanted: HostPorts, version: int) -> list[MatchedDestination]:
     """Returns what the attachment's conditions demand: one of these."""
-    return [nft_rule.target(each) for each in conditions.compiled(wanted.conditions.get(version, ()), version)]
+    return [
+        nft_rule.parse_destination(each) for each in conditions.compiled(wanted.conditions.get(version, ()), version)
+    ]
 
 
-def claim_of(rule: Rule, wanted: HostPorts, targets: Collection[Target]) -> Claim | None:
+def claim_of(rule: Rule, wanted: HostPorts, targets: Collection[MatchedDestination]) -> Claim | None:
     """Returns whose a port is by a rule; None for a rule of this container, on whatever network, and of no port.
 
     `targets` are of `own_targets`.
     """
     if rule.comment == comment(wanted.container_id) and rule.comment:
         return None
-    protocol, port, address, further = nft_rule.target(rule.expressions)
+    protocol, port, address, further = nft_rule.parse_destination(rule.expressions)
     if not protocol or not port:
         return None
     whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX  # one that may have been cut names nobody for sure
     met = any(
-        (not further or nft_rule.same(own.further, further)) and (not address or own.address in (None, address))
+        (not further or nft_rule.is_same_rule(own.further, further)) and (not address or own.address in (None, address))
         for own in targets
     )
     return Claim(protocol, port, address, network(rule), rule.comment if whole else "", conditional=not met)

@@ -30,7 +30,7 @@ class Look:
     def __init__(self, socket: NftSocket, versions: Iterable[int] = CHAINS) -> None:
         self._socket = socket
         chains = [chain for version in versions for chain in CHAINS[version]]
-        self._found = dict(zip(chains, nft.get(socket, *chains), strict=True))
+        self._found = dict(zip(chains, nft.get_chains(socket, *chains), strict=True))
 
     def has(self, chain: Chain) -> bool:
         """Tells whether a chain is there, called as it should be."""
@@ -47,7 +47,7 @@ class Look:
 
     def rules(self, chain: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
         """Returns the `wanted` rules of a chain, as nft.rules does."""
-        return nft.rules(self._socket, chain, wanted) if self.uses(chain) else []
+        return nft.list_rules(self._socket, chain, wanted) if self.uses(chain) else []
 
     def placed(self, chains: Iterable[Chain], wanted: Callable[[bytes], object]) -> list[Placed]:
         """Returns the rules of several chains whose messages are `wanted`, in order."""
@@ -65,7 +65,7 @@ class Look:
         comment = rules.comment(wanted.container_id).encode()
 
         def matters(message: bytes) -> bool:
-            return comment in message or not ports.isdisjoint(nft_rule.pairs_compared(message))
+            return comment in message or not ports.isdisjoint(nft_rule.compared_byte_pairs(message))
 
         return self.placed(rules.with_ports(version), matters)
 

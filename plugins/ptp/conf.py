@@ -6,7 +6,7 @@ One rule: nothing here touches the kernel, and below here nothing is checked aga
 from __future__ import annotations
 
 from attachment.masquerade import options
-from attachment.masquerade.options import Asked
+from attachment.masquerade.options import MasqueradeOptions
 from attachment.veth import parse_mtu
 from cni.conf import NetConf
 from cni.errors import CniError, Code
@@ -27,7 +27,7 @@ class PtpConf:
     """
 
     ipam_type: str
-    masquerade: Asked | None
+    masquerade: MasqueradeOptions | None
     mtu: int
     dns: DNS | None
 

@@ -70,7 +70,7 @@ def cmd_del(args: CmdArgs, conf: NetConf) -> None:
     """
     with Socket() as host:
         others = veth.delete_attachment_veth(args, conf, host)
-    run_all(*options.removal(args, conf, others), partial(delegate.run_ipam, args, conf))
+    run_all(*options.removal_steps(args, conf, others), partial(delegate.run_ipam, args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
@@ -98,7 +98,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 
     The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
     """
-    rules = partial(nft.each, backend.gc(conf.name, valid))
+    rules = partial(nft.run_steps, backend.gc_steps(conf.name, valid))
     run_all(partial(backend.gc_legacy, conf.name, valid), rules, partial(delegate.run_ipam, args, conf))
 
 
@@ -122,7 +122,7 @@ def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
 
 def cmd_remove_rules(args: CmdArgs, conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    options.retract(args, conf)
+    options.remove_rules(args, conf)
 
 
 PLUGIN = Plugin(

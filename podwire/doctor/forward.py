@@ -92,9 +92,9 @@ def _speaks_of(node: Node, chain: Chain, item: Interface) -> bool:
     """Tells whether a rule of the chain's table names the bridge or a pod's address, or asks a set."""
     tokens = _tokens(node, item)
     chains = [other for other in node.chains if other.table == chain.table]
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         return any(
-            nft.rules(socket, other, lambda message: any(token in message for token in tokens)) for other in chains
+            nft.list_rules(socket, other, lambda message: any(token in message for token in tokens)) for other in chains
         )
 
 
@@ -105,7 +105,9 @@ def _tokens(node: Node, item: Interface) -> list[bytes]:
         found.append(item.bridge.encode() + b"\0")
     for subnet in item.subnets:  # whole bytes are compared as such, others behind a mask
         whole, rest = divmod(subnet.prefixlen, 8)
-        found.append(nft_rule.value(subnet.network_address.packed if rest else subnet.network_address.packed[:whole]))
+        found.append(
+            nft_rule.compared_value(subnet.network_address.packed if rest else subnet.network_address.packed[:whole])
+        )
     return [*found, _LOOKUP]
 
 

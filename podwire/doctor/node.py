@@ -260,8 +260,8 @@ class Node:
     def chains(self) -> tuple[Chain, ...]:
         """All chains of nftables, iptables-nft's among them; none where the kernel has no netfilter."""
         try:
-            with nft.opened() as socket:
-                return tuple(nft_chains.every(socket))
+            with nft.open_socket() as socket:
+                return tuple(nft_chains.list_chains(socket))
         except nft.UnavailableError:
             return ()
 

@@ -135,7 +135,7 @@ def _stale_owners(node: Node, names: set[str], living: Owners) -> dict[str, int]
     """Returns how many containers that are not `living` have rules, by network."""
     jumps: dict[str, set[str]] = {}
     marks: dict[str, set[str]] = {}
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         _stale_jumps(socket, names, living, jumps)
         _stale_masquerading(socket, names, living, marks)
         _stale_owned(node, socket, names, living, marks)
@@ -147,7 +147,7 @@ def _stale_owners(node: Node, names: set[str], living: Owners) -> dict[str, int]
 def _stale_jumps(socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
     containers = {(network, attachment.container_id) for network, attachment in living}
     for chain in _JUMPS:
-        for rule in nft.rules(socket, chain, 'name: "'):
+        for rule in nft.list_rules(socket, chain, 'name: "'):
             owner = _OWNER.search(rule.expressions + rule.userdata)
             if owner:
                 network, container_id = (part.decode(errors="replace") for part in owner.groups())
@@ -174,7 +174,7 @@ def _stale_masquerading(socket: NftSocket, names: set[str], living: Owners, coun
         f"{_digits(network)}-{_digits(f'{attachment.ifname}:{attachment.container_id}')}"
         for network, attachment in living
     }
-    for rule in nft.rules(socket, _MASQUERADED):
+    for rule in nft.list_rules(socket, _MASQUERADED):
         mark = rule.comment[: 2 * _HASH_DIGITS + 1]
         network = by_hash.get(mark[:_HASH_DIGITS])
         if network and mark not in marks:
@@ -182,11 +182,11 @@ def _stale_masquerading(socket: NftSocket, names: set[str], living: Owners, coun
 
 
 def _stale_owned(node: Node, socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
-    by_hash = {nft_owner.hash_of(name): name for name in names}
-    owners = {nft_owner.owner_of(network, *attachment) for network, attachment in living}
+    by_hash = {nft_owner.hash_name(name): name for name in names}
+    owners = {nft_owner.owner_id(network, *attachment) for network, attachment in living}
     for chain in node.chains:
         if chain.table.name == "cni_hostport":
-            for rule in nft.rules(socket, chain):
+            for rule in nft.list_rules(socket, chain):
                 owner = _owner(rule)
                 network = by_hash.get(owner[: nft_owner.HASH_BYTES])
                 if network and owner not in owners:
@@ -194,7 +194,7 @@ def _stale_owned(node: Node, socket: NftSocket, names: set[str], living: Owners,
 
 
 def _owner(rule: Rule) -> bytes:
-    return nft_owner.owner(rule.userdata)
+    return nft_owner.parse_owner(rule.userdata)
 
 
 def _digits(text: str) -> str:

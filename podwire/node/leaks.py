@@ -15,7 +15,7 @@ from shlex import quote
 from cni.conf import Attachment
 from cni.versions import at_least
 from kernel.link import Link
-from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, Owned
+from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, OwnedRule
 from plugins.bandwidth import ifb_owner as bandwidth
 from plugins.bandwidth.ifb_owner import Owner
 from podwire.node import rules
@@ -99,7 +99,7 @@ class _Finder:
 
     def rules(self) -> Iterator[Leak]:
         """Yields the rules of dead attachments, those of one owner and purpose together."""
-        found: dict[tuple[str, ...], list[Owned]] = {}
+        found: dict[tuple[str, ...], list[OwnedRule]] = {}
         for item in self.snapshot.rules.found:
             if self._is_gone(item.mark, item.network, item.container_id):
                 owner = item.mark.hex(), item.network, item.container_id, item.ifname

@@ -14,19 +14,19 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
-from kernel.netfilter.owned import HOST_PORT, Owned
-from plugins.firewall import owners as firewall
+from kernel.netfilter.owned import HOST_PORT, OwnedRule
+from plugins.firewall import rule_listing as firewall
 from plugins.portmap import host_port_listing as portmap
 
-_BY_NETLINK: Mapping[str, Callable[[NftSocket], list[Owned]]] = {
-    "masquerade rules": masquerade.owned,
+_BY_NETLINK: Mapping[str, Callable[[NftSocket], list[OwnedRule]]] = {
+    "masquerade rules": masquerade.list_owned_rules,
     "host ports": portmap.list_host_ports,
-    "firewall rules": firewall.owned,
+    "firewall rules": firewall.list_owned_rules,
 }
-_BY_PROGRAM: Mapping[str, Callable[[], list[Owned]]] = {
-    "masquerade rules": masquerade.owned_legacy,
+_BY_PROGRAM: Mapping[str, Callable[[], list[OwnedRule]]] = {
+    "masquerade rules": masquerade.list_legacy_owned_rules,
     "host ports": portmap.list_host_ports_legacy,
-    "firewall rules": firewall.owned_legacy,
+    "firewall rules": firewall.list_legacy_owned_rules,
 }
 
 
@@ -34,7 +34,7 @@ _BY_PROGRAM: Mapping[str, Callable[[], list[Owned]]] = {
 class Rules:
     """All rules that say whose they are; `unseen` says in words what could not be looked at."""
 
-    found: tuple[Owned, ...] = ()
+    found: tuple[OwnedRule, ...] = ()
     unseen: tuple[str, ...] = ()
 
     @cached_property
@@ -53,10 +53,10 @@ class Rules:
 
 def read_rules() -> Rules:
     """Reads all rules; what cannot be read is told."""
-    found: list[Owned] = []
+    found: list[OwnedRule] = []
     unseen: list[str] = []
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             for what, by_netlink in _BY_NETLINK.items():
                 try:
                     found += by_netlink(socket)

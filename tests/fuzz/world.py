@@ -206,7 +206,7 @@ class World:
         for namespace in namespaces:
             with namespace.entered():
                 self._links.append(rtnl.Socket())
-        self._rules = kernel.netfilter.nft.opened()
+        self._rules = kernel.netfilter.nft.open_socket()
 
     def judge(self, case: Case, invoke: Callable[[Case], tuple[str, bytes]] = invoke) -> str:
         """Runs a case and returns what came of it in a word or two; raises FaultError.

@@ -102,7 +102,7 @@ def netfilter(host: Namespace) -> Iterator[NftSocket]:
     """A netfilter socket on the host."""
     with Netns(host.path) as namespace:
         with entered(namespace):
-            inner = nft.opened()
+            inner = nft.open_socket()
         with inner:
             yield inner
 

@@ -25,11 +25,11 @@ TYPE = 0x88B5  # an EtherType for local experiments (IEEE 802)
 
 
 def unprotect(container_id, ifname, network="goldnet"):
-    nft.each([lambda socket: mac_spoof.unprotect(socket, network, container_id, ifname)])
+    nft.run_steps([lambda socket: mac_spoof.unprotect(socket, network, container_id, ifname)])
 
 
 def gc(network, valid):
-    nft.each([lambda socket: mac_spoof.gc(socket, network, valid)])
+    nft.run_steps([lambda socket: mac_spoof.gc(socket, network, valid)])
 
 
 @pytest.fixture

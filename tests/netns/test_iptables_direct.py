@@ -73,10 +73,12 @@ def prepared(host, monkeypatch):
 
 def found(host):
     """Returns every rule's bytes, and what iptables-save prints without counters."""
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         chains = [(family, table, chain) for family, table, chain in places()]
         rules = {
-            place: [(rule.expressions, rule.userdata) for rule in nft.rules(socket, Chain(Table(*place[:2]), place[2]))]
+            place: [
+                (rule.expressions, rule.userdata) for rule in nft.list_rules(socket, Chain(Table(*place[:2]), place[2]))
+            ]
             for place in chains
         }
     saved = [host.run(f"{tool}-save") for tool in iptables.TOOLS.values()]
@@ -96,7 +98,7 @@ def write(by):
 
 def directly(changes, table):
     programs = {version: iptables._find(version) for version in changes}
-    assert iptables_direct.written(changes, table, programs) == set(changes)
+    assert iptables_direct.apply_by_netlink(changes, table, programs) == set(changes)
 
 
 def test_the_rules_are_the_programs(prepared, monkeypatch):
@@ -159,7 +161,7 @@ def test_what_is_not_known_is_left_to_the_program(prepared, line):
     """Other words, chains that are not there, and names that are taken change nothing here."""
     before = found(prepared)
     lines = ["-A POSTROUTING -j ACCEPT", line]
-    assert iptables_direct.written({4: lines}, "nat", {4: iptables._find(4)}) == set()
+    assert iptables_direct.apply_by_netlink({4: lines}, "nat", {4: iptables._find(4)}) == set()
     assert found(prepared) == before
 
 
@@ -168,7 +170,7 @@ def test_a_chain_that_is_not_called_where_it_should_be_is_left_to_the_program(ho
     host.run("nft", "add table ip nat; add chain ip nat POSTROUTING { type nat hook postrouting priority 99; }")
     with host.entered():
         programs = {4: iptables._find(4)}
-        assert iptables_direct.written({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", programs) == set()
+        assert iptables_direct.apply_by_netlink({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", programs) == set()
 
 
 def test_legacys_tables_are_not_written_to(prepared, tmp_path):
@@ -177,13 +179,13 @@ def test_legacys_tables_are_not_written_to(prepared, tmp_path):
     script = tmp_path / "iptables-restore"
     script.write_text("#!/bin/sh\n")
     for program in (str(legacy), str(script), ""):
-        assert iptables_direct.written({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", {4: program}) == set()
+        assert iptables_direct.apply_by_netlink({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", {4: program}) == set()
 
 
 def test_one_family_may_be_written_without_the_other(prepared):
     """What is translated for one family is written, whatever becomes of the other."""
     changes = {4: ["-A POSTROUTING -j ACCEPT"], 6: ["-A POSTROUTING -j LOG"]}
-    assert iptables_direct.written(changes, "nat", {v: iptables._find(v) for v in changes}) == {4}
+    assert iptables_direct.apply_by_netlink(changes, "nat", {v: iptables._find(v) for v in changes}) == {4}
 
 
 def test_what_the_program_writes_is_found(prepared):
@@ -191,13 +193,13 @@ def test_what_the_program_writes_is_found(prepared):
     for (version, table), lines in NEW_FIRST.items():
         counted = [line if line.startswith("-N") else f"[5:300] {line}" for line in lines]
         iptables.apply({version: counted}, table, "write")  # by the program: the brackets are not translated
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             for chain in dict.fromkeys(line.split()[1] for line in lines):
                 own = [line for line in lines if line.startswith((f"-A {chain} ", f"-I {chain} "))]
-                rules = nft.rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
+                rules = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
                 placed = [line for line in own[::-1] if line.startswith("-I")]
                 placed += [line for line in own if line.startswith("-A")]
-                assert iptables_direct.standing(version, own, rules) == placed
+                assert iptables_direct.match_lines(version, own, rules) == placed
                 for line in own:
                     others = [other for other in lines if other != line]
-                    assert iptables_direct.standing(version, others, rules) is None
+                    assert iptables_direct.match_lines(version, others, rules) is None

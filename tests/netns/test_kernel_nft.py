@@ -44,7 +44,9 @@ MADE = {
 @pytest.fixture
 def made(netfilter):
     """The same socket, with the table and its chains there."""
-    nft.change(netfilter, nft.table(TABLE), nft.chain(CHAIN), nft.chain(OTHER), nft.chain(BASE))
+    nft.change(
+        netfilter, nft.table_request(TABLE), nft.chain_request(CHAIN), nft.chain_request(OTHER), nft.chain_request(BASE)
+    )
     return netfilter
 
 
@@ -52,29 +54,29 @@ def made(netfilter):
 def test_rules_are_those_of_the_tool(made, host, text):
     """A rule made here and one that `nft` made from its text are the same bytes in the kernel and in the listing."""
     host.run("nft", "add", "rule", "inet", "t", "c", text)
-    nft.change(made, nft.rule(CHAIN, MADE[text]))
-    theirs, ours = nft.rules(made, CHAIN)
+    nft.change(made, nft.rule_request(CHAIN, MADE[text]))
+    theirs, ours = nft.list_rules(made, CHAIN)
     assert ours.expressions == theirs.expressions
-    assert nft_rule.same(MADE[text], theirs.expressions)
-    assert nft_rule.same(ours.expressions, theirs.expressions)
+    assert nft_rule.is_same_rule(MADE[text], theirs.expressions)
+    assert nft_rule.is_same_rule(ours.expressions, theirs.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
 def test_masquerade_is_that_of_the_tool(made, host):
     """The masquerade statement is the tool's."""
     host.run("nft", "add", "rule", "inet", "t", "base", "masquerade")
-    nft.change(made, nft.rule(BASE, nft_rule.masquerade()))
-    theirs, ours = nft.rules(made, BASE)
+    nft.change(made, nft.rule_request(BASE, nft_rule.masquerade()))
+    theirs, ours = nft.list_rules(made, BASE)
     assert ours.expressions == theirs.expressions
 
 
 def test_ether_source_is_that_of_the_tool(netfilter, host):
     """Matching a MAC in a bridge table is the tool's."""
     own = Chain(Table(nft.BRIDGE, "t"), "c")
-    nft.change(netfilter, nft.table(own.table), nft.chain(own))
+    nft.change(netfilter, nft.table_request(own.table), nft.chain_request(own))
     host.run("nft", "add", "rule", "bridge", "t", "c", "ether saddr 02:00:00:00:00:01 accept")
-    nft.change(netfilter, nft.rule(own, nft_rule.ether_source(bytes.fromhex("020000000001")) + nft_rule.ACCEPT))
-    theirs, ours = nft.rules(netfilter, own)
+    nft.change(netfilter, nft.rule_request(own, nft_rule.ether_source(bytes.fromhex("020000000001")) + nft_rule.ACCEPT))
+    theirs, ours = nft.list_rules(netfilter, own)
     assert ours.expressions == theirs.expressions
 
 
@@ -90,7 +92,12 @@ def test_tables_and_chains_are_listed_by_the_tool(made, host):
         "chain base {",
         "type nat hook postrouting priority srcnat; policy accept;",
     ]
-    nft.change(made, nft.table(Table(nft.INET, "t", "else")), nft.chain(Chain(TABLE, "c")), nft.chain(BASE))
+    nft.change(
+        made,
+        nft.table_request(Table(nft.INET, "t", "else")),
+        nft.chain_request(Chain(TABLE, "c")),
+        nft.chain_request(BASE),
+    )
     assert nft_rules(host) == before
 
 
@@ -101,23 +108,23 @@ def test_what_an_operator_set_stays(made, host):
     before = nft_rules(host)
     assert "flags dormant" in "".join(before)
     assert "policy drop" in "".join(before)
-    nft.change(made, nft.table(TABLE), nft.chain(BASE))
+    nft.change(made, nft.table_request(TABLE), nft.chain_request(BASE))
     assert nft_rules(host) == before
 
 
 def test_a_transaction_is_all_or_nothing(made, host):
     """When one request is refused none is done, and the refused one is named, also in the midst of many."""
     before = nft_rules(host)
-    good = nft.rule(CHAIN, nft_rule.DROP)
-    jump = nft.rule(OTHER, nft_rule.jump("base"))  # into a base chain
-    for bad, number in ((nft.rule_deletion(CHAIN, 999), errno.ENOENT), (jump, errno.EOPNOTSUPP)):
+    good = nft.rule_request(CHAIN, nft_rule.DROP)
+    jump = nft.rule_request(OTHER, nft_rule.jump("base"))  # into a base chain
+    for bad, number in ((nft.delete_rule_request(CHAIN, 999), errno.ENOENT), (jump, errno.EOPNOTSUPP)):
         for requests in ((bad, good), (good, bad), (good, bad, good)):
             with pytest.raises(KernelError) as caught:
                 nft.change(made, *requests)
             assert (caught.value.description, caught.value.errno) == (bad.description, number)
             assert nft_rules(host) == before
     nft.change(made, good)
-    assert len(nft.rules(made, CHAIN)) == 1
+    assert len(nft.list_rules(made, CHAIN)) == 1
 
 
 def test_a_transaction_refused_as_a_whole(made, monkeypatch):
@@ -125,29 +132,39 @@ def test_a_transaction_refused_as_a_whole(made, monkeypatch):
     before = nft._SUBSYSTEM
     monkeypatch.setattr(nft, "_SUBSYSTEM", 99)
     with pytest.raises(KernelError) as caught:
-        nft.change(made, nft.table(TABLE), nft.rule(CHAIN, nft_rule.DROP))
+        nft.change(made, nft.table_request(TABLE), nft.rule_request(CHAIN, nft_rule.DROP))
     assert (caught.value.description, caught.value.errno) == ("change nftables", errno.EINVAL)
     monkeypatch.setattr(nft, "_SUBSYSTEM", before)
-    nft.change(made, nft.rule(CHAIN, nft_rule.DROP))
-    assert len(nft.rules(made, CHAIN)) == 1
+    nft.change(made, nft.rule_request(CHAIN, nft_rule.DROP))
+    assert len(nft.list_rules(made, CHAIN)) == 1
 
 
 def test_more_requests_than_answers_fit(made):
     """A transaction of a thousand rules is answered once, and the socket goes on working."""
-    nft.change(made, *[nft.rule(CHAIN, nft_rule.DROP, nft_rule.comment(f"number {count}")) for count in range(1000)])
-    found = nft.rules(made, CHAIN)
+    nft.change(
+        made,
+        *[
+            nft.rule_request(CHAIN, nft_rule.DROP, nft_rule.comment_userdata(f"number {count}"))
+            for count in range(1000)
+        ],
+    )
+    found = nft.list_rules(made, CHAIN)
     assert [rule.comment for rule in found] == [f"number {count}" for count in range(1000)]
-    assert [rule.comment for rule in nft.rules(made, CHAIN, "number 55")][:2] == ["number 55", "number 550"]
-    nft.change(made, *(nft.rule_deletion(CHAIN, rule.handle) for rule in found))
-    assert nft.rules(made, CHAIN) == []
+    assert [rule.comment for rule in nft.list_rules(made, CHAIN, "number 55")][:2] == ["number 55", "number 550"]
+    nft.change(made, *(nft.delete_rule_request(CHAIN, rule.handle) for rule in found))
+    assert nft.list_rules(made, CHAIN) == []
 
 
 def test_a_rehearsal_leaves_nothing(netfilter, host):
     """What is rehearsed is tried, refused if it must be, and taken back."""
-    nft.rehearse(netfilter, nft.table(TABLE), nft.chain(BASE), nft.rule(BASE, nft_rule.masquerade()))
+    nft.dry_run(
+        netfilter, nft.table_request(TABLE), nft.chain_request(BASE), nft.rule_request(BASE, nft_rule.masquerade())
+    )
     assert nft_rules(host) == []
     with pytest.raises(KernelError, match="add chain t base: no such file or directory"):
-        nft.rehearse(netfilter, nft.table(TABLE), nft.chain(Chain(TABLE, "base", Hook("no-such-type", 4, 100))))
+        nft.dry_run(
+            netfilter, nft.table_request(TABLE), nft.chain_request(Chain(TABLE, "base", Hook("no-such-type", 4, 100)))
+        )
     assert nft_rules(host) == []
 
 
@@ -160,20 +177,26 @@ def test_nothing_to_change_is_no_transaction(netfilter, host):
 @pytest.mark.parametrize("filtering", [True, False])
 def test_only_a_chains_own_rules_are_listed(made, monkeypatch, filtering):
     """Rules of other chains, even with the same comment, are not listed, also where the kernel does not filter."""
-    userdata = nft_rule.comment("mine")
-    nft.change(made, nft.rule(OTHER, nft_rule.DROP, userdata), nft.rule(CHAIN, nft_rule.ACCEPT, userdata))
+    userdata = nft_rule.comment_userdata("mine")
+    nft.change(
+        made, nft.rule_request(OTHER, nft_rule.DROP, userdata), nft.rule_request(CHAIN, nft_rule.ACCEPT, userdata)
+    )
     if not filtering:
         monkeypatch.setattr(nft, "_of", lambda own: [("NFTA_RULE_TABLE", own.table.name)])
-    (rule,) = nft.rules(made, CHAIN, "mine")
-    assert nft_rule.same(nft_rule.ACCEPT, rule.expressions)
-    assert nft.rules(made, CHAIN, "other") == []
-    assert nft.rules(made, Chain(TABLE, "absent")) == nft.rules(made, Chain(Table(nft.INET, "absent"), "c")) == []
+    (rule,) = nft.list_rules(made, CHAIN, "mine")
+    assert nft_rule.is_same_rule(nft_rule.ACCEPT, rule.expressions)
+    assert nft.list_rules(made, CHAIN, "other") == []
+    assert (
+        nft.list_rules(made, Chain(TABLE, "absent"))
+        == nft.list_rules(made, Chain(Table(nft.INET, "absent"), "c"))
+        == []
+    )
 
 
 def test_chains_are_looked_up(made):
     """A chain is found with its hook, an absent one is None."""
     absent = Chain(Table(nft.INET, "absent"), "c")
-    found = nft.get(made, BASE, Chain(TABLE, "absent"), Chain(TABLE, "other"), absent)
+    found = nft.get_chains(made, BASE, Chain(TABLE, "absent"), Chain(TABLE, "other"), absent)
     assert found == [BASE, None, OTHER, None]
 
 
@@ -187,12 +210,12 @@ def test_what_vanishes_meanwhile_is_looked_for_again():
             raise KernelError("change", number)
         return "done"
 
-    assert nft.retried(lambda: attempt(errno.ENOENT)) == "done"
+    assert nft.retry(lambda: attempt(errno.ENOENT)) == "done"
     with pytest.raises(KernelError):
-        nft.retried(lambda: attempt(errno.EPERM))
+        nft.retry(lambda: attempt(errno.EPERM))
     assert len(calls) == 4
     with pytest.raises(KernelError):
-        nft.retried(lambda: attempt(errno.EBUSY))
+        nft.retry(lambda: attempt(errno.EBUSY))
     assert len(calls) == 9
 
 
@@ -215,13 +238,15 @@ class Meddling:
 @pytest.mark.parametrize("times", [3, 100_000])
 def test_a_listing_spoilt_by_a_change_is_read_again(made, host, monkeypatch, times):
     """A listing in the midst of which rules changed is repeated, and united from all attempts if that never ends."""
-    nft.change(made, *[nft.rule(CHAIN, nft_rule.DROP, nft_rule.comment("x" * 100)) for _ in range(1000)])
+    nft.change(
+        made, *[nft.rule_request(CHAIN, nft_rule.DROP, nft_rule.comment_userdata("x" * 100)) for _ in range(1000)]
+    )
     with Netns(host.path) as namespace, entered(namespace):
-        other = nft.opened()
-    changes = [nft.rule(OTHER, nft_rule.DROP)] * times
+        other = nft.open_socket()
+    changes = [nft.rule_request(OTHER, nft_rule.DROP)] * times
     monkeypatch.setattr(made, "_socket", Meddling(made._socket, lambda: changes and nft.change(other, changes.pop())))
     with other:
-        assert len(nft.rules(made, CHAIN)) == 1000
+        assert len(nft.list_rules(made, CHAIN)) == 1000
         assert (changes == []) == (times < 10)
 
 
@@ -247,9 +272,9 @@ def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
     def refused(*_errand):
         raise OSError(errno.EAGAIN, "no more")
 
-    nft.change(made, nft.rule(CHAIN, nft_rule.DROP))
-    (rule,) = nft.rules(made, CHAIN)
-    nft.change(made, nft.rule_deletion(CHAIN, rule.handle))
+    nft.change(made, nft.rule_request(CHAIN, nft_rule.DROP))
+    (rule,) = nft.list_rules(made, CHAIN)
+    nft.change(made, nft.delete_rule_request(CHAIN, rule.handle))
     assert len(netfilter_sockets(host)) == 1
     monkeypatch.setattr(nft, "close_apart", refused if lacking == "process" else started)
     if lacking == "pipe":
@@ -264,8 +289,8 @@ def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
 
 def test_closing_is_our_own_when_nothing_was_deleted(netfilter, host, monkeypatch):
     """A socket by which rules were only added or listed is closed without a child."""
-    nft.change(netfilter, nft.table(TABLE))
-    assert nft.rules(netfilter, CHAIN) == []
+    nft.change(netfilter, nft.table_request(TABLE))
+    assert nft.list_rules(netfilter, CHAIN) == []
     with monkeypatch.context() as patched:
         patched.setattr(nft, "close_apart", pytest.fail)
         netfilter.close()

@@ -32,9 +32,9 @@ MADE = {
         "ip saddr 10.0.0.0/8 sctp dport 1 meta mark set meta mark | 0x00002000 dnat to 10.22.0.2:9": SUBNET
         + SCTP
         + nft_rule.destination_port(1)
-        + nft_rule.mark(13)
+        + nft_rule.mark_statement(13)
         + nft_rule.dnat(POD, 9),
-        "meta mark set meta mark | 0x80000000": nft_rule.mark(31),
+        "meta mark set meta mark | 0x80000000": nft_rule.mark_statement(31),
         "fib daddr type local accept": nft_rule.to_this_host() + nft_rule.ACCEPT,
     },
     (6, BEFORE): {
@@ -45,7 +45,7 @@ MADE = {
             ip_network("10.22.0.0/17")
         )
         + nft_rule.destination(POD)
-        + nft_rule.marked(13)
+        + nft_rule.mark_match(13)
         + nft_rule.masquerade(),
         "ip saddr 0.0.0.0/0 ip daddr 10.22.0.2 masquerade": nft_rule.source(ip_network("0.0.0.0/0"))
         + nft_rule.destination(POD)
@@ -64,7 +64,7 @@ CASES = [(version, hook, text) for (version, hook), texts in MADE.items() for te
 def made(netfilter):
     """A netfilter socket on the host, with a table of each IP version there."""
     for chains in CHAINS.values():
-        nft.change(netfilter, nft.table(chains[BEFORE].table), *map(nft.chain, chains.values()))
+        nft.change(netfilter, nft.table_request(chains[BEFORE].table), *map(nft.chain_request, chains.values()))
     return netfilter
 
 
@@ -73,10 +73,10 @@ def test_rules_are_those_of_the_tool(made, host, version, hook, text):
     """A rule made here and one that `nft` made from its text are the same bytes in the kernel and in the listing."""
     chain, expressions = CHAINS[version][hook], MADE[version, hook][text]
     host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", chain.name, text)
-    nft.change(made, nft.rule(chain, expressions))
-    theirs, ours = nft.rules(made, chain)
+    nft.change(made, nft.rule_request(chain, expressions))
+    theirs, ours = nft.list_rules(made, chain)
     assert ours.expressions == theirs.expressions
-    assert nft_rule.same(expressions, theirs.expressions)
+    assert nft_rule.is_same_rule(expressions, theirs.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
@@ -99,12 +99,14 @@ def test_whom_a_rule_is_for_is_read(made, host, text):
     """Protocol, port and address that a rule of the tool's demands are read; what it compares otherwise is not."""
     chain = CHAINS[4][BEFORE]
     host.run("nft", "add", "rule", "ip", "t", chain.name, text)
-    (rule,) = nft.rules(made, chain)
-    assert nft_rule.target(rule.expressions)[:3] == TARGETS[text]
-    assert b"".join(nft_rule.split(rule.expressions)) == rule.expressions
+    (rule,) = nft.list_rules(made, chain)
+    assert nft_rule.parse_destination(rule.expressions)[:3] == TARGETS[text]
+    assert b"".join(nft_rule.split_expressions(rule.expressions)) == rule.expressions
     port = TARGETS[text][1]
     if port:
-        assert nft.rules(made, chain, lambda message: port.to_bytes(2, "big") in nft_rule.pairs_compared(message))
+        assert nft.list_rules(
+            made, chain, lambda message: port.to_bytes(2, "big") in nft_rule.compared_byte_pairs(message)
+        )
 
 
 FURTHER = {
@@ -123,22 +125,33 @@ def test_what_else_a_rule_demands_is_read(made, host, text):
     chain = CHAINS[4][BEFORE]
     host.run("nft", "add", "rule", "ip", "t", chain.name, text)
     host.run("nft", "add", "rule", "ip", "t", chain.name, f"{FURTHER[text]} accept")
-    rule, further = nft.rules(made, chain)
-    assert nft_rule.target(rule.expressions).further + nft_rule.split(further.expressions)[-1] == further.expressions
+    rule, further = nft.list_rules(made, chain)
+    assert (
+        nft_rule.parse_destination(rule.expressions).further + nft_rule.split_expressions(further.expressions)[-1]
+        == further.expressions
+    )
 
 
 def test_rules_are_put_in_front_of_another(made):
     """Several rules in front of the same one keep their order; one that is gone is an error."""
     chain = CHAINS[4][BEFORE]
-    nft.change(made, *(nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment(name)) for name in ("a", "z")))
-    last = nft.rules(made, chain)[1].handle
-    nft.change(made, *(nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment(name), before=last) for name in ("b", "c")))
-    assert [rule.comment for rule in nft.rules(made, chain)] == ["a", "b", "c", "z"]
+    nft.change(
+        made, *(nft.rule_request(chain, nft_rule.ACCEPT, nft_rule.comment_userdata(name)) for name in ("a", "z"))
+    )
+    last = nft.list_rules(made, chain)[1].handle
     nft.change(
         made,
-        nft.rule(chain, nft_rule.ACCEPT, nft_rule.comment("y"), before=last),
-        nft.rule_deletion(chain, last),
+        *(
+            nft.rule_request(chain, nft_rule.ACCEPT, nft_rule.comment_userdata(name), before=last)
+            for name in ("b", "c")
+        ),
     )
-    assert [rule.comment for rule in nft.rules(made, chain)] == ["a", "b", "c", "y"]
+    assert [rule.comment for rule in nft.list_rules(made, chain)] == ["a", "b", "c", "z"]
+    nft.change(
+        made,
+        nft.rule_request(chain, nft_rule.ACCEPT, nft_rule.comment_userdata("y"), before=last),
+        nft.delete_rule_request(chain, last),
+    )
+    assert [rule.comment for rule in nft.list_rules(made, chain)] == ["a", "b", "c", "y"]
     with pytest.raises(KernelError, match="add a rule to chain t prerouting: no such file or directory"):
-        nft.change(made, nft.rule(chain, nft_rule.ACCEPT, before=last))
+        nft.change(made, nft.rule_request(chain, nft_rule.ACCEPT, before=last))

@@ -43,9 +43,11 @@ RULES = {
     "ip daddr @pods4 accept": nft_rule.destination_in(4, "pods4") + nft_rule.ACCEPT,
     "ip6 saddr @pods6 accept": nft_rule.source_in(6, "pods6") + nft_rule.ACCEPT,
     "ip6 daddr @pods6 accept": nft_rule.destination_in(6, "pods6") + nft_rule.ACCEPT,
-    "iifname @names oifname @names drop": nft_rule.entering_in("names") + nft_rule.leaving_in("names") + nft_rule.DROP,
-    "iifname . oifname @pairs return": nft_rule.passing_in("pairs") + nft_rule.RETURN,
-    "ct state established,related accept": nft_rule.answers() + nft_rule.ACCEPT,
+    "iifname @names oifname @names drop": nft_rule.input_interface_in("names")
+    + nft_rule.output_interface_in("names")
+    + nft_rule.DROP,
+    "iifname . oifname @pairs return": nft_rule.interface_pair_in("pairs") + nft_rule.RETURN,
+    "ct state established,related accept": nft_rule.established_or_related() + nft_rule.ACCEPT,
 }
 
 
@@ -57,24 +59,26 @@ def test_sets_are_those_of_the_tool(netfilter, host, kind):
     host.run(
         "nft", f'add table inet t; add set inet t s {{ type {kind}; comment "a set"; elements = {{ {element} }}; }}'
     )
-    theirs, (found,) = nft_rules(host), nft_set.elements(netfilter, own)
-    assert found == Element(key, nft_rule.comment("an element"))
-    assert nft_set.are_right(netfilter, own) == [True]
+    theirs, (found,) = nft_rules(host), nft_set.list_elements(netfilter, own)
+    assert found == Element(key, nft_rule.comment_userdata("an element"))
+    assert nft_set.get_key_matches(netfilter, own) == [True]
     host.run("nft", "flush", "ruleset")
     commented = Set(own.table, own.name, own.key, "a set")
-    nft.change(netfilter, nft.table(TABLE), nft_set.new(commented), *nft_set.additions(own, [found]))
+    nft.change(
+        netfilter, nft.table_request(TABLE), nft_set.set_request(commented), *nft_set.add_element_requests(own, [found])
+    )
     assert nft_rules(host) == theirs
     assert f"type {kind}" in "".join(theirs)
-    assert nft_set.elements(netfilter, own) == [found]
-    nft.change(netfilter, *nft_set.deletions(own, [key]))
-    assert nft_set.elements(netfilter, own) == []
+    assert nft_set.list_elements(netfilter, own) == [found]
+    nft.change(netfilter, *nft_set.delete_element_requests(own, [key]))
+    assert nft_set.list_elements(netfilter, own) == []
 
 
 def test_a_set_of_another_key_has_no_elements_of_ours(netfilter, host):
     """What somebody keeps in a set of our name, but with a key of another size, is passed over."""
     host.run("nft", "add table inet t; add set inet t s { type inet_service; elements = { 80 }; }")
-    assert nft_set.elements(netfilter, OWN) == []
-    assert nft_set.are_right(netfilter, OWN) == [False]
+    assert nft_set.list_elements(netfilter, OWN) == []
+    assert nft_set.get_key_matches(netfilter, OWN) == [False]
 
 
 @pytest.mark.parametrize("text", RULES)
@@ -86,73 +90,75 @@ def test_rules_with_sets_are_those_of_the_tool(netfilter, host, text):
         Set(TABLE, "names", (INTERFACE_NAME,)),
         Set(TABLE, "pairs", (INTERFACE_NAME, INTERFACE_NAME)),
     )
-    nft.change(netfilter, nft.table(TABLE), *map(nft_set.new, sets), nft.chain(CHAIN))
+    nft.change(netfilter, nft.table_request(TABLE), *map(nft_set.set_request, sets), nft.chain_request(CHAIN))
     host.run("nft", "add", "rule", "inet", "t", "c", text)
-    nft.change(netfilter, nft.rule(CHAIN, RULES[text]))
-    theirs, ours = nft.rules(netfilter, CHAIN)
+    nft.change(netfilter, nft.rule_request(CHAIN, RULES[text]))
+    theirs, ours = nft.list_rules(netfilter, CHAIN)
     assert ours.expressions == theirs.expressions
-    assert nft_rule.same(RULES[text], theirs.expressions)
+    assert nft_rule.is_same_rule(RULES[text], theirs.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
 def test_many_elements(netfilter):
     """Two thousand elements are added, listed, found by what stands in them, and deleted, in one transaction each."""
     elements = [
-        Element((10 << 24 | number).to_bytes(4, "big"), nft_rule.comment(f"number {number} " + "x" * 100))
+        Element((10 << 24 | number).to_bytes(4, "big"), nft_rule.comment_userdata(f"number {number} " + "x" * 100))
         for number in range(2000)
     ]
-    nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN), *nft_set.additions(OWN, elements))
-    assert sorted(nft_set.elements(netfilter, OWN)) == elements
-    assert nft_set.elements(netfilter, OWN, nft_set.having([b"number 77 "])) == [elements[77]]
-    nft.change(netfilter, *nft_set.deletions(OWN, (element.key for element in elements)))
-    assert nft_set.elements(netfilter, OWN) == []
+    nft.change(
+        netfilter, nft.table_request(TABLE), nft_set.set_request(OWN), *nft_set.add_element_requests(OWN, elements)
+    )
+    assert sorted(nft_set.list_elements(netfilter, OWN)) == elements
+    assert nft_set.list_elements(netfilter, OWN, nft_set.byte_filter([b"number 77 "])) == [elements[77]]
+    nft.change(netfilter, *nft_set.delete_element_requests(OWN, (element.key for element in elements)))
+    assert nft_set.list_elements(netfilter, OWN) == []
 
 
 def test_an_element_is_replaced_in_one_transaction(netfilter):
     """An element that is added again stays as it is; deleted and added at once it has the new comment."""
-    old, new = Element(ONE, nft_rule.comment("old")), Element(ONE, nft_rule.comment("new"))
-    nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN), *nft_set.additions(OWN, [old]))
-    nft.change(netfilter, *nft_set.additions(OWN, [new]))
-    assert nft_set.elements(netfilter, OWN) == [old]
-    nft.change(netfilter, *nft_set.deletions(OWN, [ONE]), *nft_set.additions(OWN, [new]))
-    assert nft_set.elements(netfilter, OWN) == [new]
+    old, new = Element(ONE, nft_rule.comment_userdata("old")), Element(ONE, nft_rule.comment_userdata("new"))
+    nft.change(netfilter, nft.table_request(TABLE), nft_set.set_request(OWN), *nft_set.add_element_requests(OWN, [old]))
+    nft.change(netfilter, *nft_set.add_element_requests(OWN, [new]))
+    assert nft_set.list_elements(netfilter, OWN) == [old]
+    nft.change(netfilter, *nft_set.delete_element_requests(OWN, [ONE]), *nft_set.add_element_requests(OWN, [new]))
+    assert nft_set.list_elements(netfilter, OWN) == [new]
 
 
 def test_what_is_not_there(netfilter):
     """A set that is not there has no elements and is None; deleting an absent element is an error (ENOENT)."""
-    assert nft_set.elements(netfilter, OWN) == []
-    assert nft_set.are_right(netfilter, OWN) == [None]
-    nft.change(netfilter, nft.table(TABLE), nft_set.new(OWN))
+    assert nft_set.list_elements(netfilter, OWN) == []
+    assert nft_set.get_key_matches(netfilter, OWN) == [None]
+    nft.change(netfilter, nft.table_request(TABLE), nft_set.set_request(OWN))
     with pytest.raises(KernelError) as caught:
-        nft.change(netfilter, *nft_set.deletions(OWN, [ONE]))
+        nft.change(netfilter, *nft_set.delete_element_requests(OWN, [ONE]))
     assert (caught.value.description, caught.value.errno) == ("delete from set t s", errno.ENOENT)
-    assert nft_set.are_right(netfilter, Set(TABLE, "s", (IPV6_ADDRESS,))) == [False]
+    assert nft_set.get_key_matches(netfilter, Set(TABLE, "s", (IPV6_ADDRESS,))) == [False]
 
 
 def test_a_change_is_made_for_what_was_seen(netfilter, host):
     """When something else was changed since the look nothing is changed, and it is looked again, until it may be."""
     with Netns(host.path) as namespace, entered(namespace):
-        other = nft.opened()
+        other = nft.open_socket()
     seen = []
 
     def attempt(others):
         def tried(generation):
             seen.append(generation)
             if len(seen) <= others:
-                nft.change(other, nft.table(Table(nft.INET, f"other{others}-{len(seen)}")))
-            nft.change(netfilter, nft.table(Table(nft.INET, f"ours{len(seen)}")), generation=generation)
+                nft.change(other, nft.table_request(Table(nft.INET, f"other{others}-{len(seen)}")))
+            nft.change(netfilter, nft.table_request(Table(nft.INET, f"ours{len(seen)}")), generation=generation)
 
         return tried
 
     with other:
-        nft.settled(netfilter, attempt(3))
+        nft.retry_with_generation(netfilter, attempt(3))
         assert len(set(seen)) == 4
         assert host.run("nft", "list", "tables").count("ours") == 1
         seen.clear()
-        nft.settled(netfilter, attempt(1000))
+        nft.retry_with_generation(netfilter, attempt(1000))
         assert (seen[-1], 0 in seen[:-1], len(set(seen)) == len(seen)) == (0, False, True)
         with pytest.raises(KernelError, match="list of tables"):
-            nft.settled(netfilter, lambda generation: refused())
+            nft.retry_with_generation(netfilter, lambda generation: refused())
 
 
 def refused():

@@ -158,16 +158,16 @@ def test_gc_of_thousands(inside, tmp_path):
 
 
 def delete(wanted):
-    nft.each([lambda socket: nftables.delete(socket, wanted)])
+    nft.run_steps([lambda socket: nftables.delete(socket, wanted)])
 
 
 def gc(network, valid):
-    nft.each([lambda socket: nftables.gc(socket, network, valid)])
+    nft.run_steps([lambda socket: nftables.gc(socket, network, valid)])
 
 
 def rules_of(chain):
-    with nft.opened() as own:
-        return nft.rules(own, chain)
+    with nft.open_socket() as own:
+        return nft.list_rules(own, chain)
 
 
 SPOILT = {
@@ -206,7 +206,7 @@ def test_check_demands_the_hook(inside):
         nftables.check(ONE)
     with pytest.raises(CniError, match="add chain cni_plugins_masquerade postrouting: file exists"):
         nftables.add(ONE)
-    assert "somebody has made it otherwise: nft list table inet cni_plugins_masquerade" in nftables.problem()
+    assert "somebody has made it otherwise: nft list table inet cni_plugins_masquerade" in nftables.get_problem()
 
 
 def test_check_demands_the_order(inside):
@@ -214,9 +214,13 @@ def test_check_demands_the_order(inside):
     nftables.add(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
     first = rules_of(nftables._CHECKS)[0]
     nftables.check(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
-    with nft.opened() as own:
+    with nft.open_socket() as own:
         chain = nftables._CHECKS
-        nft.change(own, nft.rule_deletion(chain, first.handle), nft.rule(chain, first.expressions, first.userdata))
+        nft.change(
+            own,
+            nft.delete_rule_request(chain, first.handle),
+            nft.rule_request(chain, first.expressions, first.userdata),
+        )
     with pytest.raises(CniError, match='masquerade" is missing in chain'):
         nftables.check(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
 
@@ -259,11 +263,11 @@ def test_rules_that_vanish_meanwhile(inside, meanwhile, verb):
 
 def test_a_kernel_that_cannot(inside, monkeypatch):
     """Where NAT in tables of family inet does not exist, ADD says so, STATUS too, and DEL and GC have nothing to do."""
-    assert nftables.problem() == ""
+    assert nftables.get_problem() == ""
     assert nft_rules(inside) == []
     hook = nft.Hook("nat", 4, -301)  # the kernel refuses NAT before connection tracking
     monkeypatch.setattr(nftables, "_POSTROUTING", replace(nftables._POSTROUTING, hook=hook))
-    assert "Linux 5.2 or later (add chain cni_plugins_masquerade postrouting: " in nftables.problem()
+    assert "Linux 5.2 or later (add chain cni_plugins_masquerade postrouting: " in nftables.get_problem()
     with pytest.raises(CniError) as caught:
         nftables.add(ONE)
     assert "add chain cni_plugins_masquerade postrouting" in caught.value.msg
@@ -283,7 +287,7 @@ def test_a_kernel_without_netfilter(inside, monkeypatch, number):
     monkeypatch.setattr(nft, "NftSocket", refused)
     with pytest.raises(CniError, match="open a netfilter socket"):
         nftables.add(ONE)
-    assert "CONFIG_NETFILTER_NETLINK" in nftables.problem()
+    assert "CONFIG_NETFILTER_NETLINK" in nftables.get_problem()
     delete(ONE)
     gc("goldnet", frozenset())
 

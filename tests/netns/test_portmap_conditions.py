@@ -76,17 +76,19 @@ def compared(host, netfilter):
 
     def rules(words, version, texts):
         ours, theirs = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
-        nft.change(netfilter, nft.table(TABLES[version]), nft.chain(ours), nft.chain(theirs))
+        nft.change(netfilter, nft.table_request(TABLES[version]), nft.chain_request(ours), nft.chain_request(theirs))
         for text in texts:
             host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
-        nft.change(netfilter, *(nft.rule(ours, each + nft_rule.ACCEPT) for each in compiled(words.split(), version)))
+        nft.change(
+            netfilter, *(nft.rule_request(ours, each + nft_rule.ACCEPT) for each in compiled(words.split(), version))
+        )
         lines = [line.strip() for line in nft_rules(host)]
         half = lines.index("chain theirs {")
         listed = (
             [line for line in lines[:half] if "accept" in line],
             [line for line in lines[half:] if "accept" in line],
         )
-        found = [[rule.expressions for rule in nft.rules(netfilter, chain)] for chain in (ours, theirs)]
+        found = [[rule.expressions for rule in nft.list_rules(netfilter, chain)] for chain in (ours, theirs)]
         return found, listed
 
     return rules

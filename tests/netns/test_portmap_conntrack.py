@@ -32,8 +32,8 @@ def tracking(host, client):
 
 def tracked(ports=(53, 54)):
     """Returns the UDP flows that are tracked, by where they go to and where they come from, with their numbers."""
-    with nft.opened() as socket:
-        found = [entry for version in (4, 6) for entry in conntrack.udp(socket, version, ports)]
+    with nft.open_socket() as socket:
+        found = [entry for version in (4, 6) for entry in conntrack.list_udp_flows(socket, version, ports)]
     return {(str(entry.destination), entry.port, str(entry.source)): entry.number for entry in found}
 
 
@@ -138,13 +138,13 @@ def test_a_successor_is_not_hit(tracking, client):
     """An entry with another number keeps its place, and what is gone is success."""
     with opened(client, "udp", OUTSIDE) as sender:
         sender.sendto(b"?", (NODE, 53))
-        with nft.opened() as socket:
-            (entry,) = conntrack.udp(socket, 4, [53])
-            conntrack.delete(socket, [replace(entry, number=entry.number ^ 1)])
-            assert conntrack.udp(socket, 4, [53]) == [entry]
-            conntrack.delete(socket, [entry])
-            assert conntrack.udp(socket, 4, [53]) == []
-            conntrack.delete(socket, [entry])
+        with nft.open_socket() as socket:
+            (entry,) = conntrack.list_udp_flows(socket, 4, [53])
+            conntrack.delete_flows(socket, [replace(entry, number=entry.number ^ 1)])
+            assert conntrack.list_udp_flows(socket, 4, [53]) == [entry]
+            conntrack.delete_flows(socket, [entry])
+            assert conntrack.list_udp_flows(socket, 4, [53]) == []
+            conntrack.delete_flows(socket, [entry])
 
 
 def test_thousands_of_flows(tracking, client):
@@ -152,7 +152,7 @@ def test_thousands_of_flows(tracking, client):
     for _ in range(1500):
         with opened(client, "udp", OUTSIDE) as sender:
             sender.sendto(b"?", (NODE, 53))
-    with nft.opened() as socket:
-        assert len(conntrack.udp(socket, 4, [53])) > 1000
+    with nft.open_socket() as socket:
+        assert len(conntrack.list_udp_flows(socket, 4, [53])) > 1000
     flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),)))
     assert tracked() == {}

@@ -82,7 +82,7 @@ def test_a_pod_does_not_reach_the_loopback(published, sandbox, nftables, monkeyp
     """A pod's packet for 127.0.0.1 reaches the node's loopback with the setting alone, and not with the guard."""
     result = published.bridge.add(sandbox)
     if not nftables:
-        monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+        monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     with opened(published.host, "udp", "127.0.0.1", PORT) as loopback:
         forged(sandbox, result)
         assert not hears(loopback)
@@ -137,15 +137,15 @@ def test_the_guard_is_mended(bridge):
 def test_what_the_reference_opened_is_guarded_without_nftables(bridge, monkeypatch):
     """Where the setting is on already, and there is no table in which a guard could be, it is made by iptables."""
     bridge.set_sysctl(SETTING, "1")
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
-    monkeypatch.setattr("kernel.netfilter.iptables.may_have", lambda *how: set())
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
+    monkeypatch.setattr("kernel.netfilter.iptables.get_candidate_families", lambda *how: set())
     localhost.ensure(wanted())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
 
 
 def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
     """Where the kernel has no nftables, iptables drops the packets, and is run only when the setting is turned on."""
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     localhost.ensure(wanted())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
     runs = []
@@ -153,7 +153,7 @@ def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
     localhost.ensure(wanted())
     assert runs == []
     monkeypatch.undo()
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     bridge.set_sysctl(SETTING, "0")
     localhost.ensure(wanted())
     assert len([line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)]) == 1
@@ -163,7 +163,7 @@ def test_without_nftables_the_guard_is_made_by_iptables(bridge, monkeypatch):
 def test_add_removes_no_guard(bridge, nftables, monkeypatch):
     """ADD adds the guard of its own interface, and removes none: what it has not removed it need not restore."""
     if not nftables:
-        monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+        monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     localhost.ensure(wanted())
     bridge.ip("link", "add", "veth0", "type", "veth", "peer", "peer0")
     bridge.ip("link", "set", "veth0", "up")
@@ -181,7 +181,7 @@ def test_gc_leaves_rules_of_others(bridge):
     localhost.ensure(wanted())
     bridge.run("nft", 'add rule ip cni_hostport localnet iifname gone ip daddr 127.0.0.1 drop comment "mine: own"')
     bridge.ip("link", "set", "cni0", "name", "other")
-    with nft.opened() as socket:
+    with nft.open_socket() as socket:
         localhost.gc(socket)
     assert [name in "\n".join(nft_rules(bridge)) for name in ("cni0", "gone")] == [False, True]
 
@@ -239,7 +239,7 @@ def test_a_pod_of_the_reference_passes(published, reference, sandbox):
 
 def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):
     """A guard that iptables made is found, too."""
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     localhost.ensure(wanted())
     monkeypatch.undo()
     localhost.check(wanted())
@@ -248,7 +248,7 @@ def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):
 
 def test_neither_nftables_nor_iptables(bridge, monkeypatch):
     """Without a guard the setting stays off, and the error says what to do without localhost."""
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
 
     def unusable(*_):
         raise iptables.UnusableError(999, "iptables-restore is not installed", "install iptables")

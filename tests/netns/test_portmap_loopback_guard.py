@@ -80,7 +80,7 @@ def test_the_reference_of_what_is_gone_is_rtnetlink(published, sandbox, monkeypa
         raise KernelError("look up an interface", 1)
 
     monkeypatch.setattr(link, "get", refuse)
-    with published.host.entered(), nft.opened() as socket, pytest.raises(KernelError):
+    with published.host.entered(), nft.open_socket() as socket, pytest.raises(KernelError):
         loopback_guard.remove(socket)
     assert guarded(published.host) == ["cni0"]
 
@@ -154,7 +154,7 @@ def test_an_interface_that_comes_back_is_guarded(published, sandbox, monkeypatch
     answers = iter([[None]])
     get = link.get
     monkeypatch.setattr(link, "get", lambda *how: next(answers, None) or get(*how))
-    with published.host.entered(), nft.opened() as socket:
+    with published.host.entered(), nft.open_socket() as socket:
         loopback_guard.remove(socket)
     assert guarded(published.host) == ["cni0"]
 
@@ -168,7 +168,7 @@ def legacy(host, tmp_path, monkeypatch):
 
     tools = xtables.variant(tmp_path / "tools", "legacy")
     monkeypatch.setenv("PATH", xtables.path(tools)["PATH"])
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     for name, ip in (("stale0", "10.99.0.8"), ("veth0", "10.99.0.9")):
         host.ip("link", "add", name, "type", "veth", "peer", f"peer-{name}")
         host.ip("link", "set", name, "up")

@@ -140,13 +140,13 @@ def test_what_is_so_already_is_no_change(chain: Chain, new_sandbox: Callable[[],
 def test_what_is_refused_is_no_change(host: Namespace):
     """Of requests in one send those that are refused are not noted, be that an error or not; nor is a transaction."""
     table = nft.Table(nft.INET, "t")
-    with host.entered(), record.recording() as noted, Socket() as socket, nft.opened() as netfilter:
+    with host.entered(), record.recording() as noted, Socket() as socket, nft.open_socket() as netfilter:
         (lo,) = link.get(socket, link.by_name_request("lo"))
         assert lo is not None
         gone = lo._replace(index=1 << 20, name="gone")
         socket.change(link.delete_request(gone), link.set_request(lo, mtu=65000))
         with pytest.raises(KernelError):
-            nft.change(netfilter, nft.table(table), nft.chain_deletion(nft.Chain(table, "absent")))
+            nft.change(netfilter, nft.table_request(table), nft.delete_chain_request(nft.Chain(table, "absent")))
     assert noted.changes == ['set "lo" to MTU 65000']
 
 

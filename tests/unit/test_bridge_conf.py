@@ -304,4 +304,4 @@ def test_any_configuration_gives_a_value_or_an_error(keys, arguments):
     assert failure is None or failure.code in (4, 7)
     failure = failure_of(lambda: conf.ipam_type, CniError)
     assert failure is None or failure.code == 7
-    assert options.may_be(conf) in (True, False)
+    assert options.may_be_enabled(conf) in (True, False)

@@ -9,7 +9,7 @@ import pytest
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack
-from kernel.netfilter.conntrack import Entry
+from kernel.netfilter.conntrack import Flow
 from kernel.wire import decode, encode
 from plugins.portmap import conntrack as flows
 from plugins.portmap.spec import HostPorts, PortMapping
@@ -17,8 +17,8 @@ from plugins.portmap.spec import HostPorts, PortMapping
 # Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
 FULL = importlib.import_module("pyroute2.netlink.nfnetlink.nfctsocket").nfct_msg
 
-IPV4 = Entry(ip_address("198.51.100.7"), 40000, ip_address("192.0.2.1"), 53, 4242)
-IPV6 = Entry(ip_address("2001:db8::7"), 40000, ip_address("2001:db8::1"), 53, 4243, zone=7)
+IPV4 = Flow(ip_address("198.51.100.7"), 40000, ip_address("192.0.2.1"), 53, 4242)
+IPV6 = Flow(ip_address("2001:db8::7"), 40000, ip_address("2001:db8::1"), 53, 4243, zone=7)
 POD = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 LOCAL = {4: [ip_network("192.0.2.1/32"), ip_network("127.0.0.0/8")], 6: [ip_network("2001:db8::1/128")]}
 
@@ -59,7 +59,7 @@ def message(entry, protocol=17):
 def test_a_deletion_names_the_whole_flow(entry):
     """The request that deletes a flow names its direction, its number and its zone, as the full class reads them."""
     recorder = Recorder()
-    conntrack.delete(recorder, [entry])
+    conntrack.delete_flows(recorder, [entry])
     (request,) = recorder.requests
     full = FULL(request.encode(3))
     full.decode()
@@ -77,7 +77,7 @@ def test_a_deletion_names_the_whole_flow(entry):
 def test_the_filter(ports, flags):
     """The kernel is asked for UDP flows, and for those of one port when it is one."""
     recorder = Recorder()
-    conntrack.udp(recorder, 4, ports)
+    conntrack.list_udp_flows(recorder, 4, ports)
     (request,) = recorder.requests
     found = decode(ConntrackMessage, request.encode(1))
     assert found.get_attr("CTA_FILTER").get_attr("CTA_FILTER_ORIG_FLAGS") == flags
@@ -88,23 +88,23 @@ def test_the_filter(ports, flags):
 
 def test_what_an_old_kernel_sends_is_sorted_out_here():
     """Of all flows of all protocols only those of UDP to the ports are returned."""
-    other = Entry(IPV4.source, 53, IPV4.destination, 5353, 1)  # the port, but where it comes from
+    other = Flow(IPV4.source, 53, IPV4.destination, 5353, 1)  # the port, but where it comes from
     answers = message(IPV4), message(IPV4, protocol=6), message(other), message(IPV6)
-    assert conntrack.udp(Recorder(*answers), 4, {53}) == [IPV4]
-    assert conntrack.udp(Recorder(*answers), 6, {53, 54}) == [IPV6]
+    assert conntrack.list_udp_flows(Recorder(*answers), 4, {53}) == [IPV4]
+    assert conntrack.list_udp_flows(Recorder(*answers), 6, {53, 54}) == [IPV6]
 
 
 def test_many_flows_are_deleted_in_several_sends():
     """As many answers as a socket holds are waited for at a time."""
     recorder = Recorder()
-    conntrack.delete(recorder, [IPV4] * 250)
+    conntrack.delete_flows(recorder, [IPV4] * 250)
     assert recorder.sends == [100, 100, 50]
 
 
 def to(destination, port=53):
     """Returns a flow to an address of its version."""
     entry = IPV6 if ":" in destination else IPV4
-    return Entry(entry.source, 40000, ip_address(destination), port, 1)
+    return Flow(entry.source, 40000, ip_address(destination), port, 1)
 
 
 FLOWS = [
@@ -135,12 +135,12 @@ def test_whose_flows_are_taken(monkeypatch, mappings, addresses, taken):
     socket = SimpleNamespace(__enter__=None)
     monkeypatch.setattr(
         conntrack,
-        "udp",
+        "list_udp_flows",
         lambda _, version, ports: [
             flow for flow in FLOWS if flow.port in ports and flow.destination.version == version
         ],
     )
-    monkeypatch.setattr(conntrack, "delete", lambda _, entries: found.extend(entries))
+    monkeypatch.setattr(conntrack, "delete_flows", lambda _, entries: found.extend(entries))
     monkeypatch.setattr(flows.route, "list_local_networks", lambda _, version: LOCAL[version])
     flows.delete_flows_with(socket, HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
     assert {(str(flow.destination), flow.port) for flow in found} == taken
@@ -152,10 +152,10 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
     def refused(*_):
         raise KernelError("list the tracked UDP flows", 1)
 
-    monkeypatch.setattr(conntrack, "udp", refused)
+    monkeypatch.setattr(conntrack, "list_udp_flows", refused)
     wanted = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
     flows.delete_flows_with(None, wanted)
-    monkeypatch.setattr("kernel.netfilter.nft.opened", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     flows.delete_flows(wanted)
     expected = (
         "podwire: UDP flows may go on to where they went before: list the tracked UDP flows: operation not permitted"
@@ -165,5 +165,5 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
 
 def test_without_udp_nothing_is_opened(monkeypatch):
     """Mappings of other protocols cost nothing."""
-    monkeypatch.setattr("kernel.netfilter.nft.opened", lambda: pytest.fail("opened"))
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", lambda: pytest.fail("opened"))
     flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "tcp"),), POD))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
-from plugins.firewall.conf import FirewallConf, lenient, parse
-from plugins.firewall.spec import Protected
+from plugins.firewall.conf import FirewallConf, parse, parse_leniently
+from plugins.firewall.spec import FirewallSpec
 from tests.support.errors import failure_of
 from tests.support.results import prev_result
 from tests.unit.test_bridge_conf import ENV, JSON
@@ -47,7 +47,7 @@ def error(**keys):
 def test_defaults():
     """Nothing but a result means an open policy, the reference's names, and whichever backend works."""
     addresses = ip_address("10.22.0.2"), ip_address("fd00:22::2")
-    wanted = Protected("net", ARGS.container_id, ARGS.ifname, addresses)
+    wanted = FirewallSpec("net", ARGS.container_id, ARGS.ifname, addresses)
     assert parsed(prevResult=result(BRIDGE)) == FirewallConf(wanted, "")
     assert (wanted.policy, wanted.admin_chain, wanted.zone, wanted.versions) == ("open", "CNI-ADMIN", "trusted", [4, 6])
 
@@ -115,9 +115,9 @@ def test_names_that_no_interface_has(name, policy):
 
 def test_del_reads_what_can_be_read():
     """DEL takes addresses, the first interface of the host and the zone, whatever else is wrong."""
-    own = lenient(ARGS, netconf({"ingressPolicy": 5, "firewalldZone": "work", "prevResult": result(BRIDGE)}))
+    own = parse_leniently(ARGS, netconf({"ingressPolicy": 5, "firewalldZone": "work", "prevResult": result(BRIDGE)}))
     assert (len(own.addresses), own.bridge, own.zone) == (2, "cni0", "work")
-    broken = lenient(ARGS, netconf({"firewalldZone": 5, "prevResult": {"ips": 5}}))
+    broken = parse_leniently(ARGS, netconf({"firewalldZone": 5, "prevResult": {"ips": 5}}))
     assert (broken.addresses, broken.bridge, broken.zone) == ((), "", "trusted")
 
 
@@ -125,6 +125,6 @@ def test_del_reads_what_can_be_read():
 def test_any_configuration_gives_a_value_or_an_error(keys):
     """Whatever the configuration holds, there is a value or a CniError with code 7, and DEL always gets a value."""
     conf = netconf(keys)
-    lenient(ARGS, conf)
+    parse_leniently(ARGS, conf)
     failure = failure_of(lambda: parse(ARGS, conf, conf.prev_result()), CniError)
     assert failure is None or failure.code == 7

@@ -1,4 +1,4 @@
-"""What the firewall writes and takes away with iptables (plugins.firewall.iptables_plan), and how rules are read."""
+"""What the firewall writes and takes away with iptables (plugins.firewall.iptables_update), and how rules are read."""
 
 from dataclasses import replace
 from ipaddress import ip_address
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from cni.conf import Attachment
 from kernel.netfilter import iptables_listing, nft_rule
 from kernel.netfilter.nft import Rule
-from plugins.firewall import iptables_plan as plan
 from plugins.firewall import iptables_rules as rules
-from plugins.firewall.spec import Protected
+from plugins.firewall import iptables_update as plan
+from plugins.firewall.spec import FirewallSpec
 
-OPEN = Protected("net", "cid", "eth0", (ip_address("10.22.0.2"),))
+OPEN = FirewallSpec("net", "cid", "eth0", (ip_address("10.22.0.2"),))
 SAME = replace(OPEN, policy="same-bridge", bridge="cni0")
 ISOLATED = replace(OPEN, policy="isolated", bridge="cni0")
 
@@ -49,10 +49,10 @@ class Listing:
         return self
 
     def add(self, wanted, judge=nobody):
-        return self.apply(plan.lines(wanted, 4, self.lines, judge))
+        return self.apply(plan.add_lines(wanted, 4, self.lines, judge))
 
     def delete(self, wanted, dead=(), judge=nobody):
-        return self.apply(plan.without(plan.removal(wanted, 4, self.lines, dead, judge), self.lines))
+        return self.apply(plan.removal_lines(plan.del_rules(wanted, 4, self.lines, dead, judge), self.lines))
 
     def forward(self):
         return [line for line in self.lines if line.startswith("-A FORWARD ")]
@@ -71,7 +71,7 @@ def test_one_add_mends_any_order(order, wanted):
     assert forward in ([rules.ISOLATION_JUMP, rules.FORWARD_JUMP], [rules.FORWARD_JUMP], [rules.ISOLATION_JUMP])
     assert (rules.FORWARD_JUMP in forward) == (wanted.accepts or rules.FORWARD_JUMP in order)
     assert (rules.ISOLATION_JUMP in forward) == (wanted.policy != "open" or rules.ISOLATION_JUMP in order)
-    assert plan.lines(wanted, 4, table.lines, nobody) == []
+    assert plan.add_lines(wanted, 4, table.lines, nobody) == []
 
 
 @pytest.mark.parametrize("wanted", [OPEN, SAME, ISOLATED])
@@ -111,10 +111,10 @@ def test_what_stands_among_the_records():
 def test_the_names_in_a_record_can_be_read():
     """A record tells network and attachment, unless they are too long for a comment; then hashes tell them apart."""
     attachment = Attachment("cid", "a\"'\\b")
-    wanted = Protected("net", *attachment)
+    wanted = FirewallSpec("net", *attachment)
     (record,) = rules.records([rules.record(wanted, ip_address("fd00::1"))])
     assert (record.address, record.owner) == (ip_address("fd00::1"), ("net", attachment))
-    long = Protected("n" * 240, "cid", "eth0")
+    long = FirewallSpec("n" * 240, "cid", "eth0")
     (record,) = rules.records([rules.record(long, ip_address("10.0.0.1"))])
     assert record.owner is None
     assert rules.is_of_network(record, "n" * 240)
@@ -125,7 +125,7 @@ def test_the_names_in_a_record_can_be_read():
 @given(st.binary(max_size=200), st.binary(max_size=40))
 def test_any_bytes_are_a_rule_or_none(expressions, userdata):
     """Whatever a kernel lists, it is a line or nothing."""
-    assert isinstance(iptables_listing.line("C", Rule(1, expressions, userdata), 4), str)
+    assert isinstance(iptables_listing.render_line("C", Rule(1, expressions, userdata), 4), str)
 
 
 def test_only_what_is_understood_is_told():
@@ -133,7 +133,7 @@ def test_only_what_is_understood_is_told():
     own = nft_rule.source(ip_address("10.22.0.2"))
 
     def told(expressions):
-        return iptables_listing.line("C", Rule(1, expressions, b""), 4)
+        return iptables_listing.render_line("C", Rule(1, expressions, b""), 4)
 
     assert told(own + nft_rule.ACCEPT) == "-A C -s 10.22.0.2/32 -j ACCEPT"
     assert told(own) == "-A C -s 10.22.0.2/32"

@@ -4,7 +4,7 @@ import pytest
 
 from cni.errors import CniError
 from kernel.netfilter import iptables
-from kernel.netfilter.iptables import RefusedError, UnusableError, WordsError
+from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableError
 from tests.support.errors import failure_of
 
 PROGRAM = """#!/bin/sh
@@ -95,7 +95,9 @@ def test_changes_are_one_document_for_each_family(programs):
     assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(1, RefusedError), (2, WordsError), (3, UnusableError), (5, CniError)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(1, RefusedError), (2, LineSyntaxError), (3, UnusableError), (5, CniError)]
+)
 def test_a_failure_tells_what_the_program_said(programs, status, kind):
     """The message names program, deed and exit status, the details what stood on stderr, in one line."""
     programs.install(4, status)
@@ -199,10 +201,10 @@ def test_legacy_tables_without_a_program_are_told_of(programs, tmp_path, monkeyp
     names = tmp_path / "names"
     names.write_text("nat\n")
     monkeypatch.setattr(iptables, "_LEGACY_TABLES", {4: str(names), 6: str(tmp_path / "absent")})
-    assert iptables.legacy_families("nat") == []
+    assert iptables.get_legacy_families("nat") == []
     assert "no iptables-legacy-restore" in capfd.readouterr().err
     programs.install()
-    assert iptables.legacy_families("nat") == [4]
+    assert iptables.get_legacy_families("nat") == [4]
 
 
 @pytest.mark.parametrize("host", ["xtables-nft-multi", "xtables-legacy-multi", "wrapper", ""])
@@ -246,7 +248,7 @@ def test_legacy_tables_that_cannot_be_known_are_looked_for(programs, tmp_path, m
 
 def test_a_problem_is_told_in_words(programs):
     """No text when table nat can be listed, else what is missing."""
-    assert "not installed" in iptables.problem([4])
+    assert "not installed" in iptables.get_problem([4])
     programs.install()
     programs.lists("-P POSTROUTING ACCEPT\n")
-    assert iptables.problem([4]) == ""
+    assert iptables.get_problem([4]) == ""

@@ -23,11 +23,11 @@ class Tables:
         self.applied = []
         self.meanwhile = []  # what others do to the table, once each, just before lines are applied
 
-    def may_have(self, families, table, chain):
+    def get_candidate_families(self, families, table, chain):
         assert table == "nat"
         return {family for family in families if chain in self.chains[family]}
 
-    def legacy_families(self, table):
+    def get_legacy_families(self, table):
         return [4, 6]
 
     def read(self, families, table, chains=(), *, legacy=False):
@@ -84,7 +84,7 @@ class Tables:
 def tables(monkeypatch):
     """Empty tables in place of the kernel's."""
     own = Tables()
-    for name in ("may_have", "read", "apply", "legacy_families"):
+    for name in ("get_candidate_families", "read", "apply", "get_legacy_families"):
         monkeypatch.setattr(iptables.iptables, name, getattr(own, name))
     return own
 

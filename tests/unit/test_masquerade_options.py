@@ -5,7 +5,7 @@ from ipaddress import IPv4Network, IPv6Network
 import pytest
 
 from attachment.masquerade import options
-from attachment.masquerade.options import Asked
+from attachment.masquerade.options import MasqueradeOptions
 from cni import conf as cni_conf
 from cni import gojson
 from cni.errors import CniError
@@ -24,7 +24,8 @@ def refusal(keys):
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted"), [(IPAM, Asked("", ())), ({}, None), ({"ipam": {"type": ""}}, None), ({"ipMasq": False}, None)]
+    ("keys", "wanted"),
+    [(IPAM, MasqueradeOptions("", ())), ({}, None), ({"ipam": {"type": ""}}, None), ({"ipMasq": False}, None)],
 )
 def test_only_addresses_are_masqueraded(keys, wanted):
     """Masquerading asks for nothing on a network without IPAM, as in the reference."""
@@ -33,7 +34,9 @@ def test_only_addresses_are_masqueraded(keys, wanted):
 
 def test_unknown_backends_are_refused():
     """A backend that does not exist is refused with the reference's text, where there is something to masquerade."""
-    assert options.parse(netconf({**IPAM, "ipMasq": True, "ipMasqBackend": "nftables"})) == Asked("nftables", ())
+    assert options.parse(netconf({**IPAM, "ipMasq": True, "ipMasqBackend": "nftables"})) == MasqueradeOptions(
+        "nftables", ()
+    )
     assert options.parse(netconf({**IPAM, "ipMasqBackend": "ebtables"})) is None
     failure = refusal({**IPAM, "ipMasq": True, "ipMasqBackend": "ebtables"})
     assert (failure.code, failure.msg) == (7, 'unknown ipmasq backend "ebtables"')
@@ -42,7 +45,7 @@ def test_unknown_backends_are_refused():
 def test_networks_that_are_not_masqueraded():
     """What is not masqueraded is a list of networks; host bits do not count, and what is no network is told."""
     found = options.parse(netconf({**IPAM, "ipMasq": True, "nonMasqueradeCIDRs": ["10.1.2.3/8", "fd00::/8"]}))
-    assert found == Asked("", (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8")))
+    assert found == MasqueradeOptions("", (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8")))
     failure = refusal({"nonMasqueradeCIDRs": ["10.0.0.0"]})
     assert failure.code == 7
     assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs[0]" ')
@@ -53,4 +56,4 @@ def test_networks_that_are_not_masqueraded():
 )
 def test_rules_may_have_been_made_by_a_better_configuration(value, wanted):
     """DEL looks for rules when the key asks for them in whatever type."""
-    assert options.may_be(netconf({"ipMasq": value})) is wanted
+    assert options.may_be_enabled(netconf({"ipMasq": value})) is wanted

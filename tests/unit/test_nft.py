@@ -22,12 +22,12 @@ TABLE = Table(nft.INET, "t")
 CHAIN = Chain(TABLE, "c")
 BASE = Chain(TABLE, "base", Hook("nat", 4, -100))
 REQUESTS = {
-    "table": nft.table(TABLE),
-    "chain": nft.chain(CHAIN),
-    "base chain": nft.chain(BASE),
-    "chain deletion": nft.chain_deletion(CHAIN),
-    "rule deletion": nft.rule_deletion(CHAIN, 1 << 40),
-    "flush": nft.flush(CHAIN),
+    "table": nft.table_request(TABLE),
+    "chain": nft.chain_request(CHAIN),
+    "base chain": nft.chain_request(BASE),
+    "chain deletion": nft.delete_chain_request(CHAIN),
+    "rule deletion": nft.delete_rule_request(CHAIN, 1 << 40),
+    "flush": nft.flush_chain_request(CHAIN),
 }
 IPV4, IPV6 = ip_address("10.22.0.2"), ip_address("fd00:22::2")
 
@@ -82,9 +82,9 @@ def test_comments_are_encoded_as_by_the_full_classes():
     """A table's, a chain's and a rule's comment is what pyroute2 reads as their comment."""
     commented = Table(nft.INET, "t", "of a table")
     requests = (
-        nft.table(commented),
-        nft.chain(Chain(TABLE, "c", comment="of a chain")),
-        nft.rule(CHAIN, nft_rule.DROP, nft_rule.comment("of a rule")),
+        nft.table_request(commented),
+        nft.chain_request(Chain(TABLE, "c", comment="of a chain")),
+        nft.rule_request(CHAIN, nft_rule.DROP, nft_rule.comment_userdata("of a rule")),
     )
     found = []
     for request in requests:
@@ -103,8 +103,8 @@ def test_a_rule_has_the_bytes_that_nft_sends():
 
 def test_a_whole_rule_is_read_by_the_full_class_and_by_ours():
     """Table, chain, place, comment and expressions of a rule arrive, in either class."""
-    comment = nft_rule.comment("of a rule")
-    data = nft.rule(CHAIN, RULE, comment, before=1 << 40).encode(1)
+    comment = nft_rule.comment_userdata("of a rule")
+    data = nft.rule_request(CHAIN, RULE, comment, before=1 << 40).encode(1)
     ours, theirs = decode(RuleMessage, data), FULL[RuleMessage](data)
     theirs.decode()
     for key, value in {"TABLE": "t", "CHAIN": "c", "POSITION": 1 << 40}.items():
@@ -118,12 +118,12 @@ def test_sets_are_read_by_the_full_classes():
     """What a set is and what is in it arrives, with comments, in pyroute2's classes."""
     own = Set(TABLE, "s", (INTERFACE_NAME, IPV4_ADDRESS), "of a set")
     key = nft_set.interface_key("cni0") + IPV4.packed
-    made = full.nft_set_msg(nft_set.new(own).encode(1))
+    made = full.nft_set_msg(nft_set.set_request(own).encode(1))
     made.decode()
     found = {name: made.get_attr(f"NFTA_SET_{name}") for name in ("TABLE", "NAME", "KEY_TYPE", "KEY_LEN")}
     assert found == {"TABLE": "t", "NAME": "s", "KEY_TYPE": 41 << 6 | 7, "KEY_LEN": 20}
     assert ("NFTNL_UDATA_SET_COMMENT", b"of a set") in made.get_attr("NFTA_SET_USERDATA")
-    (request,) = nft_set.additions(own, [Element(key, nft_rule.comment("of an element"))])
+    (request,) = nft_set.add_element_requests(own, [Element(key, nft_rule.comment_userdata("of an element"))])
     added = full.nft_set_elem_list_msg(request.encode(1))
     added.decode()
     (element,) = added.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS")
@@ -135,14 +135,14 @@ def test_thousands_of_elements_are_several_messages():
     """What has no room in one attribute is shared out, in order."""
     own = Set(TABLE, "s", (IPV4_ADDRESS,))
     elements = [Element(number.to_bytes(4, "big"), bytes(256)) for number in range(1000)]
-    messages = [request.encode(1) for request in nft_set.additions(own, elements)]
+    messages = [request.encode(1) for request in nft_set.add_element_requests(own, elements)]
     assert max(map(len, messages)) < 1 << 16 < sum(map(len, messages))
-    assert nft_set.additions(own, []) == []
+    assert nft_set.add_element_requests(own, []) == []
 
 
 def described(expressions):
     """Returns what pyroute2's full class reads: name and attributes of each expression, in order."""
-    message = FULL[RuleMessage](nft.rule(CHAIN, expressions).encode(1))
+    message = FULL[RuleMessage](nft.rule_request(CHAIN, expressions).encode(1))
     message.decode()
     return [
         (item.get_attr("NFTA_EXPR_NAME"), item.get_attr("NFTA_EXPR_DATA"))
@@ -181,28 +181,28 @@ def test_a_rule_is_the_same_whatever_the_kernel_adds():
     reordered = bytes.fromhex(
         "2c000100 1c000200 08000900 00000007 08000100 00000001 08000200 00000006 09000100 6d65746100000000"
     )
-    assert nft_rule.same(source + accept, source + accept)
-    assert not nft_rule.same(source + accept, source + drop)
-    assert not nft_rule.same(source + accept, source)
-    assert not nft_rule.same(source, source + accept)
-    assert not nft_rule.same(source, nft_rule.source(ip_address("10.22.0.3")))
+    assert nft_rule.is_same_rule(source + accept, source + accept)
+    assert not nft_rule.is_same_rule(source + accept, source + drop)
+    assert not nft_rule.is_same_rule(source + accept, source)
+    assert not nft_rule.is_same_rule(source, source + accept)
+    assert not nft_rule.is_same_rule(source, nft_rule.source(ip_address("10.22.0.3")))
     iifname = nft_rule.from_interface("eth0")[:36]
-    assert nft_rule.same(iifname, reordered)
-    assert not nft_rule.same(iifname, meta)
+    assert nft_rule.is_same_rule(iifname, reordered)
+    assert not nft_rule.is_same_rule(iifname, meta)
 
 
 def test_comments_are_cut_at_what_nft_reads():
     """A comment has at most 128 bytes, and what follows it in the userdata stays."""
-    data = nft_rule.comment("c" * 200, (0x70, b"more"))
-    assert nft_rule.userdata(data) == {0: b"c" * 128 + b"\0", 0x70: b"more"}
-    assert nft_rule.comment_of(data) == "c" * 128
-    assert nft_rule.comment_of(b"") == ""
+    data = nft_rule.comment_userdata("c" * 200, (0x70, b"more"))
+    assert nft_rule.parse_userdata(data) == {0: b"c" * 128 + b"\0", 0x70: b"more"}
+    assert nft_rule.parse_comment(data) == "c" * 128
+    assert nft_rule.parse_comment(b"") == ""
 
 
 @given(st.binary(max_size=64))
 def test_any_userdata_is_read(data):
     """Whatever stands in a rule's userdata, it is read without an error."""
-    assert isinstance(nft_rule.comment_of(data), str)
+    assert isinstance(nft_rule.parse_comment(data), str)
 
 
 def said(kind, content, wrong=0):
@@ -241,7 +241,7 @@ def test_any_expressions_are_compared(ours, theirs, alike):
         kind == other and (has_all(content, own) if nested else content == own)
         for (kind, nested, own), (other, _, content) in pairs
     )
-    assert nft_rule.same(ours, theirs) == same
+    assert nft_rule.is_same_rule(ours, theirs) == same
 
 
 def test_expressions_in_expressions_without_end_are_not_the_same():
@@ -249,18 +249,18 @@ def test_expressions_in_expressions_without_end_are_not_the_same():
     data = b""
     for _ in range(10000):
         data = said(0x8001, data) if len(data) < 60000 else data
-    assert not nft_rule.same(data, data)
-    assert nft_rule.same(b"", b"")
+    assert not nft_rule.is_same_rule(data, data)
+    assert nft_rule.is_same_rule(b"", b"")
 
 
 @given(st.binary(max_size=96))
 def test_any_expressions_are_read(data):
     """Whatever the bytes of a rule, whom it is for is read without an error."""
-    assert nft_rule.target(data).port in range(1 << 16)
-    assert data.startswith(b"".join(nft_rule.split(data)))
+    assert nft_rule.parse_destination(data).port in range(1 << 16)
+    assert data.startswith(b"".join(nft_rule.split_expressions(data)))
 
 
 def test_ports_are_seen_without_decoding():
     """The pairs of bytes that a rule compares something with have its port, and not the one that it leads to."""
     rule = nft_rule.transport("tcp") + nft_rule.destination_port(8080) + nft_rule.dnat(IPV4, 9090)
-    assert nft_rule.pairs_compared(nft.rule(CHAIN, rule).encode(1)) == [(8080).to_bytes(2, "big")]
+    assert nft_rule.compared_byte_pairs(nft.rule_request(CHAIN, rule).encode(1)) == [(8080).to_bytes(2, "big")]

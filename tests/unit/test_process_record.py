@@ -8,7 +8,7 @@ from ipam.host_local.store import Store
 from kernel import link, sysctl
 from kernel.dbus import Bus, Call, Reply
 from kernel.netfilter import conntrack, iptables, nft, nft_rule, nft_set
-from kernel.netfilter.conntrack import Entry
+from kernel.netfilter.conntrack import Flow
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from kernel.rtnl import Socket
 from plugins.tuning.backup import Backup
@@ -58,13 +58,17 @@ def unopened(kind):
 
 def test_planned_netlink():
     """A planned change of links, nftables or conntrack sends nothing, and is told by name, comment, port and key."""
-    rule = Rule(7, nft_rule.transport("tcp") + nft_rule.destination_port(8080), nft_rule.comment("web"))
+    rule = Rule(7, nft_rule.transport("tcp") + nft_rule.destination_port(8080), nft_rule.comment_userdata("web"))
     chain, own = Chain(Table(nft.INET, "t"), "c"), nft_set.Set(Table(nft.INET, "t"), "s", (nft_set.IPV4_ADDRESS,))
-    flow = Entry(ip_address("192.0.2.2"), 5000, ip_address("192.0.2.1"), 53, 1)
+    flow = Flow(ip_address("192.0.2.2"), 5000, ip_address("192.0.2.1"), 53, 1)
     with record.recording(dry_run=True) as noted:
         unopened(Socket).change(link.create_bridge_request("cni0", b"\2\0\0\0\0\1", 0))
-        nft.change(unopened(NftSocket), nft.rule_deletion(chain, rule), *nft_set.deletions(own, [b"\n\1\2\3"]))
-        conntrack.delete(unopened(Socket), [flow])
+        nft.change(
+            unopened(NftSocket),
+            nft.delete_rule_request(chain, rule),
+            *nft_set.delete_element_requests(own, [b"\n\1\2\3"]),
+        )
+        conntrack.delete_flows(unopened(Socket), [flow])
     assert noted.changes == [
         'create bridge "cni0"',
         'delete rule 7 of chain t c for tcp port 8080 "web"',

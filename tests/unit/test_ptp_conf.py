@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attachment.masquerade.options import Asked
+from attachment.masquerade.options import MasqueradeOptions
 from cni import conf as cni_conf
 from cni import gojson
 from cni.errors import CniError
@@ -26,7 +26,7 @@ def parsed(keys):
     [
         ({}, PtpConf("", None, 0, None)),
         (IPAM, PtpConf("host-local", None, 0, None)),
-        ({"MTU": 1400, "IPAM": {"Type": "x"}, "IpMasq": True}, PtpConf("x", Asked("", ()), 1400, None)),
+        ({"MTU": 1400, "IPAM": {"Type": "x"}, "IpMasq": True}, PtpConf("x", MasqueradeOptions("", ()), 1400, None)),
         ({"ipMasq": True}, PtpConf("", None, 0, None)),
         ({"dns": {}}, PtpConf("", None, 0, None)),
         ({"dns": {"options": []}}, PtpConf("", None, 0, DNS())),

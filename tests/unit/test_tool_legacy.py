@@ -8,7 +8,7 @@ from cni.conf import Attachment
 from kernel.netfilter import iptables
 from kernel.netfilter.iptables_chains import quoted
 from plugins.firewall import iptables_rules
-from plugins.firewall import owners as firewall
+from plugins.firewall import rule_listing as firewall
 from plugins.portmap import host_port_listing as portmap
 from plugins.portmap.iptables_rules import CHAINS as PORT_CHAINS
 
@@ -34,13 +34,13 @@ def listing():
 @pytest.fixture(autouse=True)
 def legacy(monkeypatch):
     """Has iptables-legacy made the tables, with the rules above."""
-    monkeypatch.setattr(iptables, "legacy_families", lambda table: [4])
+    monkeypatch.setattr(iptables, "get_legacy_families", lambda table: [4])
     monkeypatch.setattr(iptables, "read", lambda families, table, *, legacy: {4: listing()} if legacy else {})
 
 
 def test_masquerade_rules_are_the_container_s():
     """A jump names its container; of one whose comment was cut only the chain is told."""
-    named, cut = masquerade.owned_legacy()
+    named, cut = masquerade.list_legacy_owned_rules()
     assert (named.network, named.container_id) == ("net", "cid")
     assert named.mark in masquerade.marks_of("net", ATTACHMENT)
     assert (cut.container_id, cut.mark) == ("", b"CNI-0123456789abcdef01234567")
@@ -55,6 +55,6 @@ def test_host_ports_are_told_one_by_one():
 
 def test_firewall_records_name_the_attachment():
     """A record of the firewall's tells network, container, interface and address."""
-    (found,) = firewall.owned_legacy()
+    (found,) = firewall.list_legacy_owned_rules()
     assert (found.network, found.container_id, found.ifname, found.about) == ("net", "cid", "eth0", "10.22.0.2")
     assert found.mark in firewall.marks_of("net", ATTACHMENT)

@@ -11,7 +11,7 @@ from cni.conf import Attachment
 from ipam.host_local.listing import ReservationFile
 from kernel.link import Link
 from kernel.netfilter import nft_owner
-from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, Owned
+from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, OwnedRule
 from podwire.attachments import CachedAttachment
 from podwire.networks import Network
 from podwire.node.leaks import find_leaks
@@ -59,8 +59,8 @@ def kinds(own):
 
 
 def rule(container_id, what=FIREWALL):
-    mark = nft_owner.owner_of("net", container_id, "eth0")
-    return Owned(what, NFTABLES, "set x", mark, "net", container_id, "eth0")
+    mark = nft_owner.owner_id("net", container_id, "eth0")
+    return OwnedRule(what, NFTABLES, "set x", mark, "net", container_id, "eth0")
 
 
 def test_the_living_have_no_leaks():
@@ -150,7 +150,7 @@ def test_rules_of_an_add_under_way_are_no_leaks():
 
 def test_rules_that_name_the_container_only_are_its():
     """A rule of the reference, which tells the container and nothing else, is marked only when that is dead."""
-    living, dead = (Owned(HOST_PORT, NFTABLES, "chain", container_id=name, about="80/tcp") for name in ("a", "d"))
+    living, dead = (OwnedRule(HOST_PORT, NFTABLES, "chain", container_id=name, about="80/tcp") for name in ("a", "d"))
     assert kinds(join(rules=[living])) == set()
     found = find_leaks(join(rules=[living, dead], cached=(known(), known("d", lives=False, netns="/run/netns/d"))))
     assert [leak.description for leak in found if leak.kind == HOST_PORT] == ["host port 80/tcp (nftables: chain)"]
@@ -218,7 +218,7 @@ def test_ifbs_are_known_by_their_text():
 
 def test_cures_can_be_pasted():
     """Names of others in a command are quoted."""
-    hostile = Owned(FIREWALL, NFTABLES, "set x", b"mark", "net", "x; reboot", "eth0")
+    hostile = OwnedRule(FIREWALL, NFTABLES, "set x", b"mark", "net", "x; reboot", "eth0")
     own = join(rules=[hostile])
     old = Network("net", "1.0.0", NET.plugins)
     records = Records((), {"net": old}, own.records.cached, own.records.pools)

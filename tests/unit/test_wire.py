@@ -44,7 +44,7 @@ def link_message(*attributes: bytes) -> bytes:
         route.add_request(PORT, Route(ip_interface("192.0.2.0/24"), mtu=1300, table=1000), ip_address("10.22.0.1")),
         traffic.create_tbf_request(7, traffic.Bucket(5_000_000_000, 15_625, 126_000_000)),
         traffic.add_redirect_request(7, 9),
-        nft.rule(nft.Chain(nft.Table(2, "nat"), "c"), b"\x04\0\1\0"),
+        nft.rule_request(nft.Chain(nft.Table(2, "nat"), "c"), b"\x04\0\1\0"),
     ],
 )
 def test_our_classes_are_pyroute2s(request_):

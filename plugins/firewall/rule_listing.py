@@ -10,44 +10,46 @@ from collections.abc import Iterable
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft_owner, nft_set
 from kernel.netfilter.nft import Chain, NftSocket, Table
-from kernel.netfilter.owned import FIREWALL, IPTABLES, NFTABLES, Owned
-from plugins.firewall import iptables_look, iptables_rules, nftables_records
+from kernel.netfilter.owned import FIREWALL, IPTABLES, NFTABLES, OwnedRule
+from plugins.firewall import iptables_rules, iptables_state, nftables_records
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.iptables_rules import OWNERS, TABLE
 
 
-def owned(socket: NftSocket) -> list[Owned]:
+def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
     """Returns what netlink tells of; raises KernelError."""
     found = []
     for family in iptables.FAMILIES:
         chain = Chain(Table(iptables.NFPROTO[family], TABLE), OWNERS)
-        found += _recorded((rule.line for rule in iptables_look.placed(socket, chain, family)), f"chain {chain}")
+        found += _recorded((rule.line for rule in iptables_state.placed(socket, chain, family)), f"chain {chain}")
     for own in (*rules.OWNED, *nftables_records.SETS.values()):
-        for element in nft_set.elements(socket, own):
-            owner = rules.owner(element)
+        for element in nft_set.list_elements(socket, own):
+            owner = rules.element_owner(element)
             if owner:
-                names, about = rules.names(element), rules.shown(own, element.key)
-                found.append(Owned(FIREWALL, NFTABLES, f"set {own}", owner, *names, about=about))
+                names, about = rules.element_names(element), rules.render_key(own, element.key)
+                found.append(OwnedRule(FIREWALL, NFTABLES, f"set {own}", owner, *names, about=about))
     return found
 
 
-def owned_legacy() -> list[Owned]:
+def list_legacy_owned_rules() -> list[OwnedRule]:
     """Returns what iptables-legacy has; raises CniError."""
-    families = iptables.legacy_families(TABLE)
+    families = iptables.get_legacy_families(TABLE)
     listings = iptables.read(families, TABLE, legacy=True) if families else {}
     return [item for listing in listings.values() for item in _recorded(listing, f"chain {OWNERS} (legacy)")]
 
 
 def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     """Returns the marks that an attachment's rules may have."""
-    return _mark(iptables_rules.owner(network, attachment)), nft_owner.owner_of(network, *attachment)
+    return _mark(iptables_rules.owner(network, attachment)), nft_owner.owner_id(network, *attachment)
 
 
-def _recorded(listing: Iterable[str], where: str) -> list[Owned]:
+def _recorded(listing: Iterable[str], where: str) -> list[OwnedRule]:
     found = []
     for record in iptables_rules.records(listing):
         network, attachment = record.owner or ("", Attachment("", ""))
-        found.append(Owned(FIREWALL, IPTABLES, where, _mark(record.match), network, *attachment, str(record.address)))
+        found.append(
+            OwnedRule(FIREWALL, IPTABLES, where, _mark(record.match), network, *attachment, str(record.address))
+        )
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.netfilter.iptables_chains import deletions
+from kernel.netfilter.iptables_chains import deletion_lines
 from plugins.firewall.iptables_rules import (
     ENDS,
     FORWARD,
@@ -25,48 +25,48 @@ from plugins.firewall.iptables_rules import (
     admin_jump,
     interface_of,
     is_of_network,
-    newer,
+    normalize,
     other_policy_rules,
     owner,
     policy_rules,
     record,
     records,
 )
-from plugins.firewall.spec import OPEN, Protected
+from plugins.firewall.spec import OPEN, FirewallSpec
 
-Judge = Callable[[Record], bool]  # whether whose record it is surely does not live any more
+IsGone = Callable[[Record], bool]  # whether whose record it is surely does not live any more
 
 
-def chains(wanted: Protected) -> list[str]:
+def required_chains(wanted: FirewallSpec) -> list[str]:
     """Returns the chains that are needed."""
     own = [FORWARD, wanted.admin_chain, OWNERS] if wanted.accepts else []
     return own + ([STAGE_1, STAGE_2] if wanted.policy != OPEN else [])
 
 
-def own_addresses(wanted: Protected, version: int) -> list[Address]:
+def accepted_addresses(wanted: FirewallSpec, version: int) -> list[Address]:
     """Returns the addresses of an IP version that are to be let through."""
     return [address for address in wanted.addresses if address.version == version and wanted.accepts]
 
 
-def lines(wanted: Protected, version: int, listing: Sequence[str], is_gone: Judge) -> list[str]:
+def add_lines(wanted: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
     """Returns what is to be applied so that the rules of `wanted` are there, once, and where they belong.
 
     `listing` is what `iptables -S` tells of what is ours, and of the rules in FORWARD that lead there.
     """
-    made = [f"-N {chain}" for chain in chains(wanted) if f"-N {chain}" not in listing]
+    made = [f"-N {chain}" for chain in required_chains(wanted) if f"-N {chain}" not in listing]
     made += _jumps(wanted, listing)
     if wanted.accepts:
         jump = admin_jump(wanted.admin_chain)
         if (number := listing.count(jump)) != 1:
-            made += [*deletions([jump] * number), _first(jump)]
+            made += [*deletion_lines([jump] * number), _first(jump)]
         made += _addresses(wanted, version, listing, is_gone)
     if wanted.policy != OPEN:
         made += _policy(wanted, listing)
     return made
 
 
-def removal(
-    wanted: Protected, version: int, listing: Sequence[str], dead: Collection[str], is_gone: Judge
+def del_rules(
+    wanted: FirewallSpec, version: int, listing: Sequence[str], dead: Collection[str], is_gone: IsGone
 ) -> list[str]:
     """Returns the rules that an attachment's DEL takes away: its addresses are those of `wanted` and of its records.
 
@@ -80,7 +80,7 @@ def removal(
     return _removal(listing, known, gone, addresses, dead)
 
 
-def stale(network: str, valid: Iterable[Attachment], listing: Sequence[str], dead: Collection[str]) -> list[str]:
+def gc_rules(network: str, valid: Iterable[Attachment], listing: Sequence[str], dead: Collection[str]) -> list[str]:
     """Returns the rules that GC takes away: what has only records of the network's attachments that are not `valid`."""
     kept = {owner(network, item) for item in valid}
     known = records(listing)
@@ -88,17 +88,17 @@ def stale(network: str, valid: Iterable[Attachment], listing: Sequence[str], dea
     return _removal(listing, known, gone, {item.address for item in gone}, dead)
 
 
-def unnamed(listing: Sequence[str]) -> int:
+def count_unowned(listing: Sequence[str]) -> int:
     """Returns how many rules of addresses there are that have no record."""
     named = {item.address for item in records(listing)}
     found = (address_of(line) for line in listing)
     return sum(address not in named for address in found if address)
 
 
-def without(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
+def removal_lines(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
     """Returns what deletes rules, and the chain of the records with the last of them."""
     left = [line for line in listing if line.startswith(f"-A {OWNERS} ") and line not in rules]
-    return deletions(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not left else [])
+    return deletion_lines(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not left else [])
 
 
 def _removal(
@@ -109,38 +109,38 @@ def _removal(
     return [line for line in listing if line in records_gone or address_of(line) in free or interface_of(line) in dead]
 
 
-def _jumps(wanted: Protected, listing: Sequence[str]) -> list[str]:
+def _jumps(wanted: FirewallSpec, listing: Sequence[str]) -> list[str]:
     """Returns what puts both jumps into FORWARD once, the policies' before what lets packets pass.
 
     One that is there keeps its place, as others' rules may be meant to be before or behind it. Where two first pods
     made one at the same time, both are deleted and one is made: of two ADDs that do so, one is refused and looks again.
     """
-    found = [line for line in listing if newer(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
+    found = [line for line in listing if normalize(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
     accepting = found.count(FORWARD_JUMP)
     isolating = [line for line in found if line != FORWARD_JUMP]
     misplaced = wanted.accepts and accepting != 1
-    made = [*deletions([FORWARD_JUMP] * accepting), _first(FORWARD_JUMP)] if misplaced else []
+    made = [*deletion_lines([FORWARD_JUMP] * accepting), _first(FORWARD_JUMP)] if misplaced else []
     if not isolating and wanted.policy == OPEN:
         return made
     if len(isolating) == 1 and not misplaced and found[0] == isolating[0]:
         return made
-    return [*made, *deletions(isolating), _first(ISOLATION_JUMP)]
+    return [*made, *deletion_lines(isolating), _first(ISOLATION_JUMP)]
 
 
-def _addresses(wanted: Protected, version: int, listing: Sequence[str], is_gone: Judge) -> list[str]:
+def _addresses(wanted: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
     """Returns what lets the addresses pass, and takes over those whose records are of somebody who is gone.
 
     So is who has the address of the same network: that gives each address to one at a time.
     """
-    own = own_addresses(wanted, version)
+    own = accepted_addresses(wanted, version)
     rules = [rule for address in own for rule in address_rules(address)]
     kept = [record(wanted, address) for address in own]
     others = [item for item in records(listing) if item.address in own and item.line not in kept]
     taken = [item.line for item in others if is_of_network(item, wanted.network) or is_gone(item)]
-    return [line for line in (*rules, *kept) if line not in listing] + deletions(taken)
+    return [line for line in (*rules, *kept) if line not in listing] + deletion_lines(taken)
 
 
-def _policy(wanted: Protected, listing: Sequence[str]) -> list[str]:
+def _policy(wanted: FirewallSpec, listing: Sequence[str]) -> list[str]:
     """Returns what puts a bridge's rules first in their chains, once, and takes away those of the other policy.
 
     Two first pods may have made them at the same time: see _jumps.
@@ -150,15 +150,15 @@ def _policy(wanted: Protected, listing: Sequence[str]) -> list[str]:
     for chain, end in ENDS.items():
         # What stands behind the end is not reached.
         found = [line for line in listing if line.startswith(f"-A {chain} ")]
-        ends = [line for line in found if newer(line) == end]
+        ends = [line for line in found if normalize(line) == end]
         listed = found[: found.index(ends[0])] if ends else found
-        reached = [newer(line) for line in listed]
+        reached = [normalize(line) for line in listed]
         for rule in reversed([rule for rule in own_rules if rule.startswith(f"-A {chain} ")]):
-            twice = deletions([rule] * listed.count(rule)) if listed.count(rule) > 1 else []
+            twice = deletion_lines([rule] * listed.count(rule)) if listed.count(rule) > 1 else []
             made += [*twice, _first(rule)] if twice or rule not in reached else []
-        made += [] if len(ends) == 1 else [*deletions(ends), end]
+        made += [] if len(ends) == 1 else [*deletion_lines(ends), end]
     other = other_policy_rules(wanted.policy, wanted.bridge)
-    return made + deletions(line for line in listing if line in other)
+    return made + deletion_lines(line for line in listing if line in other)
 
 
 def _first(rule: str) -> str:

@@ -14,9 +14,8 @@ from cni.conf import Attachment
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
-from kernel.netfilter.iptables_direct import Known
+from kernel.netfilter.iptables_direct import LineMatcher
 from kernel.netfilter.nft import Chain, NftSocket, Table
-from plugins.firewall.iptables_plan import chains, own_addresses
 from plugins.firewall.iptables_rules import (
     ENTRY,
     FORWARD,
@@ -32,7 +31,8 @@ from plugins.firewall.iptables_rules import (
     record,
     records,
 )
-from plugins.firewall.spec import Protected
+from plugins.firewall.iptables_update import accepted_addresses, required_chains
+from plugins.firewall.spec import FirewallSpec
 from process.values import dataclass
 
 _RETURN = struct.pack(">i", -5)  # NFT_RETURN: a verdict's code in a rule's message
@@ -42,7 +42,7 @@ Wanted = Callable[[bytes], object]  # tells by a rule's message whether the rule
 
 
 @dataclass(frozen=True)
-class Placed:
+class ExistingRule:
     """A rule where it stands; `line` is "" for one that is not surely understood."""
 
     chain: Chain
@@ -50,7 +50,7 @@ class Placed:
     line: str
 
 
-def listings(wanted: Protected) -> dict[int, list[str]]:
+def get_listings(wanted: FirewallSpec) -> dict[int, list[str]]:
     """Returns for each IP version what matters to `wanted`, from one netlink conversation where that tells all.
 
     Else one program for each version is run. Raises RefusedError for what it cannot list, UnusableError, CniError(11).
@@ -61,7 +61,7 @@ def listings(wanted: Protected) -> dict[int, list[str]]:
         if iptables.has_legacy(version, TABLE):
             asked[version] = []  # the whole table
     try:
-        with nft.opened() as socket:
+        with nft.open_socket() as socket:
             for version in wanted.versions:
                 if version not in asked:
                     present, rules = _relevant(socket, wanted, version)
@@ -72,15 +72,15 @@ def listings(wanted: Protected) -> dict[int, list[str]]:
     except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
         asked = {version: [] for version in wanted.versions}
         found = {}
-    return found | iptables.ask(asked, TABLE)
+    return found | iptables.list_chains(asked, TABLE)
 
 
-def listed(present: Iterable[str], rules: Iterable[Placed]) -> list[str]:
+def listed(present: Iterable[str], rules: Iterable[ExistingRule]) -> list[str]:
     """Returns chains and rules as `-S` lists them."""
     return [*(f"-N {name}" for name in present), *(rule.line for rule in rules)]
 
 
-def removable(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[str, int], list[Placed]]:
+def removable(socket: NftSocket, wanted: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
     """Returns the chains that are there, each with the number of its rules, and the rules that matter to DEL.
 
     Those are the attachment's records, what there is of its addresses, and each bridge's policy.
@@ -91,7 +91,7 @@ def removable(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[
     addresses = {address for address in wanted.addresses if address.version == version}
     table = Table(NFPROTO[version], TABLE)
 
-    def recorded(parts: set[bytes]) -> list[Placed]:
+    def recorded(parts: set[bytes]) -> list[ExistingRule]:
         return placed(socket, Chain(table, OWNERS), version, _having(parts)) if OWNERS in present else []
 
     found = recorded(_values(addresses) | {text.encode(errors="surrogateescape")})
@@ -104,7 +104,7 @@ def removable(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[
     return present, found + _of_stages(socket, present, version)
 
 
-def collectable(socket: NftSocket, version: int) -> tuple[dict[str, int], list[Placed]]:
+def collectable(socket: NftSocket, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
     """Returns the same for GC, to which all records and addresses matter."""
     present = there(socket, version, _OWN_CHAINS)
     table = Table(NFPROTO[version], TABLE)
@@ -113,11 +113,11 @@ def collectable(socket: NftSocket, version: int) -> tuple[dict[str, int], list[P
     return present, found + _of_stages(socket, present, version)
 
 
-def _relevant(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[str, int], list[Placed]]:
+def _relevant(socket: NftSocket, wanted: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
     """Returns the chains that are there of those that are needed, and the rules that matter to ADD and CHECK."""
     table = Table(NFPROTO[version], TABLE)
-    present = there(socket, version, (*chains(wanted), STAGE_1))
-    values = _values(own_addresses(wanted, version))
+    present = there(socket, version, (*required_chains(wanted), STAGE_1))
+    values = _values(accepted_addresses(wanted, version))
     bridge = {wanted.bridge.encode(errors="surrogateescape") + b"\0", _RETURN}
     matters: dict[str, Wanted] = {
         ENTRY: _having({name.encode() + b"\0" for name in (FORWARD, STAGE_1)}),
@@ -126,7 +126,7 @@ def _relevant(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[
         STAGE_1: _having(bridge),
         STAGE_2: _having(bridge),
     }
-    looked_at = [name for name in matters if name in chains(wanted) and name in present]
+    looked_at = [name for name in matters if name in required_chains(wanted) and name in present]
     if FORWARD in present or STAGE_1 in present:
         looked_at.insert(0, ENTRY)
     found = []
@@ -137,9 +137,9 @@ def _relevant(socket: NftSocket, wanted: Protected, version: int) -> tuple[dict[
     return present, found
 
 
-def _expected(wanted: Protected, version: int) -> list[str]:
+def _expected(wanted: FirewallSpec, version: int) -> list[str]:
     """Returns the rules that are most likely there, each chain's in order."""
-    addresses = own_addresses(wanted, version)
+    addresses = accepted_addresses(wanted, version)
     own = [line for address in addresses for line in (*address_rules(address), record(wanted, address))]
     return [FORWARD_JUMP, admin_jump(wanted.admin_chain), *own]
 
@@ -147,21 +147,21 @@ def _expected(wanted: Protected, version: int) -> list[str]:
 def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, int]:
     """Returns those of the chains that are there, each with how many rules it has and rules that lead to it."""
     own = [Chain(Table(NFPROTO[version], TABLE), name) for name in dict.fromkeys(names)]
-    return {chain.name: chain.uses for chain in nft.get(socket, *own) if chain}
+    return {chain.name: chain.uses for chain in nft.get_chains(socket, *own) if chain}
 
 
 def placed(
     socket: NftSocket, chain: Chain, version: int, wanted: Wanted | str = "", expected: Collection[str] = ()
-) -> list[Placed]:
+) -> list[ExistingRule]:
     """Returns the `wanted` rules of a chain, in order; to recognise those that are `expected` is quicker."""
-    known = Known(version, expected)
+    known = LineMatcher(version, expected)
     return [
-        Placed(chain, rule.handle, known.line(rule) or iptables_listing.line(chain.name, rule, version))
-        for rule in nft.rules(socket, chain, wanted)
+        ExistingRule(chain, rule.handle, known.line(rule) or iptables_listing.render_line(chain.name, rule, version))
+        for rule in nft.list_rules(socket, chain, wanted)
     ]
 
 
-def _of_stages(socket: NftSocket, present: Collection[str], version: int) -> list[Placed]:
+def _of_stages(socket: NftSocket, present: Collection[str], version: int) -> list[ExistingRule]:
     names = [name for name in (STAGE_1, STAGE_2) if name in present]
     table = Table(NFPROTO[version], TABLE)
     return [rule for name in names for rule in placed(socket, Chain(table, name), version)]
@@ -169,7 +169,7 @@ def _of_stages(socket: NftSocket, present: Collection[str], version: int) -> lis
 
 def _values(addresses: Iterable[Address]) -> set[bytes]:
     """Returns what stands in a message whose rule is about one of the addresses."""
-    return {nft_rule.value(address.packed) for address in addresses}
+    return {nft_rule.compared_value(address.packed) for address in addresses}
 
 
 def _having(parts: Collection[bytes]) -> Wanted:

@@ -9,17 +9,17 @@ import os
 from collections.abc import Iterable
 
 from kernel import sysctl
-from plugins.firewall.spec import ISOLATED, Protected
+from plugins.firewall.spec import ISOLATED, FirewallSpec
 
 _SETTINGS = {4: "bridge/bridge-nf-call-iptables", 6: "bridge/bridge-nf-call-ip6tables"}
 _OF_BRIDGE = {4: "nf_call_iptables", 6: "nf_call_ip6tables"}
-CURE = (
+HINT = (
     'set "bridgeNetfilter" to true in the configuration of bridge (needs the module: modprobe br_netfilter), '
     'or "backend" to "nftables"'
 )
 
 
-def lacking(wanted: Protected) -> str:
+def get_problem(wanted: FirewallSpec) -> str:
     """Tells what keeps an isolated attachment's neighbours on the bridge from being refused, "" when nothing."""
     if wanted.policy != ISOLATED:
         return ""
