@@ -1,1 +1,1 @@
-"""From the packages of this repository to one executable file; README.md here tells how and why."""
+"""From the packages of this repository to one executable file; README.md describes how and why."""

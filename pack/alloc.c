@@ -1,7 +1,7 @@
 /* alloc.c: the malloc of the whole program, in one static array.
  *
  * Python's heap has to be part of the start-up image, so it must be one block at an address the linker chose: `heap`.
- * pymalloc is switched off (seed.c), so every Python object lives here as well, and there is one heap to understand.
+ * pymalloc is switched off (image_builder.c), so every Python object lives here as well, and there is one heap to understand.
  *
  * One rule: what a block needs to be freed is found from its address alone (page_kind, run_length, packed_class), so
  * that nothing but the caller's bytes lie in the heap and a build in which freed bytes are wiped is the same byte for

@@ -1,4 +1,4 @@
-/* alloc.h: what seed.c and launch.c need to know of the heap. */
+/* alloc.h: what image_builder.c and launch.c need to know of the heap. */
 #ifndef PODWIRE_ALLOC_H
 #define PODWIRE_ALLOC_H
 

@@ -30,10 +30,10 @@ GC_THRESHOLD = 50_000
 
 # Runs of VERSION before the dump. After a few calls CPython rewrites a function's bytecode for speed and caches
 # lookups in it; done beforehand, a start neither spends that time nor copies those pages.
-REHEARSALS = 20
+REPETITIONS = 20
 
 
-# Python 3.13: by a thread's handle, C code tells after a fork whether it is the one that is left.
+# Python 3.13: by a thread's handle, C code checks after a fork whether it is the one that is left.
 _HANDLES = sys.version_info >= (3, 13)
 
 
@@ -86,7 +86,7 @@ _renewals: list[tuple[Renewal, Any]] = []
 
 
 def prepare() -> None:
-    """Imports everything there is to import; seed.c calls it first."""
+    """Imports everything there is to import; image_builder.c calls it first."""
     application = importlib.import_module(_modules.ENTRY)
     _entries.append(application.entry)
     for name in _modules.NAMES:
@@ -101,29 +101,29 @@ def prepare() -> None:
 
 
 def complete() -> None:
-    """Runs every verb some times and leaves no trace of the building process; seed.c calls it after prepare()."""
+    """Runs every verb several times, leaves no state of the build behind; image_builder.c calls it after prepare()."""
     # A look-up that finds its place in this cache taken writes to what it throws out: leave it to what the verbs use.
     sys._clear_type_cache()
     application = sys.modules[_modules.ENTRY]
     for name in getattr(application, "PLUGINS", ()):
-        _rehearse(name)
-    if _modules.REHEARSAL:
-        importlib.import_module(_modules.REHEARSAL).rehearse(application.PLUGINS)
-        del sys.modules[_modules.REHEARSAL]
+        _warm_up_version(name)
+    if _modules.WARM_UP:
+        importlib.import_module(_modules.WARM_UP).warm_up(application.PLUGINS)
+        del sys.modules[_modules.WARM_UP]
     _settle()
 
 
 def practice() -> Iterator[None]:
-    """Runs every verb once, each when asked for the next; layout.c watches what it uses."""
+    """Runs every verb once, one per iteration; layout.c records which blocks each one uses."""
     application = sys.modules[_modules.ENTRY]
-    scenes = importlib.import_module(_modules.REHEARSAL).scenes(application.PLUGINS)
+    scenarios = importlib.import_module(_modules.WARM_UP).scenarios(application.PLUGINS)
     os.environ["CNI_COMMAND"] = "VERSION"
     sys.argv = list(application.PLUGINS)[:1]
-    next(scenes)  # the stage is set
+    next(scenarios)  # the pretend kernel is in place
     yield
     start()
     yield
-    for _ in scenes:
+    for _ in scenarios:
         yield
 
 
@@ -157,10 +157,10 @@ def _flush(status: int) -> int:
     return status
 
 
-def _rehearse(name: str) -> None:
+def _warm_up_version(name: str) -> None:
     os.environ["CNI_COMMAND"] = "VERSION"
     sys.argv = [name]
-    for _ in range(REHEARSALS):
+    for _ in range(REPETITIONS):
         if start():
             raise SystemExit(f"{name} fails to answer VERSION")
     os.environ.clear()

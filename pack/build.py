@@ -1,4 +1,4 @@
-"""Builds the executable, step by step: libpython, seed, bundles, dump, image, hard links.
+"""Builds the executable, step by step: libpython, image builder, bundles, dump, image, hard links.
 
 One rule: the steps write to the work directory only; dist/bin changes by renames, once the result is checked.
 
@@ -29,23 +29,23 @@ LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins 
 # Modules in the place of larger ones, of which ours need little.
 STAND_INS = ROOT / "pack" / "stand_ins"
 C_SOURCES = (
-    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "share", "seed", "launch")),
+    *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "share", "image_builder", "launch")),
     *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2", "json")),  # before libpython's own
     "kernel/_podwire.c",
     "kernel/_netlink.c",
     "kernel/_apart.c",
 )
-C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/seed.h", "pack/share.h", "pack/stepping.h")
+C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/image_builder.h", "pack/share.h", "pack/stepping.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
 # The stack protector, as Debian builds Python with it.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 # Static, and without a build id or symbols, which would make equal programs different files.
-WRAPPED = ("pthread_self", "_PyCode_New")  # by seed.c and share.c
+WRAPPED = ("pthread_self", "_PyCode_New")  # by image_builder.c and share.c
 LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
-# What is made anew when it was made by older code.
+# Sources of the build itself: when they change, every step runs again.
 MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
-REHEARSAL = "_rehearsal"  # the name in the image of pack/rehearsal.py
+WARM_UP = "_warm_up"  # the name in the image of pack/warm_up.py
 # libc's lookups by name (users, hosts) load shared libraries at run time. No plugin looks anything up.
 LINKER_NOISE = ("statically linked applications requires at runtime", ": in function `")
 
@@ -83,14 +83,14 @@ def application() -> list[Module]:
         if not module.name.endswith(".__main__")
     ]
     stand_ins = freeze.modules_under(STAND_INS, shown="pack/stand_ins")
-    rehearsal = Module(REHEARSAL, (ROOT / "pack" / "rehearsal.py").read_bytes(), "pack/rehearsal.py", is_package=False)
-    boot = boot_modules("podwire.main", [module.name for module in modules], rehearsal.name)
-    return [*stand_ins, *modules, rehearsal, *boot]
+    warm_up = Module(WARM_UP, (ROOT / "pack" / "warm_up.py").read_bytes(), "pack/warm_up.py", is_package=False)
+    boot = boot_modules("podwire.main", [module.name for module in modules], warm_up.name)
+    return [*stand_ins, *modules, warm_up, *boot]
 
 
-def boot_modules(entry: str, names: list[str], rehearsal: str = "") -> list[Module]:
-    """Returns `_boot`, and `_modules`: the names of the entry, of all other modules to import, of the rehearsal."""
-    contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\nREHEARSAL = {rehearsal!r}\n".encode()
+def boot_modules(entry: str, names: list[str], warm_up: str = "") -> list[Module]:
+    """Returns `_boot`, and `_modules`: the names of the entry, of all other modules to import, of the warm-up."""
+    contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\nWARM_UP = {warm_up!r}\n".encode()
     return [
         Module("_boot", (ROOT / "pack" / "boot.py").read_bytes(), "pack/boot.py", is_package=False),
         Module("_modules", contents, "_modules", is_package=False),
@@ -108,35 +108,35 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
     if missing:
         raise SystemExit(f"missing {', '.join(missing)}: use `make needs-build`")
     work.mkdir(parents=True, exist_ok=True)
-    seed = build_seed(target, work, defines)
+    builder = build_image_builder(target, work, defines)
     libraries = [build_library_bundle(work, name) for name in LIBRARY_PACKAGES]
     bundles = [work / "application.bundle", *libraries, build_stdlib_bundle(target, work)]  # the first one wins
     step("bundle: application")
     freeze.write_bundle(bundles[0], modules)
     dump, program, groups = work / "dump", work / "program", work / "groups"
-    rehearsed = any(module.name == REHEARSAL for module in modules)
-    groups.write_bytes(learned_groups(target, seed, work / "learned", bundles) if rehearsed else b"")
-    step("seed: import and dump")
-    run_seed(target, seed, "dump", dump, groups, bundles)
-    image.write_image(seed, dump, program)
+    is_warmed_up = any(module.name == WARM_UP for module in modules)
+    groups.write_bytes(learned_groups(target, builder, work / "learned", bundles) if is_warmed_up else b"")
+    step("image builder: import and dump")
+    run_image_builder(target, builder, "dump", dump, groups, bundles)
+    image.write_image(builder, dump, program)
     return program
 
 
-def build_seed(target: Target, work: Path, defines: Iterable[str]) -> Path:
-    """Compiles and links the seed; exits with a message if any Python state would stay outside the dump."""
-    seed, linker_map = work / "seed", work / "seed.map"
+def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> Path:
+    """Compiles and links the image builder; exits with a message if any Python state would stay outside the dump."""
+    builder, linker_map = work / "image-builder", work / "image-builder.map"
     sources = [ROOT / source for source in C_SOURCES]
-    if is_current(seed, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *MAKERS):
-        return seed
-    step("seed: compile and link")
+    if is_current(builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *MAKERS):
+        return builder
+    step("image builder: compile and link")
     archives = [renamed_library(target, work, library) for library in target.libraries]
     objects = [compile_object(target, work, source, defines) for source in sources]
-    link(target, [*objects, *archives], linker_map, seed)
+    link(target, [*objects, *archives], linker_map, builder)
     stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
     if stray:
-        seed.unlink()
+        builder.unlink()
         raise SystemExit("Python state outside the image: " + ", ".join(stray))
-    return seed
+    return builder
 
 
 def renamed_library(target: Target, work: Path, library: Path) -> Path:
@@ -157,7 +157,7 @@ def compile_object(target: Target, work: Path, source: Path, defines: Iterable[s
 
 
 def link(target: Target, objects: list[Path], linker_map: Path, out: Path) -> None:
-    """Links the seed, repeating only those of the linker's warnings that could mean something."""
+    """Links the image builder, repeating only those of the linker's warnings that could mean something."""
     warnings = run(f"{target.tools}gcc", *LINK_FLAGS, f"-Wl,-Map,{linker_map}", "-o", out, *objects, "-lm")
     for line in warnings.splitlines():
         if not any(noise in line for noise in LINKER_NOISE):
@@ -187,23 +187,25 @@ def build_library_bundle(work: Path, name: str) -> Path:
     return bundle
 
 
-def learned_groups(target: Target, seed: Path, learned: Path, bundles: list[Path]) -> bytes:
-    """Lets the seed import the modules and play the verbs; returns which of its blocks should lie together."""
-    step("seed: import and learn the layout")
-    run_seed(target, seed, "learn", learned, Path(os.devnull), bundles)
+def learned_groups(target: Target, builder: Path, learned: Path, bundles: list[Path]) -> bytes:
+    """Lets the image builder import the modules and play the verbs; returns which of its blocks should lie together."""
+    step("image builder: import and learn the layout")
+    run_image_builder(target, builder, "learn", learned, Path(os.devnull), bundles)
     return layout.groups(learned.read_bytes())
 
 
-def run_seed(target: Target, seed: Path, what: str, out: Path, groups: Path, bundles: list[Path]) -> None:
-    """Lets the seed import the modules and "dump" its memory or "learn" what is used of it.
+def run_image_builder(target: Target, builder: Path, what: str, out: Path, groups: Path, bundles: list[Path]) -> None:
+    """Lets the image builder import the modules and "dump" its memory or "learn" what is used of it.
 
-    Its standard streams are pipes whoever builds: the image keeps what Python found out about them.
+    Its standard streams are always pipes: the image keeps what Python found out about them.
     """
-    command: list[str | Path] = [*target.runner, seed, what, out, groups, *bundles]
+    command: list[str | Path] = [*target.runner, builder, what, out, groups, *bundles]
     env = {"PATH": "/usr/bin:/bin", "TZ": "UTC"}
     done = subprocess.run(command, env=env, input=b"", capture_output=True, check=False)
     if done.returncode:
-        raise SystemExit(done.stderr.decode(errors="replace") + f"the seed failed with status {done.returncode}")
+        raise SystemExit(
+            done.stderr.decode(errors="replace") + f"the image builder failed with status {done.returncode}"
+        )
 
 
 def run(*command: str | Path) -> str:
@@ -217,9 +219,9 @@ def run(*command: str | Path) -> str:
     return done.stderr
 
 
-def is_current(made: Path, *sources: Path) -> bool:
+def is_current(target: Path, *sources: Path) -> bool:
     """Tells whether a file exists and is younger than all of its sources."""
-    return made.exists() and all(made.stat().st_mtime > source.stat().st_mtime for source in sources)
+    return target.exists() and all(target.stat().st_mtime > source.stat().st_mtime for source in sources)
 
 
 def step(what: str) -> None:

@@ -1,4 +1,4 @@
-"""Compiles Python sources into bundles, from which the seed imports instead of from directories.
+"""Compiles Python sources into bundles, from which the image builder imports instead of from directories.
 
 One rule: a bundle depends on the sources' bytes and on nothing else; not on where they lie, nor on when, nor on the
 order in which a directory lists them.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Matches Record in seed.c: size of the name with its NUL, size of the code, 1 for a package.
+# Matches Record in image_builder.c: size of the name with its NUL, size of the code, 1 for a package.
 _RECORD = struct.Struct("=III")
 
 # Marshal's last version without references: those depend on reference counts in the compiling process.
@@ -38,12 +38,12 @@ def modules_under(
     Tracebacks show `shown` instead of the directory. Modules and packages named in `without` are left out.
     """
     for path in sorted(directory.rglob("*.py")):
-        inside = path.relative_to(directory)
-        is_package = inside.name == "__init__.py"
-        parts = inside.parent.parts if is_package else inside.with_suffix("").parts
+        relative = path.relative_to(directory)
+        is_package = relative.name == "__init__.py"
+        parts = relative.parent.parts if is_package else relative.with_suffix("").parts
         if all(part.isidentifier() and part not in without for part in parts):
             name = ".".join((package, *parts) if package else parts)
-            yield Module(name, path.read_bytes(), str(Path(shown or directory) / inside), is_package)
+            yield Module(name, path.read_bytes(), str(Path(shown or directory) / relative), is_package)
 
 
 def bootstrap(stdlib: Path) -> Iterator[Module]:
@@ -64,7 +64,7 @@ def write_bundle(out: Path, modules: Iterable[Module]) -> None:
 
 
 class _Unannotated(ast.NodeTransformer):
-    """Takes the annotations off functions, which keep them for nobody. Those of classes make dataclasses."""
+    """Removes the annotations of functions, which no code reads at run time. Those of classes define dataclasses."""
 
     def visit_FunctionDef(self, function: ast.FunctionDef) -> ast.AST:
         function.returns = None

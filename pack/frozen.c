@@ -14,7 +14,7 @@ static const struct _module_alias no_aliases[] = {{0}};
 
 const struct _frozen *_PyImport_FrozenBootstrap = none, *_PyImport_FrozenStdlib = none, *_PyImport_FrozenTest = none;
 const struct _module_alias *_PyImport_FrozenAliases = no_aliases;
-const struct _frozen *PyImport_FrozenModules; /* seed.c sets it */
+const struct _frozen *PyImport_FrozenModules; /* image_builder.c sets it */
 
 #if PY_VERSION_HEX < 0x030D0000
 int _Py_Deepfreeze_Init(void);

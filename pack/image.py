@@ -1,4 +1,4 @@
-"""Puts the dump of Python's memory into a copy of the seed, which thereby becomes the program.
+"""Puts the dump of Python's memory into a copy of the image builder, which thereby becomes the program.
 
 One rule: of the writable segment only the dumped parts are replaced; libc's keeps the bytes the linker gave it, and
 so starts afresh.
@@ -29,9 +29,9 @@ class _Segment:
     alignment: int
 
 
-def write_image(seed: Path, dump: Path, out: Path) -> None:
-    """Writes the executable made of the static ELF `seed` and the memory in `dump`."""
-    elf = bytearray(seed.read_bytes())
+def write_image(builder: Path, dump: Path, out: Path) -> None:
+    """Writes the executable made of the static ELF `builder` and the memory in `dump`."""
+    elf = bytearray(builder.read_bytes())
     header, segment = _writable_segment(elf)
     data = _filled(segment, bytes(elf[segment.offset : segment.offset + segment.file_size]), dump.read_bytes())
     _PROGRAM_HEADER.pack_into(elf, header, *vars(replace(segment, file_size=len(data))).values())
@@ -49,7 +49,7 @@ def _writable_segment(elf: bytearray) -> tuple[int, _Segment]:
     headers = [(at, _Segment(*_PROGRAM_HEADER.unpack_from(elf, at))) for at in range(table, table + size * count, size)]
     loaded = [(at, segment) for at, segment in headers if segment.kind == _PT_LOAD]
     if [bool(segment.flags & _PF_W) for _, segment in loaded] != [False] * (len(loaded) - 1) + [True]:
-        raise ValueError("not the last one of the seed's segments alone is writable")
+        raise ValueError("not the last one of the image builder's segments alone is writable")
     return loaded[-1]
 
 

@@ -56,7 +56,7 @@ EXCLUDED = {
     "test.test_functools.TestSingleDispatch.test_method_wrapping_attributes": _DOCSTRINGS,
     "test.test_fstring.TestCase.test_global": "expects the module unittest to come from a file",
     "test.test_socket.ThreadedVSOCKSocketStreamTest.*": "waits forever in some virtual machines, in any Python",
-    "test.test_posix.PosixGroupsTester.test_initgroups": "needs pwd, which seed.c leaves out",
+    "test.test_posix.PosixGroupsTester.test_initgroups": "needs pwd, which image_builder.c leaves out",
     "test.test_json.TestCTest.test_cjson": _C_JSON,
     "test.test_json.test_speedups.*": _C_JSON,
 }

@@ -1,11 +1,11 @@
 /* launch.c: main(), and all that happens between the kernel's exec and the application's entry().
  *
- * When main() begins, Python's memory is as seed.c left it, while libc has just started afresh. One rule: whatever
+ * When main() begins, Python's memory is as image_builder.c left it, while libc has just started afresh. One rule: whatever
  * belongs to a process and not to the program (thread identity, descriptors, signals, environment, arguments) is set
  * here or in boot.py at every start, and cleared in forget_process() before the dump.
  */
 #define Py_BUILD_CORE 1
-#include "seed.h"
+#include "image_builder.h"
 
 #include "alloc.h"
 #include "internal/pycore_interp.h"
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
     PyObject *status;
 
     if (!image_ready)
-        return seed_main(argc, argv);
+        return image_builder_main(argc, argv);
     occupy_standard_fds();
     refuse_setuid();
     ignore_signals();

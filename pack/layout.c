@@ -1,7 +1,7 @@
 /* layout.c: which blocks of the image lie together, and how that is learned.
  *
  * Python counts references inside the objects, so that merely using an object copies its page. What the verbs use
- * should therefore lie together, and only a run can tell what that is. So the seed runs twice. The first run imports
+ * should therefore lie together, and only a run can tell what that is. So the image builder runs twice. The first run imports
  * everything, protects the heap and plays the verbs: each use of a block is caught, noted, and let through by executing
  * that one instruction with the page open. The second run knows by that which of the blocks it allocates will be written
  * to, and which only read, puts them on pages of their own, and makes the image.

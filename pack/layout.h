@@ -1,4 +1,4 @@
-/* layout.h: which blocks of the image lie together; alloc.c asks, seed.c directs. */
+/* layout.h: which blocks of the image lie together; alloc.c asks, image_builder.c directs. */
 #ifndef PODWIRE_LAYOUT_H
 #define PODWIRE_LAYOUT_H
 
@@ -10,7 +10,7 @@ void *layout_place(unsigned class, size_t size);
 /* It lies here; while the layout is learned: a freed one is given again. */
 void layout_placed(const void *block, unsigned class);
 
-/* Uses the groups layout.py made of what an earlier seed learned; none if the file is empty. False if it cannot. */
+/* Uses the groups layout.py made of what an earlier image builder learned; none if the file is empty. False if it cannot. */
 int layout_load(const char *path);
 
 /* From here on blocks are placed anywhere and not numbered. */

@@ -1,4 +1,4 @@
-"""Decides which blocks of the image lie together, from what a seed learned while it played the verbs.
+"""Decides which blocks of the image lie together, from what an image builder learned while it played the verbs.
 
 One rule: the fewer verbs use a block, the farther it lies from those that all use, beside what the same ones use.
 
@@ -44,7 +44,7 @@ def _most_verbs(steps: int) -> bool:
 def groups(learned: bytes) -> bytes:
     """Returns the file of groups for the file of what was learned."""
     classes: list[tuple[int, list[Group]]] = []
-    taken: dict[Group, int] = {_UNUSED: 0, _HOT: 0, _WARM: 0}
+    sizes: dict[Group, int] = {_UNUSED: 0, _HOT: 0, _WARM: 0}
     position = 0
     while position < len(learned):
         count, size = _HEADER.unpack_from(learned, position)
@@ -52,13 +52,13 @@ def groups(learned: bytes) -> bytes:
         position = middle + 4 * count
         steps = (array("I", learned[first : first + 4 * count]) for first in (start, middle))
         classes.append((size, [group_of(written, read) for written, read in zip(*steps, strict=True)]))
-    for size, own in classes:
-        for group in own:
-            taken[group] = taken.get(group, 0) + size
-    taken[_UNUSED] = 0
-    order = sorted(taken)
+    for size, groups_of_class in classes:
+        for group in groups_of_class:
+            sizes[group] = sizes.get(group, 0) + size
+    sizes[_UNUSED] = 0
+    order = sorted(sizes)
     number = {group: index for index, group in enumerate(order)}
-    parts = [_COUNT.pack(len(order)), *(_COUNT.pack(taken[group]) for group in order)]
-    for _, own in classes:
-        parts += [_COUNT.pack(len(own)), array("H", map(number.__getitem__, own)).tobytes()]
+    parts = [_COUNT.pack(len(order)), *(_COUNT.pack(sizes[group]) for group in order)]
+    for _, groups_of_class in classes:
+        parts += [_COUNT.pack(len(groups_of_class)), array("H", map(number.__getitem__, groups_of_class)).tobytes()]
     return b"".join(parts) if classes else b""

@@ -1,4 +1,4 @@
-/* share.h: what seed.c asks of share.c. */
+/* share.h: what image_builder.c asks of share.c. */
 #ifndef SHARE_H
 #define SHARE_H
 

@@ -34,11 +34,11 @@ def main() -> int:
         print("There are changes that are not committed: this is not for others.", file=sys.stderr)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    made = [maker.write(one, out) for one in products for maker in (tgz, deb, sbom)]
-    made.append(oci.write(products, out))
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
+    artefacts = [maker.write(one, out) for one in products for maker in (tgz, deb, sbom)]
+    artefacts.append(oci.write(products, out))
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
     (out / "SHA256SUMS").write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
-    for path in made:
+    for path in artefacts:
         print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
     lacking = [machine for machine in BUILT if machine not in built]
     print(f"For {', '.join(built)}." + (f" Not built: {', '.join(lacking)}." if lacking else ""))

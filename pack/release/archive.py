@@ -1,6 +1,6 @@
-"""Archives that are the same whoever makes them, for the tgz and for the image's layer.
+"""Reproducible archives, for the tgz and for the image's layer.
 
-One rule: nothing of the machine is in them: root owns every member, the moment is told, the order is the caller's.
+One rule: nothing of the machine is in them: root owns every member, the time is an argument, the order is the caller's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Debian package: the plugins where runtimes look for them, the tool on the PATH, its page and completion.
 
-One rule: nobody else's file is lost, and no network is configured. dpkg owns all that is installed, so that it is
-verified, upgraded name by name and taken away as of any package; another package's file of a name is diverted.
+One rule: no file of another package is lost, and no network is configured. dpkg owns all installed files, so it
+verifies, upgrades and removes them as those of any package; another package's file of the same name is diverted.
 
 Runtimes look into /opt/cni/bin (containerd, CRI-O, podman; kubernetes-cni installs there) or, as Debian sets them up,
 into /usr/lib/cni. The files are in the first, as containers that run plugins mount it; the second has symbolic links.
@@ -26,7 +26,7 @@ from pack.release.product import TOOL, Product, told_by_tool
 _BIN, _DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
 _DOC = f"usr/share/doc/{TOOL}"
 _SCRIPTS = ("preinst", "postinst", "postrm")
-# Who publishes says who that is by Debian's own variables.
+# The publisher is named by Debian's own variables.
 _NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
 
 _CONTROL = """\
@@ -40,7 +40,7 @@ Recommends: iptables
 Enhances: containerd, cri-o, kubelet, podman
 Section: net
 Priority: optional
-Description: CNI network plugins in one executable, and a tool for who runs a node
+Description: CNI network plugins in one executable, and a tool for node operators
  The programs that kubelet, containerd, CRI-O and podman execute for each pod:
 {plugins}.
  .

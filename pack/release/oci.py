@@ -48,7 +48,7 @@ def write(products: Sequence[Product], directory: Path) -> Path:
     # An index of its own even for one machine: a tool that finds several images in the outer one asks which is meant.
     images = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [_image(blobs, product) for product in products]}
     tag = version.replace("+", "-")  # a tag has no "+"
-    # ctr and docker take the first name, podman and skopeo either; whoever publishes gives it another.
+    # ctr and docker take the first name, podman and skopeo either; the publisher gives it another.
     names = {"io.containerd.image.name": f"localhost/podwire:{tag}", "org.opencontainers.image.ref.name": tag}
     outer = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [blobs.add(_INDEX, images, annotations=names)]}
     members = [

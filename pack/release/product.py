@@ -1,6 +1,6 @@
 """What is packed: an executable for one machine, its names, its version and its moment.
 
-One rule: what differs between two runs is asked here, once; the makers of the artefacts are told.
+One rule: what differs between two runs is read here, once, and passed to the functions that create the artefacts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from podwire import __version__
 
 TOOL = "podwire"
 LICENSE = "Apache-2.0"  # of what is ours, as SPDX writes it
-SUMMARY = "CNI network plugins that need no Python on the node, and a tool for who runs it"
+SUMMARY = "CNI network plugins that need no Python on the node, and a tool for node operators"
 TEXTS = ("LICENSE", "README.md", "THIRD-PARTY-NOTICES.md")  # in every archive
 
 # Where `make` leaves the executables, by the names that Debian and OCI have for the machine. Nothing else lies there.
@@ -64,17 +64,17 @@ def version() -> str:
     """
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if not heading or heading[1] != __version__:
-        found = heading[1] if heading else "nothing"
-        raise SystemExit(f"podwire.__version__ is {__version__}, CHANGELOG.md begins with {found}: make them agree")
+        version = heading[1] if heading else "nothing"
+        raise SystemExit(f"podwire.__version__ is {__version__}, CHANGELOG.md begins with {version}: make them agree")
     return f"{__version__}+dirty" if _git("status", "--porcelain") else __version__
 
 
 def epoch_s(env: Mapping[str, str] = os.environ) -> int:
     """Returns the moment that artefacts bear: SOURCE_DATE_EPOCH, or that of the commit; exits when neither is there."""
-    told = env.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct")
-    if not told:
+    epoch = env.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct")
+    if not epoch:
         raise SystemExit("no git repository that says of when this is: set SOURCE_DATE_EPOCH (seconds since 1970)")
-    return int(told)
+    return int(epoch)
 
 
 def told_by_tool(*arguments: str) -> bytes:

@@ -53,29 +53,29 @@ def write(product: Product, directory: Path) -> Path:
 
 def document(product: Product) -> dict[str, Any]:
     """Returns the bill of materials of an executable."""
-    found = components(product.machine)
-    own = f"pkg:generic/{TOOL}@{quote(product.version, safe='')}?arch={product.machine}&os=linux"
+    parts = components(product.machine)
+    purl = f"pkg:generic/{TOOL}@{quote(product.version, safe='')}?arch={product.machine}&os=linux"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{own}#{product.sha256}')}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{purl}#{product.sha256}')}",
         "version": 1,
         "metadata": {
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(product.epoch_s)),
             "component": {
                 "type": "application",
-                "bom-ref": own,
+                "bom-ref": purl,
                 "name": TOOL,
                 "version": product.version,
                 "description": SUMMARY,
                 "licenses": [{"expression": LICENSE}],
-                "purl": own,
+                "purl": purl,
                 "hashes": [{"alg": "SHA-256", "content": product.sha256}],
             },
         },
-        "components": [_shown(component) for component in found],
-        "dependencies": [{"ref": own, "dependsOn": [component.purl for component in found]}],
+        "components": [_shown(component) for component in parts],
+        "dependencies": [{"ref": purl, "dependsOn": [component.purl for component in parts]}],
     }
 
 

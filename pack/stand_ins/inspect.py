@@ -1,4 +1,4 @@
-"""`inspect` for dataclasses, which asks for signatures, for docstrings that nobody reads, and for annotations."""
+"""`inspect` for dataclasses, which asks for signatures, for docstrings that no code reads, and for annotations."""
 
 
 def signature(of: object) -> str:

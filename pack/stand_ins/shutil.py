@@ -1,4 +1,4 @@
-"""`shutil` for argparse, which asks how wide the terminal is, and for the rehearsal, which removes its stage."""
+"""`shutil` for argparse, which asks how wide the terminal is, and for the warm-up, which removes its stage."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`typing`, which has to make tuples with named fields; all the rest of it is for who reads or checks the source."""
+"""`typing`, which has to make tuples with named fields; everything else is for readers and type checkers."""
 
 # mypy: disable-error-code="misc,arg-type,attr-defined"
 # It knows tuples with named fields as its own.
@@ -22,7 +22,7 @@ class Generic:
 
 
 class Protocol(Generic):
-    """What a type must have; nobody asks at run time."""
+    """The attributes that a type must have; not checked at run time."""
 
 
 class TypedDict(dict[str, object]):
@@ -42,10 +42,10 @@ class _Fields(type):
             return super().__new__(cls, name, bases, namespace)
         fields = namespace.pop("__annotations__", {})
         defaults = [namespace.pop(field) for field in fields if field in namespace]
-        made = collections.namedtuple(name, fields, defaults=defaults, module=namespace.pop("__module__"))
+        created = collections.namedtuple(name, fields, defaults=defaults, module=namespace.pop("__module__"))
         for key, value in namespace.items():
-            setattr(made, key, value)
-        return made
+            setattr(created, key, value)
+        return created
 
 
 class NamedTuple(metaclass=_Fields):

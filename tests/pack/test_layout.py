@@ -28,7 +28,7 @@ def test_blocks_are_grouped_by_the_verbs_that_use_them():
 
 
 def test_nothing_learned_gives_no_groups():
-    """A seed that learned nothing leaves every block where it is."""
+    """An image builder that learned nothing leaves every block where it is."""
     assert layout.groups(b"") == b""
 
 

@@ -1,10 +1,10 @@
-"""A pod's life on a stage: every verb run at build time against a kernel made of cardboard.
+"""The warm-up: every verb runs at build time, several times, against a pretend kernel.
 
-One rule: nothing outside a temporary directory is touched, and nothing of the play is remembered but practice.
+One rule: nothing outside a temporary directory is touched, and no state stays in the image but specialised bytecode.
 
-CPython rewrites a function's bytecode after a few calls and caches attribute look-ups; a process that starts with that
-done neither spends the time nor copies the pages of the start-up image on which it would be noted. So the image is
-dumped after ADD, CHECK and DEL have run some times, with the namespace, netlink and sysctl calls answered from here.
+CPython specialises a function's bytecode after a few calls and caches attribute look-ups. A process that starts from a
+warm image neither spends that time nor copies the memory pages that hold the caches. So the image is dumped after ADD,
+CHECK and DEL have run several times, with namespace, netlink and sysctl calls answered by this module.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ADDRESSES = {
 }
 _NETWORK = {
     "cniVersion": "1.1.0",
-    "name": "rehearsal",
+    "name": "warm-up",
     "type": "bridge",
     "bridge": "cni0",
     "isDefaultGateway": True,
@@ -93,54 +93,54 @@ _IPAM = {
 }
 
 
-def rehearse(plugins: Mapping[str, Any]) -> None:
-    """Plays the life of a pod with `plugins`; raises RuntimeError when a verb fails that should not."""
+def warm_up(plugins: Mapping[str, Any]) -> None:
+    """Runs all scenarios several times; raises RuntimeError when a verb fails."""
     for _ in range(_TIMES):
-        for _verb in scenes(plugins):
+        for _verb in scenarios(plugins):
             pass
 
 
-def scenes(plugins: Mapping[str, Any]) -> Iterator[str]:
-    """Plays the life of a pod once and yields before each scene; raises RuntimeError when one fails."""
-    with _stage() as leases:
+def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
+    """Runs the verbs of a pod's life once and yields the name of each scenario before it; raises RuntimeError."""
+    with _pretend_kernel() as leases:
         network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": leases}}
         for name in ("loopback", "bridge"):
             yield f"{name} ADD"
-            result = _play(plugins, name, "ADD", network, leases)
+            result = _run_verb(plugins, name, "ADD", network, leases)
             for verb in ("CHECK", "DEL"):
                 yield f"{name} {verb}"
-                _play(plugins, name, verb, {**network, "prevResult": result}, leases)
+                _run_verb(plugins, name, verb, {**network, "prevResult": result}, leases)
         for backend in _BACKENDS:
             yield f"masquerade, {backend}"
             network |= {"ipMasq": True, "ipMasqBackend": backend}
-            result = _play(plugins, "bridge", "ADD", network, leases)
+            result = _run_verb(plugins, "bridge", "ADD", network, leases)
             for verb in ("CHECK", "DEL"):
-                _play(plugins, "bridge", verb, {**network, "prevResult": result}, leases)
+                _run_verb(plugins, "bridge", verb, {**network, "prevResult": result}, leases)
             yield f"portmap, {backend}"
             ports = {"backend": backend, "runtimeConfig": {"portMappings": _PORTS}, "prevResult": result}
-            # Twice, since the second container finds what all share: that is what most do.
+            # Twice: the second container finds the shared chains, as most containers do.
             for verb in ("ADD", "CHECK", "DEL") * 2:
-                _play(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
+                _run_verb(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
             yield f"firewall, {backend}"
             open_host = {**_NETWORK, "type": "firewall", "backend": backend, "prevResult": result}
             for verb in ("ADD", "CHECK", "DEL") * 2:
-                _play(plugins, "firewall", verb, open_host, leases)
+                _run_verb(plugins, "firewall", verb, open_host, leases)
             yield f"ptp, {backend}"
             routed = {**network, "type": "ptp"}
-            result = _play(plugins, "ptp", "ADD", routed, leases)
-            _play(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
+            result = _run_verb(plugins, "ptp", "ADD", routed, leases)
+            _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
-        for name, own in (("bandwidth", _LIMITS), ("tuning", {}), ("tuning", tuned)):
+        for name, keys in (("bandwidth", _LIMITS), ("tuning", {}), ("tuning", tuned)):
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
-                _play(plugins, name, verb, {**_NETWORK, "type": name, **own, "prevResult": result}, leases)
-        _made.clear()  # a child has deleted the ifb
+                _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
+        _created.clear()  # a child has deleted the ifb
 
 
-def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
+def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
     env = {
         "CNI_COMMAND": command,
-        "CNI_CONTAINERID": "rehearsal",
+        "CNI_CONTAINERID": "warm-up",
         "CNI_IFNAME": "eth0",
         "CNI_NETNS": "/proc/self/ns/net",
         "CNI_NETNS_OVERRIDE": "1",
@@ -153,15 +153,15 @@ def _play(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[
         while True:
             os.waitpid(-1, 0)
     if failed:
-        raise RuntimeError(f"rehearsal of {command} of {name}: {stdout.getvalue().decode()}")
+        raise RuntimeError(f"warm-up: {command} of {name}: {stdout.getvalue().decode()}")
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
-# The chains and rules made in a scene, by handle: type and content of their messages.
+# The chains and rules made in a scenario, by handle: type and content of their messages.
 _netfilter: dict[int, tuple[int, bytes]] = {}
 _handles = itertools.count(1)
 # What traffic control has, and the ifb, by its kind and place: the content of the message.
-_made: dict[tuple[int, bytes], bytes] = {}
+_created: dict[tuple[int, bytes], bytes] = {}
 
 
 class _Socket(socket.socket):
@@ -175,7 +175,7 @@ class _Socket(socket.socket):
         """Takes any option."""
 
     def bind(self, address: object) -> None:
-        """Takes any address, and has news for who subscribes: that all is gone which may have been deleted."""
+        """Takes any address, and has news for subscribers: that all is gone which may have been deleted."""
         super().bind(b"")
         self.sendto(b"news", self.getsockname())
         header = kernel.link.RTM_DELLINK, 0, 0
@@ -202,15 +202,15 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     if kind == kernel.link.RTM_GETLINK:
         yield _ifb(request, sequence) or _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
     elif kind == kernel.link.RTM_NEWLINK and b"ifb\0" in request:
-        _made[kind, _IFB] = request[_HEADER.size :]
+        _created[kind, _IFB] = request[_HEADER.size :]
     elif kind in _TRAFFIC:
         yield from _traffic(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.address.RTM_GETADDR:
         (index,) = struct.unpack_from("=I", request, 20)
         for text in _ADDRESSES.get(index, ()):
-            own = parse_cidr(text)
-            values = {"family": _family(own), "prefixlen": own.network.prefixlen, "index": index}
-            attributes: Attributes = [("IFA_LOCAL", own.ip.packed), ("IFA_ADDRESS", own.ip.packed)]
+            cidr = parse_cidr(text)
+            values = {"family": _family(cidr), "prefixlen": cidr.network.prefixlen, "index": index}
+            attributes: Attributes = [("IFA_LOCAL", cidr.ip.packed), ("IFA_ADDRESS", cidr.ip.packed)]
             yield encode(AddressMessage, (kernel.address.RTM_NEWADDR, multi, sequence), values, attributes)
     elif kind == kernel.route.RTM_GETROUTE:
         values = {"family": request[16], "table": 254, "type": 1}
@@ -228,11 +228,11 @@ def _traffic(kind: int, header: tuple[int, int, int], content: bytes) -> Iterato
     making, deleting, _ = _TRAFFIC[kind]
     place = making, content[4:8] + content[12:16]
     if kind == making:
-        _made[place] = content
+        _created[place] = content
     elif kind == deleting:
-        _made.pop(place, None)
-    elif place in _made:
-        yield _HEADER.pack(_HEADER.size + len(_made[place]), making, *header) + _made[place]
+        _created.pop(place, None)
+    elif place in _created:
+        yield _HEADER.pack(_HEADER.size + len(_created[place]), making, *header) + _created[place]
     elif not header[0]:
         yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + struct.pack("=i", -errno.ENOENT)
 
@@ -244,34 +244,54 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
         yield encode(GenerationMessage, (_NEWGEN, 0, header[1]), {}, [("NFTA_GEN_ID", 1)])
     elif kind == _DELSETELEM:  # there is one pod: all of the set
         named = content[: content.rindex(_ELEMENTS_START)]
-        for number in [number for number, made in _netfilter.items() if made[1].startswith(named)]:
+        for number in [number for number, message in _netfilter.items() if message[1].startswith(named)]:
             _netfilter.pop(number)
     elif kind == _GETSETELEM:
-        for made, own in _netfilter.values():
-            if made == _NEWSETELEM and own.startswith(content):
-                yield _HEADER.pack(_HEADER.size + len(own), made, *header) + own
+        for stored_kind, stored in _netfilter.values():
+            if stored_kind == _NEWSETELEM and stored.startswith(content):
+                yield _HEADER.pack(_HEADER.size + len(stored), stored_kind, *header) + stored
     elif kind == _GETSET:
-        found = next((own for made, own in _netfilter.values() if made == _NEWSET and own.startswith(content)), b"")
-        answer = found or struct.pack("=i", -errno.ENOENT)
-        yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if found else _NLMSG_ERROR, *header) + answer
+        existing = next(
+            (
+                stored
+                for stored_kind, stored in _netfilter.values()
+                if stored_kind == _NEWSET and stored.startswith(content)
+            ),
+            b"",
+        )
+        answer = existing or struct.pack("=i", -errno.ENOENT)
+        yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if existing else _NLMSG_ERROR, *header) + answer
     elif kind in (_DELCHAIN, _DELRULE):
         start, handle = _HANDLE.unpack(content[-_HANDLE.size :]) if len(content) > _HANDLE.size else (b"", 0)
         one = [handle] if start == _HANDLE_START else None
-        for number in one or [number for number, made in _netfilter.items() if made[1].startswith(content)]:
+        for number in one or [number for number, message in _netfilter.items() if message[1].startswith(content)]:
             _netfilter.pop(number, None)
     elif kind == _GETRULE:
-        for number, (made, own) in _netfilter.items():
-            if made == _NEWRULE and own.startswith(content):
-                answer = own + _HANDLE.pack(_HANDLE_START, number)
-                yield _HEADER.pack(_HEADER.size + len(answer), made, *header) + answer
+        for number, (stored_kind, stored) in _netfilter.items():
+            if stored_kind == _NEWRULE and stored.startswith(content):
+                answer = stored + _HANDLE.pack(_HANDLE_START, number)
+                yield _HEADER.pack(_HEADER.size + len(answer), stored_kind, *header) + answer
     elif kind == _GETCHAIN:
-        found = next((own for made, own in _netfilter.values() if made == _NEWCHAIN and own.startswith(content)), b"")
-        answer = found + _uses(content) if found else struct.pack("=i", -errno.ENOENT)
-        yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if found else _NLMSG_ERROR, *header) + answer
+        existing = next(
+            (
+                stored
+                for stored_kind, stored in _netfilter.values()
+                if stored_kind == _NEWCHAIN and stored.startswith(content)
+            ),
+            b"",
+        )
+        answer = existing + _uses(content) if existing else struct.pack("=i", -errno.ENOENT)
+        yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if existing else _NLMSG_ERROR, *header) + answer
+
+
+def _first_stored(kind: int, start: bytes) -> bytes:
+    """Returns the first stored message of a kind that begins so, b"" for none."""
+    messages = (stored for stored_kind, stored in _netfilter.values() if stored_kind == kind)
+    return next((stored for stored in messages if stored.startswith(start)), b"")
 
 
 def _make(kind: int, content: bytes) -> None:
-    if kind == _NEWRULE or not any(own.startswith(content) for _, own in _netfilter.values()):
+    if kind == _NEWRULE or not any(stored.startswith(content) for _, stored in _netfilter.values()):
         _netfilter[next(_handles)] = kind, content
 
 
@@ -279,17 +299,17 @@ def _uses(chain: bytes) -> bytes:
     """Returns how many rules a chain has and rules that lead to it, as the kernel says it."""
     name = chain.rstrip(b"\0").rpartition(b"\0")[2] + b"\0"
     mark = _NAME_START.pack(_NAME_START.size + len(name), 2) + name
-    own = [made for kind, made in _netfilter.values() if kind == _NEWRULE and made[0] == chain[0]]
-    return _USE.pack(_USE.size, 6, sum(mark in made for made in own).to_bytes(4, "big"))
+    rules = [rule for kind, rule in _netfilter.values() if kind == _NEWRULE and rule[0] == chain[0]]
+    return _USE.pack(_USE.size, 6, sum(mark in rule for rule in rules).to_bytes(4, "big"))
 
 
 def _restore(*commands: Command, **unused: object) -> list[Outcome]:
     """Stands for iptables' programs, which are run where netlink is not understood: never here."""
-    raise RuntimeError(f"the rehearsal ran {' '.join(commands[0].argv)}: {commands[0].stdin.decode()}")
+    raise RuntimeError(f"the warm-up ran {' '.join(commands[0].argv)}: {commands[0].stdin.decode()}")
 
 
 def _build() -> None:
-    """Makes what the host's first pod finds: the chains that iptables-nft has made."""
+    """Creates the chains of iptables-nft that the host's first pod finds."""
     for family in kernel.netfilter.nft.NFPROTO.values():
         for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
             chain = kernel.netfilter.nft.Chain(kernel.netfilter.nft.Table(family, table), name, hook)
@@ -319,8 +339,8 @@ def _ifb(request: bytes, sequence: int) -> bytes:
     (index,) = struct.unpack_from("=i", request, 20)
     if index <= _VETH and _IFB not in request:
         return b""
-    made = _made.get((kernel.link.RTM_NEWLINK, _IFB))
-    answer, kind = (made, kernel.link.RTM_NEWLINK) if made else (struct.pack("=i", -errno.ENODEV), _NLMSG_ERROR)
+    existing = _created.get((kernel.link.RTM_NEWLINK, _IFB))
+    answer, kind = (existing, kernel.link.RTM_NEWLINK) if existing else (struct.pack("=i", -errno.ENODEV), _NLMSG_ERROR)
     return _HEADER.pack(_HEADER.size + len(answer), kind, 0, sequence, 0) + answer
 
 
@@ -333,13 +353,13 @@ class _Parameter(str):
         return str(self)
 
 
-def _family(own: Interface) -> int:
-    return socket.AF_INET if own.version == 4 else socket.AF_INET6
+def _family(cidr: Interface) -> int:
+    return socket.AF_INET if cidr.version == 4 else socket.AF_INET6
 
 
 @contextmanager
-def _stage() -> Iterator[str]:
-    """Puts the cardboard in the place of the kernel, and takes it away again; yields a directory for leases."""
+def _pretend_kernel() -> Iterator[str]:
+    """Replaces the kernel with the pretend one, and takes it away again; yields a directory for leases."""
     # Known by a number: its own name differs in every build, and Python keeps names, sorted by their hash.
     stage = f"/tmp/podwire-{os.urandom(8).hex()}"
     os.mkdir(stage, 0o700)

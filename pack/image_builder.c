@@ -1,11 +1,11 @@
-/* seed.c: the build-time half. Initialises Python, imports the application, writes Python's memory to a file, or what
+/* image_builder.c: the build-time half. Initialises Python, imports the application, writes Python's memory to a file, or what
  * of it is used (layout.c).
  *
  * One rule: nothing read from the building machine stays in that memory (no path, time, directory order, process id,
  * random number), so that the same sources give the same bytes. Hence modules come out of bundles (freeze.py), which
  * are mapped outside the heap, and not through a search path.
  */
-#include "seed.h"
+#include "image_builder.h"
 
 #include "alloc.h"
 #include "layout.h"
@@ -37,7 +37,7 @@ static struct _frozen *modules;
 
 static _Noreturn void die(const char *what)
 {
-    fprintf(stderr, "seed: %s\n", what);
+    fprintf(stderr, "image builder: %s\n", what);
     _exit(1);
 }
 
@@ -227,14 +227,14 @@ pthread_t __wrap_pthread_self(void)
     return image_ready ? __real_pthread_self() : 1;
 }
 
-int seed_main(int argc, char **argv)
+int image_builder_main(int argc, char **argv)
 {
     int fd;
 
     int learning = argc > 1 && strcmp(argv[1], "learn") == 0;
 
     if (argc < 5)
-        die("usage: seed learn|dump FILE GROUPS BUNDLE...");
+        die("usage: image-builder learn|dump FILE GROUPS BUNDLE...");
     heap_begin_image();
     /* As a start will find them; the signal module remembers what it sees when it is imported. */
     for (int number = 1; number < 32; number++)
