@@ -1,10 +1,9 @@
 """The warm-up: every verb runs at build time, several times, against a pretend kernel.
 
-One rule: nothing outside a temporary directory is touched, and no state stays in the image but specialised bytecode.
+One rule: only a temporary directory is touched, and no state stays in the image but specialised bytecode.
 
-CPython specialises a function's bytecode after a few calls and caches attribute look-ups. A process that starts from a
-warm image neither spends that time nor copies the memory pages that hold the caches. So the image is dumped after ADD,
-CHECK and DEL have run several times, with namespace, netlink and sysctl calls answered by this module.
+CPython specialises bytecode after a few calls and caches attribute look-ups. A process that starts from a warm image
+spends no time on that and copies no memory pages for it. Namespace, netlink and sysctl calls are answered here.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ _IPAM = {
 def warm_up(plugins: Mapping[str, Any]) -> None:
     """Runs all scenarios several times; raises RuntimeError when a verb fails."""
     for _ in range(_TIMES):
-        for _verb in scenarios(plugins):
-            pass
+        list(scenarios(plugins))
 
 
 def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
@@ -149,9 +147,9 @@ def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapp
     stdout = io.BytesIO()
     stdin = io.BytesIO(gojson.dumps(network).encode())
     failed = skel.run(plugins[name], env, stdin, stdout, about="", delegates=plugins)
-    with suppress(ChildProcessError):  # what a verb left behind must not practise when the next has begun
-        while True:
-            os.waitpid(-1, 0)
+    with suppress(ChildProcessError):  # a verb's background process ends before the next verb begins
+        while os.waitpid(-1, 0):
+            pass
     if failed:
         raise RuntimeError(f"warm-up: {command} of {name}: {stdout.getvalue().decode()}")
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
@@ -286,8 +284,7 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
 
 def _first_stored(kind: int, start: bytes) -> bytes:
     """Returns the first stored message of a kind that begins so, b"" for none."""
-    messages = (stored for stored_kind, stored in _netfilter.values() if stored_kind == kind)
-    return next((stored for stored in messages if stored.startswith(start)), b"")
+    return next((content for key, content in _netfilter.values() if key == kind and content.startswith(start)), b"")
 
 
 def _make(kind: int, content: bytes) -> None:
