@@ -1,7 +1,6 @@
-"""The attachments that this node's runtimes know: libcni's result cache, with all that a verb needs to be repeated.
+"""Reads libcni's result cache: every attachment of this node's runtimes, with what is needed to repeat a verb.
 
-One rule: an attachment is asked about with the configuration it was made with, which the cache keeps; the file in net.d
-may have changed since.
+One rule: verbs use the configuration that ADD had, which the cache keeps; the file in net.d may have changed since.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ UNREAD_FIX = (
 
 @dataclass(frozen=True)
 class CachedAttachment:
-    """One attachment of the cache: where it is, and what it was asked for and got.
+    """One attachment of the cache: its file, namespace, configuration, arguments and result.
 
-    `network` is None when the cache has no configuration that can be read; `result` is the JSON of ADD's result.
-    `presence` is what the paths of namespaces prove; node/presences.py also asks the kernel.
+    `network` is None if the cache has no readable configuration; `result` is the JSON of ADD's result. `presence` is
+    what the paths of namespaces prove; node/presences.py also reads the kernel's interfaces.
     """
 
     path: str
@@ -47,12 +46,12 @@ class CachedAttachment:
 
     @property
     def may_be_running(self) -> bool:
-        """Tells whether its container may be running: nothing proves that its namespace is gone."""
+        """Returns whether its container may be running: nothing proves that its namespace no longer exists."""
         return self.presence is not Presence.GONE
 
     @property
     def typed_result(self) -> Result:
-        """The result as a value, an empty one when it cannot be read."""
+        """The result as a value; an empty one if it cannot be read."""
         version = self.result.get("cniVersion") if isinstance(self.result, dict) else None
         try:
             return from_json(self.result, version if isinstance(version, str) else "")
@@ -61,12 +60,12 @@ class CachedAttachment:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is lo alone: containerd and CRI-O attach each pod to a network of their own for it."""
+        """Whether its network only sets up lo: containerd and CRI-O attach each pod to such a network."""
         return self.network is not None and all(plugin["type"] == "loopback" for plugin in self.network.plugins)
 
     @property
     def pod(self) -> str:
-        """The pod's "namespace/name" as Kubernetes' runtimes tell it, podman's container's name, else ""."""
+        """The pod's "namespace/name" (Kubernetes), the container's name (podman), or ""."""
         pairs = dict(pair.partition("=")[::2] for pair in self.cni_args.split(";"))
         name = pairs.get("K8S_POD_NAME", "")
         namespace = pairs.get("K8S_POD_NAMESPACE", "")
@@ -85,15 +84,15 @@ def list_cached(cache_dir: str, network: str = "") -> Iterator[CachedAttachment]
 
 
 def get_network(cache_dir: str, network: str) -> Network | None:
-    """Returns the configuration of a network with which its newest attachment was made, None where there is none."""
-    made = [one for one in list_cached(cache_dir, network) if one.network]
-    return max(made, key=_made_ns).network if made else None
+    """Returns the configuration that the newest attachment of a network had; None if there is none."""
+    cached = [one for one in list_cached(cache_dir, network) if one.network]
+    return max(cached, key=_modified_ns).network if cached else None
 
 
 def require_cache(cache_dir: str) -> None:
     """Raises CniError(5) for a cache that cannot be read.
 
-    The default one may be missing, as on a node that never had a pod; a missing one that was named is a mistake.
+    The default directory may be missing, as on a node without pods yet; a missing --cache-dir is a mistake.
     """
     directory = results_dir(cache_dir)
     try:
@@ -107,24 +106,26 @@ def require_cache(cache_dir: str) -> None:
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {directory}: {error.strerror}", hint) from error
 
 
-def list_unreadable(cache_dir: str, found: Iterable[CachedAttachment], network: str = "") -> list[str]:
-    """Returns the paths of the cache's files that are not among `found`, and cannot be read at a second look either.
+def list_unreadable(cache_dir: str, cached: Iterable[CachedAttachment], network: str = "") -> list[str]:
+    """Returns the paths of the cache's files that are not among `cached` and still cannot be read now.
 
-    They are not readable, truncated, or of the form before CNI 0.8. Runtimes write and remove files meanwhile.
+    They are unreadable, truncated, or in the format before CNI 0.8. Runtimes may write and remove files meanwhile.
     """
     directory = results_dir(cache_dir)
     try:
         names = sorted(os.listdir(directory))
     except OSError:
         return []
-    known_paths = {one.path for one in found}
-    own = (name for name in names if not name.startswith(".") and (not network or name.startswith(f"{network}-")))
-    paths = (path for name in own if (path := os.path.join(directory, name)) not in known_paths)
+    known_paths = {one.path for one in cached}
+    candidates = (
+        name for name in names if not name.startswith(".") and (not network or name.startswith(f"{network}-"))
+    )
+    paths = (path for name in candidates if (path := os.path.join(directory, name)) not in known_paths)
     return [path for path in paths if read(path) is None and os.path.lexists(path)]
 
 
 def parse_file_name(path: str, network: str) -> Iterator[Attachment]:
-    """Yields each attachment of a network that a file of the cache can be of, by its name: names may contain "-"."""
+    """Yields each attachment that a file name of the cache may stand for: names may contain "-"."""
     head, dash, rest = os.path.basename(path).partition(f"{network}-")
     if head or not dash:
         return
@@ -134,9 +135,9 @@ def parse_file_name(path: str, network: str) -> Iterator[Attachment]:
 
 
 def read(path: str) -> CachedAttachment | None:
-    """Reads the attachment of one file; None when it is not there, or cannot be read."""
-    found = cache.read_entry(path)
-    return _from_entry(found) if found else None
+    """Reads the attachment of one file; None if it does not exist or cannot be read."""
+    entry = cache.read_entry(path)
+    return _from_entry(entry) if entry else None
 
 
 def _from_entry(entry: Entry) -> CachedAttachment:
@@ -154,7 +155,7 @@ def _from_entry(entry: Entry) -> CachedAttachment:
     )
 
 
-def _made_ns(one: CachedAttachment) -> int:
+def _modified_ns(one: CachedAttachment) -> int:
     try:
         return os.stat(one.path).st_mtime_ns
     except OSError:
@@ -162,7 +163,7 @@ def _made_ns(one: CachedAttachment) -> int:
 
 
 def _network(entry: Entry) -> Network | None:
-    """Returns the configuration that ADD had, which Go writes in base64; its `path` is "" for a list."""
+    """Returns the configuration that ADD had (base64 in the file); None if it cannot be read."""
     text = entry.content.get("config")
     try:
         return networks.parse(binascii.a2b_base64(text, strict_mode=True), "") if isinstance(text, str) else None
@@ -171,6 +172,6 @@ def _network(entry: Entry) -> Network | None:
 
 
 def _cni_args(pairs: object) -> str:
-    """Returns CNI_ARGS as it was; the cache has it as a list of pairs."""
-    found = pairs if isinstance(pairs, list) else []
-    return ";".join("=".join(map(str, pair)) for pair in found if isinstance(pair, list) and len(pair) == 2)
+    """Returns CNI_ARGS as text, from the cache's list of pairs."""
+    items = pairs if isinstance(pairs, list) else []
+    return ";".join("=".join(map(str, pair)) for pair in items if isinstance(pair, list) and len(pair) == 2)

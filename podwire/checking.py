@@ -1,7 +1,7 @@
-"""CHECK of attachments that the cache knows, for `podwire doctor` and `podwire show`: both judge a pod by it.
+"""Runs CHECK of cached attachments, for `podwire doctor` and `podwire show`.
 
-One rule: CHECK runs in this process and only reads: host-local's, which takes the store's lock, is replaced by one that
-reads the store without it.
+One rule: CHECK runs in this process and only reads. host-local's CHECK, which locks the store, is replaced by one that
+reads the store without the lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NETNS_NOT_VISIBLE = "their network namespaces cannot be seen from here"
 
 @dataclass(frozen=True)
 class Failure:
-    """One plugin's CHECK that failed; `only_rules`: only rules are missing, which `podwire repair` creates again."""
+    """A failed CHECK of one plugin; `only_rules`: only rules are missing, which `podwire repair` restores."""
 
     plugin: str
     error: CniError
@@ -41,10 +41,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of CHECK for one attachment: failures, and remarks of plugins whose CHECK passes.
+    """The outcome of CHECK for one attachment: failures, and warnings that passing plugins printed.
 
-    `foreign` are the types of plugins that are not ours, whose CHECK was not run. `skipped` is why no CHECK was run, by
-    the configuration (a version without CHECK), `unseen` why the attachment could not be looked at.
+    `foreign` lists plugins of other vendors, whose CHECK was not run. `skipped` is the configuration's reason for not
+    running CHECK (a version without CHECK); `unseen` is the reason why the attachment could not be inspected.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class Checker:
-    """Checks attachments with `plugins`, found by type; `path` is CNI_PATH. Reads each store once."""
+    """Checks attachments with `plugins`, a mapping by type; `path` is CNI_PATH. Reads each store once."""
 
     def __init__(self, plugins: Mapping[str, Plugin], env: Mapping[str, str], path: tuple[str, ...]) -> None:
         self.plugins = plugins
@@ -64,7 +64,7 @@ class Checker:
         self._owners: dict[str, Owners] = {}
 
     def check(self, one: CachedAttachment) -> Verdict:
-        """Runs CHECK of each plugin until a failure that is not about rules: later plugins build on that one's work."""
+        """Runs CHECK of each plugin, up to a failure that is not about rules: later plugins depend on that plugin."""
         skipped, unseen = _obstacle(one)
         if skipped or unseen:
             return Verdict(skipped=skipped, unseen=unseen)
@@ -77,11 +77,11 @@ class Checker:
             if kind not in self.plugins or self._has_other_ipam(plugin):
                 foreign.append(kind)
                 continue
-            said = io.StringIO()
+            stderr = io.StringIO()
             try:
-                with redirect_stderr(said):
+                with redirect_stderr(stderr):
                     self._run_check(one, plugin)
-                remarks += said.getvalue().splitlines()
+                remarks += stderr.getvalue().splitlines()
             except Exception as failure:
                 error = skel.as_cni_error(failure)
                 failures.append(
@@ -96,7 +96,7 @@ class Checker:
     def build_call(
         self, command: str, attachment: Attachment | None, stdin: object, *, known: CachedAttachment | None = None
     ) -> tuple[CmdArgs, NetConf]:
-        """Returns the arguments and configuration for a verb of ours in this process; raises CniError."""
+        """Returns the arguments and configuration to call one of podwire's plugins in this process; raises CniError."""
         env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self._path)}
         if attachment and known:
             env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
@@ -106,22 +106,22 @@ class Checker:
         return args, cni_conf.parse(data)
 
     def get_owners(self, store: Store) -> Owners:
-        """Returns the reservations of a store; raises OSError, FileNotFoundError when it was never made."""
+        """Returns the reservations of a store; raises OSError (FileNotFoundError if it was never created)."""
         if store.directory not in self._owners:
             self._owners[store.directory] = store.list_owners()
         return self._owners[store.directory]
 
     def _run_check(self, one: CachedAttachment, plugin: Mapping[str, object]) -> None:
-        """Runs CHECK of a plugin in this process; raises what it raises."""
+        """Runs CHECK of a plugin in this process; passes on its exceptions."""
         assert one.network is not None
         stdin = one.network.build_config(plugin, capability_args=one.capability_args, prev_result=one.result)
         args, conf = self.build_call("CHECK", one.attachment, stdin, known=one)
-        own = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
-        delegates: dict[str, Plugin] = {**self.plugins, HOST_LOCAL.name: own}
+        lockless = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
+        delegates: dict[str, Plugin] = {**self.plugins, HOST_LOCAL.name: lockless}
         skel.run_verb(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
 
     def _lacks_only_rules(self, one: CachedAttachment, plugin: Mapping[str, object]) -> bool:
-        """Tells whether rules are what is wrong: of an interface plugin, if nothing else is but masquerading."""
+        """Returns whether only rules are missing; for an interface plugin, whether CHECK passes without ipMasq."""
         if plugin["type"] in ("portmap", "firewall"):
             return True
         try:
@@ -142,7 +142,7 @@ class Checker:
 
 
 def _obstacle(one: CachedAttachment) -> tuple[str, str]:
-    """Returns why an attachment is not checked: what its configuration excludes, or what cannot be looked at."""
+    """Returns why an attachment is not checked: (the configuration's reason, why it cannot be inspected)."""
     if one.network is None or not isinstance(one.result, dict):
         return "", "the cache has no configuration or result"
     if one.network.disable_check:
@@ -159,7 +159,7 @@ def _obstacle(one: CachedAttachment) -> tuple[str, str]:
 
 
 def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:
-    """Does what host-local's CHECK does, without the store's lock."""
+    """Does the same as host-local's CHECK, without the store's lock."""
     store = Store(host_local.data_dir(conf), conf.name)
     try:
         owners = checker.get_owners(store)

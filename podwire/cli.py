@@ -1,6 +1,6 @@
-"""The operator's tool: its command line, read by argparse, and the way from there to a command.
+"""The operator's tool: parses the command line with argparse and runs the command.
 
-One rule: everything the tool says about itself (help, completion, the manual page) is made of the same parser.
+One rule: help, completion and the manual page are derived from the same parser.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from podwire.output import Output, print_error
 from process.signals import Terminated
 from process.stderr import one_line
 
-_ABOUT = f"podwire {__version__}: CNI network plugins in one file, and the tool of who looks after them"
+_ABOUT = f"podwire {__version__}: CNI network plugins in one file, and a tool for node operators"
 _EPILOG = """\
 A container runtime runs this file under the name of a plugin (`podwire list`), with the CNI_* variables set and the
 network configuration on standard input. Under its own name it is the operator's tool.
 
-Exit status: 0 all in order; 1 something is wrong, and the output says what; 2 wrong usage; 3 the command could not do
-its work (rights, files); 4 nothing wrong was found, but not everything could be looked at (doctor, show, ipam)."""
+Exit status: 0 all in order; 1 something is wrong, and the output says what; 2 wrong usage; 3 the command failed
+(permissions, files); 4 nothing wrong was found, but not everything could be inspected (doctor, show, ipam)."""
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:
@@ -35,8 +35,8 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     top = build_parser()
     options, unknown = top.parse_known_args(arguments)
     if unknown:
-        own: argparse.ArgumentParser = getattr(options, "parser", top)
-        own.error(one_line(f"unrecognized: {' '.join(unknown)}{_guess(own, unknown)}; see {own.prog} --help"))
+        used: argparse.ArgumentParser = getattr(options, "parser", top)
+        used.error(one_line(f"unrecognized: {' '.join(unknown)}{_guess(used, unknown)}; see {used.prog} --help"))
     command: Command | None = getattr(options, "command", None)
     if command is None:
         top.print_help(sys.stderr)
@@ -53,17 +53,17 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     except (Exception, Terminated) as error:
         print_error(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
     try:
-        stdout.flush()  # fails for a full disk and for a pipe that nobody reads any more
+        stdout.flush()  # fails on a full disk and on a pipe without a reader
     except BrokenPipeError:
         return Status.FAILED
     except OSError as error:
-        print_error(skel.as_cni_error(error), Output(stdout))  # on stderr also with --json: stdout takes nothing
+        print_error(skel.as_cni_error(error), Output(stdout))  # on stderr also with --json: stdout is broken
         return Status.FAILED
     return status
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the whole tool; each command's own is a choice of its one group of subparsers."""
+    """Returns the parser of the whole tool, with a subparser for each command."""
     top = _Parser(
         prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,21 +71,21 @@ def build_parser() -> argparse.ArgumentParser:
     _add_color(top, "auto")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
-        own = commands.add_parser(
+        subparser = commands.add_parser(
             command.name,
             help=command.summary,
             description=command.description,
             epilog=_examples(command),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.arguments(own)
-        _add_color(own, argparse.SUPPRESS)  # what is said before the command holds
-        own.set_defaults(command=command, parser=own)
+        command.arguments(subparser)
+        _add_color(subparser, argparse.SUPPRESS)  # a value before the command stays
+        subparser.set_defaults(command=command, parser=subparser)
     return top
 
 
 class _Parser(argparse.ArgumentParser):
-    """Takes no abbreviated options, which a new option would make ambiguous, and guesses at a misspelt word."""
+    """Accepts no abbreviated options, which a new option could make ambiguous; suggests a word for a misspelt one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # type: ignore[explicit-any]  # argparse's own arguments
         super().__init__(*args, **{**options, "allow_abbrev": False})
@@ -100,7 +100,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _guess(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """Returns a question that names the known option nearest to the first unknown one, "" if none is near."""
+    """Returns a suggestion for the first unknown option, "" if no known one is similar."""
     known = [name for action in parser._actions for name in action.option_strings]
     likely = nearest(words[0].partition("=")[0], known) if words[0].startswith("-") else ""
     return f"; did you mean {likely}?" if likely else ""
@@ -108,7 +108,7 @@ def _guess(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
     choices = ("auto", "always", "never")
-    about = "colour: auto is on a terminal, not with NO_COLOR"
+    about = "colour: auto means on a terminal, unless NO_COLOR is set"
     parser.add_argument("--color", choices=choices, default=default, help=about)
 
 

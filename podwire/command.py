@@ -1,7 +1,7 @@
-"""What a command of the operator's tool is, and what it is given.
+"""A command of the operator's tool, its input, its exit status, and the options that commands share.
 
-One rule: a command reads nothing but its arguments: the environment, the plugins and the place to print to are handed
-to it, so that a test can be the operator.
+One rule: a command uses only its arguments: environment, plugins and output are passed in, so that tests can replace
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cni.skel import Plugin
 from podwire import runtimes
 from podwire.output import Output
 
-# Where the runtimes look, and the variables that cnitool knows.
+# The runtimes' default directories, and cnitool's variables.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
 BIN_DIR, BIN_DIR_VARIABLE = "/opt/cni/bin", "CNI_PATH"
 CACHE_DIR = "/var/lib/cni"
@@ -28,17 +28,17 @@ class Status(IntEnum):
     """The exit status of the tool, for scripts."""
 
     FINE = 0  # done, and all is in order
-    WRONG = 1  # something is wrong on the node or in a file: what, has been told; a verb failed
+    WRONG = 1  # something is wrong on the node or in a file, and was printed; or a verb failed
     USAGE = 2  # the command line is wrong (argparse's own number)
-    FAILED = 3  # the command could not do its work: no rights, no such network, a file that cannot be read
-    INCOMPLETE = 4  # nothing wrong was found, but not everything could be looked at
+    FAILED = 3  # the command failed: no permission, no such network, a file that cannot be read
+    INCOMPLETE = 4  # nothing wrong was found, but not everything could be inspected
 
 
 def exit_status(*, wrong: bool, complete: bool) -> Status:
-    """Returns the exit status of a command that looks for faults.
+    """Returns the exit status of a command that searches for faults.
 
-    A fault wins over an incomplete look: it is certain, and there is something to repair. The key `complete` of the
-    JSON document says whether everything was looked at.
+    A fault takes precedence over incompleteness, as it needs repair. The key `complete` of the JSON document says
+    whether everything was inspected.
     """
     if wrong:
         return Status.WRONG
@@ -51,7 +51,7 @@ class UsageError(CniError):
 
 @dataclass(frozen=True)
 class Context:
-    """A command's input: the plugins in this file, the environment, where to print to, the tool's own parser.
+    """A command's input: the plugins in this file, the environment, the output, the tool's parser.
 
     `arguments` are the arguments of the command line.
     """
@@ -67,9 +67,9 @@ class Context:
 class Command:
     """One command: `podwire NAME ...`.
 
-    `summary` is its line in the list, `description` what --help teaches, each of `examples` a command line with what it
-    is for. `arguments` adds its own to a parser, `run` does it: what it raises as CniError is told on stderr (with
-    --json on stdout), and the exit status is Status.FAILED.
+    `summary` is its line in the list of commands, `description` the text of --help; each of `examples` is a command
+    line with its purpose. `arguments` adds the command's arguments to a parser. `run` runs it: a CniError is printed
+    on stderr (with --json on stdout), and the exit status is then Status.FAILED.
     """
 
     name: str
@@ -97,13 +97,13 @@ def add_bin_dir(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bin-dir",
         metavar="DIR[:DIR]",
-        help=f"where the plugins are, first hit wins ({BIN_DIR}, then where the installed runtimes look; "
+        help=f"where the plugins are, first match wins ({BIN_DIR}, then the directories of installed runtimes; "
         f"${BIN_DIR_VARIABLE})",
     )
 
 
 def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
-    """Returns the directories of plugins, in the order in which they are searched."""
+    """Returns the directories of plugins, in search order."""
     text = getattr(options, "bin_dir", None) or context.env.get(BIN_DIR_VARIABLE)
     directories = text.split(":") if text else (BIN_DIR, *runtimes.list_bin_dirs(context.env))
     return tuple(dict.fromkeys(directory for directory in directories if directory))
@@ -115,7 +115,7 @@ def add_cache_dir(parser: ArgumentParser) -> None:
         "--cache-dir",
         metavar="DIR",
         default=CACHE_DIR,
-        help=f"libcni's cache, whose `results` names every attachment ({CACHE_DIR})",
+        help=f"libcni's cache, whose `results` lists every attachment ({CACHE_DIR})",
     )
 
 
@@ -125,7 +125,7 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def require_root(context: Context, command: str) -> None:
-    """Raises CniError(4) for a user who is not root, with the whole command line to repeat."""
+    """Raises CniError(4) if the user is not root; its hint is the whole command line with sudo."""
     if os.geteuid() != 0:
         # sudo clears the environment
         variables = [name for name in (CONF_DIR_VARIABLE, BIN_DIR_VARIABLE) if context.env.get(name)]

@@ -1,7 +1,7 @@
-"""What may come next on the tool's command line, and what the tool has to say about itself, read off its parser.
+"""The tree of the tool's commands, read from its argparse parser: for completion and the manual page.
 
-One rule: nobody keeps a second list of commands and options; a word's place in the parser says what it may be, and its
-metavar (NETWORK, NETNS, PLUGIN, FILE, DIR) where such words come from.
+One rule: there is no second list of commands and options. A word's position in the parser decides its completions, and
+its metavar (NETWORK, NETNS, PLUGIN, FILE, DIR) where their names come from.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class CommandNode:
 
     @property
     def positionals(self) -> list[Action]:
-        """The words that are no options, but for the commands below."""
+        """The arguments that are neither options nor the commands below."""
         return [action for action in self.parser._actions if not action.option_strings and not _is_commands(action)]
 
     def leaves(self) -> Iterator[CommandNode]:
-        """Yields this one and all below it that do something themselves."""
+        """Yields the commands that can be run: this one, or those below it."""
         if not self.below:
             yield self
         for command in self.below:
@@ -40,45 +40,45 @@ class CommandNode:
 
 
 def command_tree(parser: ArgumentParser, summary: str = "") -> CommandNode:
-    """Returns what `parser` reads."""
+    """Returns the tree of the commands that `parser` accepts."""
     below = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            below += [command_tree(own, summaries.get(name, "")) for name, own in action.choices.items()]
+            below += [command_tree(child, summaries.get(name, "")) for name, child in action.choices.items()]
     return CommandNode(parser.prog, summary, parser, tuple(below))
 
 
 def completions(
     line: CommandNode, words: Sequence[str], sources: Mapping[str, Callable[[], Sequence[str]]]
 ) -> Iterator[str]:
-    """Yields what the last of `words` (those behind "podwire", the last perhaps empty) may be made into.
+    """Yields the completions of the last of `words`: the arguments of podwire so far, the last perhaps "".
 
-    `sources` has the words for a metavar; for one that it does not know (a file) the shell has its own.
+    `sources` lists the names for a metavar; without a source (FILE) the shell completes paths.
     """
     *before, last = words or [""]
     positionals = list(line.positionals)
-    given: Action | None = None  # the option whose value is next
+    pending: Action | None = None  # the option whose value is next
     for word in before:
         below = {command.words.rpartition(" ")[2]: command for command in line.below}
-        if given is not None:
-            given = None
+        if pending is not None:
+            pending = None
         elif word.startswith("-"):
             option = next((option for option in line.options if word in option.option_strings), None)
-            given = option if option is not None and option.nargs != 0 else None
+            pending = option if option is not None and option.nargs != 0 else None
         elif word in below:
             line = below[word]
             positionals = list(line.positionals)
         elif positionals and positionals[0].nargs not in ("*", "+"):
             positionals.pop(0)
-    if given is not None:
-        found = _values(given, sources)
+    if pending is not None:
+        values = _values(pending, sources)
     elif last.startswith("-"):
-        found = [name for option in line.options for name in option.option_strings]
+        values = [name for option in line.options for name in option.option_strings]
     else:
         below_words = [command.words.rpartition(" ")[2] for command in line.below]
-        found = below_words + (_values(positionals[0], sources) if positionals else [])
-    yield from (word for word in found if word.startswith(last))
+        values = below_words + (_values(positionals[0], sources) if positionals else [])
+    yield from (word for word in values if word.startswith(last))
 
 
 def _is_commands(action: Action) -> bool:

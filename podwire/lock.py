@@ -1,6 +1,6 @@
-"""One podwire at a time: a lock on what is changed, a directory or a namespace.
+"""Locks a directory or a namespace, so that only one podwire process changes it.
 
-One rule: it does not wait; the second podwire fails and names the process of the first.
+One rule: it does not wait; the second process fails, and its error names the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernel import locks
 
 @contextmanager
 def exclusive_lock(descriptor: int, busy: str) -> Iterator[None]:
-    """Locks an open file for the block, and closes it after that; raises CniError(11), "another podwire `busy`"."""
+    """Locks an open file for the block and then closes it; raises CniError(11), "another podwire `busy`"."""
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,4 +32,6 @@ def _hint(descriptor: int) -> str:
         holders = locks.get_holders(os.fstat(descriptor))
     except OSError:
         holders = []
-    return "; ".join(["wait for its end", *(f"process {pid}: {locks.get_command(pid)}" for pid in holders[:1])])
+    return "; ".join(
+        ["wait until it has finished", *(f"process {pid}: {locks.get_command(pid)}" for pid in holders[:1])]
+    )

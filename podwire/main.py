@@ -1,7 +1,7 @@
-"""The multi-call entry: the name the file was started under chooses the plugin (argv[0]), or else the file's name.
+"""The multi-call entry: argv[0] chooses the plugin, or else the name of the executable file.
 
-One rule: this is the only room that knows every plugin, so it alone hands the table of delegates down. A new plugin
-is one line in PLUGINS: a table in code, which the type checker and both packers read, rather than package metadata.
+One rule: only this module imports every plugin and passes the table of delegates down. A new plugin is one line in
+PLUGINS: code, unlike package metadata, is read by the type checker and both packers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def console() -> None:
 
 
 def _binary(stream: TextIO | None) -> skel.Stream:
-    """Returns the bytes of a standard stream, unbuffered; one that always fails when it is closed."""
+    """Returns the unbuffered binary stream of a standard stream; for a closed one, a stream that always fails."""
     if stream is not None:
         return cast("skel.Stream", getattr(stream.buffer, "raw", stream.buffer))
     closed = io.BytesIO()
@@ -74,7 +74,7 @@ def _binary(stream: TextIO | None) -> skel.Stream:
 
 
 def _name() -> str:
-    """Returns the name that chooses the program: argv[0]'s, or the file's when argv[0] names no program of ours.
+    """Returns the name that chooses the program: argv[0]'s base name, or the executable's if argv[0] names no program.
 
     A runtime may set argv[0] to any text; the reference plugins, one file each, do not read it.
     """
@@ -89,7 +89,7 @@ def _name() -> str:
 
 
 def _operator(name: str, arguments: list[str]) -> int:
-    """Runs the operator's tool: what this file does under any name that is no plugin's."""
+    """Runs the operator's tool: the program of every name that is not a plugin's."""
     if os.environ.get("CNI_COMMAND") and not arguments:  # a runtime, which understands an error object, nothing else
         msg = f"there is no plugin named {name!r} in this file"
         hint = f"the file's name chooses the plugin: link or rename it to one of {', '.join(sorted(PLUGINS))}"
@@ -98,7 +98,7 @@ def _operator(name: str, arguments: list[str]) -> int:
 
 
 class _Stderr(io.RawIOBase):
-    """Standard error that drops what cannot be written: a warning that nobody can read must not fail a verb."""
+    """Standard error that ignores failed writes: an unreadable warning must not fail a verb."""
 
     def writable(self) -> bool:
         return True

@@ -1,6 +1,6 @@
 """The manual page podwire(1), written in man(7) from the parser.
 
-One rule: it says what --help says, of every command.
+One rule: it has the text of every command's --help.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def render(line: CommandNode, status: str) -> str:
 
 def _page(line: CommandNode, status: str) -> Iterator[str]:
     yield f'.TH PODWIRE 1 "" "podwire {__version__}" "CNI plugins"'
-    yield from (".SH NAME", r"podwire \- CNI network plugins in one file, and the tool of who looks after them")
+    yield from (".SH NAME", r"podwire \- CNI network plugins in one file, and a tool for node operators")
     yield ".SH SYNOPSIS"
     for command in line.leaves():
         yield from (".HP", rf"\fB{_escaped(command.words)}\fR {_escaped(_usage(command))}".rstrip())
@@ -50,8 +50,8 @@ def _page(line: CommandNode, status: str) -> Iterator[str]:
     yield from (".SH EXIT STATUS", *_lines(status))
     for title, entries in (("FILES", _FILES), ("ENVIRONMENT", _VARIABLES)):
         yield f".SH {title}"
-        for name, what in entries:
-            yield from (".TP", rf"\fB{_escaped(name)}\fR", _escaped(what))
+        for name, meaning in entries:
+            yield from (".TP", rf"\fB{_escaped(name)}\fR", _escaped(meaning))
 
 
 def _command(command: CommandNode) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _options(actions: list[Action]) -> Iterator[str]:
 
 
 def _usage(command: CommandNode) -> str:
-    """Returns the words behind the command's own, as argparse shows them."""
+    """Returns the arguments in the command's usage line."""
     text = re.sub(r"\s+", " ", command.parser.format_usage()).strip()
     return text.removeprefix("usage: ").removeprefix(command.words).replace(" [-h]", "").strip()
 
@@ -93,6 +93,6 @@ def _lines(text: str) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Returns a text in which nothing is a request or an escape: backslashes, hyphens, a dot or quote at the start."""
+    """Returns a text with backslashes, hyphens, and a leading dot or quote escaped for man(7)."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -182,6 +182,6 @@ def _cut(text: str, most: int = _CHARACTERS) -> str:
 
 
 def _text(text: str) -> str:
-    """Returns a text for XML 1.0, which has no control characters, surrogates or noncharacters."""
+    """Returns a text for XML 1.0, which excludes control characters, surrogates and noncharacters."""
     printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return printable.translate(_ENTITIES)

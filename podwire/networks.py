@@ -1,10 +1,10 @@
-"""The networks configured on this node: the files of net.d, read as the runtimes read them.
+"""Reads the networks configured on this node from net.d, as the runtimes do.
 
-One rule: what libcni does with a file and its keys is done here once, for every command: which files count, in which
-order, what a plugin is asked.
+One rule: libcni's rules are implemented here once, for every command: which files count, in which order, and the
+configuration that each plugin gets.
 
-Kubernetes' runtimes (containerd, CRI-O) take *.conf, *.conflist and *.json in lexicographic order, and the first that
-can be used is the pod network. libcni (podman, cnitool) looks for a name in *.conflist first, then in the others.
+Kubernetes' runtimes (containerd, CRI-O) read *.conf, *.conflist and *.json in lexicographic order; the first usable
+file is the pod network. libcni (podman, cnitool) looks for a name in *.conflist first, then in the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIXES = (".conf", ".conflist", ".json")
 
 @dataclass(frozen=True)
 class Network:
-    """One network: its name, the version its plugins are asked in, their configurations as they stand in the file."""
+    """One network: its name, the CNI version for its plugins, and their configurations as in the file."""
 
     name: str
     version: str
@@ -49,26 +49,26 @@ class Network:
         prev_result: object = None,
         valid: Iterable[Attachment] | None = None,
     ) -> dict[str, object]:
-        """Returns what libcni asks one of `plugins`: with the network's name and version, and what is given.
+        """Returns the configuration that libcni passes to one of `plugins`, with the network's name and version.
 
-        Of `capability_args` a plugin gets those whose capability it declares. `valid` are the attachments GC must keep.
+        It has those of `capability_args` whose capability the plugin declares. `valid`: the attachments GC must keep.
         """
-        asked = {**plugin, "name": self.name, "cniVersion": self.version}
+        config = {**plugin, "name": self.name, "cniVersion": self.version}
         declared = _declared(plugin)
         runtime = {key: value for key, value in (capability_args or {}).items() if key in declared}
         if runtime:
-            asked["runtimeConfig"] = runtime
+            config["runtimeConfig"] = runtime
         if prev_result is not None:
-            asked["prevResult"] = prev_result
+            config["prevResult"] = prev_result
         if valid is not None:
             listed = [{"containerID": one.container_id, "ifname": one.ifname} for one in sorted(valid)]
-            asked["cni.dev/valid-attachments"] = asked["cni.dev/attachments"] = listed
-        return asked
+            config["cni.dev/valid-attachments"] = config["cni.dev/attachments"] = listed
+        return config
 
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """One file of net.d: the network in it, or the problem for which no runtime can use it."""
+    """One file of net.d: its network, or the problem that keeps runtimes from using it."""
 
     path: str
     network: Network | None = None
@@ -76,12 +76,12 @@ class NetworkFile:
 
     @property
     def is_hidden(self) -> bool:
-        """Tells whether we may not read the file: a runtime, which is root, may."""
+        """Returns whether this user may not read the file; a runtime, which is root, may."""
         return os.path.lexists(self.path) and not os.access(self.path, os.R_OK)
 
 
 def read_directory(directory: str) -> tuple[NetworkFile, ...]:
-    """Reads all files of `directory` that runtimes look at, in lexicographic order; no directory has none.
+    """Reads the files of `directory` that runtimes read, in lexicographic order; () if it does not exist.
 
     Raises CniError(5) for a directory that cannot be read.
     """
@@ -95,7 +95,7 @@ def read_directory(directory: str) -> tuple[NetworkFile, ...]:
 
 
 def read_file(path: str) -> NetworkFile:
-    """Reads one file; what is wrong with it is its `problem`."""
+    """Reads one file; an error becomes its `problem`."""
     try:
         text = files.read(path, gojson.MAX_BYTES)
         return NetworkFile(path, parse(text, path))
@@ -108,9 +108,9 @@ def read_file(path: str) -> NetworkFile:
 
 
 def parse(text: bytes, path: str) -> Network:
-    """Reads a list, or the configuration of one plugin, which is a list of one; raises CniError(7), ValueError.
+    """Parses a list, or the configuration of one plugin as a list of one; raises CniError(7), ValueError.
 
-    A list whose name ends in .conf or .json is refused, as by libcni; the other way round, too.
+    Like libcni it refuses a list in a .conf or .json file, and a single plugin in a .conflist file.
     """
     items = positions.loads(text)
     if not isinstance(items, dict):
@@ -133,30 +133,30 @@ def parse(text: bytes, path: str) -> Network:
 def get_network(directory: str, name: str) -> Network:
     """Returns the network `name` as libcni finds it: the first *.conflist of that name, then the first other file.
 
-    Raises CniError(7) when there is none, naming those that there are and the files that cannot be used.
+    Raises CniError(7) if there is none, with the existing networks and the unusable files.
     """
-    found = read_directory(directory)
-    network = by_name(found).get(name)
+    network_files = read_directory(directory)
+    network = by_name(network_files).get(name)
     if network is None:
-        raise unknown_network(name, directory, found)
+        raise unknown_network(name, directory, network_files)
     return network
 
 
-def by_name(found: Iterable[NetworkFile]) -> dict[str, Network]:
-    """Returns the network that libcni finds by each name, those of *.conflist first."""
+def by_name(network_files: Iterable[NetworkFile]) -> dict[str, Network]:
+    """Returns a mapping of names to the networks that libcni finds by them: *.conflist first."""
     networks: dict[str, Network] = {}
-    for file in sorted(found, key=lambda file: not file.path.endswith(".conflist")):
+    for file in sorted(network_files, key=lambda file: not file.path.endswith(".conflist")):
         if file.network:
             networks.setdefault(file.network.name, file.network)
     return networks
 
 
-def unknown_network(name: str, directory: str, found: Iterable[NetworkFile]) -> CniError:
-    """Returns what every command says of a network that there is not: which there are, which files cannot be used."""
-    known = by_name(found)
+def unknown_network(name: str, directory: str, network_files: Iterable[NetworkFile]) -> CniError:
+    """Returns the error for a network that does not exist, with the existing networks and the unusable files."""
+    known = by_name(network_files)
     likely = nearest(name, [*known])
     guess = f'did you mean "{likely}"? ' if likely else ""
-    broken = "".join(f"; {file.path}: {file.problem.msg}" for file in found if file.problem)
+    broken = "".join(f"; {file.path}: {file.problem.msg}" for file in network_files if file.problem)
     return CniError(
         Code.INVALID_NETWORK_CONFIG,
         f'there is no network "{name}" in {directory}',
@@ -171,12 +171,12 @@ def _declared(plugin: Mapping[str, object]) -> list[str]:
 
 
 def _plugins(fields: Fields, name: str, path: str) -> tuple[Mapping[str, object], ...]:
-    """Returns the plugins of a list: those in it, then those beside it, unless it says that it is whole."""
+    """Returns the plugins of a list: inlined ones, then files beside it unless loadOnlyInlinedPlugins is set."""
     inline = fields.raw("plugins")
     if inline is not None and not (isinstance(inline, list) and all(isinstance(item, dict) for item in inline)):
         raise fields.error("plugins", "must be a list of objects")
     plugins: list[Mapping[str, object]] = list(inline or [])
-    if path and not fields.boolean("loadOnlyInlinedPlugins"):  # beside what is cached is nothing
+    if path and not fields.boolean("loadOnlyInlinedPlugins"):  # a cached configuration has no files beside it
         beside = os.path.join(os.path.dirname(path), name)
         if os.path.isdir(beside):
             for file in sorted(os.listdir(beside)):
@@ -201,10 +201,10 @@ def _beside(path: str) -> object:
 
 
 def _version(fields: Fields) -> str:
-    """Returns the version of a list: of `cniVersion` and `cniVersions` the highest that we know (libcni)."""
-    own = fields.string("cniVersion")
-    listed = [version for version in (own, *fields.strings("cniVersions")) if version in versions.SUPPORTED]
-    return max(listed, key=versions.parse, default=own or "0.1.0")
+    """Returns the version of a list: the highest supported one of `cniVersion` and `cniVersions`, as libcni does."""
+    version = fields.string("cniVersion")
+    listed = [item for item in (version, *fields.strings("cniVersions")) if item in versions.SUPPORTED]
+    return max(listed, key=versions.parse, default=version or "0.1.0")
 
 
 def _flag(fields: Fields, key: str) -> bool:

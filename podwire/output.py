@@ -1,7 +1,6 @@
-"""What the operator's tool prints: tables and lines for a person, one JSON document for a program.
+"""Prints the output of the operator's tool: lines and tables for people, one JSON document for programs.
 
-One rule: what comes from outside (names, texts of files, words of the kernel) reaches a terminal with its control
-characters escaped; colour is for terminals.
+One rule: control characters in names, file contents and kernel messages are escaped; colour is for terminals.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ Text = str | Cell
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command prints to; with `as_json` it prints one document by `json` and nothing else."""
+    """The output of a command; with `as_json` it prints one document with `print_json` and nothing else."""
 
     stream: TextIO
     as_json: bool = False
     colour: bool = False
 
     def print(self, *texts: Text) -> None:
-        """Prints texts as one line, a blank between them."""
+        """Prints texts as one line, separated by blanks."""
         print(" ".join(self._shown(text) for text in texts).rstrip(), file=self.stream)
 
     def print_block(self, text: str) -> None:
-        """Prints a text of several lines of our own (a map, a man page) as it is."""
+        """Prints podwire's own text of several lines (a map, a man page) unchanged."""
         print(text.rstrip("\n"), file=self.stream)
 
     def print_table(self, headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
@@ -59,7 +58,7 @@ class Output:
             print(_GAP.join(padded).rstrip(), file=self.stream)
 
     def print_json(self, value: object) -> None:
-        """Prints the document; what a terminal would obey or not show is escaped as JSON has it."""
+        """Prints the document; characters that are not printable are escaped as in JSON."""
         lines = gojson.dumps(value, indent=2).split("\n")
         print(
             "\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines), file=self.stream
@@ -72,7 +71,7 @@ class Output:
 
 
 def print_error(error: CniError, out: Output) -> None:
-    """Tells why a command could not do its work: on stderr with the hint below, with --json as an error object."""
+    """Prints the error of a failed command: on stderr with the hint below, with --json as an error object."""
     if out.as_json:
         out.print_json({key: value for key, value in error.to_json("").items() if key != "cniVersion"})
         return
@@ -81,13 +80,13 @@ def print_error(error: CniError, out: Output) -> None:
         print(one_line(f"  {error.details}"), file=sys.stderr)
 
 
-def plural(number: int, what: str) -> str:
-    """Returns a number of things in words: "1 file", "2 files"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def plural(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 file", "2 files"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _in_json(char: str) -> str:
-    """Returns a character of a JSON text, inside whose strings alone there are some that cannot be printed."""
+    """Returns a character of a JSON text, escaped if it is not printable: then it is inside a string."""
     code = ord(char)
     if char.isprintable():
         return char

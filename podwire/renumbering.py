@@ -1,7 +1,7 @@
-"""A change of the addresses that a network gives to its pods, as `podwire install --conf` may make one.
+"""Finds a change of a network's address ranges, which `podwire install --conf` may cause.
 
-One rule: a bridge has the gateway of the pods that run on it, and new pods with another gateway are refused; so the
-change is refused while such pods run.
+One rule: the bridge keeps the gateway of its running pods, and ADD refuses pods with another gateway; so the change is
+refused while such pods run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from podwire.networks import Network
 
 @dataclass(frozen=True)
 class Change:
-    """The ranges of a network `before` and `after`; `pods` run on a bridge that both configurations name."""
+    """A network's ranges `before` and `after`, the `bridges` of both configurations, and the number of running pods."""
 
     name: str
     before: str
@@ -33,7 +33,7 @@ class Change:
         return f'addresses of network "{self.name}": {self.before} -> {self.after}'
 
     def refuse_with_pods(self) -> None:
-        """Raises CniError(7) while pods run that would keep new ones from the bridge."""
+        """Raises CniError(7) while pods run whose gateway would keep new pods from the bridge."""
         if self.bridges and self.pods:
             pods = f"{self.pods} pod{' runs' if self.pods == 1 else 's run'}"
             bridge = ", ".join(sorted(self.bridges))
@@ -47,9 +47,9 @@ class Change:
 
 
 def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
-    """Returns how the ranges of `new` differ from those in `conf_dir`, or without a file, from those of running pods.
+    """Returns how the ranges of `new` differ from those in `conf_dir`, or else from running pods' ranges.
 
-    None when they do not differ, or nothing is there. Raises CniError(5).
+    None if they are the same or there is nothing to compare. Raises CniError(5).
     """
     configured = networks.by_name(networks.read_directory(conf_dir)).get(new.name)
     running = [one for one in attachments.list_cached(cache_dir, new.name) if one.may_be_running]
@@ -62,16 +62,17 @@ def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
 
 
 def _ranges(network: Network) -> str:
-    """Returns the subnets of host-local's ranges, and gateways that are not the first address of theirs."""
+    """Returns host-local's subnets as text, each with its gateway unless that is the first address."""
     texts = []
     for plugin in network.plugins:
         items = network.build_config(plugin)
         conf = NetConf(network.name, network.version, Fields(items), items)
         with suppress(CniError):  # `podwire lint` says what is wrong with ranges
             if conf.ipam_type == "host-local":
-                for own in (item for one in host_local.range_sets(conf) for item in one.ranges):
-                    usual = own.gateway == own.subnet.network_address + 1
-                    texts.append(f"{own.subnet}" if usual else f"{own.subnet} (gateway {own.gateway})")
+                for address_range in (item for one in host_local.range_sets(conf) for item in one.ranges):
+                    usual = address_range.gateway == address_range.subnet.network_address + 1
+                    gateway = "" if usual else f" (gateway {address_range.gateway})"
+                    texts.append(f"{address_range.subnet}{gateway}")
     return ", ".join(dict.fromkeys(texts)) or "none of host-local"
 
 

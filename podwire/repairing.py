@@ -1,8 +1,8 @@
-"""Repairing attachments: each plugin of a list makes again what is missing of its rules, as long as the pod lives.
+"""Repairs attachments: each plugin of a list restores its missing rules while the pod is running.
 
-One rule: nobody is brought back. What was made for an attachment that a runtime deletes at the same time is taken away
-again: its file in the cache and its namespace are looked at before, right after, and until the settling time is over,
-since libcni removes the file only when the DEL of the last plugin is done.
+One rule: no rules remain for a deleted attachment. If a runtime deletes it at the same time, the restored rules are
+removed again: its cache file and its namespace are checked before, right after, and until the settling time is over,
+since libcni removes the file only after the DEL of the last plugin.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from process.signals import unblocked
 # States of an attachment.
 FINE, REPAIRED, MISSING, FAILED = "fine", "repaired", "missing", "failed"
 GONE, UNSEEN, UNKNOWN, RETRACTED, UNTRIED = "gone", "unseen", "unknown", "retracted", "untried"
-_POLL_S = 0.05  # two files to look at for each attachment; no event tells of both
+_POLL_S = 0.05  # checks two files per attachment; no single event covers both
 
 
 @dataclass(frozen=True)
 class Part:
-    """What came of one plugin: `changes` in words; `foreign` is one that is not in this file."""
+    """The outcome of one plugin: `changes` in words; `foreign` means that it is not in this file."""
 
     plugin: str
     changes: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one attachment."""
+    """The outcome of one attachment."""
 
     known: CachedAttachment
     state: str
@@ -51,13 +51,13 @@ class Outcome:
 
     @property
     def touched(self) -> bool:
-        """Whether something was made, or may have been."""
+        """Whether rules were restored, or may have been."""
         return any(part.changes or part.error for part in self.parts)
 
 
 @dataclass
 class Repairer:
-    """Repairs attachments with `plugins`, found by type; `path` is CNI_PATH. With `planned` it only looks."""
+    """Repairs attachments with `plugins`, a mapping by type; `path` is CNI_PATH. With `planned` it changes nothing."""
 
     plugins: Mapping[str, Plugin]
     path: tuple[str, ...]
@@ -66,24 +66,24 @@ class Repairer:
     _seen: dict[str, _Identity] = field(default_factory=dict)
 
     def repair(self, known: Iterable[CachedAttachment]) -> Iterator[Outcome]:
-        """Repairs what is `known`, in the order in which it was added: of a host port the first one stays the first.
+        """Repairs attachments in the order of their ADDs, so that the first owner of a host port stays first.
 
-        Where somebody holds the packet filter's lock for as long as one waits for it, the rest would wait in vain, too.
+        After one timeout on the packet filter's lock, the remaining attachments are not tried.
         """
-        in_vain = False
+        lock_timed_out = False
         for path in [one.path for one in sorted(known, key=_age)]:
-            with unblocked():  # a signal is welcome here, between two attachments
+            with unblocked():  # signals are delivered here, between two attachments
                 identity = _identity(path)
             fresh = attachments.read(path)
             if fresh is not None:
-                outcome = Outcome(fresh, UNTRIED) if in_vain else self._one(fresh, identity)
-                in_vain |= any(part.error and part.error.code == Code.TRY_AGAIN_LATER for part in outcome.parts)
+                outcome = Outcome(fresh, UNTRIED) if lock_timed_out else self._one(fresh, identity)
+                lock_timed_out |= any(part.error and part.error.code == Code.TRY_AGAIN_LATER for part in outcome.parts)
                 yield outcome
 
     def settle(self, outcomes: Iterable[Outcome], seconds: float) -> Iterator[Outcome]:
-        """Watches what was repaired, for a while; yields what had to be taken away again, or was repaired anew.
+        """Watches repaired attachments for `seconds`; yields those removed again or repaired once more.
 
-        A container that was started again under its name has its rules under the same names: they are made once more.
+        A container restarted under its name has rules of the same names: they are restored once more.
         """
         watched = {one.known.path: one for one in outcomes if one.touched and one.known.path in self._seen}
         deadline = time.monotonic() + seconds
@@ -92,7 +92,7 @@ class Repairer:
                 if _identity(path) == self._seen[path]:
                     continue
                 del watched[path]
-                yield self._retract(outcome)
+                yield self._remove_rules(outcome)
                 identity, again = _identity(path), attachments.read(path)
                 if again is not None and identity is not None:
                     watched[path] = self._one(again, identity)
@@ -103,16 +103,16 @@ class Repairer:
                 time.sleep(_POLL_S)
 
     def _one(self, known: CachedAttachment, identity: _Identity | None) -> Outcome:
-        """Repairs one attachment, and takes that back if it is not there any more."""
+        """Repairs one attachment; removes the rules again if it was deleted meanwhile."""
         if known.network is None or known.result is None or not known.netns:
             return Outcome(known, UNKNOWN)
-        if identity is None or not _lives(known):
+        if identity is None or not _is_running(known):
             return Outcome(known, UNSEEN if known.presence in (Presence.ELSEWHERE, Presence.UNKNOWN) else GONE)
         self._seen[known.path] = identity
         parts = tuple(self._part(known, plugin) for plugin in known.network.plugins)
         outcome = Outcome(known, self._state(parts), parts)
         if outcome.touched and not self.planned and _identity(known.path) != identity:
-            return self._retract(outcome)
+            return self._remove_rules(outcome)
         return outcome
 
     def _part(self, known: CachedAttachment, config: Mapping[str, object]) -> Part:
@@ -131,8 +131,8 @@ class Repairer:
             return FAILED
         return (MISSING if self.planned else REPAIRED) if any(part.changes for part in parts) else FINE
 
-    def _retract(self, outcome: Outcome) -> Outcome:
-        """Takes away again what was made, the last plugin's first."""
+    def _remove_rules(self, outcome: Outcome) -> Outcome:
+        """Removes the restored rules, those of the last plugin first."""
         known = outcome.known
         parts = []
         for config in reversed(known.network.plugins if known.network else ()):
@@ -148,12 +148,12 @@ class Repairer:
         known: CachedAttachment,
         config: Mapping[str, object],
     ) -> CniError | None:
-        """Runs a plugin's function as if a runtime asked for it, in this process; returns what went wrong."""
+        """Runs a plugin's function in this process, with a runtime's input; returns its error."""
         assert known.network
         try:
             result = known.typed_result.to_json(known.network.version)
-            asked = known.network.build_config(config, capability_args=known.capability_args, prev_result=result)
-            stdin = gojson.dumps(asked).encode("utf-8", "replace")
+            config_json = known.network.build_config(config, capability_args=known.capability_args, prev_result=result)
+            stdin = gojson.dumps(config_json).encode("utf-8", "replace")
             args = CmdArgs(
                 command,
                 known.attachment.container_id,
@@ -176,7 +176,7 @@ _Identity = tuple[int, ...]
 
 
 def _identity(path: str) -> _Identity | None:
-    """Returns what tells this attachment from the next one of the same name, None when it is gone."""
+    """Returns a value that differs for the next attachment of the same name; None if it no longer exists."""
     try:
         file = os.stat(path)
         known = attachments.read(path)
@@ -188,8 +188,8 @@ def _identity(path: str) -> _Identity | None:
     return file.st_ino, file.st_mtime_ns, file.st_size, netns.st_dev, netns.st_ino
 
 
-def _lives(known: CachedAttachment) -> bool:
-    """Tells whether its namespace is one, and not the host's, as that of a process whose number is another's now."""
+def _is_running(known: CachedAttachment) -> bool:
+    """Returns whether its path is a namespace other than the host's (a reused PID may lead to the host's)."""
     try:
         with Netns(known.netns) as namespace:
             return not namespace.is_current()

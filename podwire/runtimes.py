@@ -1,7 +1,7 @@
 """The container runtimes installed on this host, and the directories in which each looks for plugins and networks.
 
 One rule: settings are read as the runtime reads them: the same files in the same order, by a TOML parser. A runtime
-whose program is not installed is left out: its files may remain without it (`apt remove` leaves them).
+whose program is not installed is ignored, since `apt remove` leaves its files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUN = "/run"
 _PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 _CONTAINERD = "/etc/containerd/config.toml"
-# The plugin whose settings count, by the file's version. 1.x knows versions 1 and 2, containerd 2.x all of them.
+# The plugin with the CNI settings, by the file's version. 1.x knows versions 1 and 2, containerd 2.x all of them.
 _CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri"}
 _CRI_SINCE_3 = "io.containerd.cri.v1.runtime"
 _CRI_NAMES = (*_CRI.values(), _CRI_SINCE_3, "io.containerd.cri.v1.images")
@@ -50,7 +50,7 @@ _PODMAN_CHOICE = "/var/lib/containers/storage/defaultNetworkBackend"  # podman w
 
 @dataclass(frozen=True)
 class Runtime:
-    """One runtime: `bin_dirs` in the order in which it searches them, `source` the file that sets them, "" for none.
+    """One runtime: `bin_dirs` in search order; `source` is the file that sets them, "" for the default.
 
     `without_cni` is the reason why it runs no CNI plugins, "" if it does. `problem` is set if its settings cannot be
     read; the directories are unknown then.
@@ -64,30 +64,30 @@ class Runtime:
     problem: CniError | None = None
 
     def find(self, kind: str) -> str:
-        """Returns the file that it runs as plugin `kind`, "" if there is none."""
+        """Returns the file that it runs for plugin `kind`, "" if there is none."""
         try:
             return delegate.find(kind, self.bin_dirs)
         except CniError:
             return ""
 
     def install_dir(self, names: Iterable[str]) -> str:
-        """Returns the directory to install `names` into so that it runs these files: its first one that has any."""
+        """Returns the directory from which it would run `names`: the first that has any of them, or that exists."""
         kinds = list(names)
-        taken = (one for one in self.bin_dirs if any(os.path.isfile(os.path.join(one, kind)) for kind in kinds))
+        used = (one for one in self.bin_dirs if any(os.path.isfile(os.path.join(one, kind)) for kind in kinds))
         present = (one for one in self.bin_dirs if os.path.isdir(one))
-        return next(taken, "") or next(present, "") or self.bin_dirs[0]
+        return next(used, "") or next(present, "") or self.bin_dirs[0]
 
 
 def list_installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
     """Returns the runtimes whose program is on PATH or in a usual directory, or which run."""
-    found = []
+    runtimes = []
     for name, program, state, read in _RUNTIMES:
         if _is_installed(program, state, env):
             try:
-                found.append(read())
+                runtimes.append(read())
             except CniError as error:
-                found.append(Runtime(name, problem=error))
-    return tuple(found)
+                runtimes.append(Runtime(name, problem=error))
+    return tuple(runtimes)
 
 
 def list_bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _containerd() -> Runtime:
 
 
 def _imported(path: str, document: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yields a file of containerd and all that it imports, in the order in which they override each other."""
+    """Yields containerd's file and its imports; later files override earlier ones."""
     pending, done = [(path, document)], set()
     while pending:
         path, document = pending.pop(0)
@@ -137,7 +137,7 @@ def _imported(path: str, document: Mapping[str, object]) -> Iterator[tuple[str, 
 
 
 def _matching(path: str) -> list[str]:
-    """Returns the files that a path stands for, whose last part may be a pattern."""
+    """Returns the files that match a path, whose last component may be a pattern."""
     path = os.path.normpath(path)
     directory, pattern = os.path.split(path)
     if "*" not in pattern:
@@ -175,7 +175,7 @@ def _podman() -> Runtime:
 
 
 def _podman_default(helpers: Iterable[str]) -> tuple[str, str]:
-    """Returns the backend that podman uses where no file names one, and the reason."""
+    """Returns podman's default backend, and the reason for it."""
     try:
         return files.read(_PODMAN_CHOICE, _MOST_BYTES).decode("utf-8", "replace"), f"{_PODMAN_CHOICE} says so"
     except (OSError, ValueError):
@@ -230,8 +230,8 @@ def _listed(directory: str) -> list[str]:
 
 
 def _table(table: Mapping[str, object], name: str) -> Mapping[str, object]:
-    found = table.get(name)
-    return found if isinstance(found, dict) else {}
+    value = table.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str:

@@ -128,7 +128,7 @@ def test_a_failure_in_the_middle_leaves_nothing(tool: Tool, sandbox: Namespace):
     tool.configure(tool.bridge(ipMasq=True), failing, PORTMAP)
     told = with_scripts(tool).wrong(1, "add", "net", sandbox.name, *PORTS)
     assert "error: no luck\n  try again\n" in told
-    assert "nothing is left" in told
+    assert "nothing remains" in told
     assert [line.split()[:2] for line in told.splitlines() if " ms " in line] == [
         ["bridge", "ADD"],
         ["failing", "ADD"],

@@ -90,12 +90,15 @@ def test_a_file_that_has_no_place_for_them(install, net_d, tmp_path, ipam):
 
 REFUSED = [
     (node_with(), r"node worker-1 has no podCIDR\n.*--allocate-node-cidrs"),
-    ({"kind": "NodeList", "apiVersion": "v1", "items": []}, r"is no Node object, but a NodeList\n.*kubectl get node"),
+    (
+        {"kind": "NodeList", "apiVersion": "v1", "items": []},
+        r"is not a Node object, but a NodeList\n.*kubectl get node",
+    ),
     (
         {"kind": "Status", "message": 'nodes "x" is forbidden'},
-        r'is no Node object, but a Status: nodes "x" is forbidden',
+        r'is not a Node object, but a Status: nodes "x" is forbidden',
     ),
-    ([], r"is no Node object\n"),
+    ([], r"is not a Node object\n"),
     ("<html>", r"is not JSON: .*\n.*kubectl get node"),
     ("", r"is not JSON"),
     (node_with(podCIDR=7), r'"spec.podCIDR" must be a string'),

@@ -69,7 +69,7 @@ def test_what_has_a_networks_name_since_is_left(tmp_path, kind):
 )
 def test_a_subnet_of_which_no_pod_gets_an_address(subnet):
     """What host-local would refuse at each pod is refused when it is written."""
-    with pytest.raises(CniError, match="is no network for pods"):
+    with pytest.raises(CniError, match="cannot be a network for pods"):
         default_network.render(default_network.STANDARD, [subnet])
 
 

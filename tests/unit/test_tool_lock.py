@@ -23,4 +23,4 @@ def test_the_second_podwire_names_the_process_of_the_first(tmp_path):
             pass
         first.stdin.close()
     assert caught.value.msg == "another podwire installs here"
-    assert caught.value.details == f"wait for its end; process {first.pid}: flock {tmp_path} cat"
+    assert caught.value.details == f"wait until it has finished; process {first.pid}: flock {tmp_path} cat"
