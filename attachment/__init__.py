@@ -1,1 +1,1 @@
-"""What plugins share about an attachment: its veth pair, its sandbox, masquerading, libcni's cache of its result."""
+"""Code that plugins share for attachments: veth pair, sandbox, forwarding, masquerading, libcni's result cache."""

@@ -1,8 +1,8 @@
-"""libcni's result cache: which attachments of a network a runtime knows, and whether their containers may be running.
+"""Reads libcni's result cache: the attachments that a runtime knows, and whether their containers may be running.
 
-One rule: it is read only, and a container counts as gone only with proof (presence.py).
+One rule: the cache is only read, and a container counts as no longer running only with proof (presence.py).
 
-The libcni of containerd 1.6 and podman 4 (before 1.2) keeps no "netns": there the result tells the namespace.
+libcni before 1.2 (containerd 1.6, podman 4) does not store "netns": there the namespace is read from the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULTS_DIR = "/var/lib/cni/results"
 
 @dataclass(frozen=True)
 class Entry:
-    """One cached attachment: its network and namespace path ("" where unknown), and all that the file holds."""
+    """One cached attachment: its network, its namespace path ("" if unknown), and the content of its file."""
 
     path: str
     network: str
@@ -35,34 +35,34 @@ class Entry:
 
     @property
     def result(self) -> object:
-        """The result of ADD as it is cached, None when there is none."""
+        """The cached result of ADD, None without one."""
         return self.content.get("result")
 
     @property
     def presence(self) -> Presence:
-        """Whether the container's network namespace exists; looked up anew each time."""
-        end = _host_end(self.result, self.attachment.ifname)
-        return get_presence(self.netns, end, lambda: _namespaces(os.path.dirname(self.path)))
+        """Whether the container's network namespace exists; each access looks it up."""
+        on_host = _host_interfaces(self.result, self.attachment.ifname)
+        return get_presence(self.netns, on_host, lambda: _namespaces(os.path.dirname(self.path)))
 
     @property
     def may_be_running(self) -> bool:
-        """Tells whether the container may be running: nothing proves that its namespace is gone."""
+        """Whether the container may be running: nothing proves that its namespace was deleted."""
         return self.presence is not Presence.GONE
 
 
 def read_entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
-    """Yields what the cache holds, of `network` or ("") of all, in the order of the files' names.
+    """Yields the cached attachments of `network`, or ("") of all networks, ordered by file name.
 
-    A file of an old format (the bare result), or one that cannot be read, is left out; no directory has none.
+    Skips unreadable files and files of an old format (the bare result); without a directory there are none.
     """
     for name in _names(directory, network):
-        found = read_entry(f"{directory}/{name}")
-        if found and network in ("", found.network):
-            yield found
+        entry = read_entry(f"{directory}/{name}")
+        if entry and network in ("", entry.network):
+            yield entry
 
 
 def read_entry(path: str) -> Entry | None:
-    """Reads one file of the cache; None when it is not there, cannot be read, or is of an old format."""
+    """Reads one file of the cache; None if it is missing, unreadable or of an old format."""
     try:
         value = gojson.loads(files.read(path, gojson.MAX_BYTES))
     except (OSError, ValueError):
@@ -70,15 +70,15 @@ def read_entry(path: str) -> Entry | None:
     if not isinstance(value, dict) or not value.get("networkName"):
         return None
     attachment = Attachment(str(value.get("containerId")), str(value.get("ifName")))
-    netns = str(value.get("netns") or "") or _sandbox(value.get("result"), attachment.ifname)
+    netns = str(value.get("netns") or "") or _netns_in_result(value.get("result"), attachment.ifname)
     return Entry(path, str(value.get("networkName")), attachment, netns, value)
 
 
 @dataclass(frozen=True)
 class ResultCache:
-    """The cached attachments of `network`, with the paths of their namespaces ("" where the cache has none).
+    """The cached attachments of `network`, with the paths of their namespaces ("" if unknown).
 
-    A `network` of "" stands for all of them.
+    A `network` of "" means all networks.
     """
 
     network: str
@@ -89,52 +89,53 @@ class ResultCache:
 
     @classmethod
     def read(cls, network: str, directory: str = RESULTS_DIR) -> ResultCache:
-        """Reads `<directory>/<network>-<container id>-<ifname>` of every attachment; no directory is an empty cache.
+        """Reads `<directory>/<network>-<container id>-<ifname>` of every attachment; without a directory it is empty.
 
-        Files are matched by what they contain, since names may contain "-"; unreadable and old ones count as alive.
+        Files are matched by their content, since names may contain "-"; attachments of unreadable and old files count
+        as running.
         """
         names = frozenset(_names(directory, network))
         sandboxes = {}
         results = {}
-        for found in read_entries(directory, network):
-            # On several networks (of all that were asked for) it lives if it lives on one, whichever is read first.
-            if found.attachment not in sandboxes or found.may_be_running:
-                sandboxes[found.attachment] = found.netns
-                results[found.attachment] = found.result
+        for entry in read_entries(directory, network):
+            # On several networks (`network` "") one running attachment is enough, in any order of the files.
+            if entry.attachment not in sandboxes or entry.may_be_running:
+                sandboxes[entry.attachment] = entry.netns
+                results[entry.attachment] = entry.result
         return cls(network, sandboxes, names, results, directory)
 
     def list_other_addresses(self, attachment: Attachment) -> frozenset[Address]:
-        """Returns the addresses of the container's other interfaces that may live, as far as they are known."""
-        found: set[Address] = set()
+        """Returns the known addresses of the container's other interfaces that may be running."""
+        addresses: set[Address] = set()
         for other in self.sandboxes:
             same = other.container_id == attachment.container_id and other.ifname != attachment.ifname
-            if same and self._lives(other):
-                found.update(_addresses(self._results.get(other)))
-        return frozenset(found)
+            if same and self._may_be_running(other):
+                addresses.update(_addresses(self._results.get(other)))
+        return frozenset(addresses)
 
     def is_gone(self, attachment: Attachment) -> bool:
-        """Tells whether the container surely does not live any more; an `ifname` of "" stands for any.
+        """Returns whether the container is proven to be no longer running; an `ifname` of "" means any interface.
 
-        It is gone when the cache knows this network but not this attachment, or when its namespace is proven gone.
+        Proof: the cache has this network but not this attachment, or the attachment's namespace was deleted.
         """
         cached = self._cached(attachment)
         if cached:
-            return not any(map(self._lives, cached))
+            return not any(map(self._may_be_running, cached))
         return bool(self.sandboxes) and not self.has_file(attachment)
 
     def has_file(self, attachment: Attachment) -> bool:
-        """Tells whether there is a file of the attachment's by its name, although it may not be readable."""
+        """Returns whether a file name matches the attachment; the file may be unreadable."""
         if self.network and attachment.ifname:
             return f"{self.network}-{attachment.container_id}-{attachment.ifname}" in self._files
         return any(self._is_of(attachment, name) for name in self._files)
 
     def namespace_is_gone(self, attachment: Attachment) -> bool:
-        """Tells whether the cache knows the attachment, and its namespace is proven gone; "" as above."""
+        """Returns whether the attachment is cached and its namespace proven to be deleted; "" as in is_gone()."""
         cached = self._cached(attachment)
-        return bool(cached) and not any(map(self._lives, cached))
+        return bool(cached) and not any(map(self._may_be_running, cached))
 
     def is_running(self, attachment: Attachment) -> bool:
-        """Tells whether the cache names a namespace of the attachment that surely exists; "" as above."""
+        """Returns whether the attachment is cached and its namespace exists; "" as in is_gone()."""
         return any(self._presence(known) in (Presence.HERE, Presence.ELSEWHERE) for known in self._cached(attachment))
 
     def _cached(self, attachment: Attachment) -> list[Attachment]:
@@ -142,25 +143,25 @@ class ResultCache:
             return [attachment] if attachment in self.sandboxes else []
         return [known for known in self.sandboxes if known.container_id == attachment.container_id]
 
-    def _lives(self, known: Attachment) -> bool:
+    def _may_be_running(self, known: Attachment) -> bool:
         return self._presence(known) is not Presence.GONE
 
     def _presence(self, known: Attachment) -> Presence:
-        end = _host_end(self._results.get(known), known.ifname)
-        return get_presence(self.sandboxes[known], end, lambda: _namespaces(self._directory))
+        on_host = _host_interfaces(self._results.get(known), known.ifname)
+        return get_presence(self.sandboxes[known], on_host, lambda: _namespaces(self._directory))
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
-        """Tells whether a file may be the attachment's, by its name alone."""
-        own = f"-{attachment.container_id}-{attachment.ifname}"
-        return name.startswith(self.network + own) if self.network else own in name
+        """Returns whether a file name may be the attachment's."""
+        suffix = f"-{attachment.container_id}-{attachment.ifname}"
+        return name.startswith(self.network + suffix) if self.network else suffix in name
 
 
 def read_addresses(network: str, attachment: Attachment, directory: str = RESULTS_DIR) -> tuple[Address, ...]:
-    """Returns the addresses of one attachment, none when it is not known; costs one file."""
-    found = read_entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
-    if found is None or (found.network, found.attachment) != (network, attachment):
+    """Returns the cached addresses of one attachment, () if it is not cached; reads one file."""
+    entry = read_entry(f"{directory}/{network}-{attachment.container_id}-{attachment.ifname}")
+    if entry is None or (entry.network, entry.attachment) != (network, attachment):
         return ()
-    return tuple(_addresses(found.result))
+    return tuple(_addresses(entry.result))
 
 
 def _names(directory: str, network: str) -> list[str]:
@@ -172,7 +173,7 @@ def _names(directory: str, network: str) -> list[str]:
 
 
 def _addresses(result: object) -> list[Address]:
-    """Returns the addresses of a cached result, which is of the version it names; none of one that cannot be read."""
+    """Returns the addresses of a cached result, parsed by its cniVersion; [] if it cannot be parsed."""
     version = result.get("cniVersion") if isinstance(result, dict) else None
     try:
         return [ip.address.ip for ip in from_json(result, version if isinstance(version, str) else "").ips]
@@ -180,25 +181,25 @@ def _addresses(result: object) -> list[Address]:
         return []
 
 
-def _sandbox(result: object, ifname: str) -> str:
-    """Returns the path of the namespace that a cached result tells of the interface, "" if it tells none.
+def _netns_in_result(result: object, ifname: str) -> str:
+    """Returns the interface's namespace path in a cached result, "" without one.
 
-    Plugins for virtual machines have other things there than paths.
+    Plugins for virtual machines store other values than paths there.
     """
     interfaces = result.get("interfaces") if isinstance(result, dict) else None
     for item in interfaces if isinstance(interfaces, list) else []:
-        found = item.get("sandbox") if isinstance(item, dict) and item.get("name") == ifname else None
-        if isinstance(found, str) and found.startswith("/"):
-            return found
+        sandbox = item.get("sandbox") if isinstance(item, dict) and item.get("name") == ifname else None
+        if isinstance(sandbox, str) and sandbox.startswith("/"):
+            return sandbox
     return ""
 
 
 def _namespaces(directory: str) -> Iterator[str]:
-    """Yields the path of the namespace of each attachment in the cache, of all networks."""
-    return (attached.netns for attached in read_entries(directory))
+    """Yields the namespace path of each cached attachment of all networks."""
+    return (entry.netns for entry in read_entries(directory))
 
 
-def _host_end(result: object, ifname: str) -> HostInterfaces:
+def _host_interfaces(result: object, ifname: str) -> HostInterfaces:
     """Returns the host veth of the container's interface, and its bridge, as a cached result lists them."""
     return HostInterfaces(*host_veth(_interfaces(result), ifname))
 

@@ -1,6 +1,6 @@
-"""Forwarding: without it a host hands on no packet of a pod's.
+"""IP forwarding, without which a host forwards no packets of pods.
 
-One rule: it is switched on for the families that are used, and never off again, since others may use it by then.
+One rule: it is enabled for the address families in use, and never disabled, since other programs may rely on it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _NAMES = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 
 def enable(version: int) -> None:
-    """Switches forwarding on for an IP version (4, 6), unless it is; raises CniError(999) with the cure."""
+    """Enables forwarding for an IP version (4, 6) if it is off; raises CniError(999) with a hint."""
     sysctl.ensure_or_fail(_NAMES[version], "1", "enable forwarding")
 
 
 def check(version: int) -> None:
-    """Raises CniError(999) where an IP version is not forwarded."""
+    """Raises CniError(999) when forwarding of an IP version is off or cannot be read."""
     name = _NAMES[version]
     try:
         if sysctl.get(name) == "1":
@@ -30,7 +30,7 @@ def check(version: int) -> None:
 
 
 def refuse_unavailable() -> None:
-    """Raises CniError(999) where neither family is forwarded or could be; which of them is needed, IPAM decides."""
+    """Raises CniError(999) when forwarding is off, and cannot be enabled for IPv4 nor IPv6 (IPAM decides which)."""
     for name in _NAMES.values():
         with suppress(FileNotFoundError):
             if sysctl.get(name) == "1" or sysctl.is_writable(name):

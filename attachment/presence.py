@@ -1,10 +1,10 @@
-"""Whether the network namespace of an attachment still exists: the one judgement that plugins and tool rely on.
+"""Detects whether the network namespace of an attachment still exists, for plugins and tool.
 
-One rule: GONE needs proof. A path that is missing here may be missing only in this process's view of the file system:
-in a container, or after `unshare --mount`, /run/netns is another directory while the pods run. So the path is also
-looked up as process 1 sees it, and an interface of the attachment that still exists proves that it is running.
+One rule: GONE needs proof. A missing path may be missing only in this process's view of the file system: in a
+container, or after `unshare --mount`, /run/netns is another directory while the pods run. So the path is also looked up
+in the root directory of process 1, and an existing interface of the attachment proves that it is running.
 
-Costs two stat(2) for a namespace that is at its path, and some ten system calls more for one that is not.
+Cost: two stat(2) for a namespace at its path, otherwise some ten more system calls.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from enum import Enum
 from process.values import dataclass
 
 INIT = "/proc/1"
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the machine's own
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the host's PID namespace
 _SIOCGIFHWADDR, _SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
-_MOST_NAME_BYTES = 15  # linux/if.h (IFNAMSIZ)
-_MOST_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
+_MAX_NAME_BYTES = 15  # linux/if.h (IFNAMSIZ)
+_MAX_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
 
 
 class Presence(Enum):
     """Whether an attachment's network namespace exists."""
 
     HERE = "here"  # at its path
-    ELSEWHERE = "elsewhere"  # missing at its path here, but it exists: init sees it, or its veth is there
-    UNKNOWN = "unknown"  # missing here, and nothing proves that it is gone; or it has no path
+    ELSEWHERE = "elsewhere"  # missing at its path here, but process 1 sees it, or its veth exists
+    UNKNOWN = "unknown"  # missing here without proof that it was deleted, or without a path
     GONE = "gone"
 
 
 @dataclass(frozen=True)
 class HostInterfaces:
-    """What a result lists on the host: the attachment's interface, and the bridge before it ("" if it lists none)."""
+    """The host's interfaces in a result: the attachment's, and the bridge listed before it; "" for none."""
 
     interface: str = ""
     bridge: str = ""
@@ -45,42 +45,41 @@ class HostInterfaces:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the kernel has the bridge, with its MAC address, but not the interface.
+        """Whether the bridge exists with its MAC address; the caller has checked that the interface does not exist.
 
-        That proves that the namespace is gone: a veth goes with its peer, and this is the host of the attachment.
+        Both prove that the namespace was deleted: this is the attachment's host, and a veth is deleted with its peer.
         """
         return bool(self.bridge and self.interface) and _has_mac(self.bridge, self.bridge_mac)
 
 
 def get_presence(
     netns: str,
-    host_end: HostInterfaces = HostInterfaces(),  # noqa: B008 - a frozen value
+    on_host: HostInterfaces = HostInterfaces(),  # noqa: B008 - a frozen value
     others: Callable[[], Iterable[str]] = tuple,
 ) -> Presence:
-    """Returns whether the namespace at `netns` exists; `host_end` is what the attachment's result lists on the host.
+    """Returns whether the namespace at `netns` exists; `on_host` has the host's interfaces in the attachment's result.
 
-    `others` returns the paths of the namespaces of all attachments in the same cache; it is rarely called.
-
-    A plain file at the path is no namespace: an unmount leaves one, and another mount namespace sees one.
+    `others` returns the paths of the namespaces of all attachments in the same cache; it is rarely called. A plain
+    file at the path is not a namespace: an unmount leaves one, and another mount namespace sees one.
     """
     if not netns:
         return Presence.UNKNOWN
     here = _look(netns)
     if here is not Presence.GONE:
         return here
-    if host_end.interface and _exists(host_end.interface):
+    if on_host.interface and _exists(on_host.interface):
         return Presence.ELSEWHERE
-    there = _look_as_init(netns, host_end, others)
-    return Presence.ELSEWHERE if there is Presence.HERE else there
+    for_init = _look_as_init(netns, on_host, others)
+    return Presence.ELSEWHERE if for_init is Presence.HERE else for_init
 
 
 def get_obstacle() -> str:
-    """Returns why this process cannot prove that a missing namespace is gone, "" if it can."""
+    """Returns why this process cannot prove that a missing namespace was deleted, "" if it can."""
     try:
         os.stat(f"{INIT}/root")
     except OSError as error:
         return f"{INIT}/root cannot be read: {error.strerror}"
-    return "" if _is_machines_init() else "this is a container without the host's processes"
+    return "" if _is_host_init() else "this is a container without the host's processes"
 
 
 def _look(path: str) -> Presence:
@@ -97,9 +96,9 @@ def _is_namespace(path: str) -> bool:
 
 
 def _exists(interface: str) -> bool:
-    """Tells whether this network namespace has the interface, or may have: the kernel could not be asked."""
+    """Returns whether this network namespace has the interface; True also when the lookup fails."""
     name = interface.encode("utf-8", "replace")
-    if len(name) > _MOST_NAME_BYTES:
+    if len(name) > _MAX_NAME_BYTES:
         return False
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
@@ -113,18 +112,18 @@ def _has_mac(interface: str, mac: str) -> bool:
     """Returns whether this network namespace has an interface of that name with that MAC address."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
-            request = struct.pack("16s24x", interface.encode("utf-8", "replace")[:_MOST_NAME_BYTES])
+            request = struct.pack("16s24x", interface.encode("utf-8", "replace")[:_MAX_NAME_BYTES])
             answer = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, request)
     except OSError:
         return False
-    return answer[18:24].hex(":") == mac.lower()  # behind the name and the family of the address
+    return answer[18:24].hex(":") == mac.lower()  # after the name and the address family
 
 
-def _look_as_init(netns: str, host_end: HostInterfaces, others: Callable[[], Iterable[str]]) -> Presence:
-    """Returns what process 1 of this /proc has at the path, UNKNOWN where we may not look.
+def _look_as_init(netns: str, on_host: HostInterfaces, others: Callable[[], Iterable[str]]) -> Presence:
+    """Returns what process 1 of this /proc sees at the path, UNKNOWN without access to its root directory.
 
-    A container without the host's processes has a process 1 of its own, whose view proves less: there the attachment's
-    bridge must be in sight, or the namespace of another attachment of the same cache, in the same directory.
+    In a container without the host's processes, process 1 is the container's, whose view proves less: there GONE also
+    requires the attachment's bridge, or the namespace of another attachment of the cache in the same directory.
     """
     root = f"{INIT}/root"
     try:
@@ -132,23 +131,23 @@ def _look_as_init(netns: str, host_end: HostInterfaces, others: Callable[[], Ite
     except OSError:
         return Presence.UNKNOWN
     try:
-        found = _look(_resolved(root, netns))
+        seen = _look(_resolve(root, netns))
     except (FileNotFoundError, NotADirectoryError):
-        found = Presence.GONE
+        seen = Presence.GONE
     except (OSError, ValueError):
-        found = Presence.UNKNOWN
-    if found is not Presence.GONE or _is_machines_init() or host_end.is_gone:
-        return found
+        seen = Presence.UNKNOWN
+    if seen is not Presence.GONE or _is_host_init() or on_host.is_gone:
+        return seen
     return Presence.GONE if _is_missing_beside(root, netns, others()) else Presence.UNKNOWN
 
 
-def _resolved(root: str, path: str) -> str:
-    """Returns the path, below `root`, of what `path` is for a process with that root directory; raises OSError.
+def _resolve(root: str, path: str) -> str:
+    """Resolves the links of `path` for a process with root directory `root`; returns a path below it. Raises OSError.
 
-    The kernel would follow an absolute symbolic link (/var/run to /run) from our own root directory.
+    The kernel would follow an absolute symbolic link (/var/run to /run) from this process's own root directory.
     """
     at, rest = root, path.split("/")[::-1]
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if not rest:
             return at
         name = rest.pop()
@@ -159,7 +158,7 @@ def _resolved(root: str, path: str) -> str:
             continue
         step = f"{at}/{name}"
         if not rest and _look(step) is Presence.HERE:
-            return step  # a link of /proc, too, whose target is not a path
+            return step  # also a link in /proc, whose target is not a path
         try:
             target = os.readlink(step)
         except OSError as error:
@@ -173,8 +172,8 @@ def _resolved(root: str, path: str) -> str:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def _is_machines_init() -> bool:
-    """Tells whether process 1 of this /proc is the machine's; a container without the host's pids has its own."""
+def _is_host_init() -> bool:
+    """Returns whether process 1 of this /proc is the host's; a container without the host's PIDs has its own."""
     try:
         return os.stat(f"{INIT}/ns/pid").st_ino == _FIRST_PID_NAMESPACE
     except OSError:
@@ -182,23 +181,23 @@ def _is_machines_init() -> bool:
 
 
 def _is_missing_beside(root: str, netns: str, others: Iterable[str]) -> bool:
-    """Returns whether the file is missing from a directory in which another attachment's namespace is: the runtime's.
+    """Returns whether the file is missing in a directory with another attachment's namespace: the runtime's directory.
 
-    A plain file proves nothing: its mount may not have come into this mount namespace.
+    A plain file proves nothing: its mount may not have propagated to this mount namespace.
     """
     directory, _, name = netns.rpartition("/")
     try:
-        if os.path.lexists(f"{_resolved(root, directory)}/{name}"):
+        if os.path.lexists(f"{_resolve(root, directory)}/{name}"):
             return False
     except (OSError, ValueError):
         return False
-    beside = (other for other in others if other != netns and other.rpartition("/")[0] == directory)
-    return any(_is_visible(root, other) for other in beside)
+    siblings = (other for other in others if other != netns and other.rpartition("/")[0] == directory)
+    return any(_is_visible(root, other) for other in siblings)
 
 
 def _is_visible(root: str, netns: str) -> bool:
     """Returns whether a process with that root directory has a namespace at the path."""
     try:
-        return _look(_resolved(root, netns)) is Presence.HERE
+        return _look(_resolve(root, netns)) is Presence.HERE
     except (OSError, ValueError):
         return False

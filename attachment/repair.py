@@ -1,6 +1,6 @@
-"""Repairing: what a verb's own CHECK misses is made again, and nothing else.
+"""Repair of one part of an attachment: recreates it when its check fails.
 
-One rule: what CHECK passes is not touched, so that a repair where nothing is missing changes nothing.
+One rule: a part that passes its check is not touched, so that repairing an intact attachment changes nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from cni.errors import CniError
 from process.record import change
 
 
-def repair_if_missing(what: str, check: Callable[[], object], make: Callable[[], object]) -> bool:
-    """Runs `check`, and `make` when that finds something missing; returns whether it did, or would if only planned.
+def repair_if_missing(part: str, check: Callable[[], object], create: Callable[[], object]) -> bool:
+    """Runs `check`, and `create` when it raises CniError; returns whether it raised, also in a dry run.
 
-    What is missing is noted in the words of `check`: "masquerading: chain CNI-... is missing".
+    Records the change with the check's message: "make again masquerading: chain CNI-... is missing".
     """
     try:
         check()
     except CniError as error:
-        if change(f"make again {what}: {error.msg}"):
-            make()
+        if change(f"make again {part}: {error.msg}"):
+            create()
         return True
     return False

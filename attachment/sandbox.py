@@ -1,7 +1,7 @@
-"""The inside of a sandbox: addresses and routes on its interface, and checking that they are still there.
+"""A container's network namespace: configures and checks addresses and routes of the attachment's interface.
 
-One rule: all changes go out in one send, in the reference's order (addresses, up, routes), because the kernel
-announces the addresses that an interface has when it comes up.
+One rule: all changes go out in one send, in the order of the reference plugins (addresses, up, routes), because the
+kernel announces the addresses that an interface has when it comes up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import socket as stdlib_socket
 from ipaddress import IPv6Interface
 from types import TracebackType
 
+from attachment.prev_result import RECREATE
 from cni.address import Address, Network
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
@@ -23,13 +24,13 @@ from kernel.route import InstalledRoute
 from kernel.rtnl import Deadline, Request, Socket
 from process import record
 
-_DAD_TIMEOUT_S = 5.0  # the reference's; duplicate address detection itself takes one to two seconds
+_DAD_TIMEOUT_S = 5.0  # as in the reference plugins; duplicate address detection itself takes one to two seconds
 
 
 class Sandbox:
-    """An attachment's interface seen from inside its namespace: one netlink socket there. A context manager.
+    """An attachment's interface in its namespace, with one netlink socket there. A context manager.
 
-    The namespace is entered when that is first needed: what else is to be done inside is done at the same time.
+    The namespace is entered when the socket is first used.
     """
 
     def __init__(self, namespace: Netns, ifname: str) -> None:
@@ -39,16 +40,16 @@ class Sandbox:
         self._socket: Socket | None = None
         self._routes: dict[int, dict[Network, list[InstalledRoute]]] = {}
 
-    def delete_link(self, own: Link, host: Socket) -> bool:
-        """Deletes an interface, the other end of a veth with it; returns whether the other end is on the host.
+    def delete_link(self, doomed: Link, host: Socket) -> bool:
+        """Deletes an interface, and a veth's peer with it; returns whether the peer was on the host.
 
-        A veth whose other end is on the host is deleted there (kernel.link_deletion). Any other link is deleted from
-        inside, which takes the whole wait for the kernel, and so is one for which no process or descriptor is left, or
-        whose child was killed. Raises KernelError, and CniError(11) when the deletion is not announced in time.
+        A veth with its peer on the host is deleted there (kernel.link_deletion). Other links are deleted from inside,
+        which takes the whole wait for the kernel; so is a veth whose deletion in the background failed. Raises
+        KernelError, and CniError(11) when the deletion is not announced in time.
         """
-        peer = link.get_local_peer(host, own, self.namespace)
-        if peer is None or not delete_in_background(peer, own, lambda: self.open_listener(link.RTNLGRP_LINK)):
-            self.socket.change(link.delete_request(own))
+        peer = link.get_local_peer(host, doomed, self.namespace)
+        if peer is None or not delete_in_background(peer, doomed, lambda: self.open_listener(link.RTNLGRP_LINK)):
+            self.socket.change(link.delete_request(doomed))
         return peer is not None
 
     def __enter__(self) -> Sandbox:
@@ -62,95 +63,95 @@ class Sandbox:
 
     @property
     def socket(self) -> Socket:
-        """The socket in the namespace, opened when it is first asked for; raises CniError(8), KernelError."""
+        """The socket in the namespace, opened on first access; raises CniError(8), KernelError."""
         if self._socket is None:
             with entered(self.namespace):
                 self._socket = Socket()
         return self._socket
 
     def open_listener(self, group: int) -> Socket:
-        """Returns a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); close it."""
+        """Opens a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); the caller closes it."""
         with entered(self.namespace):
             socket = Socket()
         socket.subscribe(group)
         return socket
 
     def find_link(self) -> Link | None:
-        """Returns the interface, None when the sandbox has none of that name; raises KernelError."""
+        """Returns the interface, None without one of that name; raises KernelError."""
         return link.get(self.socket, link.by_name_request(self.ifname))[0]
 
     def get_link(self) -> Link:
-        """Returns the interface; raises CniError(999) when there is none, KernelError."""
-        found = self.find_link()
-        if found is None:
+        """Returns the interface; raises CniError(999) without one of that name, KernelError."""
+        container_link = self.find_link()
+        if container_link is None:
             raise CniError(
                 Code.INTERNAL,
                 f'failed to lookup "{self.ifname}": Link not found',
                 f"the network namespace is {self.path}; something else deleted it",
             )
-        return found
+        return container_link
 
-    def configure(self, own: Link, result: Result, *, dad: bool) -> None:
-        """Gives the interface `own` the addresses and routes of `result`, sets it up, waits until they can be used.
+    def configure(self, container_link: Link, result: Result, *, dad: bool) -> None:
+        """Adds the addresses and routes of `result`, sets the interface up and waits until its addresses are usable.
 
-        `dad` runs IPv6 duplicate address detection. Addresses without an interface index are somebody else's.
+        `dad` runs IPv6 duplicate address detection. Addresses without an interface index belong to other interfaces.
         Raises CniError for a wrong index and for a duplicate address, KernelError.
         """
         ips = attachment_ips(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)
         with entered(self.namespace):
             self._socket = self._socket or Socket()
-            _prepare(self.ifname, ipv6=ipv6, dad=dad)
-        with record.timed_step("give it addresses and routes"):
+            _write_parameters(self.ifname, ipv6=ipv6, dad=dad)
+        with record.timed_step("add addresses and routes"):
             self.socket.change(
-                link.set_request(own, arp_notify=True),
-                *(address.add_request(own, ip.address) for ip in ips),
-                link.set_request(own, up=True),
-                *add_routes_requests(own, result),
+                link.set_request(container_link, arp_notify=True),
+                *(address.add_request(container_link, ip.address) for ip in ips),
+                link.set_request(container_link, up=True),
+                *add_routes_requests(container_link, result),
             )
         if ipv6:
             with record.timed_step("wait for the IPv6 addresses"):
-                self._wait_usable(own)
+                self._wait_usable(container_link)
 
-    def announce(self, own: Link) -> None:
+    def announce(self, container_link: Link) -> None:
         """Has the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.
 
-        Who knew another owner of an address (a pod that is gone) keeps its dead MAC for up to a minute otherwise: the
-        announcement that the kernel made when the interface came up is lost where the other end did not forward yet,
-        as with the reference. Writing the interface's own MAC back is the event that repeats it. Raises KernelError.
+        Otherwise neighbours of an address's previous owner (a deleted pod) keep its stale MAC for up to a minute: the
+        announcement when the interface came up is lost if the host veth did not forward yet, as with the reference
+        plugins. Setting the interface's current MAC again triggers it. Raises KernelError.
         """
-        self.socket.change(link.set_request(own, mac=own.mac_bytes))
+        self.socket.change(link.set_request(container_link, mac=container_link.mac_bytes))
 
-    def _wait_usable(self, own: Link) -> None:
-        """Waits until no IPv6 address of the interface is tentative any more, told by the kernel, not by the clock."""
-        if not self._tentative(own):  # mostly, as none is without duplicate address detection
+    def _wait_usable(self, container_link: Link) -> None:
+        """Waits for kernel notifications until no IPv6 address of the interface is tentative."""
+        if not self._has_tentative_address(container_link):  # the usual case, without duplicate address detection
             return
         deadline = Deadline(_DAD_TIMEOUT_S)
-        with self.open_listener(address.RTNLGRP_IPV6_IFADDR) as news:
-            while self._tentative(own):
-                if news.wait_notifications(AddressMessage, deadline.remaining_s()) is None:
+        with self.open_listener(address.RTNLGRP_IPV6_IFADDR) as listener:
+            while self._has_tentative_address(container_link):
+                if listener.wait_notifications(AddressMessage, deadline.remaining_s()) is None:
                     if self.get_link().operstate == link.OPERSTATE_UP:
                         raise CniError(
                             Code.INTERNAL,
-                            f"link {own.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
+                            f"link {container_link.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
                             "IPv6 duplicate address detection did not finish; does the other end forward?",
                         )
-                    return  # without carrier it cannot finish; that is no failure (reference since 1.9.0)
+                    return  # without a carrier it cannot finish; no failure (as in the reference plugins since 1.9.0)
 
-    def _tentative(self, own: Link) -> bool:
-        """Tells whether an IPv6 address cannot be used yet; raises CniError(999) for one that another host has."""
-        found = address.list_on_link(self.socket, own, family=stdlib_socket.AF_INET6)
-        for assigned in found:
+    def _has_tentative_address(self, container_link: Link) -> bool:
+        """Returns whether an IPv6 address is tentative; raises CniError(999) for one that another host uses."""
+        addresses = address.list_on_link(self.socket, container_link, family=stdlib_socket.AF_INET6)
+        for assigned in addresses:
             if assigned.flags & IFA_F_DADFAILED:
                 raise CniError(
                     Code.INTERNAL,
-                    f"link {own.name} has address {assigned.address.ip} in DADFAILED state",
-                    "another host on this network uses the address: take it off there, or out of the IPAM's range",
+                    f"link {container_link.name} has address {assigned.address.ip} in DADFAILED state",
+                    "another host on this network uses the address: remove it there, or exclude it from the IPAM range",
                 )
-        return any(assigned.flags & IFA_F_TENTATIVE for assigned in found)
+        return any(assigned.flags & IFA_F_TENTATIVE for assigned in addresses)
 
     def list_routes(self, version: int) -> dict[Network, list[InstalledRoute]]:
-        """Returns the unicast routes of IP `version` by destination, as at the first call; raises KernelError."""
+        """Returns the unicast routes of IP `version` by destination, cached; raises KernelError."""
         if version not in self._routes:
             by_destination = self._routes[version] = {}
             for installed in route.list_unicast(self.socket, version):
@@ -158,59 +159,59 @@ class Sandbox:
         return self._routes[version]
 
 
-def check(sandbox: Sandbox, own: Link, prev_result: Result) -> None:
+def check(sandbox: Sandbox, container_link: Link, prev_result: Result) -> None:
     """Checks that the addresses and routes of `prev_result` are on the interface; raises CniError(999), KernelError.
 
-    Of a default route it is only asked that there be one: later plugins may move it. A route of another interface
-    of the sandbox cannot be told from ours and counts when it is anywhere.
+    Any default route passes, since later plugins may replace it. Routes may be on any interface: prevResult does not
+    list their interfaces.
     """
-    present = address.keys(address.list_on_link(sandbox.socket, own))
+    present = address.keys(address.list_on_link(sandbox.socket, container_link))
     for ip in attachment_ips(prev_result, sandbox.ifname, strict=False):
         if address.key(ip.address) not in present:
-            raise _lost(f'address {ip.address} is not on "{own.name}"', sandbox)
+            raise _missing(f'address {ip.address} is not on "{container_link.name}"', sandbox)
     for item in prev_result.routes:
         installed = sandbox.list_routes(item.dst.version).get(item.dst.network, [])
-        if not any(_serves(each, item) for each in installed):
-            raise _lost(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
+        if not any(_satisfies(each, item) for each in installed):
+            raise _missing(f"route {item.dst.network}{f' via {item.gw}' if item.gw else ''} is missing", sandbox)
 
 
-def _serves(installed: InstalledRoute, wanted: Route) -> bool:
-    """Tells whether a route to the same destination will do: any default route, else one with the same gateway."""
-    return not wanted.dst.network.prefixlen or wanted.gw in (None, installed.gw)
+def _satisfies(installed: InstalledRoute, expected: Route) -> bool:
+    """Returns whether a route to the same destination passes: any default route, else one with the same gateway."""
+    return not expected.dst.network.prefixlen or expected.gw in (None, installed.gw)
 
 
-def _lost(what: str, sandbox: Sandbox) -> CniError:
+def _missing(expected: str, sandbox: Sandbox) -> CniError:
     return CniError(
         Code.INTERNAL,
-        f"Expected {what}",
-        f"the network namespace is {sandbox.path}; remove the container and create it again",
+        f"Expected {expected}",
+        f"the network namespace is {sandbox.path}; {RECREATE}",
     )
 
 
-def add_routes_requests(own: Link, result: Result) -> list[Request]:
-    """Returns what adds the routes of `result`; one without a gateway leads over its family's first one."""
-    ips = attachment_ips(result, own.name, strict=False)
-    return [route.add_request(own, item, item.gw or _gateway(ips, item)) for item in result.routes]
+def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
+    """Returns requests that add the routes of `result`; the default gateway is the first of the route's family."""
+    ips = attachment_ips(result, container_link.name, strict=False)
+    return [route.add_request(container_link, item, item.gw or _gateway(ips, item)) for item in result.routes]
 
 
 def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
-    """Returns the addresses meant for the interface; `strict` refuses an index that points elsewhere (reference)."""
-    own = []
+    """Returns the interface's addresses in a result; `strict` raises for another index, as the reference plugins do."""
+    ips = []
     for ip in result.ips:
         if ip.interface is None:
             if not strict:
-                own.append(ip)
+                ips.append(ip)
             continue
         known = 0 <= ip.interface < len(result.interfaces)
         if known and result.interfaces[ip.interface].name == ifname:
-            own.append(ip)
+            ips.append(ip)
         elif strict:
             raise CniError(
                 Code.INTERNAL,
                 f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index',
-                f"interface {ip.interface} of the result is not that one; correct what the IPAM plugin answers",
+                f"interface {ip.interface} of the result is another one; correct the result of the IPAM plugin",
             )
-    return own
+    return ips
 
 
 def _gateway(ips: list[IPConfig], item: Route) -> Address | None:
@@ -219,10 +220,10 @@ def _gateway(ips: list[IPConfig], item: Route) -> Address | None:
     return next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, family)), None)
 
 
-def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
-    """Sets what must be set before addresses come; runs inside the sandbox.
+def _write_parameters(ifname: str, *, ipv6: bool, dad: bool) -> None:
+    """Sets the kernel parameters that must precede addresses; runs inside the namespace.
 
-    IPv6 settings are attempted also for an IPv4 attachment, because of the link-local address the interface gets.
+    IPv6 parameters are also written for an IPv4 attachment, for the interface's link-local address.
     """
     conf = f"ipv6/conf/{ifname}/"
     if dad:
@@ -234,7 +235,7 @@ def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
     try:
         for name in ("lo", ifname):
             sysctl.ensure(f"ipv6/conf/{name}/disable_ipv6", "0")
-        sysctl.try_write(conf + "ndisc_notify", "1")  # what arp_notify is to IPv4: announce() needs it
+        sysctl.try_write(conf + "ndisc_notify", "1")  # the IPv6 counterpart of arp_notify, for announce()
     except FileNotFoundError as error:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
@@ -245,5 +246,5 @@ def _prepare(ifname: str, *, ipv6: bool, dad: bool) -> None:
         raise CniError(
             Code.INTERNAL,
             f"failed to enable IPv6 on interface {ifname}: {error.filename}: {error.strerror}",
-            "IPv6 is switched off in the container, and to switch it on /proc/sys must be writable",
+            "IPv6 is disabled in the container; enabling it needs a writable /proc/sys",
         ) from error

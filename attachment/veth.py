@@ -1,6 +1,6 @@
-"""The pair of an attachment, from the host to the sandbox: made, found, and taken away whatever is left of it.
+"""The veth pair of an attachment, from the host to the container: creating, checking and deleting it.
 
-One rule: the pair is born in place, in one request; nothing is moved or renamed.
+One rule: one request creates both ends in their namespaces; no link is moved or renamed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from functools import partial
 from ipaddress import IPv6Interface
 from typing import NamedTuple
 
+from attachment.prev_result import OTHER_ATTACHMENT, RECREATE
 from attachment.sandbox import Sandbox
 from cni.address import Interface as Cidr
 from cni.address import format_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from cni.fields import Fields
 from cni.result import Interface, IPConfig, Result
 from kernel import address, link
@@ -29,19 +30,18 @@ from kernel.rtnl import Deadline, Socket
 from process import record
 from process.undo import Undo
 
-_NAME_TRIES = 10  # a random name is taken once in millions of times
-_MTU_MIN, _MTU_MAX = 68, 65535  # what the kernel lets a veth have (linux/if_ether.h)
-_PORTS_MAX = 1023  # of a bridge: 10 bits (BR_PORT_BITS), of which 0 is no port
+_NAME_TRIES = 10  # a random name collides once in millions of times
+_MTU_MIN, _MTU_MAX = 68, 65535  # the kernel's limits for a veth (linux/if_ether.h)
+_PORTS_MAX = 1023  # of a bridge: BR_PORT_BITS is 10, and port 0 does not exist
 _IPV6_MTU_MIN = 1280  # RFC 8200
-_CARRIER_TIMEOUT_S = 5.0  # the reference gives up after 2.55 s of sleeping in between
-_AGAIN = "remove the container and create it again"
+_CARRIER_TIMEOUT_S = 5.0  # the reference plugins poll for 2.55 s
 
 
 class CreatedVeth(NamedTuple):
-    """A new pair: the end on the host as it was asked for, and the links as they are, None for what is gone again.
+    """A new veth pair: the requested host end, and the links that the kernel reports, None for missing ones.
 
-    Of the sandbox's end only what it was asked to be, and its index, which the host's end tells: None where it does
-    not. `master` is the link of which the host's end is to be a port, None without one.
+    `container_veth` has the requested attributes and the index that the host veth reports; None without that index.
+    `master` is the bridge of the host veth, as reported after the creation; None without one.
     """
 
     host_end: VethEnd
@@ -53,21 +53,23 @@ class CreatedVeth(NamedTuple):
 def create(
     host: Socket, sandbox: Netns, ifname: str, undo: Undo, *, mac: bytes = b"", mtu: int = 0, master: Link | None = None
 ) -> CreatedVeth:
-    """Makes the pair, its host end up, a port of `master` if there is one, and looks it up, all in one send.
+    """Creates the veth pair and reads it back, in one send; the host veth is up, and a port of `master` if given.
 
-    `mac` is the sandbox's end's, b"" for any; `mtu` in bytes, 0 for the kernel's default. Raises CniError(999) when
-    the sandbox has an interface of the name already, KernelError.
+    `mac` is the container veth's, b"" for a random one; `mtu` in bytes, 0 for the kernel's default. Raises
+    CniError(999) when the container already has an interface called `ifname`, KernelError.
     """
-    inside = VethEnd(ifname, mac or link.random_mac())
+    container_end = VethEnd(ifname, mac or link.random_mac())
     for attempt in range(_NAME_TRIES):
-        outside = VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
-        # Whatever becomes of the answer: the address tells our pair from another's of the same name.
-        undo.push(f'delete "{outside.name}"', partial(delete, host, outside))
+        host_end = VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
+        # Before the request, whose answer may be lost; by the address, undo recognises this veth among others.
+        undo.push(f'delete "{host_end.name}"', partial(delete, host, host_end))
         try:
-            with record.timed_step("make the pair"):
-                pair = link.create_veth_request(outside, inside, sandbox, master=master.index if master else 0, mtu=mtu)
-                of_master = [link.by_index_request(master.index)] if master else []
-                found = host.change(pair, then=[link.by_name_request(outside.name), *of_master])
+            with record.timed_step("create the veth pair"):
+                index = master.index if master else 0
+                request = link.create_veth_request(host_end, container_end, sandbox, master=index, mtu=mtu)
+                reads = [link.by_name_request(host_end.name)]
+                reads += [link.by_index_request(index)] if index else []
+                answers = host.change(request, then=reads)
         except KernelError as error:
             if error.errno == errno.EXFULL and master:
                 raise full_bridge_error(master).prefixed("failed to make veth pair: ") from error
@@ -75,22 +77,22 @@ def create(
                 where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
                 msg = f"failed to make veth pair: {error}"
                 raise CniError(Code.INTERNAL, msg, error.details or where) from error
-            with Sandbox(sandbox, ifname) as inner:
-                if inner.find_link() or attempt == _NAME_TRIES - 1:
+            with Sandbox(sandbox, ifname) as container:
+                if container.find_link() or attempt == _NAME_TRIES - 1:
                     raise CniError(
                         Code.INTERNAL,
-                        f'container veth name ("{ifname}") peer provided ("{outside.name}") already exists',
+                        f'container veth name ("{ifname}") peer provided ("{host_end.name}") already exists',
                         f"{sandbox.path} has an interface of this name: the container is attached already; "
                         "run DEL first, or set CNI_IFNAME to another name",
                     ) from error
         else:
-            port, *others = [message and link.from_message(message) for message in found]
-            return CreatedVeth(outside, port, _inside(port, inside), *others or [None])
+            host_veth, *others = [message and link.from_message(message) for message in answers]
+            return CreatedVeth(host_end, host_veth, _container_veth(host_veth, container_end), *others or [None])
     raise AssertionError("unreachable")
 
 
 def refuse_full_bridge(host: Socket, bridge: Link) -> None:
-    """Raises CniError(50) for a bridge on which `make` would find no free port, KernelError."""
+    """Raises CniError(50) for a bridge without a free port, KernelError."""
     if link.count_ports(host, bridge.index) >= _PORTS_MAX:
         raise full_bridge_error(bridge)
 
@@ -105,73 +107,75 @@ def full_bridge_error(bridge: Link) -> CniError:
     )
 
 
-def _inside(port: Link | None, asked: VethEnd) -> Link | None:
-    """Returns the sandbox's end of a new pair; kernels before 5.10 do not tell its index when it is the port's, too."""
-    if port is None or not port.lower:
+def _container_veth(host_veth: Link | None, end: VethEnd) -> Link | None:
+    """Returns the container veth of a new pair; before Linux 5.10, None when both ends have the same index."""
+    if host_veth is None or not host_veth.lower:
         return None
-    return Link(port.lower, asked.name, format_mac(asked.mac), port.mtu, 0, port.kind, 0, port.index, None, 0)
+    kind, index = host_veth.kind, host_veth.index
+    return Link(host_veth.lower, end.name, format_mac(end.mac), host_veth.mtu, 0, kind, 0, index, None, 0)
 
 
-def delete(host: Socket, outside: VethEnd) -> None:
-    """Deletes a pair that `make` made, by its host end; absent is success. Raises KernelError."""
-    (port,) = link.get(host, link.by_name_request(outside.name))
-    if port is not None and port.mac == format_mac(outside.mac):
-        host.change(link.delete_request(port))
+def delete(host: Socket, host_end: VethEnd) -> None:
+    """Deletes a pair that create() created, by its host end; a missing one is success. Raises KernelError."""
+    (host_veth,) = link.get(host, link.by_name_request(host_end.name))
+    if host_veth is not None and host_veth.mac == format_mac(host_end.mac):
+        host.change(link.delete_request(host_veth))
 
 
 def get_host_veth(host: Socket, name: str) -> Link:
-    """Returns the host end; raises CniError(999) when it is gone, KernelError."""
-    (port,) = link.get(host, link.by_name_request(name))
-    if port is None:
+    """Returns the host veth; raises CniError(999) when it no longer exists, KernelError."""
+    (host_veth,) = link.get(host, link.by_name_request(name))
+    if host_veth is None:
         raise CniError(Code.INTERNAL, f'failed to lookup "{name}": Link not found', "something else deleted it")
-    return port
+    return host_veth
 
 
-def wait_carrier(socket: Socket, end: Link, what: str) -> None:
-    """Waits until an end of the pair, of `socket`'s namespace, passes packets, when both are up.
+def wait_carrier(socket: Socket, end: Link, name: str) -> None:
+    """Waits until `end`, in the socket's namespace, of a veth pair with both ends up has a carrier.
 
-    The kernel notices the carrier in the background. Since Linux 6.8 asking for the link brings that up to date, so
-    that mostly nothing is waited for; before, its announcement is. Raises CniError(999), "<what> in error state: ...",
-    when it does not come to that.
+    The kernel updates the carrier in the background. Since Linux 6.8 reading the link updates it, too, so that there is
+    mostly no wait; earlier kernels announce it. Raises CniError(999), "<name> in error state: ...", after 5 s.
     """
     if get_host_veth(socket, end.name).operstate == link.OPERSTATE_UP:
         return
     deadline = Deadline(_CARRIER_TIMEOUT_S)
-    with record.timed_step("wait for the carrier"), Socket() as news:
-        news.subscribe(link.RTNLGRP_LINK)
+    with record.timed_step("wait for the carrier"), Socket() as listener:
+        listener.subscribe(link.RTNLGRP_LINK)
         while (end := get_host_veth(socket, end.name)).operstate != link.OPERSTATE_UP:
-            if news.wait_notifications(LinkMessage, deadline.remaining_s()) is None:
+            if listener.wait_notifications(LinkMessage, deadline.remaining_s()) is None:
                 state = link.OPERSTATES[end.operstate] if end.operstate < len(link.OPERSTATES) else "?"
-                raise CniError(Code.INTERNAL, f"{what} in error state: {state}", f'the host interface is "{end.name}"')
+                raise CniError(Code.INTERNAL, f"{name} in error state: {state}", f'the host interface is "{end.name}"')
 
 
-def delete_attachment_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None = None) -> tuple[Cidr, ...]:
-    """Deletes the sandbox's interface, and returns the addresses of its other ones: their rules are not ours to delete.
+def delete_attachment_veth(
+    args: CmdArgs, net_conf: NetConf, host: Socket, bridge: str | None = None
+) -> tuple[Cidr, ...]:
+    """Deletes the attachment's veth pair; returns the addresses of the container's other interfaces.
 
-    Without a namespace there are no others. Who is root in the sandbox may have given our interface another name, and
-    ours to something else, `lo` even, which cannot be deleted; and our address to another interface. `bridge` is the
-    bridge that the host veth is a port of, None for a plugin without bridges.
+    The rules of those addresses belong to other attachments. () without a namespace. Root in the container may have
+    renamed the interface, used its name for another one, even `lo`, which cannot be deleted, or moved its address.
+    `bridge` is the bridge of the host veth, None for a plugin without bridges.
     """
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
-            inside = sandbox.find_link()
-            others = list_other_addresses(sandbox, inside)
-            if inside is None or not inside.kind or not sandbox.delete_link(inside, host):
-                _delete_host_veth(args, conf, host, bridge, namespace)
-            return _elsewhere(others, conf)
+            container_veth = sandbox.find_link()
+            others = list_other_addresses(sandbox, container_veth)
+            if container_veth is None or not container_veth.kind or not sandbox.delete_link(container_veth, host):
+                _delete_host_veth(args, net_conf, host, bridge, namespace)
+            return _exclude_attached(others, net_conf)
     except NetnsMissingError:
-        _delete_host_veth(args, conf, host, bridge, None)
+        _delete_host_veth(args, net_conf, host, bridge, None)
         return ()
 
 
-def list_other_addresses(sandbox: Sandbox, inside: Link | None) -> tuple[Cidr, ...]:
-    """Returns the addresses of the sandbox's other interfaces."""
-    return tuple(item.address for item in address.list_elsewhere(sandbox.socket, inside))
+def list_other_addresses(sandbox: Sandbox, container_veth: Link | None) -> tuple[Cidr, ...]:
+    """Returns the addresses of the container's interfaces other than `container_veth`; raises KernelError."""
+    return tuple(item.address for item in address.list_elsewhere(sandbox.socket, container_veth))
 
 
-def result_interface(conf: NetConf, found: Link, sandbox: str = "") -> Interface:
-    """Returns a link as a result tells of it: its MTU since CNI 1.1.0."""
-    return Interface(found.name, found.mac, found.mtu if conf.version == "1.1.0" else 0, sandbox)
+def result_interface(net_conf: NetConf, iface: Link, sandbox: str = "") -> Interface:
+    """Returns a link as an interface of a CNI result, with its MTU since CNI 1.1.0."""
+    return Interface(iface.name, iface.mac, iface.mtu if net_conf.version == "1.1.0" else 0, sandbox)
 
 
 def parse_mtu(fields: Fields, hint: str = "leave it out for the kernel's default") -> int:
@@ -183,81 +187,81 @@ def parse_mtu(fields: Fields, hint: str = "leave it out for the kernel's default
 
 
 def refuse_small_mtu(mtu: int, ips: Iterable[IPConfig], hint: str = "") -> None:
-    """Raises CniError(7) for an MTU with which the kernel would take IPv6 addresses off the interface again."""
+    """Raises CniError(7) for an MTU at which the kernel removes IPv6 addresses from the interface."""
     if 0 < mtu < _IPV6_MTU_MIN and any(isinstance(ip.address, IPv6Interface) for ip in ips):
-        msg = f'"mtu" {mtu} is too small for the IPv6 addresses that IPAM gives'
+        msg = f'"mtu" {mtu} is too small for the IPv6 addresses that IPAM allocates'
         raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200){hint}")
 
 
 def listed_container_interface(args: CmdArgs, prev_result: Result) -> Interface:
-    """Returns what prevResult says of the sandbox's end; raises CniError(999)."""
+    """Returns the container's interface in prevResult; raises CniError(999)."""
     for item in prev_result.interfaces:
         if item.name == args.ifname and item.sandbox:
             if item.sandbox != args.netns:
                 msg = f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}"
-                raise CniError(Code.INTERNAL, msg, _AGAIN)
+                raise internal(msg, RECREATE)
             return item
-    details = "the runtime gave the result of another attachment, or the configuration was changed since"
-    raise CniError(Code.INTERNAL, f"Interface name {args.ifname} not found in prevResult", details)
+    raise internal(f"Interface name {args.ifname} not found in prevResult", OTHER_ATTACHMENT)
 
 
-def check_host_veth(outside: Link, prev_result: Result) -> str:
-    """Checks that the host's end is up and has the address that prevResult says, "" unless it is not listed there.
+def check_host_veth(host_veth: Link, prev_result: Result) -> str:
+    """Checks that the host veth is up and has the MAC address that prevResult lists.
 
-    Raises CniError(999).
+    Returns "", or the problem when prevResult does not list it. Raises CniError(999).
     """
-    listed = next((item for item in prev_result.interfaces if item.name == outside.name and not item.sandbox), None)
+    listed = next((item for item in prev_result.interfaces if item.name == host_veth.name and not item.sandbox), None)
     if listed is None:
-        return (
-            f'"{outside.name}" is not in prevResult: '
-            "the runtime gave the result of another attachment, or the configuration was changed since"
-        )
-    if listed.mac and outside.mac != listed.mac:
-        details = f'it is {outside.mac}; set it back: ip link set "{outside.name}" address {listed.mac}'
-        raise CniError(Code.INTERNAL, f"Interface {outside.name} Mac doesn't match: {listed.mac} not found", details)
-    if not outside.is_up:
-        details = f'set it up: ip link set "{outside.name}" up'
-        raise CniError(Code.INTERNAL, f"Interface {outside.name} is down", details)
+        return f'"{host_veth.name}" is not in prevResult: {OTHER_ATTACHMENT}'
+    if listed.mac and host_veth.mac != listed.mac:
+        details = f'it is {host_veth.mac}; set it back: ip link set "{host_veth.name}" address {listed.mac}'
+        raise CniError(Code.INTERNAL, f"Interface {host_veth.name} Mac doesn't match: {listed.mac} not found", details)
+    if not host_veth.is_up:
+        details = f'set it up: ip link set "{host_veth.name}" up'
+        raise CniError(Code.INTERNAL, f"Interface {host_veth.name} is down", details)
     return ""
 
 
-def _elsewhere(addresses: tuple[Cidr, ...], conf: NetConf) -> tuple[Cidr, ...]:
-    """Returns those that prevResult, where it can be read, does not give to this attachment."""
+def _exclude_attached(addresses: tuple[Cidr, ...], net_conf: NetConf) -> tuple[Cidr, ...]:
+    """Returns `addresses` without those that prevResult, if readable, lists for this attachment."""
     if all(item.ip.is_loopback for item in addresses):
-        return addresses  # most sandboxes have no others, and reading prevResult takes time
+        return addresses  # most containers have no others, and parsing prevResult takes time
     try:
-        prev_result = conf.prev_result()
+        prev_result = net_conf.prev_result()
     except CniError:
         return addresses
-    own = {item.address.ip for item in prev_result.ips} if prev_result else set()
-    return tuple(item for item in addresses if item.ip not in own)
+    attached = {item.address.ip for item in prev_result.ips} if prev_result else set()
+    return tuple(item for item in addresses if item.ip not in attached)
 
 
-def _delete_host_veth(args: CmdArgs, conf: NetConf, host: Socket, bridge: str | None, namespace: Netns | None) -> None:
-    """Deletes the host veth that prevResult names, if the kernel confirms that it is this attachment's.
+def _delete_host_veth(
+    args: CmdArgs, net_conf: NetConf, host: Socket, bridge: str | None, namespace: Netns | None
+) -> None:
+    """Deletes the host veth that prevResult lists, if the kernel confirms that it is this attachment's.
 
-    A namespace whose file is gone lives on while a process is in it, and so does the veth pair with its addresses. An
-    uplink may be a veth, too (kind, LXC), and prevResult may be another attachment's: an unconfirmed one stays.
+    A namespace without its file exists while a process is in it, and so does the veth pair with its addresses. An
+    unconfirmed veth stays: an uplink may be a veth, too (kind, LXC), and prevResult may be another attachment's.
     """
     try:
-        prev_result = conf.prev_result() or Result()
+        prev_result = net_conf.prev_result() or Result()
     except CniError:
-        return  # DEL does what it can without
+        return  # DEL continues without prevResult
     for item in prev_result.interfaces:
         if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
-            (found,) = link.get(host, link.by_name_request(item.name))
+            (veth,) = link.get(host, link.by_name_request(item.name))
             if (
-                found
-                and found.kind == "veth"
-                and found.mac == item.mac
-                and _leads_to_sandbox(host, found, args, prev_result, namespace)
-                and _is_unused(host, found, prev_result, bridge)
+                veth
+                and veth.kind == "veth"
+                and veth.mac == item.mac
+                and _is_peer_in_container(host, veth, args, prev_result, namespace)
+                and _is_unused(host, veth, prev_result, bridge)
             ):
-                host.change(link.delete_request(found))
+                host.change(link.delete_request(veth))
 
 
-def _leads_to_sandbox(host: Socket, veth: Link, args: CmdArgs, prev_result: Result, namespace: Netns | None) -> bool:
-    """Tells whether a host veth leads into `namespace`, or to the MAC address that ADD gave the sandbox's interface."""
+def _is_peer_in_container(
+    host: Socket, veth: Link, args: CmdArgs, prev_result: Result, namespace: Netns | None
+) -> bool:
+    """Returns whether a veth's peer is in `namespace`, or has the MAC address of the container's interface."""
     number = link.get_namespace_ids(host, [namespace])[0] if namespace else None
     if number is not None and number == veth.lower_nsid:
         return True
@@ -269,9 +273,9 @@ def _leads_to_sandbox(host: Socket, veth: Link, args: CmdArgs, prev_result: Resu
 
 
 def _is_unused(host: Socket, veth: Link, prev_result: Result, bridge: str | None) -> bool:
-    """Tells whether a host veth is as the plugin made it: a port of `bridge` without addresses, or with gateways only.
+    """Returns whether a veth is as ADD left it: a port of `bridge` without addresses, or with gateway addresses only.
 
-    The kernel itself gives each interface a link-local IPv6 address.
+    The link-local IPv6 address, which the kernel adds to each interface, is ignored.
     """
     gateways = {ip.gateway for ip in prev_result.ips} if bridge is None else set()
     assigned = (item.address.ip for item in address.list_on_link(host, veth))

@@ -1,6 +1,6 @@
 """IP addresses on links: listing, adding, removing.
 
-One rule: functions named after an object return a Request; only `on_link`, `elsewhere` and `every` talk.
+One rule: *_request functions return a Request and do no I/O; list_* functions send requests.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kernel.wire import AnswerError, Attributes, DecodedMessage, attribute_specs
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTNLGRP_IPV6_IFADDR = 9
 IFA_F_NODAD, IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x02, 0x08, 0x40  # linux/if_addr.h
-_OF_AN_ADDRESS = attribute_specs(AddressMessage, IFA_LOCAL=b"", IFA_ADDRESS=b"", IFA_FLAGS=0)
+_ADDRESS_SPECS = attribute_specs(AddressMessage, IFA_LOCAL=b"", IFA_ADDRESS=b"", IFA_FLAGS=0)
 
 
 class AssignedAddress(NamedTuple):
-    """One address as it stands on a link: its bytes, the length of its prefix, IFA_F_* flags."""
+    """An address on a link: its bytes, prefix length and IFA_F_* flags."""
 
     packed: bytes
     prefix: int
@@ -32,7 +32,7 @@ class AssignedAddress(NamedTuple):
 
     @property
     def address(self) -> Interface:
-        """The address as a value; raises AnswerError for what is none."""
+        """The address as an ipaddress object; raises AnswerError for an invalid one."""
         try:
             if len(self.packed) == 4:
                 return IPv4Interface((self.packed, self.prefix))
@@ -42,7 +42,7 @@ class AssignedAddress(NamedTuple):
 
 
 def key(address: Interface) -> tuple[bytes, int]:
-    """Returns an address as an `Assigned` begins: comparing that takes less time than making values of all."""
+    """Returns (bytes, prefix length), which compares with AssignedAddress[:2] without creating ipaddress objects."""
     return address.packed, address.network.prefixlen
 
 
@@ -67,36 +67,37 @@ def list_elsewhere(socket: Socket, link: Link | None) -> list[AssignedAddress]:
 
 def list_by_link(socket: Socket) -> dict[int, list[AssignedAddress]]:
     """Returns the addresses of the namespace by the ifindex of their links; raises KernelError."""
-    found: dict[int, list[AssignedAddress]] = {}
+    by_link: dict[int, list[AssignedAddress]] = {}
     for message in socket.dump(Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)):
-        found.setdefault(message["index"], []).append(_assigned(message))
-    return found
+        by_link.setdefault(message["index"], []).append(_assigned(message))
+    return by_link
 
 
 def add_request(link: Link, address: Interface, *, exists_ok: bool = False, dad: bool = True) -> Request:
-    """Adds an address, scope global; IPv4 gets a broadcast address when the prefix is shorter than 31 (reference).
+    """Returns a request that adds an address of global scope, as the reference plugins do.
 
-    Without `dad` the kernel skips duplicate address detection, so that an IPv6 address can be used at once.
+    An IPv4 address with a prefix shorter than 31 bits gets a broadcast address. Without `dad` the kernel skips
+    duplicate address detection, so that an IPv6 address is usable at once.
     """
-    doing = f'add IP addr {format_ip(address)} to "{link.name}"'
+    description = f'add IP addr {format_ip(address)} to "{link.name}"'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     ignore = (errno.EEXIST,) if exists_ok else ()
     values = _values(link, address)
     if not dad and isinstance(address, IPv6Interface):
         values["flags"] = IFA_F_NODAD
-    return Request(doing, AddressMessage, RTM_NEWADDR, flags, values, _attributes(address), ignore)
+    return Request(description, AddressMessage, RTM_NEWADDR, flags, values, _attributes(address), ignore)
 
 
 def remove_request(link: Link, address: Interface) -> Request:
-    """Removes an address; absent is success."""
-    doing = f'remove IP address {address} from "{link.name}"'
+    """Returns a request that removes an address; a missing one is success."""
+    description = f'remove IP address {address} from "{link.name}"'
     packed: Attributes = [("IFA_LOCAL", address.packed)]
     values = _values(link, address)
-    return Request(doing, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
+    return Request(description, AddressMessage, RTM_DELADDR, NLM_F_ACK, values, packed, (errno.EADDRNOTAVAIL,))
 
 
 def _assigned(message: DecodedMessage) -> AssignedAddress:
-    local, peer, flags = message.get_attributes(_OF_AN_ADDRESS)
+    local, peer, flags = message.get_attributes(_ADDRESS_SPECS)
     if not (packed := local or peer):
         raise AnswerError("IFA_ADDRESS is missing")
     return AssignedAddress(packed, message["prefixlen"], flags or message["flags"])

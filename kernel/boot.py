@@ -1,4 +1,4 @@
-"""Which boot this is, and when it began: this tells records of the current boot from those of an earlier one.
+"""The ID and the time of the current boot, which distinguish its records from those of an earlier boot.
 
 One rule: a value that cannot be read is empty (b"", 0), and callers then treat nothing as stale.
 """
@@ -15,9 +15,9 @@ _OFFSETS_BYTES = 4096
 
 
 def get_boot_id() -> bytes:
-    """Returns the kernel's ID of the current boot, b"" where it cannot be read.
+    """Returns the kernel's ID of the current boot, b"" when it cannot be read.
 
-    A container may see another one: systemd-nspawn and LXC mount a file of theirs over the kernel's.
+    A container may see another ID: systemd-nspawn and LXC mount their own file over the kernel's.
     """
     try:
         fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
@@ -30,9 +30,9 @@ def get_boot_id() -> bytes:
 
 
 def get_boot_time_ns() -> int:
-    """Returns when the machine booted, by its wall clock as it is now, in ns since 1970; 0 where it cannot be read.
+    """Returns the time of the machine's boot by its current wall clock, in ns since 1970; 0 when it cannot be read.
 
-    It is the machine's boot in every container, whose time namespace may shift CLOCK_BOOTTIME (time_namespaces(7)).
+    The result is the same in every container, although time namespaces shift CLOCK_BOOTTIME (time_namespaces(7)).
     """
     try:
         shift_ns = _boottime_shift_ns()
@@ -42,11 +42,11 @@ def get_boot_time_ns() -> int:
 
 
 def _boottime_shift_ns() -> int:
-    """Returns what our time namespace adds to CLOCK_BOOTTIME; before Linux 5.6 there are none."""
+    """Returns the offset of CLOCK_BOOTTIME in this time namespace, 0 before Linux 5.6, which has none."""
     try:
         table = files.read("/proc/self/timens_offsets", _OFFSETS_BYTES).decode()
     except FileNotFoundError:
-        os.stat("/proc/self")  # raises where there is no /proc to say so
+        os.stat("/proc/self")  # raises without /proc
         return 0
     for clock, seconds, nanoseconds in (line.split() for line in table.splitlines()):
         if clock == "boottime":

@@ -1,13 +1,13 @@
 """Netlink messages: the few attributes we use, as pyroute2 message classes.
 
-One rule: this is the only module that imports pyroute2; kernel.codec_netfilter and kernel.codec_traffic stand on it.
-Three decisions, all measured:
+One rule: this is the only module that imports pyroute2; kernel.codec_netfilter and kernel.codec_traffic import it from
+here. Three decisions, all measured:
 
-- `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so a bare package takes its place and only
+- `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so an empty package replaces it and only
   `pyroute2.netlink`, the codec, is loaded.
-- pyroute2's own message classes know every attribute the kernel has; ours on the same `nlmsg` base know those we use,
-  and the executable is some megabytes smaller. Its full classes are what tests/unit/test_codec.py compares ours with.
-- What the classes say is written and read by kernel.wire, in a tenth of the time or less.
+- pyroute2's own message classes know every attribute the kernel has; these classes on the same `nlmsg` base know those
+  that podwire uses, so that the executable is some megabytes smaller. tests/unit/test_codec.py compares both.
+- kernel.wire encodes and decodes by these classes, in a tenth of pyroute2's time or less.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if "pyroute2" not in sys.modules:
     _package.__path__ = list(_spec.submodule_search_locations or ())
     sys.modules["pyroute2"] = _package
 
-# After the stand-in; by these names the other modules of messages have them from here (PEP 484's form of handing on).
+# Imported after the replacement above; the `as` form re-exports them for the other message modules (PEP 484).
 from pyroute2.netlink import nla as nla  # noqa: PLC0414
 from pyroute2.netlink import nlmsg as nlmsg  # noqa: PLC0414
 
 from kernel.wire import prepare
 
-# Names are the kernel's (linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h); raw bytes ("cdata") for addresses,
-# which ipaddress turns into values without a detour through text.
+# Names are the kernel's (linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h). Addresses are bytes ("cdata"), from
+# which ipaddress creates objects without parsing text.
 _LINK_ATTRIBUTES = (
     (1, "IFLA_ADDRESS", "cdata"),
     (3, "IFLA_IFNAME", "asciiz"),
@@ -91,7 +91,7 @@ class _Peer(nla):  # type: ignore[misc]
 
 
 class _LinkData(nla):  # type: ignore[misc]
-    """IFLA_INFO_DATA, whose numbers mean something else for each kind of link: who reads it knows the kind."""
+    """IFLA_INFO_DATA, whose attribute numbers depend on the kind of link: check the kind before reading it."""
 
     nla_map = (
         (1, "VETH_INFO_PEER", "peer"),

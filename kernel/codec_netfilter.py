@@ -1,6 +1,6 @@
 """Netfilter's messages: batches, nftables' objects, and connections, as message classes on kernel.codec.
 
-One rule: as there, only the attributes that we use; their names are the kernel's.
+One rule: as there, only the attributes that podwire uses; their names are the kernel's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfg
 
 
 class BatchMessage(nlmsg):  # type: ignore[misc]
-    """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg, and what the rules must still be like."""
+    """NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END: struct nfgenmsg, and the expected generation of the rules."""
 
     fields = _FIELDS
     nla_map = ((1, "NFNL_BATCH_GENID", "be32"),)
@@ -55,7 +55,7 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
 class RuleMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
 
-    Expressions are bytes (kernel.netfilter.nft_rule makes them).
+    Expressions are bytes (kernel.netfilter.nft_rule encodes them).
     """
 
     fields = _FIELDS
@@ -88,7 +88,7 @@ class SetMessage(nlmsg):  # type: ignore[misc]
 class SetElementsMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWSETELEM and its kin: struct nfgenmsg and NFTA_SET_ELEM_LIST_* attributes.
 
-    Elements are bytes (kernel.netfilter.nft_set makes and reads them).
+    Elements are bytes (kernel.netfilter.nft_set encodes and decodes them).
     """
 
     fields = _FIELDS

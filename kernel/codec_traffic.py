@@ -1,6 +1,6 @@
 """Traffic control's messages: queueing disciplines and filters, as message classes on kernel.codec.
 
-One rule: as there, only the attributes that we use; their names are the kernel's. Its C structs are bytes here, which
+One rule: as there, only the attributes that podwire uses; their names are the kernel's. C structs are bytes, which
 kernel.traffic packs.
 """
 
@@ -41,7 +41,7 @@ class _HtbOptions(nla):  # type: ignore[misc]
 
 
 class QdiscMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWQDISC, RTM_NEWTCLASS and their kin: struct tcmsg; the options depend on the kind, which is before them."""
+    """RTM_NEWQDISC, RTM_NEWTCLASS and their kin: struct tcmsg; the options depend on the kind, which precedes them."""
 
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"))
@@ -59,14 +59,14 @@ class MirredOptions(nla):  # type: ignore[misc]
 
 
 class Action(nla):  # type: ignore[misc]
-    """One of them: its kind, and options that depend on it; mirred's count here."""
+    """One action: its kind, and options that depend on it; only mirred's are decoded."""
 
     nla_map = ((1, "TCA_ACT_KIND", "asciiz"), (2, "TCA_ACT_OPTIONS", "mirred_options"))
     mirred_options = MirredOptions
 
 
 class Actions(nla):  # type: ignore[misc]
-    """TCA_U32_ACT: a filter's actions, numbered from 1 in the order in which they are taken; the first counts here."""
+    """TCA_U32_ACT: a filter's actions, numbered from 1 in their order; only the first is decoded."""
 
     nla_map = ((1, "TCA_ACT_PRIO_1", "action"),)
     action = Action
@@ -80,7 +80,7 @@ class U32Options(nla):  # type: ignore[misc]
 
 
 class FilterMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWTFILTER and its kin: struct tcmsg, whose `info` is priority and protocol; options as of a qdisc."""
+    """RTM_NEWTFILTER and its kin: struct tcmsg, `info` is priority and protocol; the options depend on the kind."""
 
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"), (11, "TCA_CHAIN", "uint32"))

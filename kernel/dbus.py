@@ -1,10 +1,10 @@
 """D-Bus: method calls on the system bus, several in one send, over a plain blocking socket.
 
-One rule: a conversation ends within CONVERSATION_S, whoever hangs. jeepney writes and reads the messages; its own
-connections are not used, since they wait without letting a signal in, and call by call.
+One rule: a conversation ends within CONVERSATION_S, even when the bus or the service hangs. jeepney encodes and decodes
+the messages; its own connections are not used, since they block signals while waiting, and wait after each call.
 
-What it costs: where nobody listens, one system call; a connection wakes the bus up twice (who we are, Hello), and each
-send wakes up the bus and who is called.
+Cost: one system call without a bus; a connection wakes up the bus twice (authentication, Hello), and each send wakes up
+the bus and the service.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NO_REPLY = "org.freedesktop.DBus.Error.NoReply"
 NO_OWNER_ERRORS = ("org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.ServiceUnknown")
 ROLLBACK_S = 1.0
 _CHUNK_BYTES = 1 << 16
-_MOST_BYTES = 1 << 20  # of one conversation: what is asked for here are names
-_LATEST_S = 0.001  # for what is sent after the conversation's end, to take back what may have been done
+_MOST_BYTES = 1 << 20  # received in one conversation: the replies are short names
+_MIN_TIMEOUT_S = 0.001  # for calls after the conversation's end, which roll back
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BUS, _BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 
@@ -44,7 +44,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True)
 class Call:
-    """One method call, whose arguments are strings; `doing` says what it changes, "" for one that only asks."""
+    """One method call with string arguments; `description` names the change, "" for a read-only call."""
 
     destination: str
     path: str
@@ -54,7 +54,7 @@ class Call:
     description: str = ""
 
     def encode(self, serial: int) -> bytes:
-        """Returns the message's bytes. It starts nobody: who is not there has nothing to be asked for."""
+        """Returns the message's bytes. Sets NO_AUTO_START, so that the call fails when the service is not running."""
         address = DBusAddress(self.path, bus_name=self.destination, interface=self.interface)
         signature = "s" * len(self.arguments) or None
         message = new_method_call(address, self.method, signature, self.arguments)
@@ -65,19 +65,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a call: the values that came back, or the name of an `error` and its text."""
+    """The reply to a call: its values, or the name of an `error` with its text as value."""
 
     values: tuple[Any, ...] = ()
     error: str = ""
 
     @property
     def value(self) -> Any:
-        """The first value or the error's text, None when there is none."""
+        """The first value or the error's text, None without one."""
         return self.values[0] if self.values else None
 
 
 class BusError(CniError):
-    """There is no bus that listens to us: no socket, no access, or something that is none; code 999."""
+    """The system bus cannot be used: no socket, no access, or the peer does not speak D-Bus; code 999."""
 
 
 class Bus:
@@ -91,7 +91,7 @@ class Bus:
         self._deadline = Deadline(CONVERSATION_S)
         self._parser = Parser()
         self._received = self._serial = 0
-        self._socket = self._connected()
+        self._socket = self._connect()
         try:
             self._greet()
         except BaseException:
@@ -111,24 +111,24 @@ class Bus:
         self._socket.close()
 
     def shorten_deadline(self) -> None:
-        """Ends the conversation within HURRY_S: who is called takes back what is asked to, in its own time."""
+        """Ends the conversation within ROLLBACK_S: the service completes later calls on its own."""
         self._deadline = Deadline(min(ROLLBACK_S, self._deadline.remaining_s()))
 
     def get_owner(self, name: str) -> str:
-        """Returns the connection that has a well-known name, "" when nobody has; raises CniError."""
-        reply = self._demand(Call(_BUS, _BUS_PATH, _BUS, "GetNameOwner", (name,)), NO_OWNER_ERRORS)
+        """Returns the connection that owns a well-known name, "" when none does; raises CniError."""
+        reply = self._call_bus(Call(_BUS, _BUS_PATH, _BUS, "GetNameOwner", (name,)), NO_OWNER_ERRORS)
         return "" if reply.error else str(reply.value)
 
     def call(self, *calls: Call) -> list[Reply]:
         """Sends calls in one send and returns their replies in order.
 
-        What is not answered in time, or before the bus hangs up, is so with the error NO_REPLY, as libdbus has it;
-        who was called may still do it, and before what is sent to it later. Raises CniError only when nothing was sent.
+        A call without a reply in time, or before the bus closes the connection, gets the error NO_REPLY, as in
+        libdbus; the service may still execute it, before any later call. Raises CniError only when nothing was sent.
         """
         if record.is_dry_run() and any(call.description for call in calls):
             record.change(*(call.description for call in calls))
             return [Reply()] * len(calls)
-        with record.timed_step("ask on the system bus"):
+        with record.timed_step("call a service on the system bus"):
             replies, failure = self._exchange(calls)
         if record.is_recording():
             done = [call.description for call, reply in zip(calls, replies, strict=True) if reply and not reply.error]
@@ -136,7 +136,7 @@ class Bus:
         return [reply or Reply((failure and failure.msg,), NO_REPLY) for reply in replies]
 
     def _exchange(self, calls: Sequence[Call], before: bytes = b"") -> tuple[list[Reply | None], CniError | None]:
-        """Sends `before` and calls; returns the replies in order, and what ended the waiting for the missing ones."""
+        """Sends `before` and the calls; returns the replies in order, and the error that ended the wait, if any."""
         first = self._serial + 1
         self._serial += len(calls)
         self._send(before + b"".join(call.encode(serial) for serial, call in enumerate(calls, first)))
@@ -148,8 +148,8 @@ class Bus:
             return list(replies.values()), error
         return list(replies.values()), None
 
-    def _connected(self) -> socket.socket:
-        """Returns a socket connected to the first address that takes it."""
+    def _connect(self) -> socket.socket:
+        """Returns a socket connected to the first address that accepts it."""
         problem = "it names no unix socket"
         for name in _unix_sockets(self.address):
             candidate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -164,18 +164,18 @@ class Bus:
         raise self._unusable(problem)
 
     def _greet(self) -> None:
-        """Says who we are, by the socket's credentials, and gets a name: a bus answers nobody without one."""
+        """Authenticates by the socket's credentials and says Hello, without which a bus answers no call."""
         authenticator = Authenticator()
         try:
             for line in authenticator:
                 self._send(line)
                 authenticator.feed(self._receive())
         except AuthenticationError as error:
-            raise self._unusable(f"it refuses us: {error}") from error
-        self._demand(Call(_BUS, _BUS_PATH, _BUS, "Hello"), before=BEGIN)
+            raise self._unusable(f"it refuses the connection: {error}") from error
+        self._call_bus(Call(_BUS, _BUS_PATH, _BUS, "Hello"), before=BEGIN)
 
-    def _demand(self, call: Call, accepted: tuple[str, ...] = (), before: bytes = b"") -> Reply:
-        """Returns the reply of the bus itself to one call; raises CniError for an error that is not `accepted`."""
+    def _call_bus(self, call: Call, accepted: tuple[str, ...] = (), before: bytes = b"") -> Reply:
+        """Calls the bus itself and returns its reply; raises CniError for an error that is not `accepted`."""
         (reply,), failure = self._exchange([call], before)
         if failure or not reply:
             raise failure or self._late()
@@ -190,19 +190,19 @@ class Bus:
             raise self._unusable((error.strerror or str(error)).lower()) from error
 
     def _receive(self) -> bytes:
-        """Returns what has come, something; raises CniError."""
+        """Receives at least one byte; raises CniError."""
         try:
             data = self._wait(self._socket, partial(self._socket.recv, _CHUNK_BYTES))
         except OSError as error:
             raise self._unusable((error.strerror or str(error)).lower()) from error
         self._received += len(data)
         if not data or self._received > _MOST_BYTES:
-            raise self._unusable("it says too much" if data else "it has hung up")
+            raise self._unusable("it sends too much" if data else "it closed the connection")
         return data
 
     def _wait(self, connection: socket.socket, action: Callable[[], Done]) -> Done:
-        """Returns what `action` on a socket returns; raises OSError, and CniError(11) when the time is over."""
-        connection.settimeout(self._deadline.remaining_s() or _LATEST_S)
+        """Runs `action` on a socket and returns its result; raises OSError, and CniError(11) after the deadline."""
+        connection.settimeout(self._deadline.remaining_s() or _MIN_TIMEOUT_S)
         try:
             with unblocked():
                 return action()
@@ -210,7 +210,7 @@ class Bus:
             raise self._late() from error
 
     def _replies(self) -> list[tuple[int, Reply]]:
-        """Returns the replies among the messages that come next, with what they answer; raises CniError."""
+        """Receives messages; returns (serial of the call, reply) pairs. Raises CniError."""
         data = self._receive()
         try:
             return [
@@ -219,10 +219,10 @@ class Bus:
                 if HeaderFields.reply_serial in message.header.fields
             ]
         except (ValueError, KeyError, IndexError, struct.error) as error:
-            raise self._unusable(f"what it says is no D-Bus: {error}") from error
+            raise self._unusable(f"it does not speak D-Bus: {error}") from error
 
     def _late(self) -> CniError:
-        details = f"the system bus ({self.address}) or who is asked by it hangs, or is starting"
+        details = f"the system bus ({self.address}) or the service hangs or is starting; try again"
         return CniError(Code.TRY_AGAIN_LATER, f"D-Bus: no answer within {CONVERSATION_S:.0f} s", details)
 
     def _unusable(self, why: str) -> BusError:
@@ -237,15 +237,15 @@ def _reply(message: Message) -> Reply:
 
 
 def _unix_sockets(address: str) -> Iterator[str]:
-    """Yields the sockets of a bus address ("unix:path=/run/x,guid=5;unix:abstract=y"), as connect takes them."""
+    """Yields the sockets of a bus address ("unix:path=/run/x,guid=5;unix:abstract=y")."""
     for one in address.split(";"):
         transport, _, keys = one.partition(":")
         for key in keys.split(",") if transport == "unix" else ():
             name, _, value = key.partition("=")
             if name in ("path", "abstract") and value:
-                yield ("\0" if name == "abstract" else "") + _unescaped(value)
+                yield ("\0" if name == "abstract" else "") + _unescape(value)
 
 
-def _unescaped(value: str) -> str:
-    """Returns a value of an address as it is meant: "%20" is a space."""
-    return os.fsdecode(_ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), os.fsencode(value)))
+def _unescape(value: str) -> str:
+    """Returns an unescaped value of an address: "%20" is a space."""
+    return os.fsdecode(_ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), os.fsencode(value)))

@@ -1,6 +1,6 @@
-"""What the kernel answers when it refuses.
+"""Errors of requests that the kernel refused.
 
-One rule: an error says what was being done to what; its number decides, never its text.
+One rule: an error names the action and the object; code decides by its errno, never by its text.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 
 from cni.errors import CniError, Code
 
-# The cure, where an errno means one thing in all that is asked of the kernel here.
-_CURES = {
+# The hint for each errno that has a single meaning in the requests of this room.
+_HINTS = {
     numbers.EPERM: "this needs root with CAP_NET_ADMIN in the network namespace",
     numbers.EXFULL: "the bridge is full: the kernel allows 1023 ports",
     numbers.ENETUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
     numbers.EHOSTUNREACH: "a gateway must be in the subnet of one of the interface's addresses",
     numbers.EOPNOTSUPP: "the kernel lacks this, perhaps a module is not loaded",
-    numbers.EMSGSIZE: "too much at once for who is not root of the host: raise net.core.wmem_max there or ask for less",
+    numbers.EMSGSIZE: "the request exceeds the socket buffer: raise net.core.wmem_max on the host",
     numbers.ENOMEM: "the kernel is out of memory",
     numbers.ENOBUFS: "the kernel is out of memory",
 }
@@ -32,16 +32,16 @@ def reason(number: int) -> str:
 
 
 class KernelError(CniError):
-    """A refused request: `doing` ('set "veth3f2a" up'), `errno`, and the kernel's own explanation if it gave one.
+    """A refused request: its `description` ('set "veth3f2a" up'), `errno`, and the kernel's `explanation`, if any.
 
-    Where nobody has more to say it is the answer as it stands, code 999 with the reference's "failed to ..." text;
-    `details` are the explanation and the cure, as far as they are known.
+    Uncaught, it is the plugin's error: code 999, the "failed to ..." text of the reference plugins, and as details
+    the explanation and a hint, if known.
     """
 
-    def __init__(self, doing: str, errno: int, explanation: str = "") -> None:
-        details = "; ".join(filter(None, (explanation, _CURES.get(errno, ""))))
-        super().__init__(Code.INTERNAL, f"failed to {doing}: {reason(errno)}", details)
-        self.description = doing
+    def __init__(self, description: str, errno: int, explanation: str = "") -> None:
+        details = "; ".join(filter(None, (explanation, _HINTS.get(errno, ""))))
+        super().__init__(Code.INTERNAL, f"failed to {description}: {reason(errno)}", details)
+        self.description = description
         self.errno = errno
         self.explanation = explanation
 

@@ -1,8 +1,7 @@
-"""A throw-away copy of the host's network, in which a process can try what it does not mean.
+"""A temporary copy of the host's network, for dry runs.
 
-One rule: the copy is network namespaces without a name; the kernel takes them away with the process. It answers as the
-host does where plugins ask: which links there are, their addresses and MTU, where the default routes lead, what
-the settings for forwarding are. What leads off the host leads nowhere.
+One rule: the copy consists of unnamed network namespaces, which the kernel deletes with the process. It has what
+plugins read: links with addresses and MTU, default routes, forwarding settings. Its uplinks are not connected.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SETTINGS = ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "bridge/bridge-nf-ca
 
 @dataclass(frozen=True)
 class HostState:
-    """What is copied of the host: its links that matter, addresses by ifindex, default routes, settings."""
+    """The copied state of the host: relevant links, addresses by ifindex, default routes, settings."""
 
     links: tuple[Link, ...]
     addresses: dict[int, tuple[Interface, ...]]
@@ -40,7 +39,7 @@ class HostState:
 
 
 def read_host_state() -> HostState:
-    """Returns the picture of the namespace in which we are; raises KernelError."""
+    """Reads the state of the current network namespace; raises KernelError."""
     with Socket() as socket:
         links = tuple(one for one in link.list_all(socket) if _matters(one))
         addresses = {one.index: tuple(item.address for item in address.list_on_link(socket, one)) for one in links}
@@ -53,66 +52,65 @@ def read_host_state() -> HostState:
     return HostState(links, addresses, defaults, settings)
 
 
-def enter(picture: HostState) -> str:
-    """Moves this process into a copy of the host, for good; returns the path of a fresh sandbox beside it.
+def enter(state: HostState) -> str:
+    """Moves this process permanently into a copy of the host; returns the path of a new, empty sandbox.
 
-    Raises CniError(8), KernelError. The path is one of this process's, and good for its children, too.
+    The path is below /proc/<pid>; child processes can use it, too. Raises CniError(8), KernelError.
     """
-    outside, sandbox = _fresh(), _fresh()
-    _fresh(keep=False)
+    uplinks, sandbox = _unshare_netns(), _unshare_netns()
+    _unshare_netns(keep=False)
     mounts.enter_readonly()
-    for name, value in picture.settings.items():
+    for name, value in state.settings.items():
         sysctl.try_write(name, value)
-    with Netns(outside) as beyond, Socket() as socket:
+    with Netns(uplinks) as uplink_netns, Socket() as socket:
         (loopback,) = link.get(socket, link.by_name_request("lo"))
         if loopback:
             socket.change(link.set_request(loopback, up=True))
-        for one in picture.links:
-            _stand_in(socket, one, picture, beyond)
-        own = {one.name: one for one in link.list_all(socket)}
-        names = {one.index: one.name for one in picture.links}
-        for found in picture.defaults:
-            through = own.get(names.get(found.index, ""))
-            if through:
-                _try(socket, route.add_request(through, Route(found.dst, found.gw), found.gw))
+        for one in state.links:
+            _copy_link(socket, one, state, uplink_netns)
+        copies = {one.name: one for one in link.list_all(socket)}
+        names = {one.index: one.name for one in state.links}
+        for default in state.defaults:
+            copy = copies.get(names.get(default.index, ""))
+            if copy:
+                _try(socket, route.add_request(copy, Route(default.dst, default.gw), default.gw))
     return sandbox
 
 
 def spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, int], defaults: tuple[int, ...]) -> int:
-    """Starts a program in the copy as process.child.Spawn says; it ends with us, and the copy with it."""
+    """Starts a program in the copy (a process.child.Spawn); the kernel kills it when this process ends."""
     pid: int = spawn_bound(argv, env, streams, defaults)
     return pid
 
 
 def _matters(one: Link) -> bool:
-    """Tells whether a link is copied: not lo, no veth pair's end that is a bridge's port, or whose other end is here.
+    """Returns whether a link is copied: all but lo, veth bridge ports, and veth pairs within this namespace.
 
-    A pod on a bridge has the former, and a node has hundreds of them; the uplink of a node that is a container itself
-    is a veth pair's end, too.
+    A node has hundreds of host veths. The uplink of a node that is itself a container is a veth, too.
     """
     if one.kind == "veth":
         return not one.master and one.lower_nsid is not None
     return not one.flags & IFF_LOOPBACK
 
 
-def _fresh(*, keep: bool = True) -> str:
-    """Moves this process into a fresh network namespace, and returns a path that stays its own."""
+def _unshare_netns(*, keep: bool = True) -> str:
+    """Moves this process into a new network namespace; returns a path that keeps referring to it."""
     try:
         unshare(_CLONE_NEWNET)
     except OSError as error:
-        doing = "cannot make a network namespace"
+        msg = "cannot create a network namespace"
         hint = "this needs CAP_SYS_ADMIN"
-        raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", hint) from error
+        raise CniError(Code.INVALID_NETNS, f"{msg}: {reason(error.errno or 0)}", hint) from error
     if not keep:
         return ""
     return f"/proc/{os.getpid()}/fd/{os.open('/proc/self/ns/net', os.O_RDONLY | os.O_CLOEXEC)}"
 
 
-def _stand_in(socket: Socket, one: Link, picture: HostState, beyond: Netns) -> None:
-    """Makes a link of the same name, MTU and addresses: a bridge for a bridge, else one end of a veth pair.
+def _copy_link(socket: Socket, one: Link, state: HostState, uplink_netns: Netns) -> None:
+    """Creates a link of the same name, MTU and addresses: a bridge for a bridge, else one end of a veth pair.
 
-    The pair leads out of the copy, as an uplink leads off the host: so it is seen by who looks for the host's MTU.
-    A tunnel's end, which is not to be seen by him, is a bridge, too.
+    The peer is outside the copy, so that the detection of the host's MTU considers the link an uplink. A point-to-point
+    link, which that detection ignores, becomes a bridge, too.
     """
     try:
         mac = one.mac_bytes
@@ -121,14 +119,14 @@ def _stand_in(socket: Socket, one: Link, picture: HostState, beyond: Netns) -> N
     if one.kind == "bridge" or one.flags & IFF_POINTOPOINT:
         _try(socket, link.create_bridge_request(one.name, mac, one.mtu))
     else:
-        pair = link.create_veth_request(
-            VethEnd(one.name, mac), VethEnd(one.name, link.random_mac()), beyond, mtu=one.mtu
+        veth = link.create_veth_request(
+            VethEnd(one.name, mac), VethEnd(one.name, link.random_mac()), uplink_netns, mtu=one.mtu
         )
-        _try(socket, pair)
+        _try(socket, veth)
     (copy,) = link.get(socket, link.by_name_request(one.name))
     if copy is None:
         return
-    for item in picture.addresses[one.index]:
+    for item in state.addresses[one.index]:
         if not item.ip.is_link_local:
             _try(socket, address.add_request(copy, item, exists_ok=True))
     if not one.is_up:
@@ -136,6 +134,6 @@ def _stand_in(socket: Socket, one: Link, picture: HostState, beyond: Netns) -> N
 
 
 def _try(socket: Socket, request: Request) -> None:
-    """Makes what can be made: a copy that lacks something still answers most questions."""
+    """Applies a change and ignores failure: an incomplete copy is still useful."""
     with suppress(KernelError):
         socket.change(request)

@@ -1,6 +1,6 @@
-"""Limits for a part of the traffic: filters by address, and a bucket that only some of the packets go through.
+"""Limits for a part of the traffic (HTB): filters by address, and a bucket for the packets that they classify.
 
-One rule: as in kernel.traffic, what makes something is a Request, what is read is a value.
+One rule: as in kernel.traffic, *_request functions do no I/O.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from kernel.wire import Attributes
 RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
 
 _QUEUE_HANDLE = 0x70780000
-_UNLIMITED = 1 << 50  # bytes/s: so fast that the kernel counts no time for a packet
+_UNLIMITED = 1 << 50  # bytes/s: so fast that a packet takes no time
 _VERSION, _RATE_TO_QUANTUM = 3, 10  # of the interface; the kernel's default, not used
-_QUANTUM = 1 << 16  # bytes of a turn among several classes, of which there is one
-_DIRECT_PACKETS = 1000  # that may wait beside the bucket, whatever the interface's own queue is
+_QUANTUM = 1 << 16  # bytes per turn among classes; there is only one
+_DIRECT_PACKETS = 1000  # queue length for packets past the bucket, whatever the interface's own queue is
 _GLOB = struct.Struct("=5I")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
 # struct tc_htb_opt: of rate and ceil (struct tc_ratespec) only the bytes/s, then buffer, cbuffer, quantum, level, prio.
 _CLASS = struct.Struct("=8xI8xI5I")
 _OFFSET = struct.Struct("=I")
-_SOURCE = {4: 12, 6: 8}  # where the addresses stand in the IP header
+_SOURCE = {4: 12, 6: 8}  # offsets of the addresses in the IP header
 _DESTINATION = {4: 16, 6: 24}
 _WORD = 4
 
 
 def selector(network: Network, *, source: bool) -> bytes:
-    """Returns what matches IP packets from, or to, a network; of other protocols none begins like them."""
+    """Returns the selector of IP packets from, or to, a network; other protocols' headers begin differently."""
     at = (_SOURCE if source else _DESTINATION)[network.version]
     keys = [_key(b"\xf0\0\0\0", bytes((network.version << 4, 0, 0, 0)), 0)]
     mask, value = network.netmask.packed, network.network_address.packed
@@ -42,11 +42,11 @@ def selector(network: Network, *, source: bool) -> bytes:
 
 
 def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
-    """Makes the root of an interface: a bucket for packets of the class LIMITED; PASSED packets wait for nothing.
+    """Returns requests that make HTB the root qdisc: class LIMITED has the bucket, PASSED packets are not limited.
 
-    `default` is the number of the class for what no filter matches, 0 for PASSED. Refused with EEXIST when somebody
-    set another root. The class holds the bucket; its queue is a token bucket filter, too, for one that limits nothing
-    still splits what the bucket could not hold: a plain queue drops that, and TCP hardly gets on.
+    `default` is the number of the class for packets that no filter matches, 0 for PASSED. EEXIST when another root was
+    set. The queue of the class is a token bucket filter without a limit: it splits packets larger than the bucket,
+    which a plain queue would drop, so that TCP would hardly progress.
     """
     glob = _GLOB.pack(_VERSION, _RATE_TO_QUANTUM, default, 0, 0)
     root: Attributes = [("TCA_HTB_INIT", glob), ("TCA_HTB_DIRECT_QLEN", _DIRECT_PACKETS)]
@@ -65,29 +65,29 @@ def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
 
 
 def get_bucket(socket: Socket, index: int) -> Bucket | None:
-    """Returns the bucket of what `htb` made, None when it is not so any more; raises KernelError."""
-    found, below = socket.get(
+    """Returns the bucket of an HTB root of create_requests(), None when it was changed; raises KernelError."""
+    htb_class, queue_answer = socket.get(
         traffic.get_qdisc_request(index, 0, RTM_GETTCLASS, LIMITED), traffic.get_qdisc_request(index, LIMITED)
     )
-    queue = traffic.qdisc_from_answer(below)
-    options = found and found.get_attr("TCA_KIND") == HTB and found.get_attr("TCA_OPTIONS")
+    queue = traffic.qdisc_from_answer(queue_answer)
+    options = htb_class and htb_class.get_attr("TCA_KIND") == HTB and htb_class.get_attr("TCA_OPTIONS")
     parms = options and options.get_attr("TCA_HTB_PARMS")
     if not parms or len(parms) < _CLASS.size or not queue or not queue.bucket or queue.bucket.rate != _UNLIMITED:
         return None
     rate, ceil, size, ceil_size, *_ = _CLASS.unpack_from(parms)
     rate, ceil = options.get_attr("TCA_HTB_RATE64") or rate, options.get_attr("TCA_HTB_CEIL64") or ceil
-    # Two rates, or two sizes, are no bucket of ours.
+    # podwire's buckets have equal rates and equal sizes.
     return Bucket(rate, size, queue.bucket.limit) if (rate, size) == (ceil, ceil_size) else None
 
 
 def list_limits(socket: Socket) -> dict[int, int]:
-    """Returns the rate (bytes/s) of every limit of ours or the reference's by its interface; raises KernelError."""
-    found = {}
+    """Returns the rates (bytes/s) of all limits of podwire and the reference plugins by ifindex; raises KernelError."""
+    rates = {}
     for index, root in traffic.list_shaper_roots(socket).items():
-        own = root.bucket or get_bucket(socket, index)
-        if own:
-            found[index] = own.rate
-    return found
+        bucket = root.bucket or get_bucket(socket, index)
+        if bucket:
+            rates[index] = bucket.rate
+    return rates
 
 
 def _key(mask: bytes, value: bytes, at: int) -> bytes:

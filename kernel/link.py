@@ -1,7 +1,6 @@
-"""Links: looking them up, making bridges and veth pairs, changing and deleting them.
+"""Network interfaces (links): reading, creating, changing and deleting them.
 
-One rule: functions named after an object return a Request, a value to be sent; the others talk through the socket
-they are given and leave nothing half done.
+One rule: *_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ RTNLGRP_LINK = 1
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
-# What is said of a flag that is taken away, and of one that is set.
+# A flag, and the words of a description for clearing and for setting it.
 _UP, _PROMISC = (IFF_UP, "down", "up"), (IFF_PROMISC, "not promiscuous", "promiscuous")
 _ALLMULTI = (IFF_ALLMULTI, "not all-multicast", "all-multicast")
 _ARP_NOTIFY = (
@@ -38,13 +37,13 @@ _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignor
 
 
 class Link(NamedTuple):
-    """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's other end.
+    """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's peer.
 
-    `lower_nsid` is this namespace's number for the one in which the other end is, None for this namespace itself.
-    `tx_queue` is in packets; `max_mtu` 0 is no limit (and a kernel before 4.20).
+    `lower_nsid` is this namespace's ID for the peer's namespace, None when the peer is in this one. `tx_queue` is in
+    packets; `max_mtu` is 0 without a limit, and before Linux 4.20.
     """
 
-    index: int  # type: ignore[assignment]  # for nobody who looks for a value in it as in a list
+    index: int  # type: ignore[assignment]  # a field, not tuple.index
     name: str
     mac: str
     mtu: int
@@ -61,7 +60,7 @@ class Link(NamedTuple):
 
     @property
     def mac_bytes(self) -> bytes:
-        """The bytes of `mac`; raises AnswerError for a link that has none, or none of Ethernet's."""
+        """The bytes of `mac`; raises AnswerError for a link without an Ethernet address."""
         try:
             return parse_mac(self.mac)
         except ValueError as error:
@@ -69,11 +68,11 @@ class Link(NamedTuple):
 
     @property
     def is_up(self) -> bool:
-        """Tells whether the interface is administratively up."""
+        """Whether the interface is administratively up."""
         return bool(self.flags & IFF_UP)
 
 
-_OF_A_LINK = attribute_specs(
+_LINK_SPECS = attribute_specs(
     LinkMessage,
     IFLA_LINKINFO=b"",
     IFLA_ADDRESS=b"",
@@ -88,75 +87,76 @@ _OF_A_LINK = attribute_specs(
     IFLA_MIN_MTU=0,
     IFLA_MAX_MTU=0,
 )
-_KIND = attribute_specs(LinkMessage.linkinfo, IFLA_INFO_KIND="")
+_KIND_SPECS = attribute_specs(LinkMessage.linkinfo, IFLA_INFO_KIND="")
 
 
 def from_message(message: DecodedMessage) -> Link:
     """Returns the link in an RTM_NEWLINK message."""
-    info, mac, name, mtu, *others = message.get_attributes(_OF_A_LINK)
-    (kind,) = get_nested_attributes(info, _KIND)
+    info, mac, name, mtu, *others = message.get_attributes(_LINK_SPECS)
+    (kind,) = get_nested_attributes(info, _KIND_SPECS)
     return Link(message["index"], name, format_mac(mac), mtu, message["flags"], kind, *others)
 
 
 def by_name_request(name: str) -> Request:
-    """Asks for the link called `name`; no such link is no error."""
+    """Returns a request for the link called `name`; the answer is None without such a link."""
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     return Request(f'look up "{name}"', LinkMessage, RTM_GETLINK, 0, {}, attributes, (errno.ENODEV,))
 
 
 def by_index_request(index: int) -> Request:
-    """Asks for the link with an ifindex; no such link is no error."""
+    """Returns a request for the link with an ifindex; the answer is None without such a link."""
     attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     values = {"index": index}
     return Request(f"look up interface {index}", LinkMessage, RTM_GETLINK, 0, values, attributes, (errno.ENODEV,))
 
 
 def get(socket: Socket, *requests: Request) -> list[Link | None]:
-    """Sends `by_name` and `by_index` requests at once; returns the links, None for those that are not there.
+    """Sends by_name_request() and by_index_request() requests at once; returns the links, None for missing ones.
 
     Raises KernelError.
     """
     return [message and from_message(message) for message in socket.get(*requests)]
 
 
-def get_local_peer(socket: Socket, own: Link, namespace: Netns) -> Link | None:
-    """Returns the end on `socket`'s side of the veth `own`, which is in `namespace`; None when it is not there.
+def get_local_peer(socket: Socket, veth: Link, namespace: Netns) -> Link | None:
+    """Returns the peer, in the socket's namespace, of `veth`, which is in `namespace`; None when it is not there.
 
-    The indexes alone prove nothing, as each namespace counts its own: the end found must lead into `namespace`, or
-    both be in this one, which `socket` is then of. Raises KernelError.
+    Equal indexes prove nothing, since each namespace numbers its links: the peer's namespace ID must be that of
+    `namespace`, or both ends must be in the socket's namespace. Raises KernelError.
     """
-    asked = local_peer_requests(own, namespace)
-    return local_peer_from_answers(own, namespace, socket.get(*asked)) if asked else None
+    requests = local_peer_requests(veth, namespace)
+    return local_peer_from_answers(veth, namespace, socket.get(*requests)) if requests else None
 
 
-def local_peer_requests(own: Link, namespace: Netns) -> list[Request]:
-    """Asks for the other end as `other_end` does, [] for what has none; `led_across` reads the answers."""
-    if own.kind != "veth" or not own.lower:
+def local_peer_requests(veth: Link, namespace: Netns) -> list[Request]:
+    """Returns the requests of get_local_peer(), [] for a link without a peer; see local_peer_from_answers()."""
+    if veth.kind != "veth" or not veth.lower:
         return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
     number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
-    return [by_index_request(own.lower), number]
+    return [by_index_request(veth.lower), number]
 
 
-def local_peer_from_answers(own: Link, namespace: Netns, answers: Sequence[DecodedMessage | None]) -> Link | None:
-    """Returns the other end by the answers to `across`, None when it is not there."""
+def local_peer_from_answers(veth: Link, namespace: Netns, answers: Sequence[DecodedMessage | None]) -> Link | None:
+    """Returns the peer from the answers to local_peer_requests(), None when it is not there."""
     message, number = answers
-    found = message and from_message(message)
-    if not found or found.kind != "veth" or found.lower != own.index:
+    peer = message and from_message(message)
+    if not peer or peer.kind != "veth" or peer.lower != veth.index:
         return None
-    if found.lower_nsid is None:
-        return found if own.lower_nsid is None and namespace.is_current() else None
-    return found if number and found.lower_nsid == number.get_attr("NETNSA_NSID") else None
+    if peer.lower_nsid is None:
+        return peer if veth.lower_nsid is None and namespace.is_current() else None
+    return peer if number and peer.lower_nsid == number.get_attr("NETNSA_NSID") else None
 
 
-def get_remote_peer(socket: Socket, own: Link) -> Link | None:
-    """Returns the peer of a veth, read from the namespace that the peer is in; None where it cannot be read.
+def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
+    """Returns the peer of `veth`, read from the peer's namespace; None when that namespace cannot be read.
 
     Linux 4.15 and later answer for another namespace without entering it, if the caller is root there, and repeat its
-    number; earlier kernels answer for this one. Raises KernelError.
+    ID; earlier kernels answer for the socket's namespace. Raises KernelError.
     """
-    request = by_index_request(own.lower or own.index)  # kernels before 5.10 leave out an index that is the port's, too
-    number = own.lower_nsid
+    # Before Linux 5.10, `lower` is missing when it equals the index of the veth itself.
+    request = by_index_request(veth.lower or veth.index)
+    number = veth.lower_nsid
     if number is not None:
         attributes: Attributes = [*request.attributes, ("IFLA_TARGET_NETNSID", number)]
         ignore = (errno.ENODEV, errno.EINVAL, errno.EACCES, errno.EPERM)
@@ -166,7 +166,7 @@ def get_remote_peer(socket: Socket, own: Link) -> Link | None:
 
 
 def get_namespace_ids(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
-    """Returns by which number (`Link.lower_nsid`) the socket's namespace knows others, None for those it does not.
+    """Returns the IDs (`Link.lower_nsid`) of other namespaces in the socket's namespace, None for those without one.
 
     Raises KernelError.
     """
@@ -190,8 +190,8 @@ def list_of_kind(socket: Socket, kind: str) -> list[Link]:
     info = {"attrs": [("IFLA_INFO_KIND", kind)]}
     attributes: Attributes = [("IFLA_LINKINFO", info), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     request = Request(f"list the interfaces of kind {kind}", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
-    found = (from_message(message) for message in socket.dump(request, merge_key=lambda message: message["index"]))
-    return [link for link in found if link.kind == kind]  # a kernel that does not know the kind lists all
+    links = (from_message(message) for message in socket.dump(request, merge_key=lambda message: message["index"]))
+    return [link for link in links if link.kind == kind]  # the kernel lists all for an unknown kind
 
 
 def list_ports(socket: Socket, bridge: int) -> Iterator[Link]:
@@ -207,20 +207,22 @@ def list_ports(socket: Socket, bridge: int) -> Iterator[Link]:
 def count_ports(socket: Socket, bridge: int) -> int:
     """Returns the number of ports of the bridge with ifindex `bridge`; raises KernelError.
 
-    Takes a third of the time of `ports`: family AF_BRIDGE has small messages, of which no attribute is decoded.
+    Takes a third of the time of list_ports(): messages of family AF_BRIDGE are small, and no attribute is decoded.
     """
     master = struct.pack("=HHI", 8, 10, bridge)  # the attribute IFLA_MASTER
     values = {"family": AF_BRIDGE}
-    doing = "count the bridge's ports"
-    request = Request(doing, LinkMessage, RTM_GETLINK, NLM_F_DUMP, values, body_filter=lambda body: master in body)
+    description = "count the bridge's ports"
+    request = Request(
+        description, LinkMessage, RTM_GETLINK, NLM_F_DUMP, values, body_filter=lambda body: master in body
+    )
     return len(socket.dump(request))
 
 
 def create_bridge_request(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:
-    """Makes a bridge, up; refused with EEXIST when there is a link of the name. `mtu` 0 is the kernel's default.
+    """Returns a request that creates a bridge, up; EEXIST when the name is used. `mtu` 0 is the kernel's default.
 
-    The address is given so that the bridge keeps it: otherwise it takes the lowest of its ports' addresses. A kernel
-    without VLAN filtering refuses it with EOPNOTSUPP.
+    An explicit address stays: otherwise the bridge uses the lowest of its ports' addresses. A kernel without VLAN
+    filtering refuses `vlan_filtering` with EOPNOTSUPP.
     """
     info: Attributes = [("IFLA_INFO_KIND", "bridge")]
     if vlan_filtering:
@@ -234,39 +236,40 @@ def create_bridge_request(name: str, mac: bytes, mtu: int, *, vlan_filtering: bo
 
 @dataclass(frozen=True)
 class VethEnd:
-    """One end of a pair to be: its name and address; the address is set by us so that udev does not change it later."""
+    """Name and address of one end of a new veth pair; udev does not change an address that was set at creation."""
 
     name: str
     mac: bytes
 
 
 def create_veth_request(
-    host: VethEnd, sandbox: VethEnd, namespace: Netns | None, *, master: int = 0, mtu: int
+    host: VethEnd, container: VethEnd, namespace: Netns | None, *, master: int = 0, mtu: int
 ) -> Request:
-    """Makes a veth pair, each end where it belongs: `host` here, up, a port of `master`; `sandbox` in `namespace`.
+    """Returns a request that creates a veth pair: `host` in the socket's namespace, `container` in `namespace`.
 
-    Without a namespace both ends are here. A `master` of 0 is none.
-    Moving an end between namespaces afterwards would cost some 17 ms of RCU waiting. `mtu` 0 is the kernel's default.
+    Without a namespace both ends are in the socket's. `host` is up, and a port of the link with ifindex `master`
+    unless that is 0. Moving an end to another namespace later would cost some 17 ms of waiting for RCU. `mtu` 0 is
+    the kernel's default.
     """
-    peer: Attributes = [("IFLA_IFNAME", sandbox.name), ("IFLA_ADDRESS", sandbox.mac), *_mtu(mtu)]
+    peer: Attributes = [("IFLA_IFNAME", container.name), ("IFLA_ADDRESS", container.mac), *_mtu(mtu)]
     if namespace is not None:
         peer.append(("IFLA_NET_NS_FD", namespace.fileno()))
     data = {"attrs": [("VETH_INFO_PEER", {"attrs": peer})]}
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
     attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac)]
     attributes += [("IFLA_MASTER", master)] if master else []
-    # The queue length is the reference's: no queue on the host's end unless somebody attaches a qdisc with its own.
+    # The queue length is that of the reference plugins: no queue on the host veth, unless a qdisc brings one.
     attributes += [*_mtu(mtu), ("IFLA_TXQLEN", 0), ("IFLA_LINKINFO", info)]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-    doing = f'make veth pair "{host.name}" - "{sandbox.name}"'
-    return Request(doing, LinkMessage, RTM_NEWLINK, flags, {"flags": IFF_UP, "change": IFF_UP}, attributes)
+    description = f'make veth pair "{host.name}" - "{container.name}"'
+    return Request(description, LinkMessage, RTM_NEWLINK, flags, {"flags": IFF_UP, "change": IFF_UP}, attributes)
 
 
 def create_ifb_request(index: int, name: str, mac: bytes, mtu: int) -> Request:
-    """Makes an intermediate functional block device, up; refused with EEXIST when there is a link of name or index.
+    """Returns a request that creates an intermediate functional block device, up; EEXIST for a used name or index.
 
-    What is redirected to it passes its qdisc and goes on where it came from. The index is given so that other requests
-    of the same send can name it.
+    Packets redirected to it pass its qdisc, then continue where they came from. The caller chooses the index, so that
+    other requests of the same send can refer to it.
     """
     info = {"attrs": [("IFLA_INFO_KIND", "ifb")]}
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu), ("IFLA_TXQLEN", 0)]
@@ -277,10 +280,10 @@ def create_ifb_request(index: int, name: str, mac: bytes, mtu: int) -> Request:
 
 
 def set_alias_request(index: int, text: str) -> Request:
-    """Gives a link a text of up to 255 bytes (IFALIASZ, linux/if.h), which `ip link` shows."""
+    """Returns a request that sets a link's alias, up to 255 bytes (IFALIASZ, linux/if.h), which `ip link` shows."""
     values = {"index": index}
-    doing = f"set the alias of interface {index}"
-    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, [("IFLA_IFALIAS", text)])
+    description = f"set the alias of interface {index}"
+    return Request(description, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, [("IFLA_IFALIAS", text)])
 
 
 def set_request(
@@ -296,18 +299,19 @@ def set_request(
     arp_notify: bool = False,
     name: str = "",
 ) -> Request:
-    """Changes what is given of a link, in one message: flags, address, MTU, queue, bridge, gratuitous ARP, name.
+    """Returns a request that sets the given attributes of a link in one message, as `ip link set` does.
 
-    A new name is given before the link comes up; refused with EEXIST when another has it.
+    `arp_notify` has the kernel announce addresses by gratuitous ARP. A new name takes effect before the link comes up;
+    EEXIST when it is used.
     """
     flags = change = 0
     words: list[str] = []
     attributes: Attributes = []
-    for (flag, *told), wanted in ((_UP, up), (_PROMISC, promisc), (_ALLMULTI, allmulti)):
-        if wanted is not None:
-            flags |= flag * wanted
+    for (flag, *states), on in ((_UP, up), (_PROMISC, promisc), (_ALLMULTI, allmulti)):
+        if on is not None:
+            flags |= flag * on
             change |= flag
-            words.append(told[wanted])
+            words.append(states[on])
     if mac:
         attributes.append(("IFLA_ADDRESS", mac))
         words.append(f"to address {format_mac(mac)}")
@@ -327,13 +331,13 @@ def set_request(
         words.append("to announce its addresses")
     if name:
         words.append(f'to name "{name}"')
-    doing = f'set "{link.name}" {" and ".join(words)}'
+    description = f'set "{link.name}" {" and ".join(words)}'
     values = {"index": link.index, "flags": flags, "change": change}
-    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
+    return Request(description, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
 
 
 def probe_set(socket: Socket) -> None:
-    """Raises KernelError where no link may be changed; told by a request for one that cannot be, as "/" is no name."""
+    """Raises KernelError (EPERM) without the right to change links; probes with the invalid name "/"."""
     try:
         socket.send(Request("change an interface", LinkMessage, RTM_NEWLINK, NLM_F_ACK, {}, [("IFLA_IFNAME", "/")]))
     except KernelError as error:
@@ -342,18 +346,18 @@ def probe_set(socket: Socket) -> None:
 
 
 def set_port_request(link: Link, *, hairpin: bool, isolated: bool) -> Request:
-    """Switches on what is asked for of a bridge port; kernels before 4.18 refuse `isolated`: it is not sent unasked."""
+    """Returns a request that enables flags of a bridge port; kernels before 4.18 refuse `isolated`."""
     data: Attributes = [("IFLA_BRPORT_MODE", 1)] if hairpin else []
     data += [("IFLA_BRPORT_ISOLATED", 1)] if isolated else []
     info = {"attrs": [("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", {"attrs": data})]}
     words = " and ".join(["hairpin"] * hairpin + ["isolated"] * isolated)
-    doing = f'set {words} on for "{link.name}"'
-    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": link.index}, [("IFLA_LINKINFO", info)])
+    description = f'set {words} on for "{link.name}"'
+    return Request(description, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": link.index}, [("IFLA_LINKINFO", info)])
 
 
 @dataclass(frozen=True)
 class PortFlags:
-    """The flags of a bridge port that we set."""
+    """The flags of a bridge port that podwire sets."""
 
     hairpin: bool
     isolated: bool
@@ -370,9 +374,9 @@ def get_port_flags(socket: Socket, link: Link) -> PortFlags:
 
 
 def delete_request(link: Link) -> Request:
-    """Deletes a link; absent is success."""
-    doing = f'delete "{link.name}"'
-    return Request(doing, LinkMessage, RTM_DELLINK, NLM_F_ACK, {"index": link.index}, [], (errno.ENODEV,))
+    """Returns a request that deletes a link; a missing link is success."""
+    description = f'delete "{link.name}"'
+    return Request(description, LinkMessage, RTM_DELLINK, NLM_F_ACK, {"index": link.index}, [], (errno.ENODEV,))
 
 
 def random_mac() -> bytes:

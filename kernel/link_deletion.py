@@ -1,13 +1,13 @@
-"""Taking links away without waiting for the kernel's memory.
+"""Deletes links without waiting until the kernel has freed their memory.
 
-One rule: the link is gone when these functions return; only the kernel's acknowledgement may still be outstanding.
+One rule: the link no longer exists when these functions return; only the kernel's acknowledgement may be outstanding.
 
-Deleting a link, the kernel unlists it and removes its addresses and routes within some 2 ms, but acknowledges the
-request only when RCU lets it free the memory, 15 to 25 ms later. A child process waits for that, so that the verb can
-go on as soon as the kernel has announced the deletion. The child closes everything it inherits (the caller's pipes,
-the sandbox, locks) and asks from the host's side of a pair, so it holds nothing but a socket on the host; when it
-outlives the verb it outlives it by that wait only. It runs no Python, and in our memory: a copy, page by page, would
-cost a tenth of a DEL.
+The kernel unlists a deleted link and removes its addresses and routes within some 2 ms, but acknowledges the request
+only when RCU lets it free the memory, 15 to 25 ms later. A background process waits for that, so that the verb can
+continue as soon as the kernel announces the deletion. That process closes everything it inherits (the caller's pipes,
+the sandbox, locks) and deletes the host's end of a veth pair, so it holds nothing but a socket on the host; it outlives
+the verb by that wait at most. It runs no Python, and shares the parent's memory: a copy, page by page, would cost a
+tenth of a DEL.
 """
 
 from __future__ import annotations
@@ -26,69 +26,72 @@ from kernel.link import Link
 from kernel.rtnl import Deadline, Request, Socket, wait_readable
 from process import record
 
-_GONE_TIMEOUT_S = 60.0  # the kernel's lock for network configuration can be held for seconds on a loaded node
+_DELETION_TIMEOUT_S = 60.0  # the kernel's lock for network configuration can be held for seconds on a loaded node
 
 
-def delete_on_host(own: Link, host: Socket) -> None:
-    """Deletes an interface of the host that leads into no sandbox, and returns when it is gone; raises as above."""
-    if not delete_in_background(own, own, _listening):
-        host.change(link.delete_request(own))
+def delete_on_host(doomed: Link, host: Socket) -> None:
+    """Deletes an interface of the host whose peer is in no sandbox; raises as delete_in_background()."""
+    if not delete_in_background(doomed, doomed, _open_listener):
+        host.change(link.delete_request(doomed))
 
 
-def delete_in_background(doomed: Link, seen: Link, listening: Callable[[], Socket]) -> bool:
-    """Has a child delete `doomed` on the host and tells whether `seen` is gone, as the news of its namespace say.
+def delete_in_background(link_on_host: Link, watched: Link, open_listener: Callable[[], Socket]) -> bool:
+    """Deletes `link_on_host` in a background process; returns whether the kernel announced that `watched` is deleted.
 
-    False when the child ended without success, or there could be none.
+    `open_listener` returns a socket in the namespace of `watched`, subscribed to link changes. False when the process
+    failed or could not be started. Raises CniError(11) when there is no announcement within 60 s.
     """
-    words = link.delete_request(doomed).description + (
-        f', the other end of "{seen.name}"' if seen is not doomed else ""
-    )
+    peer = f', the other end of "{watched.name}"' if watched is not link_on_host else ""
+    description = link.delete_request(link_on_host).description + peer
     if record.is_dry_run():
-        record.change(words)
+        record.change(description)
         return True
     try:
-        with record.timed_step(words), listening() as news:
-            gone = _watched(doomed, seen, news)
-        if gone:
-            record.change(words)
-        return gone
+        with record.timed_step(description), open_listener() as listener:
+            deleted = _delete(link_on_host, watched, listener)
+        if deleted:
+            record.change(description)
+        return deleted
     except (OSError, KernelError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        print(f"podwire: DEL waits for the kernel, since it cannot leave that to a child: {why}", file=sys.stderr)
+        print(f"podwire: DEL waits for the kernel, since it cannot start a child process: {why}", file=sys.stderr)
         return False
 
 
-def _listening() -> Socket:
+def _open_listener() -> Socket:
     socket = Socket()
     socket.subscribe(link.RTNLGRP_LINK)
     return socket
 
 
-def _watched(doomed: Link, seen: Link, news: Socket) -> bool:
-    request = link.delete_request(doomed)
+def _delete(link_on_host: Link, watched: Link, listener: Socket) -> bool:
+    request = link.delete_request(link_on_host)
     readable, writable = os.pipe()
     try:
         try:
-            with Socket() as asking:
-                child = ask_apart(asking.fileno(), request.encode(1), writable)
+            with Socket() as socket:
+                child = ask_apart(socket.fileno(), request.encode(1), writable)
         finally:
             os.close(writable)
-        deadline = Deadline(_GONE_TIMEOUT_S)
-        while ready := wait_readable([readable, news.fileno()], deadline.remaining_s()):
-            if news.fileno() not in ready:
+        deadline = Deadline(_DELETION_TIMEOUT_S)
+        while ready := wait_readable([readable, listener.fileno()], deadline.remaining_s()):
+            if listener.fileno() not in ready:
                 return _succeeded(child, request)
-            for kind, message in news.wait_notifications(LinkMessage, 0) or []:
-                if kind == link.RTM_DELLINK and message["index"] == seen.index:
+            for kind, message in listener.wait_notifications(LinkMessage, 0) or []:
+                if kind == link.RTM_DELLINK and message["index"] == watched.index:
                     return True
     finally:
         os.close(readable)
-    raise CniError(Code.TRY_AGAIN_LATER, f'delete "{doomed.name}": not gone after {_GONE_TIMEOUT_S:.0f} s')
+    raise CniError(
+        Code.TRY_AGAIN_LATER,
+        f'delete "{link_on_host.name}": the kernel did not announce the deletion within {_DELETION_TIMEOUT_S:.0f} s',
+    )
 
 
 def _succeeded(child: int, request: Request) -> bool:
-    """Tells whether the child, which has ended, got what it asked for; not where nobody may know how children end."""
+    """Returns whether the ended child deleted the link; False when its exit status is not available."""
     try:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    except ChildProcessError:  # whoever started us has the kernel forget them (SIGCHLD ignored)
+    except ChildProcessError:  # the parent process set SIGCHLD to SIG_IGN: the kernel discards exit statuses
         return False
     return status in (0, *request.ignore)

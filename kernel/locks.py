@@ -52,7 +52,7 @@ def get_command(pid: int) -> str:
 def report_wait(awaited: str, path: str) -> None:
     """Writes one line to stderr: this process still waits for `awaited`, and which process holds the lock at `path`."""
     if sys.stderr is not None:
-        with suppress(OSError):  # standard error may be a pipe that nobody reads
+        with suppress(OSError):  # standard error may be a pipe without a reader
             print(one_line(f"podwire: waiting for {awaited}: {describe_holder(path)}"), file=sys.stderr, flush=True)
 
 

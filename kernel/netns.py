@@ -1,6 +1,6 @@
-"""Network namespaces: opening the file behind CNI_NETNS, and the one way to be in another namespace for a moment.
+"""Network namespaces: opening the file at CNI_NETNS, and entering a namespace temporarily.
 
-One rule: a namespace is entered only with `entered()`, which always comes back.
+One rule: a namespace is entered only with `entered()`, which always returns to the previous one.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from cni.errors import CniError, Code
 from kernel.errors import reason
 from process import record
 
-NAMED = "/run/netns"  # where ip-netns(8) has the namespaces that have a name
+NAMED = "/run/netns"  # the directory of named namespaces (ip-netns(8))
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NEEDS = "entering another network namespace needs root with CAP_SYS_ADMIN"
 _NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (linux/magic.h)
 
 
 class NetnsMissingError(CniError):
-    """CNI_NETNS names nothing, or a left-over plain file: an error for ADD and CHECK, a namespace gone for DEL."""
+    """No file at CNI_NETNS, or a stale plain file: an error for ADD and CHECK; for DEL the namespace is deleted."""
 
 
 class Netns:
-    """An open network namespace. A context manager; `path` is CNI_NETNS as given."""
+    """An open network namespace. A context manager; `path` is CNI_NETNS, unchanged."""
 
     def __init__(self, path: str) -> None:
-        """Opens `path`; raises NetnsMissingError for what is no namespace (reference's texts), else CniError(8)."""
+        """Opens `path`; raises NetnsMissingError without a namespace (texts of the reference plugins), CniError(8)."""
         self.path = path
         with record.timed_step("open the network namespace"):
-            self._descriptor = _opened(path)
+            self._descriptor = _open(path)
 
     def __enter__(self) -> Netns:
         return self
@@ -49,12 +49,12 @@ class Netns:
         return self._descriptor
 
     def is_current(self) -> bool:
-        """Tells whether it is the one in which this process is."""
+        """Whether it is the namespace of this process."""
         return os.path.samestat(os.fstat(self._descriptor), os.stat("/proc/self/ns/net"))
 
 
-def _opened(path: str) -> int:
-    doing = f'failed to open netns "{path}"'
+def _open(path: str) -> int:
+    prefix = f'failed to open netns "{path}"'
     try:
         magic = fs_type(path)
     except (OSError, ValueError) as error:
@@ -62,24 +62,24 @@ def _opened(path: str) -> int:
         failure = NetnsMissingError if number in (errno.ENOENT, errno.ENOTDIR) else CniError
         raise failure(
             Code.INVALID_NETNS,
-            f'{doing}: failed to Statfs "{path}": {reason(number)}',
+            f'{prefix}: failed to Statfs "{path}": {reason(number)}',
             "CNI_NETNS must be the path of a network namespace; is the container still there?",
         ) from error
     if magic not in _NAMESPACE_FILE_SYSTEMS:
         raise NetnsMissingError(
             Code.INVALID_NETNS,
-            f'{doing}: unknown FS magic on "{path}": {magic:x}',
-            "CNI_NETNS must be a network namespace; this is an ordinary file, perhaps left by an unmount",
+            f'{prefix}: unknown FS magic on "{path}": {magic:x}',
+            "CNI_NETNS must be a network namespace; this is an ordinary file, perhaps the mount point of a deleted one",
         )
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", _NEEDS) from error
+        raise CniError(Code.INVALID_NETNS, f"{prefix}: {reason(error.errno or 0)}", _NEEDS) from error
 
 
 @contextmanager
 def entered(namespace: Netns) -> Iterator[None]:
-    """Runs a block inside `namespace`: what it opens (sockets, /proc/sys/net) belongs there.
+    """Runs a block inside `namespace`: sockets and /proc/sys/net files that it opens belong to it.
 
     Raises CniError(8) when it cannot be entered.
     """
@@ -88,8 +88,8 @@ def entered(namespace: Netns) -> Iterator[None]:
         try:
             setns(namespace.fileno(), _CLONE_NEWNET)
         except OSError as error:
-            doing = f'cannot enter netns "{namespace.path}"'
-            raise CniError(Code.INVALID_NETNS, f"{doing}: {reason(error.errno or 0)}", _NEEDS) from error
+            prefix = f'cannot enter netns "{namespace.path}"'
+            raise CniError(Code.INVALID_NETNS, f"{prefix}: {reason(error.errno or 0)}", _NEEDS) from error
         try:
             yield
         finally:
@@ -99,8 +99,8 @@ def entered(namespace: Netns) -> Iterator[None]:
 
 
 def _return(home: int) -> None:
-    """Enters the namespace we came from, if need be at a second try: undone from another one, nothing is undone."""
+    """Enters the previous namespace, with one retry: undo steps in the wrong namespace would undo nothing."""
     try:
         setns(home, _CLONE_NEWNET)
     except OSError:
-        setns(home, _CLONE_NEWNET)  # what was short of memory then
+        setns(home, _CLONE_NEWNET)  # after a temporary lack of memory

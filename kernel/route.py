@@ -1,6 +1,6 @@
-"""Routes: listing and adding.
+"""Routes: listing, looking up, adding, deleting.
 
-One rule: functions named after an object return a Request; those that take a socket talk.
+One rule: *_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LO
 _RTM_F_CLONED, _RTM_F_FIB_MATCH = 0x200, 0x2000
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _NEXT_HOP, _ATTRIBUTE, _RTA_GATEWAY = struct.Struct("=HBBi"), struct.Struct("=HH"), 5
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: routes that refuse
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: prohibit, blackhole
 
 
 @dataclass(frozen=True)
 class InstalledRoute:
-    """One way of a unicast route as it stands: destination, gateway or None, index of its interface, table, metric.
+    """One next hop of a unicast route: destination, gateway or None, ifindex, table, metric.
 
-    `is_connected`: the kernel made it for an address of the interface.
+    `is_connected`: the kernel created the route for an address of the interface.
     """
 
     dst: Interface
@@ -49,24 +49,24 @@ class InstalledRoute:
 def list_unicast(socket: Socket, version: int) -> list[InstalledRoute]:
     """Returns the unicast routes of IP `version` (4 or 6), of every table; raises KernelError.
 
-    IPv6 makes routes of one destination and metric one with several ways, of which each is listed.
+    IPv6 merges routes of equal destination and metric into one with several next hops; each is listed.
     """
     values = {"family": _FAMILIES[version], "type": _RTN_UNICAST}
     request = Request("list the routes", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
-    found = []
+    routes = []
     for message in socket.dump(request):
         if message["type"] == _RTN_UNICAST:
             table = message.get_attr("RTA_TABLE") or message["table"]
             metric = message.get_attr("RTA_PRIORITY") or 0
             dst = _destination(message)
-            found += [InstalledRoute(dst, gateway, index, table, metric) for index, gateway in _ways(message)]
-    return found
+            routes += [InstalledRoute(dst, gateway, index, table, metric) for index, gateway in _next_hops(message)]
+    return routes
 
 
 def list_local_networks(socket: Socket, version: int) -> list[Network]:
-    """Returns what is local to this host in IP `version` (4 or 6): 127.0.0.0/8, each address, and whole routed ranges.
+    """Returns the networks local to this host in IP `version` (4 or 6): 127.0.0.0/8, each address, local ranges.
 
-    That is the kernel's table "local", which decides it for packets, too. Raises KernelError.
+    These are the entries of the kernel's routing table "local". Raises KernelError.
     """
     values = {"family": _FAMILIES[version], "type": _RTN_LOCAL, "table": _RT_TABLE_LOCAL}
     request = Request("list the local addresses", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
@@ -75,49 +75,49 @@ def list_local_networks(socket: Socket, version: int) -> list[Network]:
 
 
 def get_interface_to(socket: Socket, address: Address) -> Link | None:
-    """Returns the link by which this host sends to `address`, None without a route; raises KernelError."""
+    """Returns the link through which this host sends to `address`, None without a route; raises KernelError."""
     index = get_index_to(socket, address)
     return links.get(socket, links.by_index_request(index))[0] if index else None
 
 
 def get_index_to(socket: Socket, address: Address) -> int:
-    """Returns the ifindex of that link, 0 without a route; raises KernelError."""
+    """Returns the ifindex of the link through which this host sends to `address`, 0 without a route; KernelError."""
     values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen}
     attributes: Attributes = [("RTA_DST", address.packed)]
-    doing = f"look up the route to {address}"
-    (message,) = socket.get(Request(doing, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
+    description = f"look up the route to {address}"
+    (message,) = socket.get(Request(description, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
     return (message and message.get_attr("RTA_OIF")) or 0
 
 
 def get_matching(socket: Socket, address: Address) -> InstalledRoute | None:
-    """Returns the unicast route by which this host sends to `address`, as it stands in its table; raises KernelError.
+    """Returns the unicast route, as its table has it, by which this host sends to `address`; raises KernelError.
 
-    None where there is none, where it has several ways, and before Linux 4.13, which does not say.
+    None without such a route, for one with several next hops, and before Linux 4.13, which does not report it.
     """
     values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen, "flags": _RTM_F_FIB_MATCH}
     attributes: Attributes = [("RTA_DST", address.packed)]
-    doing = f"look up the route to {address}"
-    (message,) = socket.get(Request(doing, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
+    description = f"look up the route to {address}"
+    (message,) = socket.get(Request(description, RouteMessage, RTM_GETROUTE, 0, values, attributes, _NO_ROUTE))
     if message is None or message["type"] != _RTN_UNICAST or message["flags"] & _RTM_F_CLONED:
         return None
     table, metric = message.get_attr("RTA_TABLE") or message["table"], message.get_attr("RTA_PRIORITY") or 0
-    ways = list(_ways(message))
-    if len(ways) != 1:
+    next_hops = list(_next_hops(message))
+    if len(next_hops) != 1:
         return None
-    index, gateway = ways[0]
+    index, gateway = next_hops[0]
     return InstalledRoute(_destination(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
 
 
 def add_request(
     link: Link, route: Route, gateway: Address | None, *, source: Address | None = None, exists_ok: bool = False
 ) -> Request:
-    """Adds `route` over `link` via `gateway`, its own or its family's; one destination may have several routes.
+    """Returns a request that adds `route` through `link` via `gateway`; a destination may have several routes.
 
-    `source` is the address that is preferred for what this host sends by it.
-    Values as the reference sets them: protocol boot, scope universe unless given; mtu and advmss are honoured too.
+    `source` is the preferred source address. As with the reference plugins, the protocol is boot and the default scope
+    universe; the route's mtu and advmss are set, too.
     """
     scope, table, to = route.scope or 0, route.table or TABLE_MAIN, route.dst.network
-    doing = (
+    description = (
         f"add route '{format_ip(to.network_address)}/{to.prefixlen}{f' via {format_ip(gateway)}' if gateway else ''} "
         f"dev {link.name} metric {route.priority} (Scope: {scope}, Table: {table})'"
     )
@@ -142,26 +142,26 @@ def add_request(
     if metrics:
         attributes.append(("RTA_METRICS", {"attrs": metrics}))
     ignore = (errno.EEXIST,) if exists_ok else ()
-    return Request(doing, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
+    return Request(description, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
 
 
 def delete_connected_request(link: Link, network: Network) -> Request:
-    """Deletes the route to `network` that the kernel made for an address of `link`; absent is success."""
-    doing = f"delete route '{network} dev {link.name}'"
+    """Returns a request that deletes the kernel's route to `network` for an address of `link`; missing is success."""
+    description = f"delete route '{network} dev {link.name}'"
     values = {
         "family": _FAMILIES[network.version],
         "dst_len": network.prefixlen,
         "table": TABLE_MAIN,
-        "proto": _RTPROT_KERNEL,  # IPAM may have given one to the same destination
+        "proto": _RTPROT_KERNEL,  # a route from IPAM to the same destination stays
         "scope": _SCOPE_NOWHERE,
     }
     attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", TABLE_MAIN)]
     attributes.append(("RTA_DST", network.network_address.packed))
-    return Request(doing, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
+    return Request(description, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 
 
-def _ways(message: DecodedMessage) -> Iterator[tuple[int, Address | None]]:
-    """Yields the interface's index and the gateway of each way a route has."""
+def _next_hops(message: DecodedMessage) -> Iterator[tuple[int, Address | None]]:
+    """Yields the ifindex and the gateway of each next hop of a route."""
     hops = message.get_attr("RTA_MULTIPATH")
     if hops is None:
         gateway = message.get_attr("RTA_GATEWAY")

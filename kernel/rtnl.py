@@ -1,7 +1,7 @@
-"""The netlink conversation: a plain blocking socket, several requests in one send, errors with the request's name.
+"""Netlink sockets: blocking, several requests in one send, errors that name the request.
 
-One rule: one socket per namespace, opened once and passed on. pyroute2's IPRoute does this on a private asyncio loop
-at half a millisecond a message, which is why it is not used.
+One rule: one socket per namespace, opened once and passed on. pyroute2's IPRoute is not used: it runs a private asyncio
+loop and takes half a millisecond per message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
 _NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
-# asm-generic/socket.h: with CAP_NET_ADMIN of the host beyond net.core.[wr]mem_max; then what does without.
+# asm-generic/socket.h: (SO_*BUFFORCE, which exceeds net.core.[wr]mem_max with the host's CAP_NET_ADMIN; SO_*BUF).
 _SEND_BUFFER, _RECEIVE_BUFFER = (32, socket.SO_SNDBUF), (33, socket.SO_RCVBUF)
 _NETNS_COOKIE = 71  # asm-generic/socket.h
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
@@ -41,18 +41,19 @@ _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 _HEADER_BYTES, _CODE = 16, struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
-_ANSWER_BYTES = 8192  # what the kernel takes at most for an answer (a link's, in two pages), with its own books on it
-_ANSWERS_THAT_FIT = 64  # with the kernel's default, net.core.rmem_default
-_SUBSCRIBING = "get news of links and addresses"
-_DUMP_TRIES = 10  # each is spoilt by a change within the millisecond that it takes
+_ANSWER_BYTES = 8192  # the most receive buffer that one answer uses (a link's: two pages), with kernel overhead
+_ANSWERS_THAT_FIT = 64  # in a receive buffer of the default size, net.core.rmem_default
+_SUBSCRIBING = "subscribe to changes of links and addresses"
+_DUMP_TRIES = 10  # a change during the millisecond of a dump spoils it
 
 
 class Request(NamedTuple):
     """One netlink request as a value: built, compared in a test, sent once.
 
-    `doing` names it in errors, `flags` are NLM_F_* beyond REQUEST, `values` the fixed struct, `ignore` the errnos that
-    mean it was already so. A `silent` one is answered only when it is refused. Of the answers only those are decoded
-    whose bytes are `wanted`. `more` finds what is told of a change beside `doing`, when somebody asks.
+    `description` names the action in errors ('set "veth3f2a" up'). `flags` are NLM_F_* beyond REQUEST, `values` the
+    fields of the fixed struct. An errno in `ignore` means that nothing was left to do. The kernel answers a `silent`
+    request only to refuse it. `body_filter` selects the answers to decode by their bytes. `details` returns text added
+    to the log entry; it is called only when changes are recorded.
     """
 
     description: str
@@ -67,7 +68,7 @@ class Request(NamedTuple):
     details: Callable[[], str] | None = None
 
     def describe(self) -> str:
-        """Returns what is done in the words of a record: an error says less."""
+        """Returns the description with its details, for the log of changes."""
         details = self.details() if self.details else ""
         return f"{self.description} {details}" if details else self.description
 
@@ -85,10 +86,10 @@ class _Answer:
 
 
 class Socket:
-    """A netlink socket in the namespace that was current when it was made. A context manager.
+    """A netlink socket in the namespace that is current when it is created. A context manager.
 
-    `protocol` is a NETLINK_* number (linux/netlink.h), NETLINK_ROUTE unless given. `refuses_all` tells that who lacks
-    CAP_NET_ADMIN is told so at the first request of a send, and nothing of the others. Raises KernelError.
+    `protocol` is a NETLINK_* number (linux/netlink.h). With `refuses_all`, the kernel answers a send without
+    CAP_NET_ADMIN once, at its first request. Raises KernelError.
     """
 
     refuses_all = False
@@ -102,7 +103,7 @@ class Socket:
         for option in (_CAP_ACK, _EXT_ACK, _GET_STRICT_CHK):
             try:
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
-            except OSError:  # kernels before 4.3, 4.12, 4.20: longer answers, less told, unfiltered dumps
+            except OSError:  # kernels before 4.3, 4.12, 4.20: longer answers, fewer explanations, unfiltered dumps
                 continue
 
     def __enter__(self) -> Self:
@@ -114,7 +115,7 @@ class Socket:
         self.close()
 
     def close(self) -> None:
-        """Closes the socket; it holds its namespace until then."""
+        """Closes the socket, which keeps its namespace alive until then."""
         self._socket.close()
 
     def fileno(self) -> int:
@@ -122,38 +123,41 @@ class Socket:
         return self._socket.fileno()
 
     def get_namespace_cookie(self) -> int:
-        """Returns the number of the socket's namespace, which no other of this boot has; 0 before Linux 5.14."""
+        """Returns the ID of the socket's namespace, unique during this boot; 0 before Linux 5.14."""
         try:
             return int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8), sys.byteorder)
         except OSError:
             return 0
 
     def subscribe(self, group: int) -> None:
-        """Joins a multicast group (RTNLGRP_*, linux/rtnetlink.h) on a socket of its own; raises KernelError."""
+        """Subscribes to a multicast group (RTNLGRP_*, linux/rtnetlink.h); use a separate socket. Raises KernelError."""
         try:
-            self._socket.bind((0, 0))  # an unbound socket has the kernel's own port number, and the kernel skips itself
+            self._socket.bind((0, 0))  # port 0, an unbound socket's, is the kernel's own: no notification goes there
             self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         except OSError as error:
             raise KernelError(_SUBSCRIBING, error.errno or 0) from error
 
     def change(self, *requests: Request, then: Sequence[Request] = ()) -> list[Any]:
-        """Sends requests that change something, in one send and in order; each is tried whatever became of others.
+        """Sends requests that change something, in one send, in order; the kernel tries each, even after a failure.
 
-        Raises KernelError for the first refused one whose errno it does not ignore. Those that changed something are
-        noted; when it is only planned, nothing is sent. `then` is asked for behind them in the same send, as by `get`.
+        Raises KernelError for the first one that failed with an errno that it does not ignore. Records the changes
+        that succeeded; in a dry run, records all and sends none. The `then` requests follow in the same send; returns
+        their answers as `get` does.
         """
         if record.is_dry_run():
             record.change(*(request.describe() for request in requests))
             return self.get(*then)
         answers = self._talk((*requests, *then), changes=len(requests))
-        told, objects = answers[: len(requests)], answers[len(requests) :]
+        acknowledgements, objects = answers[: len(requests)], answers[len(requests) :]
         if record.is_recording():
-            record.change(*(sent.describe() for sent, answer in zip(requests, told, strict=True) if not answer.error))
-        _raise_refused(requests, told)
+            record.change(
+                *(sent.describe() for sent, answer in zip(requests, acknowledgements, strict=True) if not answer.error)
+            )
+        _raise_refused(requests, acknowledgements)
         return _objects(then, objects)
 
     def send(self, *requests: Request) -> None:
-        """Sends requests as `change` does, and notes nothing: they are refused or taken back, or the caller's to note.
+        """Sends requests as `change` does, but records nothing: for probes, rollback and callers with a record.
 
         Raises KernelError.
         """
@@ -169,8 +173,8 @@ class Socket:
     def dump(self, request: Request, *, merge_key: Callable[[Any], object] | None = None) -> list[Any]:
         """Sends one dump request and returns all messages; raises KernelError.
 
-        When something changes in the midst of a dump, entries may be missing. With `merge_key`, which names an entry,
-        it is repeated then; if that goes on for ever, what was in any of the attempts is returned.
+        Entries may be missing from a dump during which something changed. With `merge_key`, which returns an entry's
+        identity, such a dump is repeated, up to 10 times; then the union of all attempts is returned.
         """
         seen: dict[object, Any] = {}
         for _ in range(_DUMP_TRIES):
@@ -183,9 +187,9 @@ class Socket:
         return list(seen.values())
 
     def wait_notifications(self, kind: type[Any], timeout_s: float) -> list[tuple[int, Any]] | None:
-        """Waits for news of the subscribed groups; returns (type, message) pairs, None when time ran out.
+        """Waits for notifications of the subscribed groups; returns (type, message) pairs, None on timeout.
 
-        An empty list means that news were lost (ENOBUFS): look for yourself. Raises KernelError.
+        An empty list means that notifications were lost (ENOBUFS): read the current state. Raises KernelError.
         """
         if not wait_readable([self.fileno()], timeout_s):
             return None
@@ -198,9 +202,9 @@ class Socket:
         return [(number, decode(kind, body)) for number, _, _, body in messages(data)]
 
     def _talk(self, requests: Sequence[Request], *, changes: int = 0) -> list[_Answer]:
-        """Sends all requests at once and reads until each has its answer; KernelError when that fails itself.
+        """Sends all requests at once and reads until each has its answer; raises KernelError when the socket fails.
 
-        The first ones, as many as `changes` says, change something.
+        The first `changes` requests change something.
         """
         try:
             return self._converse(requests, changes)
@@ -208,11 +212,11 @@ class Socket:
             raise KernelError(requests[0].description, error.errno or 0) from error
 
     def _converse(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
-        """Does so; raises OSError, KernelError.
+        """Sends the requests and collects the answers; raises OSError, KernelError.
 
-        The success of changes is told by the answer to the last request: the kernel has told before what it refuses.
-        What is refused as a whole is answered at its first request only: a transaction, whose first request is silent
-        otherwise, and everything by a socket that `refuses_all`.
+        Only the last request asks for an acknowledgement: the kernel reports refusals earlier, so that the last answer
+        completes all. A batch refused as a whole is answered at its first request only: a transaction, whose first
+        request is silent otherwise, and any send on a socket that `refuses_all`.
         """
         if not requests:
             return []
@@ -221,7 +225,7 @@ class Socket:
             count > _ANSWERS_THAT_FIT
             and (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT
         ):
-            # All of them wait until the send is through; what does not fit is lost (ENOBUFS).
+            # All answers are queued during the send; those beyond the buffer are lost (ENOBUFS).
             room = self._enlarge(_RECEIVE_BUFFER, answered * _ANSWER_BYTES)
             if room < answered * _ANSWER_BYTES and not self.refuses_all:
                 return self._talk_in_halves(requests, changes)
@@ -231,11 +235,11 @@ class Socket:
         self._sequence += count
         parts, answers = [], []
         for number, request in enumerate(requests):
-            untold = number < changes
-            flags = (request.flags & ~NLM_F_ACK if untold else request.flags) | NLM_F_REQUEST
+            unacknowledged = number < changes
+            flags = (request.flags & ~NLM_F_ACK if unacknowledged else request.flags) | NLM_F_REQUEST
             header = request.type, flags, first + number
             parts.append(encode(request.kind, header, request.values, request.attributes))
-            answers.append(_Answer([], untold or request.silent))
+            answers.append(_Answer([], unacknowledged or request.silent))
         if not self._send(b"".join(parts)):
             if self.refuses_all or count == 1:
                 raise KernelError(requests[0].description, errno.EMSGSIZE)
@@ -245,7 +249,7 @@ class Socket:
             for kind, flags, sequence, body in messages(self._receive()):
                 number = sequence - first
                 if 0 <= number < count:
-                    _take(answers[number], requests[number], kind, flags, body)
+                    _add_message(answers[number], requests[number], kind, flags, body)
             while awaited and awaited[-1].complete:  # the last is answered last
                 awaited.pop()
             refused = answers[0].error
@@ -254,13 +258,13 @@ class Socket:
         return answers
 
     def _talk_in_halves(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
-        """Does so where the kernel's limits for who has no privilege on the host do not let it be done at once."""
+        """Splits the batch when an unprivileged socket's buffer is too small."""
         middle = len(requests) // 2
         before = self._talk(requests[:middle], changes=min(changes, middle))
         return before + self._talk(requests[middle:], changes=max(changes - middle, 0))
 
     def _send(self, data: bytes) -> bool:
-        """Sends data at once; returns False when the kernel does not let that be, and then nothing is sent."""
+        """Sends data in one piece; returns False, with nothing sent, when it exceeds the kernel's limit."""
         for tries_left in (1, 0):
             try:
                 self._socket.send(data)
@@ -274,19 +278,19 @@ class Socket:
         return False
 
     def _enlarge(self, which: tuple[int, int], size: int) -> int:
-        """Gives a buffer room for `size` bytes, or in a user namespace what the host lets it have; returns its room."""
-        forced, own = which
+        """Enlarges a buffer to `size` bytes, or as far as net.core.[wr]mem_max allows; returns its size."""
+        forced, limited = which
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, forced, size)
         except PermissionError:
-            self._socket.setsockopt(socket.SOL_SOCKET, own, size)
-        return self._socket.getsockopt(socket.SOL_SOCKET, own)
+            self._socket.setsockopt(socket.SOL_SOCKET, limited, size)
+        return self._socket.getsockopt(socket.SOL_SOCKET, limited)
 
     def _receive(self) -> bytes:
-        """Returns what is there to be read; raises OSError, with ENOBUFS when answers were lost.
+        """Receives one datagram; raises OSError, with ENOBUFS when answers were lost.
 
-        Then the others are thrown away: until the kernel sees them all read it keeps no further answer, and who asks
-        again, as undo steps do, would wait for ever.
+        Then the remaining answers are discarded: the kernel queues no further ones until they are read, and later
+        requests, such as those of undo steps, would wait for ever.
         """
         try:
             return self._socket.recv(_RECEIVE_BYTES)
@@ -313,7 +317,7 @@ def _objects(requests: Sequence[Request], answers: Sequence[_Answer]) -> list[An
 
 
 def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
-    """Waits until one of `descriptors` can be read (or has ended) and returns those; empty when time ran out."""
+    """Waits until some of `descriptors` are readable or at their end, and returns those; [] on timeout."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -331,11 +335,11 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Returns the seconds left, 0 when it has passed."""
+        """Returns the remaining seconds, 0 after the deadline."""
         return max(0.0, self._end - time.monotonic())
 
 
-def _take(answer: _Answer, request: Request, kind: int, flags: int, body: bytes) -> None:
+def _add_message(answer: _Answer, request: Request, kind: int, flags: int, body: bytes) -> None:
     if flags & _NLM_F_DUMP_INTR:
         answer.interrupted = True
     if kind in (_NLMSG_ERROR, _NLMSG_DONE):
@@ -351,7 +355,7 @@ def _take(answer: _Answer, request: Request, kind: int, flags: int, body: bytes)
 
 
 def _explanation(flags: int, body: bytes) -> str:
-    """Returns the kernel's own words from an extended acknowledgement (linux/netlink.h, enum nlmsgerr_attrs)."""
+    """Returns the kernel's message from an extended acknowledgement (linux/netlink.h, enum nlmsgerr_attrs)."""
     if not flags & _NLM_F_ACK_TLVS:
         return ""
     offset = _HEADER_BYTES + 4 + _HEADER_BYTES

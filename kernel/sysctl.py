@@ -1,6 +1,6 @@
-"""Kernel parameters under /proc/sys/net of the namespace that is current.
+"""Kernel parameters under /proc/sys/net, of the current network namespace.
 
-One rule: a value that is already right is not written, so that a read-only /proc/sys is no obstacle.
+One rule: ensure() writes only a value that differs, so that it works on a read-only /proc/sys if nothing has to change.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _HINTS = {
 
 
 class Setting:
-    """One setting held open: what it was then, None where the kernel does not tell, and the way to change it.
+    """An open kernel parameter: its `value` when it was opened, None if unreadable. A context manager; raises OSError.
 
-    It is to be changed in the namespace in which it was opened. A context manager; raises OSError.
+    Write it in the namespace in which it was opened.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         try:
             self._descriptor = os.open(_ROOT + name, os.O_RDWR | os.O_CLOEXEC)
-        except PermissionError:  # some can only be written (ipv4/route/flush)
+        except PermissionError:  # some are write-only (ipv4/route/flush)
             self._descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
         self.value: str | None = None
-        with suppress(OSError):  # those, and a secret that nobody has set (EIO)
+        with suppress(OSError):  # write-only, or a secret that is not set (EIO)
             self.value = _read(self._descriptor)
 
     def __enter__(self) -> Setting:
@@ -49,10 +49,10 @@ class Setting:
         os.close(self._descriptor)
 
     def write(self, value: str) -> None:
-        """Writes `value`, also one that it has already: with some settings that is an order to others."""
+        """Writes `value` even if it is the current one: for some parameters a write is a command."""
         if not record.is_dry_run():
-            os.pwrite(self._descriptor, _written(value), 0)
-        record.change(_told(self.name, value))
+            os.pwrite(self._descriptor, _encode(value), 0)
+        record.change(_describe(self.name, value))
 
 
 def get(name: str) -> str:
@@ -65,58 +65,58 @@ def get(name: str) -> str:
 
 
 def ensure(name: str, value: str) -> None:
-    """Sets `name` to `value` unless it is set; raises OSError.
+    """Sets `name` to `value` if it differs; raises OSError.
 
     Writers wait for each other. While Linux (6.18) waits for the RTNL lock to change ipv4/ip_forward, a second writer
-    sees the value changed, and the first one then restores it: ip_forward may end as 1 and forward on no interface.
+    reads the new value, and the first one then restores the old one: ip_forward may end as 1 without any forwarding.
     """
     if get(name) != value:
         write(name, value, locked=True)
 
 
-def ensure_or_fail(name: str, value: str, doing: str) -> None:
-    """Makes `name` be `value`; raises CniError(999) with the cure: "failed to <doing>: /proc/sys/net/...: ..."."""
+def ensure_or_fail(name: str, value: str, action: str) -> None:
+    """Sets `name` to `value` if it differs; raises CniError(999), "failed to <action>: ...", with a hint."""
     try:
         ensure(name, value)
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "")
-        cure = f"{hint}set it on the node: {command(name, value)}"
-        raise CniError(Code.INTERNAL, f"failed to {doing}: {_ROOT}{name}: {error.strerror}", cure) from error
+        prefix = _HINTS.get(error.errno or 0, "")
+        details = f"{prefix}set it on the node: {command(name, value)}"
+        raise CniError(Code.INTERNAL, f"failed to {action}: {_ROOT}{name}: {error.strerror}", details) from error
 
 
 def command(name: str, value: str) -> str:
-    """Returns the command that sets `name` in the namespace where it is run."""
-    # Slashes are taken as they are, so that an interface's name may have dots.
+    """Returns the command that sets `name` in the current namespace."""
+    # With slashes as separators, an interface's name may contain dots.
     return f"sysctl -w net/{name}={value}"
 
 
 def hint(number: int) -> str:
-    """Returns the hint for the errno of a setting that cannot be read or set, "" when there is none."""
+    """Returns the hint for an errno of a parameter that cannot be read or written, "" if there is none."""
     return _HINTS.get(number, "").rstrip("; ").removesuffix(", or")
 
 
 def write(name: str, value: str, *, locked: bool = False) -> None:
-    """Writes `value`, with `locked` after all other writers that lock; raises OSError."""
+    """Writes `value`; with `locked`, waits for other writers with `locked`. Raises OSError."""
     if record.is_dry_run():
-        record.change(_told(name, value))
+        record.change(_describe(name, value))
         return
     descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if locked:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, _written(value))
+        os.write(descriptor, _encode(value))
     finally:
         os.close(descriptor)
-    record.change(_told(name, value))
+    record.change(_describe(name, value))
 
 
 def is_writable(name: str) -> bool:
-    """Tells whether `name` can be set, as far as the file system goes."""
+    """Whether the file system permits writing `name`."""
     return os.access(_ROOT + name, os.W_OK)
 
 
 def try_write(name: str, value: str) -> None:
-    """Sets `name` where the kernel has it and lets us; without IPv6, say, it is done without."""
+    """Writes `value` and ignores failure, for parameters that the kernel may lack (without IPv6, say)."""
     try:
         write(name, value)
     except OSError:
@@ -125,16 +125,16 @@ def try_write(name: str, value: str) -> None:
 
 def _read(descriptor: int) -> str:
     text = os.pread(descriptor, _MOSTLY_BYTES, 0)
-    if len(text) == _MOSTLY_BYTES:  # a list of ports may go on; not every such file is read in parts
+    if len(text) == _MOSTLY_BYTES:  # a list of ports may be longer; not every such file can be read in parts
         text = os.pread(descriptor, _LONGEST_BYTES, 0)
     return text.decode("ascii", "replace").strip()
 
 
-def _written(value: str) -> bytes:
-    return value.encode() or b"\n"  # which empties a list; the kernel takes no notice of nothing
+def _encode(value: str) -> bytes:
+    return value.encode() or b"\n"  # an empty line clears a list; the kernel ignores an empty write
 
 
-def _told(name: str, value: str) -> str:
-    """Returns the command for a record; a key (ipv4/tcp_fastopen_key, stable_secret of IPv6) is nobody's to read."""
-    what = name.rpartition("/")[2]
-    return command(name, "..." if what.endswith(("key", "secret")) else value)
+def _describe(name: str, value: str) -> str:
+    """Returns the command for the log; hides keys (ipv4/tcp_fastopen_key, IPv6's stable_secret)."""
+    parameter = name.rpartition("/")[2]
+    return command(name, "..." if parameter.endswith(("key", "secret")) else value)

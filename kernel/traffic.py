@@ -1,7 +1,7 @@
-"""Traffic control: token bucket filters, ingress qdiscs, and filters that lead packets to another interface.
+"""Traffic control: token bucket filters, ingress qdiscs, and filters that redirect packets to another interface.
 
-One rule: functions named after an object return a Request, a value to be sent; what is read of the kernel is a value,
-too. Rates are bytes/s, sizes bytes, buckets ticks of 64 ns.
+One rule: *_request functions return a Request and do no I/O. Rates are in bytes/s, sizes in bytes, bucket sizes in
+ticks of 64 ns.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ TICK_NS = 64  # of a bucket: PSCHED_SHIFT is 6 (net/pkt_sched.h, since Linux 2.6
 NS_PER_S = 1_000_000_000
 UINT32_MAX = (1 << 32) - 1
 TBF, INGRESS, HTB = "tbf", "ingress", "htb"
-# Of an HTB root and of filters by address, which anybody may have: by this number, "pw", ours are known.
+# The handle, "pw", that identifies podwire's HTB root and filters by address; other programs may add their own.
 HTB_HANDLE = 0x70770000
 PASSED, LIMITED = HTB_HANDLE, HTB_HANDLE | 1  # class IDs: past the bucket; into it
-RULES_MAX = 0x7FF  # of `classified`: from 0x800 on the kernel gives numbers
+RULES_MAX = 0x7FF  # filters of one interface: the kernel itself numbers filters from 0x800 on
 
 ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
 _LO = 1  # in every network namespace
 _TBF_HANDLE, _INGRESS_HANDLE, _CLASS = 0x10000, 0xFFFF0000, 0x10001  # 1:, ffff:, 1:1
 RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
 _NEW = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-# A deletion's: no such interface, qdisc or filter; a default, or somebody else's, in its place. The kernel leaves that.
+# Success for a deletion: no such interface, qdisc or filter, or another one in its place, which the kernel keeps.
 _GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
 TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
 _ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
 _SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel: flags, of which 1 is "terminal", and the number of keys
 _TABLE_SHIFT = 20  # of a u32 filter's handle (TC_U32_HTID, linux/pkt_cls.h)
-_ANY = bytes(16)  # a key that any packet matches: nothing of it is looked at
+_ANY = bytes(16)  # a key that matches any packet: its mask is 0
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex
 _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 
@@ -65,13 +65,13 @@ class Bucket:
 
     @property
     def held(self) -> int:
-        """What it holds at most, in bytes."""
+        """The capacity of the bucket, in bytes."""
         return self.size * TICK_NS * self.rate // NS_PER_S
 
 
 @dataclass(frozen=True)
 class Qdisc:
-    """A queueing discipline; `handle` is 0 for one that the kernel chose, `bucket` None for other kinds than TBF."""
+    """A queueing discipline; `handle` is 0 for the kernel's default, `bucket` None for kinds other than TBF."""
 
     kind: str
     handle: int
@@ -79,15 +79,15 @@ class Qdisc:
 
     @property
     def is_shaper(self) -> bool:
-        """Tells whether it is what `tbf` makes, and the reference, or `kernel.htb`."""
+        """Whether create_tbf_request(), kernel.htb or the reference plugins create this qdisc."""
         return (self.kind, self.handle) in ((TBF, _TBF_HANDLE), (HTB, HTB_HANDLE))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a filter by address does: `selector` (struct tc_u32_sel with keys) says to which packets.
+    """A filter by address: the packets that `selector` (struct tc_u32_sel with keys) matches get a class.
 
-    `classid` is PASSED or LIMITED; `target` is the ifindex that they are redirected to, None for none.
+    `classid` is PASSED or LIMITED; `target` is the ifindex to which the packets are redirected, or None.
     """
 
     selector: bytes
@@ -97,11 +97,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter of what an interface receives; `target` is the ifindex that it redirects to, 0 for one that is gone.
+    """A filter on the packets that an interface receives.
 
-    `target` is None for one that does anything else. `matches_all` tells that no packet gets past it, as far as is
-    known: it is in the chain where packets begin, and looks at nothing of them or is of a kind that is not read here.
-    `rule` is that of one of ours by address.
+    `target` is the ifindex to which it redirects, 0 for a deleted interface, None for other actions. `matches_all`: no
+    packet passes it, as far as is known; it is in the first chain, and matches every packet or is of a kind that is not
+    decoded here. `rule` is set for podwire's filters by address.
     """
 
     handle: int
@@ -112,16 +112,16 @@ class Filter:
 
     @property
     def table(self) -> tuple[int, int]:
-        """The hash table in which a u32 filter is asked in its turn, by priority and protocol.
+        """The priority and protocol, and the hash table, of a u32 filter; filters with the same `table` share it.
 
-        The kernel tells those of other chains' and of a clsact qdisc's other direction, too, as if they were of the
-        priority that was asked for; in the end the table tells which filters share it.
+        The kernel also lists filters of other chains, and of a clsact qdisc's other direction, with the priority of
+        the request; only the hash table distinguishes them.
         """
         return self.info, self.handle >> _TABLE_SHIFT
 
 
 def create_tbf_request(index: int, bucket: Bucket) -> Request:
-    """Makes a token bucket filter, 1:, the root of an interface; refused with EEXIST when somebody set another root."""
+    """Returns a request that makes a token bucket filter, 1:, the root qdisc; EEXIST when another root was set."""
     parms = TBF_QOPT.pack(min(bucket.rate, UINT32_MAX), bucket.limit, bucket.size, 0)
     options: Attributes = [("TCA_TBF_PARMS", parms)]
     if bucket.rate > UINT32_MAX:
@@ -129,72 +129,73 @@ def create_tbf_request(index: int, bucket: Bucket) -> Request:
     return qdisc_request("create qdisc", RTM_NEWQDISC, index, (TBF, ROOT, _TBF_HANDLE), {"attrs": options})
 
 
-def delete_root_request(index: int, own: Qdisc) -> Request:
-    """Deletes the root of an interface, back to the kernel's default; absent is success, and another root stays."""
-    return qdisc_request("delete qdisc", RTM_DELQDISC, index, (own.kind, ROOT, own.handle))
+def delete_root_request(index: int, root: Qdisc) -> Request:
+    """Returns a request that restores the default root qdisc; a missing root is success, another one stays."""
+    return qdisc_request("delete qdisc", RTM_DELQDISC, index, (root.kind, ROOT, root.handle))
 
 
 def create_ingress_request(index: int) -> Request:
-    """Makes the place for filters of what an interface receives; refused with EEXIST when there is one."""
+    """Returns a request that creates the qdisc for filters on received packets; EEXIST when there is one."""
     return qdisc_request("create ingress qdisc", RTM_NEWQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE), b"")
 
 
 def delete_ingress_request(index: int) -> Request:
-    """Deletes what `ingress` made, with all its filters; absent is success."""
+    """Returns a request that deletes the ingress qdisc with all its filters; a missing one is success."""
     return qdisc_request("delete ingress qdisc", RTM_DELQDISC, index, (INGRESS, _INGRESS_PARENT, _INGRESS_HANDLE))
 
 
 def selector(keys: Sequence[bytes]) -> bytes:
-    """Returns what matches packets by all of `keys`, each a struct tc_u32_key (linux/pkt_cls.h)."""
+    """Returns a struct tc_u32_sel that matches all of `keys`, each a struct tc_u32_key (linux/pkt_cls.h)."""
     return _SELECTOR.pack(1, 0, len(keys), 0, 0, 0, 0, 0) + b"".join(keys)
 
 
 def add_redirect_request(index: int, target: int) -> Request:
-    """Leads all that an interface receives to the interface `target`, as if that one were to send it."""
+    """Returns a request for a filter that redirects all received packets to the transmit side of `target`."""
     return _u32(index, RECEIVED, 0, Rule(selector([_ANY]), _CLASS, target))
 
 
 def add_rule_requests(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
-    """Adds filters in their order and in front of `redirect`; `parent` is RECEIVED or a classful qdisc's handle.
+    """Returns requests that add filters in order, before add_redirect_request()'s.
 
-    What is not redirected goes on: into its class, or, of what is received, as if there were no filter.
+    `parent` is RECEIVED or a classful qdisc's handle. Packets that are not redirected enter their class, or, if
+    received, continue as without a filter.
     """
     return [_u32(index, parent, number, rule) for number, rule in enumerate(rules, 1)]
 
 
-def delete_filter_request(index: int, found: Filter) -> Request:
-    """Deletes a filter; absent is success."""
-    values = {"index": index, "parent": RECEIVED, "info": found.info, "handle": found.handle}
+def delete_filter_request(index: int, doomed: Filter) -> Request:
+    """Returns a request that deletes a filter; a missing one is success."""
+    values = {"index": index, "parent": RECEIVED, "info": doomed.info, "handle": doomed.handle}
     kind: Attributes = [("TCA_KIND", "u32")]
     request = Request("delete filter", FilterMessage, RTM_DELTFILTER, NLM_F_ACK, values, kind, _GONE)
-    return request._replace(details=partial(_of, index))
+    return request._replace(details=partial(_describe_target, index))
 
 
 def delete_priority_request(index: int, info: int) -> Request:
-    """Deletes all u32 filters of a priority, and its table, which the last filter's deletion may leave behind."""
+    """Returns a request that deletes all u32 filters of a priority, and its table, which may outlast them."""
     return delete_filter_request(index, Filter(0, info))
 
 
 def get_root_request(index: int) -> Request:
-    """Asks for an interface's root qdisc; no such interface is no error. `qdisc` reads the answer."""
+    """Returns a request for an interface's root qdisc, for qdisc_from_answer(); a missing interface is no error."""
     return get_qdisc_request(index, ROOT)
 
 
 def get_ingress_request(index: int) -> Request:
-    """Asks for an interface's ingress or clsact qdisc; none is no error. `qdisc` reads the answer."""
+    """Returns a request for the ingress or clsact qdisc, for qdisc_from_answer(); a missing one is no error."""
     return get_qdisc_request(index, _INGRESS_PARENT)
 
 
 def qdisc_from_answer(message: DecodedMessage | None) -> Qdisc | None:
-    """Returns the qdisc in an answer, None when there was none."""
+    """Returns the qdisc in an answer, None without an answer."""
     if message is None:
         return None
-    kind, options = message.get_attributes(_OF_A_QDISC)
+    kind, options = message.get_attributes(_QDISC_SPECS)
     return Qdisc(kind, message["handle"], _bucket(options) if kind == TBF else None)
 
 
 def list_filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Filter]:
-    """Returns the filters of what an interface receives, or of a qdisc, in the order in which they are asked.
+    """Returns the filters on received packets, or of the qdisc `parent`, in the order of their evaluation.
 
     Raises KernelError.
     """
@@ -202,55 +203,57 @@ def list_filters(socket: Socket, index: int, parent: int = RECEIVED) -> list[Fil
 
 
 def list_filters_request(index: int, parent: int = RECEIVED) -> Request:
-    """Asks for these filters; no such interface or place is no error. `listed` reads the answer."""
+    """Returns the dump request of list_filters(); a missing interface or qdisc is no error."""
     values = {"index": index, "parent": parent}
-    ignore = (errno.ENODEV, errno.EINVAL)  # no such interface; no such place, as newer kernels say it
+    ignore = (errno.ENODEV, errno.EINVAL)  # no such interface; no such qdisc, on newer kernels
     return Request("list filters", FilterMessage, RTM_GETTFILTER, NLM_F_DUMP, values, [], ignore)
 
 
 def filters_from_answers(messages: Sequence[DecodedMessage]) -> list[Filter]:
-    """Returns the filters in an answer, in its order."""
-    return [found for message in messages if (found := _filter(message))]
+    """Returns the filters in the answers to list_filters_request(), in their order."""
+    return [entry for message in messages if (entry := _filter(message))]
 
 
 def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
-    """Returns the root qdiscs of all interfaces that are shaped as we do it, by ifindex; raises KernelError."""
-    found = {}
+    """Returns the root qdiscs that are shapers (Qdisc.is_shaper) by ifindex; raises KernelError."""
+    by_index = {}
     for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
-        own = qdisc_from_answer(message)
-        if own and own.is_shaper and message["parent"] == ROOT:
-            found[message["index"]] = own
-    return found
+        root = qdisc_from_answer(message)
+        if root and root.is_shaper and message["parent"] == ROOT:
+            by_index[message["index"]] = root
+    return by_index
 
 
 def probe_missing_features(socket: Socket, *further: str) -> list[str]:
-    """Returns what the kernel lacks of what shaping takes: "ifb", "tbf" and `further` kinds of qdiscs.
+    """Returns the features that the kernel lacks: "ifb", "tbf" and `further` kinds of qdiscs.
 
-    Told by requests that are refused in any case, for another reason where the part is there: nothing is made. Raises
-    KernelError for who lacks the privilege.
+    Probes with requests that always fail; the errno shows whether the feature exists. Raises KernelError (EPERM)
+    without the privilege to create them.
     """
-    made = link.create_ifb_request(0, "/", link.random_mac(), 0)
-    asked = [("ifb", errno.EOPNOTSUPP, made._replace(description="create an ifb"))]
+    ifb = link.create_ifb_request(0, "/", link.random_mac(), 0)
+    probes = [("ifb", errno.EOPNOTSUPP, ifb._replace(description="create an ifb"))]
     for kind in (TBF, *further):
-        unsaid = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
-        # Replacing, so that a qdisc which lo may have is not the reason.
-        asked.append((kind, errno.ENOENT, unsaid._replace(flags=_NEW | NLM_F_REPLACE)))
-    found = []
-    for name, absent, request in asked:
+        incomplete = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
+        # REPLACE, so that an existing qdisc of lo is not the reason of the failure.
+        probes.append((kind, errno.ENOENT, incomplete._replace(flags=_NEW | NLM_F_REPLACE)))
+    missing = []
+    for name, absent, request in probes:
         try:
             socket.send(request)
         except KernelError as error:
             if error.errno == absent:
-                found.append(name)
-            elif error.errno == errno.EPERM:  # nothing was told, and nothing could be made
+                missing.append(name)
+            elif error.errno == errno.EPERM:  # shows nothing about the feature
                 raise
-    return found
+    return missing
 
 
-def qdisc_request(doing: str, kind: int, index: int, which: tuple[str, int, int], options: object = None) -> Request:
+def qdisc_request(
+    description: str, kind: int, index: int, which: tuple[str, int, int], options: object = None
+) -> Request:
     """Returns a request for a qdisc or class (`kind` is RTM_*); `which` is its kind, parent and handle.
 
-    One with options makes it, one without deletes it.
+    With options it creates the qdisc or class, without it deletes it.
     """
     name, parent, handle = which
     flags = NLM_F_ACK
@@ -260,29 +263,38 @@ def qdisc_request(doing: str, kind: int, index: int, which: tuple[str, int, int]
         flags, ignore = _NEW, ()
         attributes.append(("TCA_OPTIONS", options))
     values = {"index": index, "parent": parent, "handle": handle}
-    return Request(doing, QdiscMessage, kind, flags, values, attributes, ignore, details=partial(_of, index, name))
+    return Request(
+        description,
+        QdiscMessage,
+        kind,
+        flags,
+        values,
+        attributes,
+        ignore,
+        details=partial(_describe_target, index, name),
+    )
 
 
 def get_qdisc_request(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:
-    """Asks for a qdisc by its parent, or with RTM_GETTCLASS for a class by its handle; none is no error."""
+    """Returns a request for a qdisc by its parent, or (RTM_GETTCLASS) a class by its handle; none is no error."""
     values = {"index": index, "parent": parent, "handle": handle}
     ignore = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
-    # Without ECHO the answer goes to those who listen for news only.
+    # Without ECHO the kernel sends the answer to multicast subscribers only.
     flags = NLM_F_ACK | NLM_F_ECHO
     return Request("look up a qdisc", QdiscMessage, kind, flags, values, [], ignore)
 
 
-_OF_A_QDISC = attribute_specs(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"")
-_OF_A_TBF = attribute_specs(TbfOptions, TCA_TBF_PARMS=b"", TCA_TBF_RATE64=0)
-_OF_A_FILTER = attribute_specs(FilterMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_CHAIN=0)
-_OF_A_U32 = attribute_specs(U32Options, TCA_U32_SEL=None, TCA_U32_CLASSID=None, TCA_U32_ACT=b"")
-_FIRST_ACTION = attribute_specs(Actions, TCA_ACT_PRIO_1=b"")
-_OF_AN_ACTION = attribute_specs(Action, TCA_ACT_KIND="", TCA_ACT_OPTIONS=b"")
-_OF_A_MIRRED = attribute_specs(MirredOptions, TCA_MIRRED_PARMS=b"")
+_QDISC_SPECS = attribute_specs(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"")
+_TBF_SPECS = attribute_specs(TbfOptions, TCA_TBF_PARMS=b"", TCA_TBF_RATE64=0)
+_FILTER_SPECS = attribute_specs(FilterMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_CHAIN=0)
+_U32_SPECS = attribute_specs(U32Options, TCA_U32_SEL=None, TCA_U32_CLASSID=None, TCA_U32_ACT=b"")
+_FIRST_ACTION_SPECS = attribute_specs(Actions, TCA_ACT_PRIO_1=b"")
+_ACTION_SPECS = attribute_specs(Action, TCA_ACT_KIND="", TCA_ACT_OPTIONS=b"")
+_MIRRED_SPECS = attribute_specs(MirredOptions, TCA_MIRRED_PARMS=b"")
 
 
 def _bucket(options: bytes) -> Bucket | None:
-    parms, rate64 = get_nested_attributes(options, _OF_A_TBF)
+    parms, rate64 = get_nested_attributes(options, _TBF_SPECS)
     if len(parms) < TBF_QOPT.size:
         return None
     rate, limit, size, _ = TBF_QOPT.unpack_from(parms)
@@ -290,7 +302,7 @@ def _bucket(options: bytes) -> Bucket | None:
 
 
 def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
-    """Returns the request for a filter of priority 1 for all protocols; the kernel gives a number instead of 0."""
+    """Returns a request for a filter of priority 1 for all protocols; the kernel chooses the number for 0."""
     options: Attributes = [("TCA_U32_CLASSID", rule.classid), ("TCA_U32_SEL", rule.selector)]
     if rule.target is not None:
         parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, rule.target)
@@ -299,11 +311,13 @@ def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
         options.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}))
     attributes: Attributes = [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})]
     values = {"index": index, "parent": parent, "info": _ALL_FIRST, "handle": number}
-    return Request("add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes, details=partial(_of, index))
+    return Request(
+        "add filter", FilterMessage, RTM_NEWTFILTER, _NEW, values, attributes, details=partial(_describe_target, index)
+    )
 
 
-def _of(index: int, kind: str = "") -> str:
-    """Returns what tells in words whose a qdisc or filter is: 'tbf of "veth3f2a"'."""
+def _describe_target(index: int, kind: str = "") -> str:
+    """Returns kind and interface of a qdisc or filter for the log of changes: 'tbf of "veth3f2a"'."""
     try:
         name = f'"{stdlib_socket.if_indextoname(index)}"'
     except OSError:
@@ -312,11 +326,11 @@ def _of(index: int, kind: str = "") -> str:
 
 
 def _filter(message: DecodedMessage) -> Filter | None:
-    """Returns the filter in a message, None for one that only tells of a table of them."""
-    kind, options, chain = message.get_attributes(_OF_A_FILTER)
+    """Returns the filter in a message, None for a message about a hash table."""
+    kind, options, chain = message.get_attributes(_FILTER_SPECS)
     if kind != "u32":
         return Filter(message["handle"], message["info"], matches_all=not chain) if options else None
-    selector, classid, actions = get_nested_attributes(options, _OF_A_U32)
+    selector, classid, actions = get_nested_attributes(options, _U32_SPECS)
     if selector is None:
         return None
     target = _target(actions)
@@ -325,14 +339,14 @@ def _filter(message: DecodedMessage) -> Filter | None:
 
 
 def _target(actions: bytes) -> int | None:
-    """Returns to which interface the first of a filter's actions redirects, None when it does anything else."""
-    (action,) = get_nested_attributes(actions, _FIRST_ACTION)
-    kind, options = get_nested_attributes(action, _OF_AN_ACTION)
-    (parms,) = get_nested_attributes(options, _OF_A_MIRRED) if kind == "mirred" else (b"",)
+    """Returns the ifindex to which a filter's first action redirects, None for other actions."""
+    (action,) = get_nested_attributes(actions, _FIRST_ACTION_SPECS)
+    kind, options = get_nested_attributes(action, _ACTION_SPECS)
+    (parms,) = get_nested_attributes(options, _MIRRED_SPECS) if kind == "mirred" else (b"",)
     if len(parms) < _MIRRED.size:
         return None
-    *_, does, index = _MIRRED.unpack_from(parms)
-    return index if does == _REDIRECT else None
+    *_, action_kind, index = _MIRRED.unpack_from(parms)
+    return index if action_kind == _REDIRECT else None
 
 
 def _matches_all(selector: bytes) -> bool:

@@ -1,6 +1,6 @@
-"""VLANs of bridge ports: whether a bridge filters by them, which ones a port has, changing them.
+"""VLANs of bridge ports, and VLAN filtering of bridges.
 
-One rule: functions named after an object or an action on it return a Request; those that take a socket talk.
+One rule: *_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Vlans = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged 
 
 @dataclass(frozen=True)
 class Filtering:
-    """Whether a bridge filters by VLAN, and the VLAN that it gives its new ports, PVID and untagged; 0 for none."""
+    """Whether a bridge filters by VLAN, and its default VLAN (PVID, untagged) for new ports; 0 for none."""
 
     on: bool
     default: int
@@ -37,14 +37,14 @@ class Filtering:
 
 @dataclass(frozen=True)
 class Member:
-    """A port of a bridge, or the bridge itself, and its VLANs."""
+    """The VLANs of a bridge port, or of the bridge itself, and whether it is up."""
 
     is_up: bool
     vlans: Vlans
 
 
 class NoFilteringError(CniError):
-    """The kernel was built without VLAN filtering: "vlan" would separate nothing."""
+    """The kernel was built without VLAN filtering, so that "vlan" would isolate no pods."""
 
     def __init__(self, bridge: str) -> None:
         super().__init__(
@@ -55,10 +55,10 @@ class NoFilteringError(CniError):
 
 
 def get_filtering(socket: Socket, bridge: Link) -> Filtering:
-    """Returns how a bridge treats VLANs; raises NoFilteringError, KernelError also when the bridge is gone.
+    """Returns the VLAN filtering of a bridge; raises NoFilteringError, and KernelError also for a missing bridge.
 
-    A kernel without VLAN filtering says of all its bridges that they do not filter; that it does not know of their
-    default VLAN gives it away (net/bridge/br_netlink.c, br_fill_info).
+    A kernel without VLAN filtering reports that no bridge filters, but no default VLAN: that distinguishes it
+    (net/bridge/br_netlink.c, br_fill_info).
     """
     (message,) = socket.get(by_index_request(bridge.index)._replace(ignore=()))
     info = message.get_attr("IFLA_LINKINFO")
@@ -70,10 +70,10 @@ def get_filtering(socket: Socket, bridge: Link) -> Filtering:
 
 
 def probe_create_bridge(socket: Socket, bridge: str, *, filtering: bool) -> None:
-    """Raises KernelError when no bridge can be made here, NoFilteringError when none that filters.
+    """Raises KernelError when no bridge can be created, NoFilteringError when none can filter by VLAN.
 
-    Told by a request that is refused in any case, as "/" is no name: nothing is made. A kernel that filters looks at
-    the protocol, and 0 is none, before the name (net/bridge/br_netlink.c, br_validate).
+    Probes with a request that always fails, as "/" is an invalid name. A kernel with VLAN filtering first refuses the
+    invalid protocol 0 (net/bridge/br_netlink.c, br_validate).
     """
     info: Attributes = [("IFLA_INFO_KIND", "bridge")]
     if filtering:
@@ -90,51 +90,53 @@ def probe_create_bridge(socket: Socket, bridge: str, *, filtering: bool) -> None
 
 
 def enable_filtering_request(bridge: Link) -> Request:
-    """Has a bridge filter by VLAN from now on."""
+    """Returns a request that enables VLAN filtering of a bridge."""
     data = {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]}
     info = {"attrs": [("IFLA_INFO_KIND", "bridge"), ("IFLA_INFO_DATA", data)]}
-    doing = f'switch VLAN filtering of "{bridge.name}" on'
-    return Request(doing, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": bridge.index}, [("IFLA_LINKINFO", info)])
+    description = f'switch VLAN filtering of "{bridge.name}" on'
+    return Request(description, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": bridge.index}, [("IFLA_LINKINFO", info)])
 
 
 def add_request(port: Link, vlans: Vlans) -> Request:
-    """Adds VLANs to a bridge port, in range form; one that the port has gets these flags."""
-    return _change(f'add VLANs to "{port.name}"', RTM_SETLINK, port, vlans)
+    """Returns a request that adds VLANs to a bridge port, as ranges; existing ones get the new flags."""
+    return _change_request(f'add VLANs to "{port.name}"', RTM_SETLINK, port, vlans)
 
 
 def remove_request(port: Link, ids: Iterable[int]) -> Request:
-    """Removes VLANs from a bridge port; absent is success."""
-    return _change(f'remove VLANs from "{port.name}"', RTM_DELLINK, port, dict.fromkeys(ids, 0))
+    """Returns a request that removes VLANs from a bridge port; missing ones are success."""
+    return _change_request(f'remove VLANs from "{port.name}"', RTM_DELLINK, port, dict.fromkeys(ids, 0))
 
 
 def list_by_port(socket: Socket, bridge: Link) -> dict[int, Vlans]:
     """Returns the VLANs of each port of a bridge by the port's ifindex; raises KernelError."""
-    found = _members(socket, bridge, bridge.index)
-    return {index: member.vlans for index, member in found.items() if index != bridge.index}
+    members = _read_members(socket, bridge, bridge.index)
+    return {index: member.vlans for index, member in members.items() if index != bridge.index}
 
 
 def get_member(socket: Socket, bridge: Link, index: int) -> Member | None:
-    """Returns the port with an ifindex, or the bridge itself; None for what is no port of it. Raises KernelError."""
-    return _members(socket, bridge, index).get(index)
+    """Returns the port with an ifindex, or the bridge itself; None for other links. Raises KernelError."""
+    return _read_members(socket, bridge, index).get(index)
 
 
 def get_device_vlan(socket: Socket, device: Link) -> int:
-    """Returns the VLAN of an 802.1Q interface, 0 when it is gone; raises KernelError."""
+    """Returns the VLAN ID of an 802.1Q interface, 0 when it no longer exists; raises KernelError."""
     (message,) = socket.get(by_index_request(device.index)._replace(kind=VlanDeviceMessage))
     info = message and message.get_attr("IFLA_LINKINFO")
     data = info and info.get_attr("IFLA_INFO_DATA")
     return (data and data.get_attr("IFLA_VLAN_ID")) or 0
 
 
-def _members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
-    """Returns the members of a bridge that the kernel tells of in messages with an ifindex in them.
+def _read_members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
+    """Returns the members of a bridge, decoding only messages that contain `index`.
 
-    It has no request for one port or one bridge before Linux 5.6: it tells of all, and those are decoded.
+    Before Linux 5.6 the kernel has no request for one port or one bridge: it lists the ports of all bridges.
     """
     values: dict[str, int] = {"family": AF_BRIDGE}
     attributes: Attributes = [("IFLA_EXT_MASK", _VLANS_COMPRESSED)]
-    doing = f'list the VLANs of "{bridge.name}"'
-    request = Request(doing, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, body_filter=_naming(index))
+    description = f'list the VLANs of "{bridge.name}"'
+    request = Request(
+        description, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, body_filter=_contains_index(index)
+    )
     return {
         message["index"]: Member(bool(message["flags"] & IFF_UP), _vlans(message))
         for message in socket.dump(request)
@@ -142,19 +144,19 @@ def _members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
     }
 
 
-def _naming(index: int) -> Callable[[bytes], bool]:
+def _contains_index(index: int) -> Callable[[bytes], bool]:
     packed = struct.pack("=I", index)
     return lambda message: packed in message
 
 
-def _change(doing: str, number: int, port: Link, vlans: Vlans) -> Request:
+def _change_request(description: str, number: int, port: Link, vlans: Vlans) -> Request:
     spec = [("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vid}) for flags, vid in _ranges(vlans)]
     values: dict[str, int] = {"family": AF_BRIDGE, "index": port.index}
     attributes: Attributes = [("IFLA_AF_SPEC", {"attrs": spec})]
-    return Request(doing, VlanMessage, number, NLM_F_ACK, values, attributes, details=partial(_text, vlans))
+    return Request(description, VlanMessage, number, NLM_F_ACK, values, attributes, details=partial(_format_ids, vlans))
 
 
-def _text(vlans: Vlans) -> str:
+def _format_ids(vlans: Vlans) -> str:
     """Returns the IDs as `bridge vlan` shows them: "1 10-20"."""
     shown = ""
     for flags, vid in _ranges(vlans):
@@ -163,13 +165,13 @@ def _text(vlans: Vlans) -> str:
 
 
 def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
-    """Yields (flags, ID) as the kernel takes them: neighbours of equal flags as the two ends of a range."""
+    """Yields (flags, ID) as netlink encodes them: consecutive IDs of equal flags as the two ends of a range."""
     ids = sorted(vlans)
     first = 0
     for number, vid in enumerate(ids):
         following = ids[number + 1] if number + 1 < len(ids) else 0
         flags = vlans[vid]
-        if following == vid + 1 and vlans[following] == flags and not flags & PVID:  # there is but one PVID
+        if following == vid + 1 and vlans[following] == flags and not flags & PVID:  # a PVID cannot be in a range
             continue
         if number == first:
             yield flags, vid
@@ -181,7 +183,7 @@ def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
 
 def _vlans(message: DecodedMessage) -> Vlans:
     spec = message.get_attr("IFLA_AF_SPEC")
-    found: dict[int, int] = {}
+    vlans: dict[int, int] = {}
     first = 0
     for item in spec.get_attrs("IFLA_BRIDGE_VLAN_INFO") if spec else ():
         flags, vid = item["flags"], item["vid"]
@@ -189,5 +191,5 @@ def _vlans(message: DecodedMessage) -> Vlans:
             first = vid
             continue
         begin = first if flags & _RANGE_END else vid
-        found.update(dict.fromkeys(range(begin, vid + 1), flags & (PVID | UNTAGGED)))
-    return found
+        vlans.update(dict.fromkeys(range(begin, vid + 1), flags & (PVID | UNTAGGED)))
+    return vlans

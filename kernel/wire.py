@@ -1,9 +1,9 @@
-"""Netlink messages as bytes: written and read by the tables of pyroute2's message classes.
+"""Encodes and decodes netlink messages by the tables of pyroute2's message classes.
 
-One rule: the classes say what is where (`fields`, `nla_map`), and nothing is made of what nobody asks for. pyroute2's
-own codec makes an object of each attribute, and looks up each field as a path: that took two thirds of a CHECK's time.
-What it writes and reads is what tests/unit/test_codec.py compares this with. The attributes are walked over in C
-(kernel/_netlink.c), since a link has some 60 of them.
+One rule: the classes define the layout (`fields`, `nla_map`), and an attribute is decoded only when it is read.
+pyroute2's own codec creates an object for each attribute and looks up each field by a path: that took two thirds of a
+CHECK's time. tests/unit/test_codec.py compares this codec with it. C code (kernel/_netlink.c) walks over the
+attributes, since a link has some 60 of them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NESTED = 0x8000  # NLA_F_NESTED
 
 
 class AnswerError(OSError):
-    """An answer of the kernel that cannot be read, since something is missing in it."""
+    """An answer of the kernel that cannot be decoded: truncated, or without a required attribute."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EBADMSG, f"unreadable answer of the kernel: {what}")
 
 
 class DecodedMessage(dict[str, Any]):
-    """A message, or a nested attribute: a mapping of its fixed fields; attributes are read when they are asked for.
+    """A message, or a nested attribute: a mapping of its fixed fields, with methods that decode attributes.
 
-    `["attrs"]` has all that are known, as pairs of name and value.
+    `["attrs"]` lists all known attributes as (name, value) pairs.
     """
 
     __slots__ = ("_data", "_start", "_table")
@@ -48,14 +48,14 @@ class DecodedMessage(dict[str, Any]):
         self._start = start
 
     def __bool__(self) -> bool:
-        return True  # also one without fields
+        return True  # even without fields
 
     def __missing__(self, key: str) -> Any:
         if key != "attrs":
             raise KeyError(key)
-        known = {wanted[0][0]: name for name, (wanted, _) in self._table.readers.items()}
-        found = places(self._data, self._start)
-        return [(known[number], self._first(known[number], start)) for number, start in found if number in known]
+        known = {specs[0][0]: name for name, (specs, _) in self._table.readers.items()}
+        offsets = places(self._data, self._start)
+        return [(known[number], self._first(known[number], start)) for number, start in offsets if number in known]
 
     def get_attr(self, name: str) -> Any:
         """Returns the first attribute of a name, None when there is none; raises AnswerError, KeyError."""
@@ -71,41 +71,41 @@ class DecodedMessage(dict[str, Any]):
     def get_attrs(self, name: str) -> list[Any]:
         """Returns all attributes of a name."""
         number = self._table.by_name[name][0] & ~_NESTED
-        return [self._first(name, start) for own, start in places(self._data, self._start) if own == number]
+        return [self._first(name, start) for each, start in places(self._data, self._start) if each == number]
 
-    def get_attributes(self, wanted: AttributeSpecs) -> tuple[Any, ...]:
-        """Returns the first attributes that `picks` asks for, or its defaults; raises AnswerError."""
-        return _picked(self._data, self._start, wanted)
+    def get_attributes(self, specs: AttributeSpecs) -> tuple[Any, ...]:
+        """Returns the first attribute of each spec (from `attribute_specs`), or its default; raises AnswerError."""
+        return _get_attributes(self._data, self._start, specs)
 
     def _first(self, name: str, start: int) -> Any:
-        wanted, form = self._table.readers[name]
-        (content,) = _picked(self._data, start, wanted)
+        specs, form = self._table.readers[name]
+        (content,) = _get_attributes(self._data, start, specs)
         return content if form is None or content is None else form.read(content, self)
 
 
-def _picked(data: bytes, start: int, wanted: AttributeSpecs) -> tuple[Any, ...]:
+def _get_attributes(data: bytes, start: int, specs: AttributeSpecs) -> tuple[Any, ...]:
     try:
-        values: tuple[Any, ...] = picked(data, start, wanted)
+        values: tuple[Any, ...] = picked(data, start, specs)
     except ValueError as error:
         raise AnswerError(str(error)) from error
     return values
 
 
 class Form(Protocol):
-    """How an attribute's value is written and read that is more than a number, text or bytes."""
+    """Encodes and decodes an attribute that is neither a number, text nor bytes."""
 
     def write(self, value: Any, message: Pairs) -> bytes:
-        """Returns the bytes of a value; `message` are the attributes that it is among."""
+        """Returns the bytes of a value; `message` has the attributes of the message that contains it."""
 
     def read(self, content: bytes, message: DecodedMessage) -> Any:
-        """Returns the value in the bytes; raises AnswerError. `message` is that which it is in."""
+        """Returns the value in the bytes; `message` is the message that contains it. Raises AnswerError."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a message class says: its fixed struct, the names of the fields, attributes by name.
+    """The layout of a message class: its fixed struct, the names of the fields, attributes by name.
 
-    An attribute has a number and a form: that of a number in the struct module, "s" for text, "" for bytes, or a Form.
+    An attribute has a number and a form: a number's format in the struct module, "s" for text, "" for bytes, a Form.
     """
 
     struct: struct.Struct
@@ -114,7 +114,7 @@ class Table:
     readers: dict[str, tuple[AttributeSpecs, Form | None]] = field(default_factory=dict)
 
     def write(self, values: Mapping[str, Any], attributes: Pairs) -> bytes:
-        """Returns the bytes of fixed fields, 0 unless given, and attributes; KeyError for one that is not known."""
+        """Returns the bytes of the fixed fields (0 by default) and attributes; KeyError for unknown attributes."""
         try:
             fixed = self.struct.pack(*{**self.zeros, **values}.values())
             return fixed + bytes(packed(attributes, self.by_name))
@@ -122,7 +122,7 @@ class Table:
             raise OSError(errno.ERANGE, f"a number is out of range: {error}") from error
 
     def read(self, data: bytes, start: int) -> DecodedMessage:
-        """Returns what stands in `data` from `start` on; raises AnswerError when the fixed fields are cut off."""
+        """Returns the message at `start` in `data`; raises AnswerError when the fixed fields are truncated."""
         try:
             fields = dict(zip(self.zeros, self.struct.unpack_from(data, start), strict=True))
         except struct.error as error:
@@ -137,26 +137,26 @@ def encode(kind: type[Any], header: tuple[int, int, int], values: Mapping[str, i
 
 
 def decode(kind: type[Any], data: bytes) -> DecodedMessage:
-    """Returns the message of a class in `data`; raises AnswerError when it is cut off."""
+    """Returns the message of a class in `data`; raises AnswerError when it is truncated."""
     return _table(kind).read(data, _HEADER.size)
 
 
 def attribute_specs(kind: type[Any], **defaults: object) -> AttributeSpecs:
-    """Returns what to ask `Decoded.pick` of a class for: attributes by name, each with what stands for a missing one.
+    """Returns the specs with which DecodedMessage.get_attributes reads attributes, given as name=default.
 
-    Nested attributes are bytes then, which `pick_nested` reads.
+    Nested attributes come as bytes, for `get_nested_attributes`.
     """
     readers = _table(kind).readers
     return tuple((*readers[name][0][0][:2], default) for name, default in defaults.items())
 
 
-def get_nested_attributes(content: bytes, wanted: AttributeSpecs) -> tuple[Any, ...]:
-    """Returns what `picks` of a nested class without fields asks for from its bytes; raises AnswerError."""
-    return _picked(content, 0, wanted)
+def get_nested_attributes(content: bytes, specs: AttributeSpecs) -> tuple[Any, ...]:
+    """Returns the attributes in the bytes of a nested class without fields; raises AnswerError."""
+    return _get_attributes(content, 0, specs)
 
 
 def prepare(*kinds: type[Any]) -> None:
-    """Makes the tables of message classes and of their nested attributes: at import, so that the image has them."""
+    """Builds the tables of message classes and their nested attributes, at import, so that the image contains them."""
     for kind in kinds:
         prepare(*(form.kind for _, form in _table(kind).by_name.values() if isinstance(form, _Nested)))
 
@@ -166,10 +166,10 @@ def _table(kind: type[Any]) -> Table:
     if table is None:
         forms = [form for _, form in kind.fields]
         order = ">" if any(form[0] == ">" for form in forms) else "="  # the others of such a struct are single bytes
-        own = struct.Struct(order + "".join(form.lstrip(">") for form in forms))
-        if own.size % 4:
+        fixed = struct.Struct(order + "".join(form.lstrip(">") for form in forms))
+        if fixed.size % 4:
             raise ValueError(f"{kind.__name__}: the fields of a message are padded to 4 bytes")
-        table = _TABLES[kind] = Table(own, dict.fromkeys((name for name, _ in kind.fields), 0))
+        table = _TABLES[kind] = Table(fixed, dict.fromkeys((name for name, _ in kind.fields), 0))
         for number, name, how in kind.nla_map:
             word, _, nested = how.partition("|")
             form = _form(word if word in _ATOMS else getattr(kind, word))
@@ -180,9 +180,9 @@ def _table(kind: type[Any]) -> Table:
 
 
 def _form(how: Any) -> str | Form:
-    """Returns the form of what a message class has for an attribute: a word, a class, a function that chooses one."""
+    """Returns the form of an attribute from its entry in a message class: a type name, a class, or a function."""
     if isinstance(how, FunctionType):
-        return _Chosen(how)
+        return _DependentForm(how)
     word = how if isinstance(how, str) else how.__name__
     return _ATOMS[word] if word in _ATOMS else _Nested(how)
 
@@ -200,24 +200,24 @@ class _Nested:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """The attributes of a message that is being written, as those choose a class who read one."""
+class _EncodedAttributes:
+    """The attributes of a message that is being encoded, with the interface that `choose` functions expect."""
 
     attributes: Pairs
 
     def get_attr(self, name: str) -> object:
-        """Returns an attribute, None when there is none."""
+        """Returns an attribute, None when it is missing."""
         return dict(self.attributes).get(name)
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """An attribute whose class, or that it is bytes, depends on others of the message that it is in."""
+class _DependentForm:
+    """An attribute whose class (or bytes) depends on other attributes of the same message."""
 
     choose: Callable[[Any], type[Any]]
 
     def write(self, value: Any, message: Pairs) -> bytes:
-        form = _form(self.choose(_Said(message)))
+        form = _form(self.choose(_EncodedAttributes(message)))
         return bytes(value) if isinstance(form, str) else form.write(value, message)
 
     def read(self, content: bytes, message: DecodedMessage) -> Any:
@@ -225,7 +225,7 @@ class _Chosen:
         return content if isinstance(form, str) else form.read(content, message)
 
 
-# By the names of pyroute2's classes.
+# Keys are the names of pyroute2's classes.
 _ATOMS = {
     "uint8": "B",
     "uint16": "H",

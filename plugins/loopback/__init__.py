@@ -1,1 +1,1 @@
-"""loopback: brings up `lo` in the sandbox."""
+"""loopback: sets `lo` up in the container."""

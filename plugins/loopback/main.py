@@ -1,6 +1,6 @@
-"""The verbs of loopback: `lo` up in the sandbox, and down again.
+"""The verbs of loopback: set `lo` up in the container, and down again.
 
-One rule: CNI_IFNAME, CNI_ARGS and keys of its own do not matter here; the interface is always `lo`.
+One rule: CNI_IFNAME and CNI_ARGS are ignored, and there are no configuration keys; the interface is always `lo`.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from process.undo import Undo
 _NAME = "lo"
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Brings `lo` up; the kernel gives it its addresses by itself.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Sets `lo` up; the kernel adds its addresses.
 
-    Returns prevResult unchanged if there is one, else the interface with its first address of each family. An
-    address that is no loopback address means that somebody uses `lo` for something else, and is refused.
+    Returns prevResult unchanged if there is one, else the interface with its first address of each family. Refuses an
+    `lo` with other than loopback addresses: another program uses it for a different purpose.
     """
-    prev_result = conf.prev_result()
+    prev_result = net_conf.prev_result()
     with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox, Undo() as undo:
         socket, lo = sandbox.socket, sandbox.get_link()
         if not lo.is_up:
             undo.push("set lo down", partial(socket.change, link.set_request(lo, up=False)))
             socket.change(link.set_request(lo, up=True))
         addresses = address.list_on_link(socket, lo)
-        _refuse_foreign(addresses)
-    return prev_result or _result(args.netns, addresses, lo, with_mtu=conf.version == "1.1.0")
+        _refuse_non_loopback(addresses)
+    return prev_result or _result(args.netns, addresses, lo, with_mtu=net_conf.version == "1.1.0")
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks that `lo` is up; prevResult is not needed."""
     with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
         if not sandbox.get_link().is_up:
             raise CniError(Code.INTERNAL, "loopback interface is down", f"the network namespace is {args.netns}")
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Sets `lo` down; a namespace that is gone is success."""
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Sets `lo` down; a missing namespace is success."""
     try:
         namespace = Netns(args.netns)
     except NetnsMissingError:
         return
     with namespace, Sandbox(namespace, _NAME) as sandbox:
         lo = sandbox.find_link()
-        if lo is not None:  # else somebody in the sandbox has renamed it
+        if lo is not None:  # None if a process in the container renamed it
             sandbox.socket.change(link.set_request(lo, up=False))
 
 
 PLUGIN = Plugin("loopback", cmd_add=cmd_add, cmd_check=cmd_check, cmd_del=cmd_del)
 
 
-def _refuse_foreign(addresses: list[AssignedAddress]) -> None:
+def _refuse_non_loopback(addresses: list[AssignedAddress]) -> None:
     for assigned in addresses:
         if not assigned.address.ip.is_loopback:
             raise CniError(

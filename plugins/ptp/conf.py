@@ -1,6 +1,6 @@
-"""The configuration of ptp: read, checked, turned into one frozen value.
+"""Parses and validates the configuration of ptp into a frozen PtpConf.
 
-One rule: nothing here touches the kernel, and below here nothing is checked again.
+One rule: pure; the other modules of the plugin do not validate the configuration again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
 from attachment.veth import parse_mtu
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from cni.keys import DNS as DNS_KEY
 from cni.keys import INTEGER, IPAM_TYPE, Key
 from cni.result import DNS
@@ -21,9 +21,9 @@ KEYS = (*options.KEYS, Key("mtu", (INTEGER,)), IPAM_TYPE, DNS_KEY)
 
 @dataclass(frozen=True)
 class PtpConf:
-    """One point-to-point network; `mtu` in bytes, 0 leaves it to the kernel; `ipam_type` is "" for layer 2.
+    """The configuration of ptp: `mtu` in bytes, 0 for the kernel's default; `ipam_type` is "" for layer 2.
 
-    `dns`, unless None, replaces what IPAM says, be it empty.
+    `dns`, unless None, replaces the DNS settings of the IPAM result, even if empty.
     """
 
     ipam_type: str
@@ -32,18 +32,18 @@ class PtpConf:
     dns: DNS | None
 
 
-def parse(conf: NetConf) -> PtpConf:
-    """Reads the whole configuration; raises CniError(7) (reference: code 999, its texts).
+def parse(net_conf: NetConf) -> PtpConf:
+    """Parses the configuration; raises CniError(7) (texts of the reference plugins, which use code 999).
 
-    Without the key `ipam` the attachment is of layer 2; with the key, but without a type in it, somebody forgot it.
+    Without the key `ipam` the attachment is layer 2 only; `ipam` without a type is an error.
     """
-    if conf.fields.has("ipam") and not conf.ipam_type:
-        details = '"ipam" has no "type"; for a pair without addresses leave out "ipam"'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "no plugin name provided", details)
-    dns = conf.fields.section("dns")
+    if net_conf.fields.has("ipam") and not net_conf.ipam_type:
+        details = '"ipam" has no "type"; for an interface without addresses omit "ipam"'
+        raise invalid_conf("no plugin name provided", details)
+    dns = net_conf.fields.section("dns")
     return PtpConf(
-        ipam_type=conf.ipam_type,
-        masquerade=options.parse(conf),
-        mtu=parse_mtu(conf.fields),
+        ipam_type=net_conf.ipam_type,
+        masquerade=options.parse(net_conf),
+        mtu=parse_mtu(net_conf.fields),
         dns=DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None,
     )

@@ -1,6 +1,6 @@
 """The verbs of ptp.
 
-One rule: each change is followed by its undo, and DEL takes away everything whatever is already gone.
+One rule: each change is followed by its undo, and DEL deletes everything that still exists.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from functools import partial
 
 from attachment import forwarding, veth
 from attachment.masquerade import backend, options
+from attachment.prev_result import RECREATE
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips, check
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, run_all, run_status_checks
+from cni.errors import internal, run_all, run_status_checks
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from kernel import link, sysctl
@@ -27,102 +28,104 @@ from plugins.ptp import routed
 from process.undo import Undo
 from process.values import replace
 
-_CONTAINER = 1  # index of the sandbox's interface in the result: host end, sandbox end
-_AGAIN = "remove the container and create it again"
+_CONTAINER = 1  # index of the container's interface in the result, after the host veth
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Connects the sandbox with the host, with the addresses that IPAM gives, or without any.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Connects the container with the host, with the addresses that IPAM allocates, or without addresses.
 
-    Nothing is left behind by a failure, except forwarding, which others may use by then.
+    A failure is rolled back, except forwarding, which other programs may rely on by then.
     """
-    own = ptp_conf.parse(conf)
-    conf.refuse_addressless()
+    conf = ptp_conf.parse(net_conf)
+    net_conf.refuse_addressless()
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        given = Result()
-        if own.ipam_type:
-            given = routed.completed(delegate.add_ipam(args, conf, undo), own.mtu, _CONTAINER)
-        made = veth.create(host, namespace, args.ifname, undo, mtu=own.mtu)
-        sysctl.try_write(f"ipv6/conf/{made.host_end.name}/accept_ra", "0")
-        outside = made.host_veth or veth.get_host_veth(host, made.host_end.name)
+        ipam_result = Result()
+        if conf.ipam_type:
+            ipam_result = routed.bind_addresses(delegate.add_ipam(args, net_conf, undo), conf.mtu, _CONTAINER)
+        created = veth.create(host, namespace, args.ifname, undo, mtu=conf.mtu)
+        sysctl.try_write(f"ipv6/conf/{created.host_end.name}/accept_ra", "0")
+        host_veth = created.host_veth or veth.get_host_veth(host, created.host_end.name)
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = made.container_veth or sandbox.get_link()
-            ends = veth.result_interface(conf, outside), veth.result_interface(conf, inside, args.netns)
-            result = replace(given, interfaces=ends)
-            if own.ipam_type:
-                routed.lead_in(host, outside, result)
-                sandbox.configure(inside, replace(result, routes=()), dad=False)
-                routed.lead_out(sandbox, inside, result)
+            container_veth = created.container_veth or sandbox.get_link()
+            ends = (
+                veth.result_interface(net_conf, host_veth),
+                veth.result_interface(net_conf, container_veth, args.netns),
+            )
+            result = replace(ipam_result, interfaces=ends)
+            if conf.ipam_type:
+                routed.configure_host(host, host_veth, result)
+                sandbox.configure(container_veth, replace(result, routes=()), dad=False)
+                routed.configure_container(sandbox, container_veth, result)
             else:
-                sandbox.socket.change(link.set_request(inside, up=True))
-            veth.wait_carrier(host, outside, "the host's end")
-            sandbox.get_link()  # has the kernel notice the carrier at this end, too, without which IPv6 holds back
-            if own.masquerade:
-                own.masquerade.add(args, conf, result, sandbox, undo)
-        return result if own.dns is None else replace(result, dns=own.dns)
+                sandbox.socket.change(link.set_request(container_veth, up=True))
+            veth.wait_carrier(host, host_veth, "the host's end")
+            sandbox.get_link()  # reading it updates its carrier, without which IPv6 does not send
+            if conf.masquerade:
+                conf.masquerade.add(args, net_conf, result, sandbox, undo)
+        return result if conf.dns is None else replace(result, dns=conf.dns)
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Deletes the pair and the attachment's rules, then releases its addresses; gone is success.
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the veth pair and the attachment's rules, then releases its addresses; missing parts are success.
 
-    The addresses are kept while the interface cannot be deleted: they are still in use. Otherwise all is tried, and
-    what failed is told at the end.
+    Keeps the addresses if the interface cannot be deleted: they are still in use. Otherwise tries all steps, then
+    reports failures.
     """
     with Socket() as host:
-        others = veth.delete_attachment_veth(args, conf, host)
-    run_all(*options.removal_steps(args, conf, others), partial(delegate.run_ipam, args, conf))
+        others = veth.delete_attachment_veth(args, net_conf, host)
+    run_all(*options.removal_steps(args, net_conf, others), partial(delegate.run_ipam, args, net_conf))
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
-    """Checks that the attachment is as ADD left it, or as a later plugin says in prevResult; IPAM checks its part."""
-    own = ptp_conf.parse(conf)
-    prev_result = conf.required_prev_result("ptp: Required prevResult missing")
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the attachment against prevResult, which later plugins may have changed; IPAM checks its part."""
+    conf = ptp_conf.parse(net_conf)
+    prev_result = net_conf.required_prev_result("ptp: Required prevResult missing")
     with Netns(args.netns) as namespace, Socket() as host:
-        delegate.run_ipam(args, conf)
+        delegate.run_ipam(args, net_conf)
         listed = veth.listed_container_interface(args, prev_result)
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = _check_inside(listed, sandbox)
-            outside = link.get_local_peer(host, inside, namespace)
-            if outside is None:
-                raise _wrong(f"The host's end of {args.ifname} was not found", f"it is not on this host; {_AGAIN}")
-            if unlisted := veth.check_host_veth(outside, prev_result):
-                raise _wrong(f"The host's end of {args.ifname} was not found", unlisted)
-            check(sandbox, inside, prev_result)
-            routed.check(sandbox, inside, outside, prev_result, host)
-    if own.masquerade:
-        own.masquerade.check(args, conf, prev_result)
+            container_veth = _check_container_veth(listed, sandbox)
+            host_veth = link.get_local_peer(host, container_veth, namespace)
+            if host_veth is None:
+                raise internal(f"The host's end of {args.ifname} was not found", f"it is not on this host; {RECREATE}")
+            if unlisted := veth.check_host_veth(host_veth, prev_result):
+                raise internal(f"The host's end of {args.ifname} was not found", unlisted)
+            check(sandbox, container_veth, prev_result)
+            routed.check(sandbox, container_veth, host_veth, prev_result, host)
+    if conf.masquerade:
+        conf.masquerade.check(args, net_conf, prev_result)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the rules of what is no listed attachment and has IPAM release its addresses.
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the rules of attachments that are not in `valid`, and has IPAM release their addresses.
 
-    The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
+    Their links were deleted with their namespaces. Rules that are not provably this network's stay.
     """
-    rules = partial(nft.run_steps, backend.gc_steps(conf.name, valid))
-    run_all(partial(backend.gc_legacy, conf.name, valid), rules, partial(delegate.run_ipam, args, conf))
+    rules = partial(nft.run_steps, backend.gc_steps(net_conf.name, valid))
+    run_all(partial(backend.gc_legacy, net_conf.name, valid), rules, partial(delegate.run_ipam, args, net_conf))
 
 
-def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served: configuration, forwarding, what masquerading needs, IPAM.
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks whether ADD can succeed: configuration, forwarding, requirements of masquerading, IPAM.
 
     Raises CniError(50), CniError(51).
     """
-    run_status_checks(partial(_refuse_unavailable, conf), partial(delegate.run_ipam, args, conf))
+    run_status_checks(partial(_refuse_unavailable, net_conf), partial(delegate.run_ipam, args, net_conf))
 
 
-def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
-    """Makes again what a flush of the packet filter takes away, and switches forwarding on again."""
-    own = ptp_conf.parse(conf)
-    prev_result = conf.required_prev_result()
+def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
+    """Recreates masquerading rules that a flush of the packet filter removed, and enables forwarding again."""
+    conf = ptp_conf.parse(net_conf)
+    prev_result = net_conf.required_prev_result()
     for version in sorted({ip.address.version for ip in attachment_ips(prev_result, args.ifname, strict=False)}):
         repair_if_missing("forwarding", partial(forwarding.check, version), partial(forwarding.enable, version))
-    if own.masquerade:
-        own.masquerade.repair(args, conf, prev_result)
+    if conf.masquerade:
+        conf.masquerade.repair(args, net_conf, prev_result)
 
 
-def cmd_remove_rules(args: CmdArgs, conf: NetConf) -> None:
+def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    options.remove_rules(args, conf)
+    options.remove_rules(args, net_conf)
 
 
 PLUGIN = Plugin(
@@ -132,41 +135,39 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
-    parse=lambda args, conf: ptp_conf.parse(conf),
+    parse=lambda args, net_conf: ptp_conf.parse(net_conf),
     keys=ptp_conf.KEYS,
     cmd_repair=cmd_repair,
     cmd_remove_rules=cmd_remove_rules,
 )
 
 
-def _refuse_unavailable(conf: NetConf) -> None:
-    own = ptp_conf.parse(conf)
-    if own.ipam_type:
+def _refuse_unavailable(net_conf: NetConf) -> None:
+    conf = ptp_conf.parse(net_conf)
+    if conf.ipam_type:
         forwarding.refuse_unavailable()
-    if own.masquerade:
-        own.masquerade.refuse_unavailable()
+    if conf.masquerade:
+        conf.masquerade.refuse_unavailable()
 
 
-def _check_inside(listed: Interface, sandbox: Sandbox) -> Link:
-    """Returns the sandbox's end when it is as prevResult says (texts of the reference)."""
-    inside = sandbox.find_link()
-    if inside is None:
+def _check_container_veth(listed: Interface, sandbox: Sandbox) -> Link:
+    """Returns the container veth if it matches prevResult; raises CniError(999) (texts of the reference plugins)."""
+    container_veth = sandbox.find_link()
+    if container_veth is None:
         msg = f"ptp: Container Interface name in prevResult: {sandbox.ifname} not found"
-        raise _wrong(msg, f"the network namespace is {sandbox.path}; {_AGAIN}")
-    if inside.kind != "veth":
-        details = f"it is {inside.kind or 'unknown'}; {_AGAIN}"
-        raise _wrong(f"Error: Container interface {sandbox.ifname} not of type veth/p2p", details)
-    if listed.mac and inside.mac != listed.mac:
-        msg = f"ptp: Interface {sandbox.ifname} Mac {listed.mac} doesn't match container Mac: {inside.mac}"
-        raise _wrong(msg, _AGAIN)
-    if not inside.is_up:
+        raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE}")
+    if container_veth.kind != "veth":
+        details = f"it is {container_veth.kind or 'unknown'}; {RECREATE}"
+        raise internal(f"Error: Container interface {sandbox.ifname} not of type veth/p2p", details)
+    if listed.mac and container_veth.mac != listed.mac:
+        msg = f"ptp: Interface {sandbox.ifname} Mac {listed.mac} doesn't match container Mac: {container_veth.mac}"
+        raise internal(msg, RECREATE)
+    if not container_veth.is_up:
         details = f'in the container: ip link set "{sandbox.ifname}" up'
-        raise _wrong(f"Container interface {sandbox.ifname} is down", details)
-    if listed.mtu and inside.mtu != listed.mtu:  # since CNI 1.1.0; what is configured a later plugin may have changed
-        details = f"it is {inside.mtu}; set it back, or remove the container and create it again"
-        raise _wrong(f"Interface {sandbox.ifname} MTU doesn't match: {listed.mtu}", details)
-    return inside
-
-
-def _wrong(msg: str, details: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, details)
+        raise internal(f"Container interface {sandbox.ifname} is down", details)
+    if (
+        listed.mtu and container_veth.mtu != listed.mtu
+    ):  # since CNI 1.1.0; a later plugin may have changed the configured MTU
+        details = f"it is {container_veth.mtu}; set it back, or remove the container and create it again"
+        raise internal(f"Interface {sandbox.ifname} MTU doesn't match: {listed.mtu}", details)
+    return container_veth

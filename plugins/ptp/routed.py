@@ -1,116 +1,115 @@
-"""The two ends of a routed pair: how the pod finds the host, the host the pod, and nobody a neighbour.
+"""Addresses and routes of both ends of a routed veth pair.
 
-One rule: both ends know each other by host routes, and the pod's subnet leads over its gateway, which is the host; so
-two pods of one subnet reach each other through the host. Every pod's host end has the same gateway address.
+One rule: each end has a host route to the other, and the pod's subnet is routed via its gateway, the host; so two pods
+of one subnet reach each other through the host. Every host veth has the same gateway address.
 """
 
 from __future__ import annotations
 
 from attachment import forwarding
+from attachment.prev_result import RECREATE
 from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips
 from attachment.veth import refuse_small_mtu
 from cni.address import Address, Network, host_cidr, with_prefix
-from cni.errors import CniError, Code
+from cni.errors import internal, invalid_conf
 from cni.result import IPConfig, Result, Route
 from kernel import address, route, sysctl
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from process.values import replace
 
-_AGAIN = "remove the container and create it again"
 
-
-def completed(given: Result, mtu: int, interface: int) -> Result:
-    """Binds IPAM's addresses to the result's `interface`; raises CniError(7) for what cannot be served with them."""
-    refuse_small_mtu(mtu, given.ips)
-    for ip in given.ips:
+def bind_addresses(ipam_result: Result, mtu: int, interface: int) -> Result:
+    """Returns the IPAM result with its addresses bound to `interface`; raises CniError(7) for unusable addresses."""
+    refuse_small_mtu(mtu, ipam_result.ips)
+    for ip in ipam_result.ips:
         _gateway(ip)
-    return replace(given, ips=tuple(replace(ip, interface=interface) for ip in given.ips))
+    return replace(ipam_result, ips=tuple(replace(ip, interface=interface) for ip in ipam_result.ips))
 
 
-def lead_in(host: Socket, outside: Link, result: Result) -> None:
-    """Gives the host's end the gateways' addresses and routes to the pod's, and switches forwarding on.
+def configure_host(host: Socket, host_veth: Link, result: Result) -> None:
+    """Adds the gateway addresses and routes to the pod's addresses to the host veth, and enables forwarding.
 
     Raises CniError(999), KernelError.
     """
     for version in sorted({ip.address.version for ip in result.ips}):
         forwarding.enable(version)
         if version == 6:
-            # The other end is one pod: nobody there has the gateway's address, and waiting for that takes a second.
-            sysctl.try_write(f"ipv6/conf/{outside.name}/accept_dad", "0")
-            sysctl.ensure_or_fail(f"ipv6/conf/{outside.name}/disable_ipv6", "0", f'enable IPv6 on "{outside.name}"')
+            # The only peer is the pod, which does not have the gateway address: detection would waste a second.
+            sysctl.try_write(f"ipv6/conf/{host_veth.name}/accept_dad", "0")
+            sysctl.ensure_or_fail(f"ipv6/conf/{host_veth.name}/disable_ipv6", "0", f'enable IPv6 on "{host_veth.name}"')
     requests: list[Request] = []
     for ip in result.ips:
-        requests.append(address.add_request(outside, host_cidr(_gateway(ip)), exists_ok=True))
+        requests.append(address.add_request(host_veth, host_cidr(_gateway(ip)), exists_ok=True))
         scope = route.SCOPE_HOST if ip.address.version == 4 else None
-        requests.append(route.add_request(outside, Route(host_cidr(ip.address.ip), scope=scope), None, exists_ok=True))
+        requests.append(
+            route.add_request(host_veth, Route(host_cidr(ip.address.ip), scope=scope), None, exists_ok=True)
+        )
     host.change(*requests)
 
 
-def lead_out(sandbox: Sandbox, inside: Link, result: Result) -> None:
-    """Leads the pod's subnets over their gateways, to each gateway directly, and the rest as IPAM says.
+def configure_container(sandbox: Sandbox, container_veth: Link, result: Result) -> None:
+    """Adds host routes to the gateways and IPAM's routes, and routes the pod's subnets via their gateways.
 
-    IPAM's routes come before the subnets' own go, since they may lead over another address there. Raises KernelError.
+    IPAM's routes are added before the kernel's subnet routes are deleted: their gateways may be in these subnets.
+    Raises KernelError.
     """
     requests: list[Request] = []
-    # Of two addresses of one subnet, or with one gateway, the first is the source.
+    # The first address of a subnet, or with a gateway, is the preferred source.
     subnets: dict[Network, IPConfig] = {}
     sources: dict[Address, Address] = {}
     for ip in result.ips:
         subnets.setdefault(ip.address.network, ip)
         sources.setdefault(_gateway(ip), ip.address.ip)
-    for gateway, own in sources.items():
-        near = Route(host_cidr(gateway), scope=route.SCOPE_LINK)
-        requests.append(route.add_request(inside, near, None, source=own, exists_ok=True))
-    requests += add_routes_requests(inside, result)
-    requests += [route.delete_connected_request(inside, network) for network in subnets]
+    for gateway, source in sources.items():
+        to_gateway = Route(host_cidr(gateway), scope=route.SCOPE_LINK)
+        requests.append(route.add_request(container_veth, to_gateway, None, source=source, exists_ok=True))
+    requests += add_routes_requests(container_veth, result)
+    requests += [route.delete_connected_request(container_veth, network) for network in subnets]
     for network, ip in subnets.items():
-        # Also to a host's prefix, where nothing is behind the gateway: the reference's CHECK wants a route to each.
-        far = Route(with_prefix(network.network_address, network.prefixlen))
-        requests.append(route.add_request(inside, far, ip.gateway, source=ip.address.ip, exists_ok=True))
+        # Also for a host's prefix (/32, /128): CHECK of the reference plugins requires a route to each subnet.
+        to_subnet = Route(with_prefix(network.network_address, network.prefixlen))
+        requests.append(route.add_request(container_veth, to_subnet, ip.gateway, source=ip.address.ip, exists_ok=True))
     sandbox.socket.change(*requests)
 
 
-def check(sandbox: Sandbox, inside: Link, outside: Link, prev_result: Result, host: Socket) -> None:
+def check(sandbox: Sandbox, container_veth: Link, host_veth: Link, prev_result: Result, host: Socket) -> None:
     """Checks the routes of both ends and the gateways' addresses; raises CniError(999), KernelError."""
-    present = address.keys(address.list_on_link(host, outside))
+    present = address.keys(address.list_on_link(host, host_veth))
     for ip in attachment_ips(prev_result, sandbox.ifname, strict=False):
-        own, gateway = ip.address.ip, ip.gateway
+        address_in_pod, gateway = ip.address.ip, ip.gateway
         if gateway is None:
             continue
         if (gateway.packed, gateway.max_prefixlen) not in present:
-            details = f'put it back: ip address add {host_cidr(gateway)} dev "{outside.name}"'
-            raise _wrong(f"Interface {outside.name} has lost the gateway address {gateway}", details)
-        if route.get_index_to(host, own) != outside.index:
-            by = route.get_interface_to(host, own)
-            wrong = f'it leads to "{by.name}"' if by else "there is none"
-            details = f'{wrong}; set it: ip route replace {own} dev "{outside.name}"'
-            raise _wrong(f"The host's route to {own} does not lead to {outside.name}", details)
-        if not _is_near(sandbox, inside, gateway):
-            raise _wrong(
-                f"Failed to find Gateway {gateway} for interface {inside.name}",
-                f"the network namespace is {sandbox.path}; {_AGAIN}",
+            details = f'add it: ip address add {host_cidr(gateway)} dev "{host_veth.name}"'
+            raise internal(f"Interface {host_veth.name} has lost the gateway address {gateway}", details)
+        if route.get_index_to(host, address_in_pod) != host_veth.index:
+            used = route.get_interface_to(host, address_in_pod)
+            state = f'it leads to "{used.name}"' if used else "there is none"
+            details = f'{state}; set it: ip route replace {address_in_pod} dev "{host_veth.name}"'
+            raise internal(f"The host's route to {address_in_pod} does not lead to {host_veth.name}", details)
+        if not _is_directly_reachable(sandbox, container_veth, gateway):
+            raise internal(
+                f"Failed to find Gateway {gateway} for interface {container_veth.name}",
+                f"the network namespace is {sandbox.path}; {RECREATE}",
             )
 
 
-def _is_near(sandbox: Sandbox, inside: Link, gateway: Address) -> bool:
-    """Tells whether a route leads to the gateway directly: ours, wherever another attachment has a gateway like it."""
-    near = (ways for destination, ways in sandbox.list_routes(gateway.version).items() if gateway in destination)
-    return any(way.index == inside.index and way.gw is None for ways in near for way in ways)
+def _is_directly_reachable(sandbox: Sandbox, container_veth: Link, gateway: Address) -> bool:
+    """Returns whether a route of this interface, among those of all attachments, reaches the gateway directly."""
+    by_destination = sandbox.list_routes(gateway.version).items()
+    routes = [hop for destination, hops in by_destination if gateway in destination for hop in hops]
+    return any(hop.index == container_veth.index and hop.gw is None for hop in routes)
 
 
 def _gateway(ip: IPConfig) -> Address:
-    """Returns the gateway of an address; raises CniError(7) when it has none that can be."""
+    """Returns the gateway of an address; raises CniError(7) for a missing or impossible one."""
     if ip.gateway is None:
-        details = 'the host\'s end of the pair gets it: have IPAM name a "gateway" beside the address'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"ptp needs a gateway for {ip.address}", details)
+        details = 'the host veth gets this address: configure the IPAM plugin to return a "gateway" with it'
+        raise invalid_conf(f"ptp needs a gateway for {ip.address}", details)
     if ip.gateway.version != ip.address.version or ip.gateway == ip.address.ip:
         problem = "the pod's own" if ip.gateway == ip.address.ip else "of the other address family"
         details = "correct the gateway in the IPAM configuration"
         msg = f"gateway {ip.gateway} of address {ip.address} is {problem}"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
+        raise invalid_conf(msg, details)
     return ip.gateway
-
-
-def _wrong(msg: str, details: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, details)

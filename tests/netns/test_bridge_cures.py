@@ -114,7 +114,7 @@ def test_ipv6_switched_off_in_the_pod_for_good(dual_network, refused, sandbox):
     sandbox.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1")
     error = refused(dual_network, READ_ONLY)
     assert error["msg"].endswith("/disable_ipv6: Read-only file system")
-    assert "IPv6 is switched off in the container" in error["details"]
+    assert "IPv6 is disabled in the container" in error["details"]
 
 
 @pytest.mark.parametrize(

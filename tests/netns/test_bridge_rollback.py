@@ -91,7 +91,7 @@ def test_nothing_is_left(scripted_network, fails, ipam_calls, network, new_sandb
 def test_an_mtu_too_small_for_ipv6(scripted_network, fails, ipam_calls):
     """An IPv6 address where the MTU is to be below 1280 fails ADD after IPAM, and all is taken back."""
     error = fails(scripted_network([{"address": "fd00:22::9/64"}], keys={"mtu": 1000, "isDefaultGateway": False}))
-    assert error["msg"] == '"mtu" 1000 is too small for the IPv6 addresses that IPAM gives'
+    assert error["msg"] == '"mtu" 1000 is too small for the IPv6 addresses that IPAM allocates'
     assert ipam_calls() == ["ADD", "DEL"]
 
 

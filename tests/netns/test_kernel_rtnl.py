@@ -84,7 +84,7 @@ def test_answers_that_need_more_room_than_a_socket_has(socket):
 def test_more_requests_than_usual_without_privilege(root):
     """Who may not make room on the host asks tens of thousands of things all the same, and learns each answer."""
     program = "from kernel import link; from kernel.rtnl import Socket; "
-    program += 'found = link.get(Socket(), *[link.by_name("lo")] * 50_000, link.by_name("absent0"));'
+    program += 'found = link.get(Socket(), *[link.by_name_request("lo")] * 50_000, link.by_name_request("absent0"));'
     program += "print({item and item.name for item in found[:-1]}, len(found), found[-1])"
     drop = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
     assert output("timeout", "30", *drop, sys.executable, "-c", program) == "{'lo'} 50001 None\n"

@@ -84,7 +84,7 @@ def test_levels(network: Network, sandbox: Namespace, file: Path):
     assert f'make veth pair "{veth}" - "eth0"' in added["changes"]
     assert f'delete "{veth}", the other end of "eth0"' in deleted["changes"]
     assert added["result"] == {"ips": [result["ips"][0]["address"]]}
-    assert {"make the pair", "host-local ADD", "rules by nftables"} <= {step["what"] for step in added["steps"]}
+    assert {"create the veth pair", "host-local ADD", "rules by nftables"} <= {step["what"] for step in added["steps"]}
     assert sum(step["ms"] for step in added["steps"] if step["what"] == "host-local ADD") < added["ms"]
     assert [line["version"] for line in (added, deleted)] == [version()] * 2
     logging(network, file, "info").add(sandbox)

@@ -20,8 +20,8 @@ def test_each_route_is_compared_with_those_of_its_destination(monkeypatch):
     gateway = ip_address("10.22.0.1")
     installed = [InstalledRoute(network, gateway, 2, 254) for network in networks]
     compared = []
-    serves = sandbox_module._serves
-    monkeypatch.setattr(sandbox_module, "_serves", lambda *pair: compared.append(pair) or serves(*pair))
+    satisfies = sandbox_module._satisfies
+    monkeypatch.setattr(sandbox_module, "_satisfies", lambda *pair: compared.append(pair) or satisfies(*pair))
     monkeypatch.setattr(route, "list_unicast", lambda socket, version: installed)
     monkeypatch.setattr(address, "list_on_link", lambda socket, link: [])
     sandbox = Sandbox(SimpleNamespace(path="/run/netns/x"), "eth0")

@@ -57,10 +57,10 @@ def bus(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("answers", "why"),
     [
-        ((b"REJECTED EXTERNAL\r\n",), "it refuses us"),
-        ((b"x" * 9000,), "it refuses us"),
-        ((b"",), "it has hung up"),
-        ((OK, b"\0" * 64), "what it says is no D-Bus"),
+        ((b"REJECTED EXTERNAL\r\n",), "it refuses the connection"),
+        ((b"x" * 9000,), "it refuses the connection"),
+        ((b"",), "it closed the connection"),
+        ((OK, b"\0" * 64), "it does not speak D-Bus"),
     ],
 )
 def test_what_is_no_bus(bus, answers, why):

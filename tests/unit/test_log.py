@@ -313,13 +313,13 @@ def test_explained():
         "ADD of bridge: 10.1.2.5/24, 3.20 ms",
         "  container cid eth0",
     ]
-    steps = [{"what": "make the pair", "ms": 1.25}, "and 3 more"]
+    steps = [{"what": "create the veth pair", "ms": 1.25}, "and 3 more"]
     error = {"code": 11, "msg": "busy", "details": "wait"}
     assert format_line({**line, "error": error, "steps": steps, "changes": ['delete "veth0"']})[2:] == [
         "  error 11: busy",
         "  hint: wait",
         "  steps:",
-        "        1.25 ms  make the pair",
+        "        1.25 ms  create the veth pair",
         "    and 3 more",
         "  changes:",
         '    delete "veth0"',

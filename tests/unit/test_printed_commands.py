@@ -25,7 +25,7 @@ SETTINGS = {
     ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "off"): "disable_ipv6 of the bridge",
     ("plugins/portmap/localhost.py", "setting(interface)"): "of an interface of prevResult, behind its guard",
-    ("plugins/ptp/routed.py", "f'ipv6/conf/{outside.name}/disable_ipv6'"): "of the pod's host veth",
+    ("plugins/ptp/routed.py", "f'ipv6/conf/{host_veth.name}/disable_ipv6'"): "of the pod's host veth",
     ("podwire/doctor/kernel.py", "name"): "the node's forwarding, a network's bridge, accept_ra, a size of a table",
     ("podwire/doctor/kernel.py", "setting"): "disable_ipv6",
     ("podwire/doctor/kernel.py", "_BRIDGED"): "net/bridge, of no interface",

@@ -63,7 +63,40 @@ PROSE = {
 ALLOWED: dict[str, tuple[str, ...]] = {}
 
 # The rooms that speak the language of the glossary.
-ROOMS: tuple[str, ...] = ()
+ROOMS: tuple[str, ...] = (
+    "attachment/__init__.py",
+    "attachment/cache.py",
+    "attachment/forwarding.py",
+    "attachment/host_veth.py",
+    "attachment/presence.py",
+    "attachment/prev_result.py",
+    "attachment/repair.py",
+    "attachment/sandbox.py",
+    "attachment/veth.py",
+    "kernel/__init__.py",
+    "kernel/address.py",
+    "kernel/boot.py",
+    "kernel/codec.py",
+    "kernel/codec_netfilter.py",
+    "kernel/codec_traffic.py",
+    "kernel/dbus.py",
+    "kernel/errors.py",
+    "kernel/hostcopy.py",
+    "kernel/htb.py",
+    "kernel/link.py",
+    "kernel/link_deletion.py",
+    "kernel/locks.py",
+    "kernel/mounts.py",
+    "kernel/netns.py",
+    "kernel/route.py",
+    "kernel/rtnl.py",
+    "kernel/sysctl.py",
+    "kernel/traffic.py",
+    "kernel/vlan.py",
+    "kernel/wire.py",
+    "plugins/loopback",
+    "plugins/ptp",
+)
 
 
 def sources() -> Iterator[Path]:
