@@ -1,6 +1,6 @@
-"""The addresses of an attachment: IPAM's, with the gateways and default routes that the network asks for.
+"""The addresses of an attachment: the IPAM result, completed with the gateways and default routes of the network.
 
-One rule: nothing here touches the kernel.
+One rule: pure. Nothing here touches the kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ipaddress import IPv4Interface, IPv6Interface
 from attachment.veth import refuse_small_mtu
 from cni.address import Address
 from cni.address import Interface as Cidr
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from cni.result import IPConfig, Result, Route
 from plugins.bridge import bridge_device
 from plugins.bridge.conf import BridgeConf
@@ -19,46 +19,50 @@ from process.values import replace
 _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
 
-def completed(ipam: Result, own: BridgeConf, interface: int) -> Result:
-    """Binds IPAM's addresses to the result's `interface`, and adds the gateways and default routes asked for.
+def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Result:
+    """Returns the IPAM result with its addresses assigned to `interface`, and with gateways and default routes.
 
-    Raises CniError(7) for what cannot be served with them.
+    `interface` is an index into the result's interfaces. Raises CniError(7) for addresses that do not fit the network.
     """
-    auto = '; "auto" takes the least of the host\'s interfaces: set a number' if own.mtu_auto else ""
-    refuse_small_mtu(own.mtu, ipam.ips, auto)
-    ips = tuple(replace(ip, interface=interface, gateway=ip.gateway or _first(ip, own)) for ip in ipam.ips)
-    if own.is_gateway:
+    auto = '; "auto" takes the least of the host\'s interfaces: set a number' if conf.mtu_auto else ""
+    refuse_small_mtu(conf.mtu, ipam_result.ips, auto)
+    ips = tuple(
+        replace(ip, interface=interface, gateway=ip.gateway or _default_gateway(ip, conf)) for ip in ipam_result.ips
+    )
+    if conf.is_gateway:
         for ip in ips:
-            bridge_device.gateway_on_bridge(ip)  # one that cannot be is refused before it is used for routes
-    routes = ipam.routes
-    if own.is_default_gateway:
+            bridge_device.gateway_on_bridge(ip)  # raises for an unusable gateway before a route uses it
+    routes = ipam_result.routes
+    if conf.is_default_gateway:
         for default in _DEFAULTS:
             gateway = next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, type(default))), None)
             if gateway:
-                routes = _with_default(routes, Route(default, gw=gateway))
-    return replace(ipam, ips=ips, routes=routes)
+                routes = _with_default_route(routes, Route(default, gw=gateway))
+    return replace(ipam_result, ips=ips, routes=routes)
 
 
-def _first(ip: IPConfig, own: BridgeConf) -> Address | None:
-    """Returns the first address of the subnet, the gateway when IPAM names none and there is to be one."""
-    if not own.is_gateway:
+def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:
+    """Returns the first address of the subnet, the gateway if IPAM names none; None without "isGateway"."""
+    if not conf.is_gateway:
         return None
     try:
         return ip.address.network.network_address + 1
     except ValueError:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             f"{ip.address} has no gateway and there is no next address to be it",
             "give IPAM a larger subnet, or a gateway",
         ) from None
 
 
-def _with_default(routes: tuple[Route, ...], default: Route) -> tuple[Route, ...]:
-    """Adds a default route unless there is one with a gateway; one without would become the same route twice."""
+def _with_default_route(routes: tuple[Route, ...], default: Route) -> tuple[Route, ...]:
+    """Returns the routes with `default`, unless they have a default route with a gateway.
+
+    A default route without a gateway is replaced, since the kernel would refuse both as the same route.
+    """
     same = [route for route in routes if route.dst == default.dst]
     if any(route.gw for route in same):
         return routes
-    plain = replace(default, gw=None)
-    if plain in routes:
-        return tuple(default if route == plain else route for route in routes)
+    without_gateway = replace(default, gw=None)
+    if without_gateway in routes:
+        return tuple(default if route == without_gateway else route for route in routes)
     return (*routes, default)

@@ -1,6 +1,6 @@
-"""The configuration of bridge: read, checked, turned into one frozen value.
+"""The configuration of bridge: its keys, their validation, and one frozen value.
 
-One rule: nothing here touches the kernel, and below here nothing is checked again.
+One rule: pure, and the only place that validates; the rest of the plugin relies on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from attachment.veth import parse_mtu
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, args_cni, each, runtime_config
 from cni.keys import DNS as DNS_KEY
@@ -39,10 +39,10 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Vlans:
-    """The VLANs of a port: `access` is its untagged one, 0 for none asked for; `trunk` are its tagged ones, in order.
+    """The configured VLANs of a port: `access` is untagged, 0 for none; `trunk` are tagged, in ascending order.
 
-    `trunk` is None when no trunk is asked for; an empty one still asks for VLAN filtering (reference).
-    `keep_default` leaves the port in VLAN 1.
+    `trunk` is None without "vlanTrunk"; an empty one still enables VLAN filtering (reference).
+    `keep_default` leaves the port in the bridge's default VLAN, too.
     """
 
     access: int = 0
@@ -51,16 +51,17 @@ class Vlans:
 
     @property
     def filtering(self) -> bool:
-        """Tells whether the bridge must filter by VLAN."""
+        """Returns whether the bridge must filter by VLAN."""
         return bool(self.access) or self.trunk is not None
 
 
 @dataclass(frozen=True)
 class BridgeConf:
-    """One bridge network and the attachment asked for; `mtu` in bytes, 0 leaves it to the kernel; `mac` b"" for any.
+    """The configuration of one bridge network and attachment.
 
-    `ipam_type` is "" for a layer 2 network. `dns`, when there is one, replaces what IPAM says. With `mtu_auto` the MTU
-    follows from the host's interfaces. `bridge_netfilter` is None to leave that setting of the host alone.
+    `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` it is derived from the host's interfaces. `mac` is
+    b"" for any. `ipam_type` is "" for a layer 2 network. A non-empty `dns` replaces that of IPAM. `bridge_netfilter` is
+    None to leave that setting of the host unchanged.
     """
 
     bridge: str
@@ -83,16 +84,16 @@ class BridgeConf:
     dns: DNS
 
 
-def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
-    """Reads the whole configuration; raises CniError(7), CniError(4) for CNI_ARGS (reference: code 999, its texts)."""
-    fields = conf.fields
+def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
+    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS (reference: code 999)."""
+    fields = net_conf.fields
     parsed = BridgeConf(
         bridge=_bridge_name(fields),
-        ipam_type=conf.ipam_type,
+        ipam_type=net_conf.ipam_type,
         is_gateway=fields.boolean("isGateway") or fields.boolean("isDefaultGateway"),
         is_default_gateway=fields.boolean("isDefaultGateway"),
         force_address=fields.boolean("forceAddress"),
-        masquerade=options.parse(conf),
+        masquerade=options.parse(net_conf),
         mtu=_mtu(fields),
         mtu_auto=fields.raw("mtu") == _MTU_AUTO,
         hairpin=fields.boolean("hairpinMode"),
@@ -103,28 +104,26 @@ def parse(args: CmdArgs, conf: NetConf) -> BridgeConf:
         bridge_netfilter=fields.boolean("bridgeNetfilter") if fields.has("bridgeNetfilter") else None,
         dad=fields.boolean("enabledad"),
         container_interface_down=fields.boolean("disableContainerInterface"),
-        mac=_mac(args, conf),
+        mac=_mac(args, net_conf),
         dns=DNS.from_fields(fields.section("dns")),
     )
     if parsed.ipam_type and parsed.container_interface_down:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             "cannot use IPAM when DisableContainerInterface flag is set",
             'remove "ipam" or "disableContainerInterface"',
         )
     if parsed.hairpin and parsed.promisc:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             "cannot set hairpin mode and promiscuous mode at the same time",
             'remove "hairpinMode" or "promiscMode"',
         )
     return parsed
 
 
-def name_for_del(conf: NetConf) -> str:
-    """Returns the bridge's name, "" for a key that ADD refuses: DEL does what it can without."""
+def name_for_del(net_conf: NetConf) -> str:
+    """Returns the bridge's name, "" for an invalid one: DEL works without it."""
     try:
-        return _bridge_name(conf.fields)
+        return _bridge_name(net_conf.fields)
     except CniError:
         return ""
 
@@ -133,7 +132,7 @@ def _bridge_name(fields: Fields) -> str:
     name = fields.string("bridge", "cni0")
     if not is_interface_name(name):
         details = "1 to 15 bytes, no blanks, slashes, colons and percent signs"
-        raise fields.error("bridge", f'is no name for an interface: "{name}"', details)
+        raise fields.error("bridge", f'is not a valid interface name: "{name}"', details)
     return name
 
 
@@ -154,25 +153,26 @@ def _vlans(fields: Fields) -> Vlans:
 
 
 def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
-    """Returns the IDs of all elements, each once and in order; an element is an ID, a range, or both (reference)."""
-    found: set[int] = set()
+    """Returns the IDs of all elements, unique and sorted; an element is an ID, a range, or both (reference)."""
+    ids: set[int] = set()
     for item in items:
         least, most, single = item.integer("minID"), item.integer("maxID"), item.integer("id")
         if least is not None and most is not None:
             _check_trunk_id(item, "minID", least)
             _check_trunk_id(item, "maxID", most)
             if most < least:
-                details = f'"{item.path("minID")}" is {least}'
-                raise _wrong_vlan("minID is greater than maxID in trunk parameter", details)
-            found.update(range(least, most + 1))
+                raise _wrong_vlan(
+                    "minID is greater than maxID in trunk parameter", f'"{item.path("minID")}" is {least}'
+                )
+            ids.update(range(least, most + 1))
         elif least is not None or most is not None:
             missing = "maxID" if most is None else "minID"
             text = f"minID and maxID should be configured simultaneously, {missing} is missing"
             raise _wrong_vlan(text, f'set "{item.path(missing)}"')
         if single is not None:
             _check_trunk_id(item, "id", single)
-            found.add(single)
-    return tuple(sorted(found))
+            ids.add(single)
+    return tuple(sorted(ids))
 
 
 def _check_trunk_id(item: Fields, key: str, number: int) -> None:
@@ -181,23 +181,22 @@ def _check_trunk_id(item: Fields, key: str, number: int) -> None:
 
 
 def _wrong_vlan(msg: str, details: str) -> CniError:
-    """Returns the error in the reference's words, which have no prefix; `details` tell the key."""
-    return CniError(Code.INVALID_NETWORK_CONFIG, msg, f"{details}; VLAN IDs are 1 to {_VLAN_MAX}")
+    """Returns the error with the reference plugin's text, which has no prefix; `details` name the key."""
+    return invalid_conf(msg, f"{details}; VLAN IDs are 1 to {_VLAN_MAX}")
 
 
-def _mac(args: CmdArgs, conf: NetConf) -> bytes:
-    """Returns the address asked for: runtimeConfig before args.cni before CNI_ARGS."""
+def _mac(args: CmdArgs, net_conf: NetConf) -> bytes:
+    """Returns the requested MAC, b"" for none: runtimeConfig before args.cni before CNI_ARGS."""
     environment = args.cni_args("MAC").get("MAC", "")
-    text = conf.runtime_config.string("mac") or conf.cni_args.string("mac") or environment
+    text = net_conf.runtime_config.string("mac") or net_conf.cni_args.string("mac") or environment
     if not text:
         return b""
     try:
         mac = parse_mac(text)
     except ValueError as error:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, str(error), "write it like 02:00:00:00:00:01") from None
+        raise invalid_conf(str(error), "write it like 02:00:00:00:00:01") from None
     if len(mac) != 6 or mac[0] & 1 or not any(mac):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             f"address {text}: invalid MAC address",
             "an Ethernet interface needs six bytes, not a multicast address and not zero",
         )

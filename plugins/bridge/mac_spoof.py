@@ -1,7 +1,8 @@
-"""macspoofchk: frames of an attachment that come with another MAC than its own are dropped, by nftables.
+"""macspoofchk: nftables rules that drop an attachment's frames with a foreign source MAC.
 
-One rule: table, chains and comments are the reference's, so that either removes the other's; in a rule's userdata
-stands also which network it belongs to, where `nft` does not look, since the reference's names do not tell and GC must.
+One rule: table, chains and comments are those of the reference plugin, so that either plugin can remove the other's.
+A rule's userdata also contains a hash of the network's name, which `nft` ignores: GC needs it, and the names do not
+contain the network.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from cni.conf import VALID_NAME, Attachment
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
@@ -31,7 +32,7 @@ _NETWORK = 0x70  # type of our item in a rule's userdata; nft's own are small nu
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of one attachment's objects; `suffix` is what they have in common."""
+    """The names of one attachment's nftables objects, all with the same `suffix`."""
 
     suffix: str
 
@@ -49,7 +50,7 @@ class _Names:
 
 
 def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
-    """Drops what comes from `host_ifname` with another source than `mac`; replaces what the attachment had before.
+    """Drops frames from `host_ifname` with another source MAC than `mac`; replaces the attachment's existing rules.
 
     Raises KernelError.
     """
@@ -57,13 +58,14 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
     def attempt() -> None:
         names, rules = _current(socket, network, container_id, ifname)
         userdata = nft_rule.comment_userdata(names.comment, (_NETWORK, _hash(network)))
-        made = nft.get_chains(socket, _PREROUTING, names.chain, names.mac_chain)
-        requests = [nft.table_request(_TABLE), nft.chain_request(_PREROUTING)] if made[0] != _PREROUTING else []
-        for own, found in zip((names.chain, names.mac_chain), made[1:], strict=True):
-            requests.append(nft.flush_chain_request(own) if found else nft.chain_request(own))
+        existing = nft.get_chains(socket, _PREROUTING, names.chain, names.mac_chain)
+        requests = [nft.table_request(_TABLE), nft.chain_request(_PREROUTING)] if existing[0] != _PREROUTING else []
+        for chain, current in zip((names.chain, names.mac_chain), existing[1:], strict=True):
+            requests.append(nft.flush_chain_request(chain) if current else nft.chain_request(chain))
         requests += [nft.delete_rule_request(_PREROUTING, rule) for rule in rules]
         requests += [
-            nft.rule_request(own, expressions, userdata) for own, expressions in _wanted(names, host_ifname, mac)
+            nft.rule_request(chain, expressions, userdata)
+            for chain, expressions in _desired_rules(names, host_ifname, mac)
         ]
         nft.change(socket, *requests)
 
@@ -72,54 +74,53 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
 
 
 def unprotect(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:
-    """Takes away what `protect` or the reference made for an attachment; absent is success. Raises KernelError."""
-    _take_away(socket, partial(_current, socket, network, container_id, ifname))
+    """Deletes the attachment's chains and rules, also the reference plugin's; none is success. Raises KernelError."""
+    _remove(socket, partial(_current, socket, network, container_id, ifname))
 
 
 def check(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
-    """Checks that the attachment is protected; raises CniError(999) for what is missing, KernelError."""
+    """Checks that the attachment's rules exist; raises CniError(999) for a missing one, KernelError."""
     with nft.open_socket() as socket:
         names, _ = _current(socket, network, container_id, ifname)
         if nft.get_chains(socket, _PREROUTING) != [_PREROUTING]:
             raise _missing(f"chain {_PREROUTING} is missing, or not called for what enters bridges", host_ifname)
-        present = {
-            own: iter(nft.list_rules(socket, own, names.comment)) for own in (_PREROUTING, names.chain, names.mac_chain)
-        }
-        for own, expressions in _wanted(names, host_ifname, mac):
-            if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in present[own]):
-                raise _missing(f"a rule is missing in chain {own}", host_ifname)
+        chains = _PREROUTING, names.chain, names.mac_chain
+        existing = {chain: iter(nft.list_rules(socket, chain, names.comment)) for chain in chains}
+        for chain, expressions in _desired_rules(names, host_ifname, mac):
+            if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in existing[chain]):
+                raise _missing(f"a rule is missing in chain {chain}", host_ifname)
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
-    """Takes away what `protect` made for the network's attachments that are not `valid`.
+    """Deletes the rules of the network's attachments that are not in `valid`.
 
-    Rules that the reference made name no network; they stay, and are counted on stderr. Raises KernelError.
+    The reference plugin's rules do not contain the network; they stay, and stderr reports how many. Raises KernelError.
     """
-    kept = {names.comment for item in valid for names in _both_names(network, item.container_id, item.ifname)}
+    valid_comments = {names.comment for item in valid for names in _both_names(network, item.container_id, item.ifname)}
     unknown = 0
     for rule in nft.list_rules(socket, _PREROUTING, _COMMENT):
-        if rule.comment in kept or not rule.comment.startswith(_COMMENT):
+        if rule.comment in valid_comments or not rule.comment.startswith(_COMMENT):
             continue
         if _network(rule) == _hash(network):
-            _take_away(socket, partial(_present, socket, _Names(rule.comment.removeprefix(_COMMENT))))
+            _remove(socket, partial(_existing, socket, _Names(rule.comment.removeprefix(_COMMENT))))
         elif not _network(rule):
             unknown += 1
     nft_owner.report_unowned("bridge", unknown, f"chain {_PREROUTING}")
 
 
-def problem() -> str:
-    """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
+def get_problem() -> str:
+    """Returns why this kernel cannot run the check, "" if it can; validates a batch without committing it."""
     try:
         with nft.open_socket() as socket:
             nft.dry_run(socket, nft.table_request(_TABLE), nft.chain_request(_PREROUTING))
     except KernelError as error:
         if error.errno == errno.EEXIST:
-            return f"somebody has made it otherwise: nft list table bridge {_TABLE.name} ({error})"
+            return f"it already exists with other properties: nft list table bridge {_TABLE.name} ({error})"
         return f"this kernel has no nftables for bridges: {error}"
     return ""
 
 
-def _wanted(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[Chain, bytes], ...]:
+def _desired_rules(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[Chain, bytes], ...]:
     """Returns the rules of an attachment, each with its chain, in order."""
     return (
         (_PREROUTING, nft_rule.from_interface(host_ifname) + nft_rule.jump(names.chain.name)),
@@ -129,53 +130,54 @@ def _wanted(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[Chain, b
     )
 
 
-def _take_away(socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]]) -> None:
-    """Deletes an attachment's chains and, before them, what jumps there.
+def _remove(socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]]) -> None:
+    """Deletes an attachment's chains and, before them, the rules that jump to them.
 
-    Chains to which a rule of somebody else jumps cannot be deleted: they stay, empty, and that is told on stderr.
+    A chain that is the target of a foreign rule cannot be deleted: it is flushed, and stderr reports that.
     """
     if not nft.delete_or_flush(partial(_delete, socket, current)):
         print(f"bridge: chain {current()[0].chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
 def _delete(
-    socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]], end: Callable[[Chain], Request]
+    socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]], delete_or_flush: Callable[[Chain], Request]
 ) -> None:
     names, rules = current()
     chains = nft.get_chains(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
         *(nft.delete_rule_request(_PREROUTING, rule) for rule in rules),
-        *(nft.flush_chain_request(own) for own in chains if own),
-        *(end(own) for own in chains if own),
+        *(nft.flush_chain_request(chain) for chain in chains if chain),
+        *(delete_or_flush(chain) for chain in chains if chain),
     )
 
 
-def _present(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
-    """Returns the names with the rules in PREROUTING that have their comment."""
+def _existing(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
+    """Returns `names` and the rules in PREROUTING that have their comment."""
     return names, [rule for rule in nft.list_rules(socket, _PREROUTING, names.comment) if rule.comment == names.comment]
 
 
 def _current(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
-    """Returns the names that an attachment has, or may take, with their rules in PREROUTING.
+    """Returns the names for an attachment, and its existing rules in PREROUTING.
 
-    They are the reference's; since those name no network, another one may have them already.
+    They are the reference plugin's names. Since these do not contain the network, an attachment of another network may
+    use them already; then they are the names with the network's hash.
     """
-    common, own = _both_names(network, container_id, ifname)
-    rules = nft.list_rules(socket, _PREROUTING, common.comment)  # with which the other comment begins
-    taken = any(rule.comment == common.comment and _network(rule) not in (b"", _hash(network)) for rule in rules)
-    names = own if taken or any(rule.comment == own.comment for rule in rules) else common
+    common, with_network = _both_names(network, container_id, ifname)
+    rules = nft.list_rules(socket, _PREROUTING, common.comment)  # a prefix of the other comment, too
+    is_used = any(rule.comment == common.comment and _network(rule) not in (b"", _hash(network)) for rule in rules)
+    names = with_network if is_used or any(rule.comment == with_network.comment for rule in rules) else common
     return names, [rule for rule in rules if rule.comment == names.comment]
 
 
 def _both_names(network: str, container_id: str, ifname: str) -> tuple[_Names, _Names]:
-    """Returns the reference's names, and those for when another network has an attachment with these."""
+    """Returns the reference plugin's names, and those with the network's hash."""
     common = _names(container_id, ifname)
     return common, _Names(f"{common.suffix}-{_hash(network)[:8].decode()}")
 
 
 def _names(container_id: str, ifname: str) -> _Names:
-    """Returns the reference's names; a hash takes the place of what makes them too long for nft, or no names to it."""
+    """Returns the reference plugin's names; an ID or ifname that is too long or invalid for nft is hashed."""
     if not VALID_NAME.fullmatch(ifname):
         ifname = _hash(ifname).decode()
     names = _Names(f"{container_id}-{ifname}")
@@ -192,6 +194,6 @@ def _network(rule: Rule) -> bytes:
     return nft_rule.parse_userdata(rule.userdata).get(_NETWORK, b"")
 
 
-def _missing(what: str, host_ifname: str) -> CniError:
+def _missing(msg: str, host_ifname: str) -> CniError:
     details = f'frames from "{host_ifname}" are not checked for their source; {REPAIR_HINT}'
-    return CniError(Code.INTERNAL, what, details)
+    return internal(msg, details)

@@ -1,6 +1,6 @@
 """The verbs of bridge.
 
-One rule: each change is followed by its undo, and DEL takes away everything whatever is already gone.
+One rule: each change is followed by its undo, and DEL deletes everything, no matter what is already missing.
 """
 
 from __future__ import annotations
@@ -27,109 +27,118 @@ from plugins.bridge import addresses, bridge_device, mac_spoof, mtu, netfilter, 
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
-from plugins.bridge.gateway import add_gateways, find_gateway, refuse_long_name
+from plugins.bridge.gateway import add_gateways, get_gateway, refuse_long_name
 from plugins.bridge.repair import repair
 from process import record
 from process.undo import Undo
 from process.values import replace
 
-_CONTAINER = 2  # index of the sandbox's interface in the result: bridge, host end, sandbox end
-_BRIDGE_TRIES = 5  # each loss takes another ADD that fails within the same millisecond
+_CONTAINER_INDEX = 2  # of the container's interface in the result: bridge, host veth, container veth
+_BRIDGE_TRIES = 5  # a try is lost only to another ADD that fails within the same millisecond
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Attaches the sandbox to the bridge, with the addresses that IPAM gives.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Attaches the container to the bridge, with the addresses that IPAM allocates.
 
-    Nothing is left behind by a failure, except what other attachments may use by then: a bridge with ports, its
-    gateway address, forwarding.
+    A failure leaves nothing behind except what other attachments may use by then: a bridge with ports, its gateway
+    address, forwarding.
     """
-    own = bridge_conf.parse(args, conf)
-    conf.refuse_addressless()
-    refuse_long_name(own)
+    conf = bridge_conf.parse(args, net_conf)
+    net_conf.refuse_addressless()
+    refuse_long_name(conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        own = mtu.resolved(host, own)
-        joined = _join(host, namespace, args.ifname, own, undo)
-        bridge, outside = joined.bridge, joined.outside
-        fitted = mtu.fitted(host, bridge, own)
-        given = Result()
-        if own.ipam_type:
-            given = addresses.completed(delegate.add_ipam(args, conf, undo), own, _CONTAINER)
-        vlan.enforce(host, bridge, joined.filtering)  # the pod's end is down until now: no frame has passed
+        conf = mtu.resolve_auto(host, conf)
+        attached = _attach(host, namespace, args.ifname, conf, undo)
+        bridge, host_veth = attached.bridge, attached.host_veth
+        bridge_mtu = mtu.get_bridge_mtu(host, bridge, conf)
+        ipam_result = Result()
+        if conf.ipam_type:
+            ipam_result = delegate.add_ipam(args, net_conf, undo)
+            ipam_result = addresses.with_gateways(ipam_result, conf, _CONTAINER_INDEX)
+        vlan.ensure_filtering(host, bridge, attached.filtering)  # the container veth is still down: no frame has passed
         with Sandbox(namespace, args.ifname) as sandbox:
-            inside = joined.inside or sandbox.get_link()
-            result = _result(args, conf, given, (fitted, outside, inside))
-            if own.mac_spoof_check:
-                undo.push("remove the MAC spoof check", partial(nft.run_steps, [_unprotecting(args, conf)]))
-                mac_spoof.protect(conf.name, args.container_id, args.ifname, outside.name, inside.mac_bytes)
-            _bring_up(sandbox, inside, own, result)
-            if not own.container_interface_down:
-                veth.wait_carrier(host, outside, "bridge port")
-            if own.masquerade:
-                own.masquerade.add(args, conf, result, sandbox, undo)
-            if own.is_gateway:  # last, since others share the bridge: what failed before has not touched it
-                gateway = add_gateways(host, bridge, outside, own, result, undo)
+            container_veth = attached.container_veth or sandbox.get_link()
+            links = bridge._replace(mtu=bridge_mtu), host_veth, container_veth
+            result = _result(args, net_conf, ipam_result, links)
+            if conf.mac_spoof_check:
+                undo.push(
+                    "remove the MAC spoof check", partial(nft.run_steps, [_remove_mac_spoof_check(args, net_conf)])
+                )
+                mac_spoof.protect(
+                    net_conf.name, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes
+                )
+            _bring_up(sandbox, container_veth, conf, result)
+            if not conf.container_interface_down:
+                veth.wait_carrier(host, host_veth, "bridge port")
+            if conf.masquerade:
+                conf.masquerade.add(args, net_conf, result, sandbox, undo)
+            if conf.is_gateway:  # last, since others share the bridge: an earlier failure has not changed it
+                gateway = add_gateways(host, bridge, host_veth, conf, result, undo)
                 if gateway is not bridge:
-                    result = replace(result, interfaces=(*result.interfaces, veth.result_interface(conf, gateway)))
-            netfilter.ensure(own)
-            mtu.fit(host, bridge, fitted)
-            if own.ipam_type:
-                sandbox.announce(inside)
-        return replace(result, dns=own.dns or result.dns)
+                    listed = veth.result_interface(net_conf, gateway)
+                    result = replace(result, interfaces=(*result.interfaces, listed))
+            netfilter.ensure(conf)
+            mtu.ensure_bridge_mtu(host, bridge, bridge_mtu)
+            if conf.ipam_type:
+                sandbox.announce(container_veth)
+        return replace(result, dns=conf.dns or result.dns)
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Deletes the sandbox's interface and the attachment's rules, then releases its addresses; gone is success.
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the container's interface and the attachment's rules, then releases its addresses.
 
-    The addresses are kept while the interface cannot be deleted: they are still in use. Otherwise all is tried, and
-    what failed is told at the end. Rules are looked for whatever is configured by now: some 0.3 ms, no process.
+    Missing objects count as deleted. If the interface cannot be deleted its addresses stay reserved: they are in use.
+    Otherwise all steps run, and the failures are reported at the end. Rules are searched for regardless of the current
+    configuration: about 0.3 ms, no process.
     """
     with Socket() as host:
-        others = veth.delete_attachment_veth(args, conf, host, bridge_conf.name_for_del(conf))
+        others = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(
-        *options.removal_steps(args, conf, others, _unprotecting(args, conf)), partial(delegate.run_ipam, args, conf)
+        *options.removal_steps(args, net_conf, others, _remove_mac_spoof_check(args, net_conf)),
+        partial(delegate.run_ipam, args, net_conf),
     )
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
-    """Checks that the attachment is as ADD left it, or as a later plugin says in prevResult; IPAM checks its part."""
-    own = bridge_conf.parse(args, conf)
-    prev_result = conf.required_prev_result()
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that the attachment matches prevResult, which later plugins may have changed; IPAM checks its part."""
+    conf = bridge_conf.parse(args, net_conf)
+    prev_result = net_conf.required_prev_result()
     with Netns(args.netns) as namespace, Socket() as host:
-        delegate.run_ipam(args, conf)
-        check_attachment(args, conf.name, own, prev_result, namespace, host)
-    if own.masquerade:
-        own.masquerade.check(args, conf, prev_result)
+        delegate.run_ipam(args, net_conf)
+        check_attachment(args, net_conf.name, conf, prev_result, namespace, host)
+    if conf.masquerade:
+        conf.masquerade.check(args, net_conf, prev_result)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the rules of what is no listed attachment and has IPAM release its addresses.
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the rules of attachments that are not in `valid`, and has IPAM release their addresses.
 
-    The links of such attachments died with their sandboxes. What cannot be proven to be this network's stays.
+    Their links were deleted with their network namespaces. Rules that are not provably this network's stay.
     """
-    rules = [*backend.gc_steps(conf.name, valid), lambda socket: mac_spoof.gc(socket, conf.name, valid)]
+    rules = [*backend.gc_steps(net_conf.name, valid), lambda socket: mac_spoof.gc(socket, net_conf.name, valid)]
     run_all(
-        partial(backend.gc_legacy, conf.name, valid),
+        partial(backend.gc_legacy, net_conf.name, valid),
         partial(nft.run_steps, rules),
-        partial(delegate.run_ipam, args, conf),
+        partial(delegate.run_ipam, args, net_conf),
     )
 
 
-def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served: configuration, the bridge's name, what the kernel must have, IPAM.
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks whether ADD would succeed: configuration, the bridge's name, kernel features, IPAM.
 
     Raises CniError(50), CniError(51).
     """
-    run_status_checks(partial(_refuse_unavailable, args, conf), partial(delegate.run_ipam, args, conf))
+    run_status_checks(partial(_refuse_unavailable, args, net_conf), partial(delegate.run_ipam, args, net_conf))
 
 
-def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
-    """Makes again what a flush of the packet filter takes away, and what the host's settings have lost."""
-    repair(args, conf, bridge_conf.parse(args, conf), conf.required_prev_result())
+def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
+    """Repairs rules that a flush of the packet filter deleted, and changed settings of the host."""
+    repair(args, net_conf, bridge_conf.parse(args, net_conf), net_conf.required_prev_result())
 
 
-def cmd_remove_rules(args: CmdArgs, conf: NetConf) -> None:
+def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    options.remove_rules(args, conf, _unprotecting(args, conf))
+    options.remove_rules(args, net_conf, _remove_mac_spoof_check(args, net_conf))
 
 
 PLUGIN = Plugin(
@@ -146,65 +155,67 @@ PLUGIN = Plugin(
 )
 
 
-def _refuse_unavailable(args: CmdArgs, conf: NetConf) -> None:
-    """Raises CniError when ADD would fail for a reason that has nothing to do with the container."""
-    own = bridge_conf.parse(replace(args, args=""), conf)
-    refuse_long_name(own)
+def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
+    """Raises CniError when ADD would fail for a reason that does not depend on the container."""
+    conf = bridge_conf.parse(replace(args, args=""), net_conf)
+    refuse_long_name(conf)
     with Socket() as host:
-        bridge = bridge_device.find(host, own.bridge)
+        bridge = bridge_device.get(host, conf.bridge)
         if bridge is not None:
-            vlan.filtering(host, bridge, own.vlans)
+            vlan.get_filtering(host, bridge, conf.vlans)
             veth.refuse_full_bridge(host, bridge)
-            gateway = find_gateway(host, bridge, own)
-            if own.is_gateway and gateway and not own.force_address:
-                bridge_device.refuse_conflict(host, gateway, delegate.gateways(args, conf))
+            gateway = get_gateway(host, bridge, conf)
+            if conf.is_gateway and gateway and not conf.force_address:
+                bridge_device.refuse_conflict(host, gateway, delegate.gateways(args, net_conf))
         else:
-            probe_create_bridge(host, own.bridge, filtering=own.vlans.filtering)
-    netfilter.refuse_unavailable(own)
-    if own.is_gateway and own.ipam_type:
+            probe_create_bridge(host, conf.bridge, filtering=conf.vlans.filtering)
+    netfilter.refuse_unavailable(conf)
+    if conf.is_gateway and conf.ipam_type:
         forwarding.refuse_unavailable()
-    if own.masquerade:
-        own.masquerade.refuse_unavailable()
-    if own.mac_spoof_check and (problem := mac_spoof.problem()):
-        cure = 'use another kernel, or set "macspoofchk" to false'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', cure)
+    if conf.masquerade:
+        conf.masquerade.refuse_unavailable()
+    if conf.mac_spoof_check and (problem := mac_spoof.get_problem()):
+        hint = 'use another kernel, or set "macspoofchk" to false'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', hint)
 
 
-def _join(host: Socket, namespace: Netns, ifname: str, own: BridgeConf, undo: Undo) -> port.Joined:
-    """Makes or adopts the bridge and joins it.
+def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo: Undo) -> port.Port:
+    """Creates or reuses the bridge and adds the attachment's port to it.
 
-    Another ADD that fails takes away the bridge it made, perhaps between our look and our joining; the bridge is then
-    made again. Once joined, it stays: it has a port.
+    Another ADD that fails deletes the bridge it created, perhaps after this one has found it: then the bridge is
+    created again. Once it has this port it is not deleted any more.
     """
     for tries_left in reversed(range(_BRIDGE_TRIES)):
-        with record.timed_step("find or make the bridge"):
-            bridge = bridge_device.ensure(host, own, undo)
+        with record.timed_step("find or create the bridge"):
+            bridge = bridge_device.ensure(host, conf, undo)
         try:
-            joined = port.attach(host, namespace, ifname, bridge, own, undo)
+            attached = port.create(host, namespace, ifname, bridge, conf, undo)
         except port.BridgeVanishedError:
             if not tries_left:
                 raise
         else:
-            return replace(joined, bridge=bridge_device.settled(host, bridge, joined.bridge))
+            return replace(attached, bridge=bridge_device.ensure_mac(host, bridge, attached.bridge))
     raise AssertionError("unreachable")
 
 
-def _result(args: CmdArgs, conf: NetConf, given: Result, links: tuple[Link, Link, Link]) -> Result:
-    bridge, outside, inside = links
-    told = (
-        veth.result_interface(conf, bridge),
-        veth.result_interface(conf, outside),
-        veth.result_interface(conf, inside, args.netns),
+def _result(args: CmdArgs, net_conf: NetConf, ipam_result: Result, links: tuple[Link, Link, Link]) -> Result:
+    """Returns the IPAM result with the interfaces of `links`: bridge, host veth, container veth."""
+    bridge, host_veth, container_veth = links
+    interfaces = (
+        veth.result_interface(net_conf, bridge),
+        veth.result_interface(net_conf, host_veth),
+        veth.result_interface(net_conf, container_veth, args.netns),
     )
-    return replace(given, interfaces=told)
+    return replace(ipam_result, interfaces=interfaces)
 
 
-def _unprotecting(args: CmdArgs, conf: NetConf) -> Callable[[nft.NftSocket], None]:
-    return lambda socket: mac_spoof.unprotect(socket, conf.name, args.container_id, args.ifname)
+def _remove_mac_spoof_check(args: CmdArgs, net_conf: NetConf) -> Callable[[nft.NftSocket], None]:
+    """Returns the step that removes the attachment's MAC spoof check."""
+    return lambda socket: mac_spoof.unprotect(socket, net_conf.name, args.container_id, args.ifname)
 
 
-def _bring_up(sandbox: Sandbox, inside: Link, own: BridgeConf, result: Result) -> None:
-    if own.ipam_type:
-        sandbox.configure(inside, result, dad=own.dad)
-    elif not own.container_interface_down:
-        sandbox.socket.change(link.set_request(inside, up=True))
+def _bring_up(sandbox: Sandbox, container_veth: Link, conf: BridgeConf, result: Result) -> None:
+    if conf.ipam_type:
+        sandbox.configure(container_veth, result, dad=conf.dad)
+    elif not conf.container_interface_down:
+        sandbox.socket.change(link.set_request(container_veth, up=True))

@@ -1,11 +1,11 @@
 """Whether frames between two ports of a bridge pass through iptables (module br_netfilter).
 
-kube-proxy needs it: a pod's call of a service may be answered by a pod on the same bridge, and the answer goes
-straight from port to port. Unless iptables sees it there, it keeps the answering pod's address, and the caller drops
-it.
+kube-proxy needs this setting: a pod's request to a service may be answered by a pod on the same bridge, and the answer
+goes straight from port to port. Unless iptables sees the answer there, it keeps the answering pod's address, and the
+caller drops it.
 
-One rule: the setting belongs to the whole host (since Linux 5.3 to the network namespace, before to all of them): it
-is set when that is asked for, verified afterwards, and never taken back.
+One rule: the setting belongs to the whole host (since Linux 5.3 to the network namespace, before to all of them). It is
+set if configured, verified afterwards, and never rolled back.
 """
 
 from __future__ import annotations
@@ -13,68 +13,67 @@ from __future__ import annotations
 import os
 import sys
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel import sysctl
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
-_LOAD = "load the module on the node: modprobe br_netfilter"
-_KUBE_PROXY = (  # its chains in iptables mode, made by iptables-nft, and in nftables mode
+_LOAD_MODULE = "load the module on the node: modprobe br_netfilter"
+_KUBE_PROXY = (  # its chains in iptables mode, created by iptables-nft, and in nftables mode
     nft.Chain(nft.Table(nft.IPV4, "nat"), "KUBE-SERVICES"),
     nft.Chain(nft.Table(nft.IPV4, "kube-proxy"), "services"),
 )
 
 
 def ensure(conf: BridgeConf) -> None:
-    """Makes the setting be as asked for; not asked for, only says on stderr when kube-proxy would need it.
+    """Sets the configured value; without one, only warns on stderr if kube-proxy needs the setting.
 
-    Both families get it whichever a pod has, as kube-proxy serves both. Raises CniError(999) where it cannot be set.
+    Both families are set, whichever the pod has, since kube-proxy serves both. Raises CniError(999) if setting fails.
     """
     if conf.bridge_netfilter is None:
         _warn(conf)
         return
-    for name in _deviating(conf):
+    for name in _wrong_settings(conf):
         sysctl.ensure_or_fail(name, _value(conf), "set whether bridged frames pass iptables")
 
 
 def check(conf: BridgeConf) -> None:
-    """Checks the setting that was asked for; raises CniError(999)."""
-    for name in _deviating(conf):
-        raise _wrong(conf, name)
+    """Checks that the setting has the configured value; raises CniError(999)."""
+    for name in _wrong_settings(conf):
+        raise _wrong_value(conf, name)
 
 
 def refuse_unavailable(conf: BridgeConf) -> None:
-    """Refuses what ADD could not set; raises CniError(999).
+    """Raises CniError(999) if the setting is wrong and ADD could not set it.
 
-    A wrong value that can be set is none of that: a node that is not ready gets no pod, whose ADD would mend it.
+    A wrong value that ADD can set is no failure: a node that reports "not ready" gets no pod whose ADD would set it.
     """
-    for name in _deviating(conf):
+    for name in _wrong_settings(conf):
         if not sysctl.is_writable(name):
-            raise _wrong(conf, name)
+            raise _wrong_value(conf, name)
 
 
-def _deviating(conf: BridgeConf) -> list[str]:
-    """Returns the settings that are not as asked for; raises CniError(999) when there are none to ask for."""
-    found = []
+def _wrong_settings(conf: BridgeConf) -> list[str]:
+    """Returns the settings without the configured value; raises CniError(999) when the kernel module is missing."""
+    names = []
     for name in (_IPV4, _IPV6) if conf.bridge_netfilter is not None else ():
         try:
             if sysctl.get(name) != _value(conf):
-                found.append(name)
+                names.append(name)
         except FileNotFoundError as error:
             if conf.bridge_netfilter and name == _IPV4:
-                raise CniError(
-                    Code.INTERNAL,
-                    f'"bridgeNetfilter" cannot be had: {error.filename} is missing',
-                    f"{_LOAD}; at boot: a file in /etc/modules-load.d",
+                raise internal(
+                    f'"bridgeNetfilter" is not available: {error.filename} is missing',
+                    f"{_LOAD_MODULE}; at boot: a file in /etc/modules-load.d",
                 ) from error
-    return found
+    return names
 
 
-def _wrong(conf: BridgeConf, name: str) -> CniError:
-    details = f'"bridgeNetfilter" asks for it; set it on the node: {sysctl.command(name, _value(conf))}'
-    return CniError(Code.INTERNAL, f"net/{name} is not {_value(conf)}", details)
+def _wrong_value(conf: BridgeConf, name: str) -> CniError:
+    details = f'"bridgeNetfilter" requires it; on the node run: {sysctl.command(name, _value(conf))}'
+    return internal(f"net/{name} is not {_value(conf)}", details)
 
 
 def _value(conf: BridgeConf) -> str:
@@ -82,26 +81,26 @@ def _value(conf: BridgeConf) -> str:
 
 
 def _warn(conf: BridgeConf) -> None:
-    """Tells when iptables is passed by although kube-proxy serves this host by it.
+    """Warns on stderr when bridged frames bypass iptables although kube-proxy uses it on this host.
 
-    Costs the reading of a file where the setting is on, else a look-up by netlink, which knows iptables-nft's chains
-    only: of iptables-legacy's nothing can be known without a process.
+    Reads one file if the setting is on; otherwise it also looks up kube-proxy's chains by netlink. That finds only the
+    chains of iptables-nft; those of iptables-legacy could be listed only by running a program.
     """
-    cure = 'set "bridgeNetfilter" to true'
+    hint = 'set "bridgeNetfilter" to true'
     try:
         if sysctl.get(_IPV4) != "0":
             return
     except FileNotFoundError:
-        # Asking would load nf_tables where nobody has it, and then there is no kube-proxy to be found either.
+        # The look-up would load nf_tables on a host that does not use it; such a host has no chains of kube-proxy.
         if not (conf.masquerade or os.path.isdir("/sys/module/nf_tables")):
             return
-        cure = f"{_LOAD}; then {cure}"
+        hint = f"{_LOAD_MODULE}; then {hint}"
     except OSError:
         return
     try:
         with nft.open_socket() as socket:
-            served = any(nft.get_chains(socket, *_KUBE_PROXY))
+            is_used = any(nft.get_chains(socket, *_KUBE_PROXY))
     except KernelError:
-        return  # where nothing is known nothing is said
-    if served:
-        print(f"podwire: kube-proxy needs net/{_IPV4}=1: {cure}", file=sys.stderr)
+        return  # unknown: no warning
+    if is_used:
+        print(f"podwire: kube-proxy needs net/{_IPV4}=1: {hint}", file=sys.stderr)

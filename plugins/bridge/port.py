@@ -1,6 +1,6 @@
-"""The host's end of an attachment: a port of the bridge.
+"""The port: the host's end of an attachment's veth pair.
 
-One rule: it is a port with all its settings before the pod's end comes up.
+One rule: the port has all its settings before the container's end comes up.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from process.values import dataclass
 
 
 class BridgeVanishedError(CniError):
-    """The bridge that was there a moment ago is gone: a failing ADD takes away a bridge it made."""
+    """The bridge was deleted while a port was being added: a failing ADD deletes the bridge that it created."""
 
     def __init__(self, bridge: Link) -> None:
         super().__init__(Code.TRY_AGAIN_LATER, f'bridge "{bridge.name}" vanished again', "something else deleted it")
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A host end `outside`, an up port of the `bridge` as it is now; `filtering` is None unless VLANs are asked for.
+class Port:
+    """A veth pair whose host end is an up port of `bridge`, with the bridge's state after the port was added.
 
-    `inside` is None where it must be looked up.
+    `container_veth` is None if it still has to be looked up, `filtering` is None if no VLANs are configured.
     """
 
     bridge: Link
-    outside: Link
-    inside: Link | None
+    host_veth: Link
+    container_veth: Link | None
     filtering: Filtering | None
 
 
-def attach(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> Joined:
-    """Makes the pair, its host end a port of the bridge with all its settings.
+def create(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> Port:
+    """Creates the veth pair and makes its host end a port of the bridge, with all its settings.
 
-    Raises CniError(999) when the sandbox has an interface of the name already, BridgeVanishedError, KernelError.
+    Raises CniError(999) when the container already has an interface `ifname`, BridgeVanishedError, KernelError.
     """
     try:
-        filtering = vlan.filtering(host, bridge, conf.vlans)
-        made = veth.create(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
+        filtering = vlan.get_filtering(host, bridge, conf.vlans)
+        created = veth.create(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
         if link.get(host, link.by_index_request(bridge.index)) == [None]:
             raise BridgeVanishedError(bridge) from error
         raise
-    sysctl.try_write(f"ipv6/conf/{made.host_end.name}/accept_ra", "0")
-    port, joined = made.host_veth, made.master
-    if port is None or joined is None or port.master != joined.index:
-        veth.delete(host, made.host_end)
+    sysctl.try_write(f"ipv6/conf/{created.host_end.name}/accept_ra", "0")
+    host_veth, current_bridge = created.host_veth, created.master
+    if host_veth is None or current_bridge is None or host_veth.master != current_bridge.index:
+        veth.delete(host, created.host_end)
         raise BridgeVanishedError(bridge)
-    requests = vlan.settings(port, conf.vlans, filtering)
+    requests = vlan.port_requests(host_veth, conf.vlans, filtering)
     if conf.hairpin or conf.isolated:
-        requests.append(link.set_port_request(port, hairpin=conf.hairpin, isolated=conf.isolated))
+        requests.append(link.set_port_request(host_veth, hairpin=conf.hairpin, isolated=conf.isolated))
     if requests:
         host.change(*requests)
-    return Joined(joined, port, made.container_veth, filtering)
+    return Port(current_bridge, host_veth, created.container_veth, filtering)

@@ -1,7 +1,7 @@
-"""Repair: what others take away from a living attachment without touching its interface.
+"""Repair: restores rules and settings that other programs removed from a running attachment.
 
-One rule: whose frames pass is decided by the result of ADD, never by what the interface in the pod is like by now: who
-is root there may have changed it.
+One rule: which MAC may send is decided by the result of ADD, never by the current state of the interface in the pod,
+which root in the pod can change.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from plugins.bridge.conf import BridgeConf
 _INCOMPLETE = "the cached result is of another plugin, or of an old CNI version: create the container again"
 
 
-def repair(args: CmdArgs, conf: NetConf, own: BridgeConf, prev_result: Result) -> None:
-    """Makes what is missing of rules and settings; tries all of it. Raises CniError."""
-    versions = sorted({ip.address.version for ip in prev_result.ips}) if own.is_gateway else []
+def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Result) -> None:
+    """Restores missing rules and settings; runs all steps, then raises CniError for the failures."""
+    versions = sorted({ip.address.version for ip in prev_result.ips}) if conf.is_gateway else []
     steps: list[Callable[[], object]] = [
         partial(
             repair_if_missing, "forwarding", partial(forwarding.check, version), partial(forwarding.enable, version)
         )
         for version in versions
     ]
-    if own.masquerade:
-        steps.append(partial(own.masquerade.repair, args, conf, prev_result))
-    if own.mac_spoof_check:
-        steps.append(partial(_protect, args, conf.name, own, prev_result))
-    asked = partial(netfilter.check, own), partial(netfilter.ensure, own)
-    run_all(*steps, partial(repair_if_missing, "the setting of bridged frames", *asked))
+    if conf.masquerade:
+        steps.append(partial(conf.masquerade.repair, args, net_conf, prev_result))
+    if conf.mac_spoof_check:
+        steps.append(partial(_repair_mac_spoof_check, args, net_conf.name, conf, prev_result))
+    bridged_frames = partial(netfilter.check, conf), partial(netfilter.ensure, conf)
+    run_all(*steps, partial(repair_if_missing, "the setting of bridged frames", *bridged_frames))
 
 
-def _protect(args: CmdArgs, network: str, own: BridgeConf, prev_result: Result) -> None:
-    outside, inside = _ends(args, own, prev_result)
-    attachment = network, args.container_id, args.ifname, outside.name, parse_mac(inside.mac)
+def _repair_mac_spoof_check(args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result) -> None:
+    host_veth, container_veth = _listed_veths(args, conf, prev_result)
+    attachment = network, args.container_id, args.ifname, host_veth.name, parse_mac(container_veth.mac)
     repair_if_missing(
         "the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.protect, *attachment)
     )
 
 
-def _ends(args: CmdArgs, own: BridgeConf, prev_result: Result) -> tuple[Interface, Interface]:
-    """Returns both ends as the result names them, the host's being there; raises CniError(999)."""
-    inside = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
-    if inside is None or not inside.mac:
+def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple[Interface, Interface]:
+    """Returns host and container veth as the result lists them, if the host's exists; raises CniError(999)."""
+    container_veth = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
+    if container_veth is None or not container_veth.mac:
         raise CniError(Code.INTERNAL, f"the result of ADD names no {args.ifname} with its address", _INCOMPLETE)
     with Socket() as host:
         for item in prev_result.interfaces:
-            if not item.sandbox and item.name != own.bridge:
-                (found,) = link.get(host, link.by_name_request(item.name))
-                if found and found.kind == "veth" and found.mac == item.mac and found.master:
-                    return item, inside
+            if not item.sandbox and item.name != conf.bridge:
+                (existing,) = link.get(host, link.by_name_request(item.name))
+                if existing and existing.kind == "veth" and existing.mac == item.mac and existing.master:
+                    return item, container_veth
     raise CniError(Code.INTERNAL, "no interface on this host is the one that the result of ADD names", _INCOMPLETE)

@@ -1,112 +1,111 @@
-"""VLANs: those that a port is in, and a bridge that keeps them apart.
+"""VLANs: the VLANs of a port, and the bridge's VLAN filtering.
 
-One rule: a port is in its VLANs, and the bridge keeps them apart, before a frame can pass.
+One rule: the port is in its VLANs, and the bridge filters by VLAN, before a frame can pass.
 """
 
 from __future__ import annotations
 
 import sys
 
-from cni.errors import CniError, Code
+from cni.errors import internal, invalid_conf
 from kernel import vlan
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED, Filtering
 from plugins.bridge.conf import BridgeConf, Vlans
 
-_NATIVE = 1  # untagged frames of a trunk port are in this VLAN when none is asked for (reference)
+_NATIVE = 1  # the VLAN for untagged frames of a trunk port without "vlan" (reference)
 
 
-def filtering(host: Socket, bridge: Link, asked: Vlans) -> Filtering | None:
-    """Returns how the bridge treats VLANs, None when nothing is asked for.
+def get_filtering(host: Socket, bridge: Link, vlans: Vlans) -> Filtering | None:
+    """Returns the bridge's VLAN filtering state, None when no VLANs are configured.
 
-    Raises NoFilteringError, CniError(7) when the bridge must not be made to filter, KernelError.
+    Raises NoFilteringError, CniError(7) when filtering cannot be enabled without cutting off ports, KernelError.
     """
-    if not asked.filtering:
+    if not vlans.filtering:
         return None
-    found = vlan.get_filtering(host, bridge)
-    if not found.on and not found.default:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+    filtering = vlan.get_filtering(host, bridge)
+    if not filtering.on and not filtering.default:
+        raise invalid_conf(
             f'bridge "{bridge.name}" does not filter by VLAN, and its default_pvid is 0: its ports would be cut off',
             f'put them in VLANs, then run: ip link set "{bridge.name}" type bridge vlan_filtering 1',
         )
-    return found
+    return filtering
 
 
-def settings(port: Link, asked: Vlans, found: Filtering | None) -> list[Request]:
-    """Returns what puts a new port of the bridge in the VLANs asked for, and in no other."""
-    wanted = _wanted(asked, found) if found else {}
-    if not found or not wanted:
+def port_requests(port: Link, vlans: Vlans, filtering: Filtering | None) -> list[Request]:
+    """Returns the requests that put a new port of the bridge in its VLANs, and in no other."""
+    desired = _desired_vlans(vlans, filtering) if filtering else {}
+    if not filtering or not desired:
         return []
-    superfluous = [found.default] if found.default and found.default not in wanted else []
+    superfluous = [filtering.default] if filtering.default and filtering.default not in desired else []
     removal = [vlan.remove_request(port, superfluous)] if superfluous else []
-    return [*removal, vlan.add_request(port, wanted)]
+    return [*removal, vlan.add_request(port, desired)]
 
 
-def enforce(host: Socket, bridge: Link, found: Filtering | None) -> None:
-    """Has the bridge filter by VLAN if that is asked for, and says so; raises KernelError.
+def ensure_filtering(host: Socket, bridge: Link, filtering: Filtering | None) -> None:
+    """Enables VLAN filtering on the bridge if VLANs are configured, and reports that on stderr; raises KernelError.
 
-    The reference leaves an existing bridge as it is, and then VLANs separate nothing. It is not undone, since others
-    may rely on it by then.
+    The reference plugin leaves an existing bridge without filtering, where VLANs separate nothing. Filtering is never
+    disabled again, since other attachments may rely on it by then.
     """
-    if found is None or found.on:
+    if filtering is None or filtering.on:
         return
     host.change(vlan.enable_filtering_request(bridge))
     print(
         f'podwire: bridge "{bridge.name}" did not filter by VLAN and does now: '
-        f"ports that were in no VLAN of their own are in VLAN {found.default}, tagged frames are dropped",
+        f"ports that were in no VLAN of their own are in VLAN {filtering.default}, tagged frames are dropped",
         file=sys.stderr,
     )
 
 
-def check(host: Socket, conf: BridgeConf, bridge: Link, outside: Link) -> None:
-    """Checks that the bridge filters and the port is in its VLANs; raises CniError(999), KernelError."""
+def check(host: Socket, conf: BridgeConf, bridge: Link, host_veth: Link) -> None:
+    """Checks that the bridge filters by VLAN and the port is in its VLANs; raises CniError(999), KernelError."""
     if not conf.vlans.filtering:
         return
-    found = vlan.get_filtering(host, bridge)
-    if not found.on:
-        raise _wrong(
+    filtering = vlan.get_filtering(host, bridge)
+    if not filtering.on:
+        raise internal(
             f"Bridge interface {bridge.name} does not filter by VLAN",
             f'set it: ip link set "{bridge.name}" type bridge vlan_filtering 1',
         )
-    wanted = _wanted(conf.vlans, found)
-    if wanted:
-        member = vlan.get_member(host, bridge, outside.index)
-        compare(outside.name, wanted, member.vlans if member else {})
+    desired = _desired_vlans(conf.vlans, filtering)
+    if desired:
+        member = vlan.get_member(host, bridge, host_veth.index)
+        check_vlans(host_veth.name, desired, member.vlans if member else {})
 
 
-def compare(name: str, wanted: vlan.Vlans, present: vlan.Vlans) -> None:
-    """Compares the VLANs of a port; raises CniError(999) with the command that mends the first difference."""
-    for vid in sorted(wanted.keys() | present.keys()):
-        if vid not in wanted:
+def check_vlans(name: str, desired: vlan.Vlans, existing: vlan.Vlans) -> None:
+    """Compares the VLANs of the port `name`; raises CniError(999) with the command that repairs the first difference.
+
+    Pure.
+    """
+    for vid in sorted(desired.keys() | existing.keys()):
+        if vid not in desired:
             details = f"set it: {_command('del', name, vid)}"
-            raise _wrong(f"Interface {name} is in VLAN {vid}, which is not asked for", details)
-        if present.get(vid) != wanted[vid]:
-            how = f"has lost VLAN {vid}"
-            if vid in present:
-                how = f"has VLAN {vid}{_words(present[vid]) or ' tagged'}, not{_words(wanted[vid]) or ' tagged'}"
-            details = f"set it: {_command('add', name, vid, wanted[vid])}"
-            raise _wrong(f"Interface {name} {how}", details)
+            raise internal(f"Interface {name} is in VLAN {vid}, which is not asked for", details)
+        if existing.get(vid) != desired[vid]:
+            difference = f"has lost VLAN {vid}"
+            if vid in existing:
+                flags = _flag_words(existing[vid]) or " tagged", _flag_words(desired[vid]) or " tagged"
+                difference = f"has VLAN {vid}{flags[0]}, not{flags[1]}"
+            details = f"set it: {_command('add', name, vid, desired[vid])}"
+            raise internal(f"Interface {name} {difference}", details)
 
 
-def _wanted(asked: Vlans, found: Filtering) -> vlan.Vlans:
-    """Returns the VLANs that a port must have; none when the bridge's default is left to it."""
-    if not asked.access and not asked.trunk:
+def _desired_vlans(vlans: Vlans, filtering: Filtering) -> vlan.Vlans:
+    """Returns the VLANs that a port must have; none if it stays in the bridge's default VLAN."""
+    if not vlans.access and not vlans.trunk:
         return {}
-    kept = {found.default: UNTAGGED} if asked.keep_default and found.default else {}
-    # With the reference a trunk that lists the port's own VLAN leaves it without one for untagged frames.
-    return {**kept, **dict.fromkeys(asked.trunk or (), 0), asked.access or _NATIVE: PVID | UNTAGGED}
+    default = {filtering.default: UNTAGGED} if vlans.keep_default and filtering.default else {}
+    # With the reference plugin, a trunk that lists the port's own VLAN leaves the port without a PVID.
+    return {**default, **dict.fromkeys(vlans.trunk or (), 0), vlans.access or _NATIVE: PVID | UNTAGGED}
 
 
 def _command(verb: str, port: str, vid: int, flags: int = 0) -> str:
-    return f'bridge vlan {verb} dev "{port}" vid {vid}{_words(flags)}'
+    return f'bridge vlan {verb} dev "{port}" vid {vid}{_flag_words(flags)}'
 
 
-def _words(flags: int) -> str:
-    """Returns flags as bridge(8) has them, each after a blank."""
+def _flag_words(flags: int) -> str:
+    """Returns flags as bridge(8) writes them, each after a blank."""
     return (" pvid" if flags & PVID else "") + (" untagged" if flags & UNTAGGED else "")
-
-
-def _wrong(msg: str, details: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, details)

@@ -136,8 +136,8 @@ OPERATORS_MISTAKES = {
     "a gateway of the other family": ([{"address": "10.22.0.9/16", "gateway": "fd00::1"}], {}, "other address family"),
     "no address left for a gateway": ([{"address": "255.255.255.255/32"}], {}, "no next address"),
     "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge"),
-    "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is no name for an interface"),
-    "a name that no interface can have": ([], {"bridge": "br\0"}, "is no name for an interface"),
+    "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is not a valid interface name"),
+    "a name that no interface can have": ([], {"bridge": "br\0"}, "is not a valid interface name"),
     "a list instead of a plugin": ([], {"type": None, "plugins": []}, "this is a network list"),
 }
 

@@ -258,17 +258,17 @@ def test_what_changes_meanwhile(inside, monkeypatch):
 
 def test_a_kernel_that_cannot(inside, monkeypatch):
     """STATUS is told what the kernel lacks, asking leaves nothing, and without netfilter there is nothing to delete."""
-    assert mac_spoof.problem() == ""
+    assert mac_spoof.get_problem() == ""
     assert nft_rules(inside) == []
     unknown = replace(mac_spoof._PREROUTING, hook=nft.Hook("no-such-type", 0, -300))
     monkeypatch.setattr(mac_spoof, "_PREROUTING", unknown)
-    assert "no such file or directory" in mac_spoof.problem()
+    assert "no such file or directory" in mac_spoof.get_problem()
 
     def refused():
         raise nft.UnavailableError("open a netlink socket", 93)
 
     monkeypatch.setattr(nft, "NftSocket", refused)
-    assert "protocol not supported" in mac_spoof.problem()
+    assert "protocol not supported" in mac_spoof.get_problem()
     unprotect("0123abcdef", "eth0")
     gc("goldnet", frozenset())
     with pytest.raises(CniError, match="open a netfilter socket"):

@@ -89,7 +89,7 @@ def test_add_tells_what_it_makes(chain: Chain, sandbox: Namespace):
 def test_steps_tell_where_the_time_goes(chain: Chain, sandbox: Namespace):
     """A recorded ADD tells how long namespace, pair, IPAM, addresses and rules took, in the order of their ends."""
     steps = told(chain, MADE, "bridge", "ADD", sandbox)["steps"]
-    expected = ["open the network namespace", "find or make the bridge", "create the veth pair", "host-local ADD"]
+    expected = ["open the network namespace", "find or create the bridge", "create the veth pair", "host-local ADD"]
     expected += ["add addresses and routes", f"rules by {chain.backend}"]
     assert [step for step in steps if step in expected] == expected
 

@@ -10,7 +10,7 @@ from kernel.link import RTM_DELLINK, Link
 from kernel.vlan import PVID, UNTAGGED, Filtering
 from kernel.wire import decode
 from plugins.bridge.conf import Vlans
-from plugins.bridge.vlan import settings
+from plugins.bridge.vlan import port_requests
 
 PORT = Link(9, "veth0", "02:00:00:00:00:01", 1500, 1, "veth", 3, 0, None, 6)
 BRIDGE = Link(3, "cni0", "02:00:00:00:00:02", 1500, 1, "bridge", 0, 0, None, 6)
@@ -78,7 +78,7 @@ CASES = {
 def test_a_port_is_put_in_its_vlans(case):
     """The default VLAN is taken away unless it is wanted, the others are added, in at most two requests."""
     asked, default, removed, added = CASES[case]
-    requests = settings(PORT, asked, Filtering(True, default))
+    requests = port_requests(PORT, asked, Filtering(True, default))
     expected = [vlan.remove_request(PORT, removed)] if removed else []
     expected += [vlan.add_request(PORT, added)] if added else []
     assert [item._replace(details=None) for item in requests] == [item._replace(details=None) for item in expected]
@@ -87,4 +87,4 @@ def test_a_port_is_put_in_its_vlans(case):
 
 def test_without_vlans_nothing_is_sent():
     """A network that asks for no VLANs sends no request."""
-    assert settings(PORT, Vlans(), None) == []
+    assert port_requests(PORT, Vlans(), None) == []
