@@ -94,6 +94,7 @@ ROOMS: tuple[str, ...] = (
     "kernel/traffic.py",
     "kernel/vlan.py",
     "kernel/wire.py",
+    "plugins/bridge",
     "plugins/loopback",
     "plugins/ptp",
 )
