@@ -1,6 +1,6 @@
-"""Both backends of masquerading, and what concerns both.
+"""Both backends of masquerading, and the steps that concern both.
 
-One rule: rules are made by one backend and removed from both, whichever the configuration names by then.
+One rule: ADD uses one backend; DEL and GC remove rules from both, whatever the configuration names by then.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ BACKENDS: Backends[Masquerade] = Backends(
 )
 
 
-def delete(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
-    """Removes the attachment's rules wherever they are, as `deletions` and `delete_legacy` do; raises CniError."""
-    run_all(partial(delete_legacy, wanted, others), partial(nft.run_steps, deletion_steps(wanted, others)))
+def delete(spec: Masquerade, others: tuple[Interface, ...]) -> None:
+    """Removes the attachment's rules from both backends, as `deletions` and `delete_legacy` do; raises CniError."""
+    run_all(partial(delete_legacy, spec, others), partial(nft.run_steps, deletion_steps(spec, others)))
 
 
-def deletion_steps(wanted: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
+def deletion_steps(spec: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
     """Returns what removes the attachment's rules by netlink, for nft.each; absent is success, no program is run.
 
     Its addresses need not be known. `others` are those of the container's other interfaces, whose rules stay.
     """
-    chain = chain_name(wanted.network, wanted.container_id)
+    chain = chain_name(spec.network, spec.container_id)
     return [
         lambda socket: iptables_nft.delete(socket, CHAINS, chain, others),
-        lambda socket: nftables.delete(socket, wanted),
+        lambda socket: nftables.delete(socket, spec),
     ]
 
 
-def delete_legacy(wanted: Masquerade, others: tuple[Interface, ...]) -> None:
-    """Removes what iptables-legacy made, which takes its lock, one for the host; raises CniError(11), CniError."""
-    iptables.delete_legacy(wanted, others)
+def delete_legacy(spec: Masquerade, others: tuple[Interface, ...]) -> None:
+    """Removes the attachment's rules of iptables-legacy, under its host-wide lock; raises CniError(11), CniError."""
+    iptables.delete_legacy(spec, others)
 
 
 def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
-    """Returns what removes by netlink the rules of this network that belong to no attachment in `valid`."""
+    """Returns the steps that remove, by netlink, this network's rules that belong to no attachment in `valid`."""
     kept = _chains(network, valid)
     return [
         lambda socket: iptables_nft.gc(socket, CHAINS, network, kept),
@@ -58,19 +58,19 @@ def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
 
 
 def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
-    """Removes what iptables-legacy made of such rules; raises CniError."""
+    """Removes such rules of iptables-legacy; raises CniError."""
     iptables.gc_legacy(network, _chains(network, valid))
 
 
 def list_owned_rules(socket: nft.NftSocket) -> list[OwnedRule]:
-    """Returns whose the rules are that netlink tells of; raises KernelError."""
+    """Lists the owners of the rules that netlink can read; raises KernelError."""
     return [
         found for found, _ in iptables_nft.list_owned_rules(socket, CHAINS, MASQUERADE)
     ] + nftables.list_owned_rules(socket)
 
 
 def list_legacy_owned_rules() -> list[OwnedRule]:
-    """Returns whose the rules are that iptables-legacy made; raises CniError."""
+    """Lists the owners of iptables-legacy's rules; raises CniError."""
     return [found for found, _ in iptables_chains.list_legacy_owned_rules([CHAINS], MASQUERADE)]
 
 

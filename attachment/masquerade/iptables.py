@@ -35,18 +35,18 @@ _RULE = re.compile(
 )
 
 
-def add(wanted: Masquerade) -> None:
-    """Adds what is missing of the chain and of the jumps of `wanted.addresses`; nothing is written when all is there.
+def add(spec: Masquerade) -> None:
+    """Adds what is missing of the chain and of the jumps of `spec.addresses`; nothing is written when all is there.
 
     Raises iptables.UnusableError, CniError(11), CniError(999); one family may then have its rules, which `delete`
     takes away.
     """
-    chain = chain_name(wanted.network, wanted.container_id)
+    chain = chain_name(spec.network, spec.container_id)
 
     def missing(family: int, listing: list[str]) -> list[str]:
         found = _parse(listing)
-        exceptions, masquerade, jumps = _rules(wanted, family)
-        comment = _comment(wanted)
+        exceptions, masquerade, jumps = _rules(spec, family)
+        comment = _comment(spec)
         lines = [] if f"-N {chain}" in listing else [f"-N {chain}"]
         absent = [rule for rule in exceptions if rule not in _before(masquerade, found)]
         if masquerade in found:  # exceptions stand before it
@@ -56,37 +56,37 @@ def add(wanted: Masquerade) -> None:
         return lines + [rule.line("-A", comment) for rule in jumps if rule not in found]
 
     doing = f"add masquerade rules to chain {chain}"
-    iptables_chains.change(_families(wanted), CHAINS, chain, missing, doing)
+    iptables_chains.change(_families(spec), CHAINS, chain, missing, doing)
 
 
-def delete_legacy(wanted: Masquerade, others: Collection[Interface] = ()) -> None:
+def delete_legacy(spec: Masquerade, others: Collection[Interface] = ()) -> None:
     """Deletes of what iptables-legacy made the jumps of the attachment, and the chain with the last; absent is success.
 
     `others` are the addresses of the container's other interfaces. Their jumps stay; all others go, whatever
-    `wanted.addresses` are, since such an address is this interface's or was one in a former life of the container.
+    `spec.addresses` are, since such an address is this interface's or was one in a former life of the container.
     Raises CniError(11), CniError(999).
     """
-    chain = chain_name(wanted.network, wanted.container_id)
+    chain = chain_name(spec.network, spec.container_id)
     kept = _sources(others)
     doing = f"delete masquerade rules of chain {chain}"
     iptables_chains.delete_legacy({chain: CHAINS}, doing, stays=lambda jump: _source(jump) in kept)
 
 
-def check(wanted: Masquerade) -> None:
+def check(spec: Masquerade) -> None:
     """Checks that chain, rules and jumps are there; raises CniError(999) naming what is missing, and as `add`."""
-    if _are_there(wanted):
+    if _are_there(spec):
         return
-    chain = chain_name(wanted.network, wanted.container_id)
-    for family, listing in iptables.read(_families(wanted), TABLE, [ENTRY, chain]).items():
+    chain = chain_name(spec.network, spec.container_id)
+    for family, listing in iptables.read(_families(spec), TABLE, [ENTRY, chain]).items():
         if f"-N {chain}" not in listing:
             raise missing_error("masquerade", f"chain {chain}", family)
         found = _parse(listing)
-        exceptions, masquerade, jumps = _rules(wanted, family)
+        exceptions, masquerade, jumps = _rules(spec, family)
         effective = set(_before(masquerade, found))
         absent = [rule for rule in exceptions if rule not in effective]
         absent += [rule for rule in (masquerade, *jumps) if rule not in found]
         if absent:
-            comment = _comment(wanted)
+            comment = _comment(spec)
             raise missing_error("masquerade", f"rule {absent[0].line('-A', comment)}", family)
 
 
@@ -103,25 +103,25 @@ def get_problem() -> str:
     return iptables.get_problem((4,))
 
 
-def _are_there(wanted: Masquerade) -> bool:
+def _are_there(spec: Masquerade) -> bool:
     """Tells whether all rules surely stand in iptables-nft's tables, in the form that we give them; no program is run.
 
     What is missing, or has another form, the program is to tell.
     """
-    families = _families(wanted)
+    families = _families(spec)
     if any(iptables.has_legacy(family, TABLE) for family in families):
         return False
     try:
         with nft.open_socket() as socket:
-            return all(_stand(socket, wanted, family) for family in families)
+            return all(_stand(socket, spec, family) for family in families)
     except KernelError:
         return False
 
 
-def _stand(socket: NftSocket, wanted: Masquerade, family: int) -> bool:
-    table, chain = Table(iptables.NFPROTO[family], TABLE), chain_name(wanted.network, wanted.container_id)
-    comment = _comment(wanted)
-    exceptions, masquerade, jumps = _rules(wanted, family)
+def _stand(socket: NftSocket, spec: Masquerade, family: int) -> bool:
+    table, chain = Table(iptables.NFPROTO[family], TABLE), chain_name(spec.network, spec.container_id)
+    comment = _comment(spec)
+    exceptions, masquerade, jumps = _rules(spec, family)
     spared, (last, *entries) = (
         [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
     )
@@ -147,24 +147,24 @@ class _Rule:
         return f"{command} {self.chain}{source}{destination} -m comment --comment {comment} -j {self.target}"
 
 
-def _rules(wanted: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_Rule]]:
+def _rules(spec: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_Rule]]:
     """Returns what belongs into the chain, traffic that is left as it is and the rest, and the jumps to it."""
-    chain = chain_name(wanted.network, wanted.container_id)
-    own = [item for item in wanted.addresses if item.version == family]
-    spared = [*(item.network for item in own), *(item for item in wanted.exempt if item.version == family)]
+    chain = chain_name(spec.network, spec.container_id)
+    own = [item for item in spec.addresses if item.version == family]
+    spared = [*(item.network for item in own), *(item for item in spec.exempt if item.version == family)]
     exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in spared]
     masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
     jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in own]
     return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
 
 
-def _families(wanted: Masquerade) -> list[int]:
-    return sorted({item.version for item in wanted.addresses})
+def _families(spec: Masquerade) -> list[int]:
+    return sorted({item.version for item in spec.addresses})
 
 
-def _comment(wanted: Masquerade) -> str:
+def _comment(spec: Masquerade) -> str:
     """Returns the comment of all rules as iptables quotes it, cut as xt_comment demands."""
-    return quoted(CHAINS.comment(wanted.network, wanted.container_id))
+    return quoted(CHAINS.comment(spec.network, spec.container_id))
 
 
 def _parse(listing: list[str]) -> list[_Rule]:

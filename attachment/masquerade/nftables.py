@@ -40,31 +40,31 @@ _AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send 
 _NEEDS = "masquerading with nftables needs a kernel that can do NAT in tables of family inet: Linux 5.2 or later"
 
 
-def add(wanted: Masquerade) -> None:
+def add(spec: Masquerade) -> None:
     """Masquerades an attachment; its own rules that are there already are replaced.
 
     Raises CniError(999) with a hint where the kernel cannot do it, KernelError.
     """
     with nft.open_socket() as socket:
         try:
-            nft.retry(lambda: _add(socket, wanted))
+            nft.retry(lambda: _add(socket, spec))
         except KernelError as error:
             raise CniError(error.code, error.msg, _problem(socket) or error.details) from error
 
 
-def delete(socket: NftSocket, wanted: Masquerade) -> None:
+def delete(socket: NftSocket, spec: Masquerade) -> None:
     """Deletes the rules of an attachment, found by its name alone; absent is success. Raises KernelError."""
-    nft.retry(lambda: _delete(socket, _own(socket, wanted)))
+    nft.retry(lambda: _delete(socket, _own(socket, spec)))
 
 
-def check(wanted: Masquerade) -> None:
+def check(spec: Masquerade) -> None:
     """Checks that the attachment is masqueraded; raises CniError(999) for what is missing, KernelError."""
     with nft.open_socket() as socket:
         wrong = _wrong_way(socket)
         if wrong:
             raise _missing(wrong)
-        present = iter(_own(socket, wanted))
-        for text, expressions in _rules(wanted):
+        present = iter(_own(socket, spec))
+        for text, expressions in _rules(spec):
             if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in present):
                 raise _missing(f"rule {text} is missing in chain {_CHECKS}")
 
@@ -110,7 +110,7 @@ def get_problem() -> str:
         return str(error)
 
 
-def _add(socket: NftSocket, wanted: Masquerade) -> None:
+def _add(socket: NftSocket, spec: Masquerade) -> None:
     requests: list[Request] = []
     (entry,) = nft.get_chains(socket, _POSTROUTING)
     # How many rules it has is enough here, as nobody else's belong there; CHECK looks at each.
@@ -119,9 +119,9 @@ def _add(socket: NftSocket, wanted: Masquerade) -> None:
         # Flushed even when it is empty: another first pod may fill it before us.
         requests.append(nft.flush_chain_request(_POSTROUTING))
         requests += [nft.rule_request(_POSTROUTING, expressions) for expressions in _ENTRY]
-    requests += map(_deletion, _own(socket, wanted))
-    userdata = nft_rule.comment_userdata(_comment(wanted))
-    requests += [nft.rule_request(_CHECKS, expressions, userdata) for _, expressions in _rules(wanted)]
+    requests += map(_deletion, _own(socket, spec))
+    userdata = nft_rule.comment_userdata(_comment(spec))
+    requests += [nft.rule_request(_CHECKS, expressions, userdata) for _, expressions in _rules(spec)]
     nft.change(socket, *requests)
 
 
@@ -146,18 +146,18 @@ def _deletion(rule: Rule) -> Request:
     return nft.delete_rule_request(_CHECKS, rule)
 
 
-def _own(socket: NftSocket, wanted: Masquerade) -> list[Rule]:
-    prefix = _prefix(wanted.network, wanted.container_id, wanted.ifname)
+def _own(socket: NftSocket, spec: Masquerade) -> list[Rule]:
+    prefix = _prefix(spec.network, spec.container_id, spec.ifname)
     return [rule for rule in nft.list_rules(socket, _CHECKS, prefix) if rule.comment.startswith(prefix)]
 
 
-def _rules(wanted: Masquerade) -> list[tuple[str, bytes]]:
+def _rules(spec: Masquerade) -> list[tuple[str, bytes]]:
     """Returns text and expressions of the rules of an attachment, in order."""
     found = []
-    for own in wanted.addresses:
+    for own in spec.addresses:
         ip = "ip" if own.version == 4 else "ip6"
         start = nft_rule.of_version(own.version) + nft_rule.source(own.ip)
-        for network in wanted.exempt:
+        for network in spec.exempt:
             if network.version == own.version:
                 text = f'"{ip} saddr {own.ip} {ip} daddr {network} return"'
                 found.append((text, start + nft_rule.destination(network) + RETURN))
@@ -192,10 +192,10 @@ def _prefix(network: str, container_id: str, ifname: str) -> str:
     return f"{_hash(network)}-{_hash(f'{ifname}:{container_id}')}"
 
 
-def _comment(wanted: Masquerade) -> str:
+def _comment(spec: Masquerade) -> str:
     """Returns the comment that names an attachment; nft takes no double quotes in it."""
-    prefix = _prefix(wanted.network, wanted.container_id, wanted.ifname)
-    return f"{prefix}, net: {wanted.network}, if: {wanted.ifname}, id: {wanted.container_id}".replace('"', "")
+    prefix = _prefix(spec.network, spec.container_id, spec.ifname)
+    return f"{prefix}, net: {spec.network}, if: {spec.ifname}, id: {spec.container_id}".replace('"', "")
 
 
 def _missing(what: str) -> CniError:

@@ -1,6 +1,6 @@
-"""Masquerading as a plugin's verbs need it: its keys, which all plugins with `ipMasq` have in common, and its steps.
+"""The masquerading options of every plugin with `ipMasq`: their keys, and the steps for a plugin's verbs.
 
-One rule: what a configuration asks for is read in `parse`; rules are removed whatever it asks for by then.
+One rule: `parse` reads the options once; rules are removed whatever the options are by then.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ KEYS = (
 
 @dataclass(frozen=True)
 class MasqueradeOptions:
-    """`backend` is "" for the one that works; `exempt` are networks to which nothing is masqueraded."""
+    """The parsed options: `backend` is "" for any that works; traffic to `exempt` networks is not masqueraded."""
 
     backend: str
     exempt: tuple[Network, ...]
 
     def add(self, args: CmdArgs, conf: NetConf, result: Result, sandbox: Sandbox, undo: Undo) -> None:
-        """Masquerades the attachment's addresses in `result`, and pushes what takes that back; raises CniError."""
-        wanted = self._wanted(args, conf, result)
-        undo.push("remove the masquerade rules", partial(_remove, wanted, sandbox.namespace))
-        backend.BACKENDS.add(wanted, self.backend)
+        """Masquerades the attachment's addresses in `result`, and pushes the rollback; raises CniError."""
+        spec = self._wanted(args, conf, result)
+        undo.push("remove the masquerade rules", partial(_remove, spec, sandbox.namespace))
+        backend.BACKENDS.add(spec, self.backend)
 
     def check(self, args: CmdArgs, conf: NetConf, prev_result: Result) -> None:
         """Checks that the attachment is masqueraded; raises CniError(999)."""
         backend.BACKENDS.check(self._wanted(args, conf, prev_result), self.backend)
 
     def repair(self, args: CmdArgs, conf: NetConf, prev_result: Result) -> None:
-        """Makes what is missing of the attachment's rules; raises CniError."""
-        wanted = self._wanted(args, conf, prev_result)
-        make = partial(backend.BACKENDS.add, wanted, self.backend)
-        repair_if_missing("the masquerading", partial(backend.BACKENDS.check, wanted, self.backend), make)
+        """Creates the attachment's missing rules; raises CniError."""
+        spec = self._wanted(args, conf, prev_result)
+        make = partial(backend.BACKENDS.add, spec, self.backend)
+        repair_if_missing("the masquerading", partial(backend.BACKENDS.check, spec, self.backend), make)
 
     def refuse_unavailable(self) -> None:
-        """Raises CniError(50) where it cannot be served."""
+        """Raises CniError(50) if no configured backend works."""
         if problem := backend.BACKENDS.get_problem(self.backend):
             cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
             raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
@@ -94,13 +94,13 @@ def removal_steps(
     `others` are the addresses of the container's other interfaces, whose rules stay; `further` steps share the socket.
     That takes some 0.3 ms and no process, but for iptables-legacy, which is looked at when masquerading is asked for.
     """
-    wanted = Masquerade(conf.name, args.container_id, args.ifname)
-    legacy = [partial(backend.delete_legacy, wanted, others)] if may_be_enabled(conf) else []
-    return [*legacy, partial(nft.run_steps, [*backend.deletion_steps(wanted, others), *further])]
+    spec = Masquerade(conf.name, args.container_id, args.ifname)
+    legacy = [partial(backend.delete_legacy, spec, others)] if may_be_enabled(conf) else []
+    return [*legacy, partial(nft.run_steps, [*backend.deletion_steps(spec, others), *further])]
 
 
 def remove_rules(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
-    """Removes the rules of an attachment that is no more, its interface and its addresses left to DEL."""
+    """Removes the rules of an attachment; its interface and addresses are left to DEL."""
     run_all(*removal_steps(args, conf, _others(args), *further))
 
 
@@ -114,7 +114,7 @@ def _others(args: CmdArgs) -> tuple[Interface, ...]:
 
 
 def may_be_enabled(conf: NetConf) -> bool:
-    """Tells whether masquerading is asked for, be it by a value of a wrong type: what DEL wants to know."""
+    """Returns whether masquerading may be enabled, also for an `ipMasq` of a wrong type; used by DEL."""
     return conf.fields.has("ipMasq") and conf.fields.raw("ipMasq") is not False
 
 
@@ -129,7 +129,7 @@ def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
     return tuple(found)
 
 
-def _remove(wanted: Masquerade, namespace: Netns) -> None:
-    with Sandbox(namespace, wanted.ifname) as sandbox:
+def _remove(spec: Masquerade, namespace: Netns) -> None:
+    with Sandbox(namespace, spec.ifname) as sandbox:
         others = list_other_addresses(sandbox, sandbox.find_link())
-    backend.delete(wanted, others)
+    backend.delete(spec, others)

@@ -1,4 +1,4 @@
-"""What is to be masqueraded, whatever the backend.
+"""The specification of an attachment's masquerading, independent of the backend.
 
 One rule: nothing here touches the kernel.
 """

@@ -1,6 +1,6 @@
 """The choice between iptables and nftables for a plugin's rules.
 
-One rule: rules are made by one backend; which one made them is not remembered, so DEL and GC look into both.
+One rule: ADD uses one backend and stores nowhere which, so DEL and GC look into both.
 """
 
 from __future__ import annotations
@@ -11,66 +11,66 @@ from cni.errors import CniError, Code
 from kernel.netfilter.iptables import UnusableError
 from process import record
 
-Wanted_contra = TypeVar("Wanted_contra", contravariant=True)
+Desired_contra = TypeVar("Desired_contra", contravariant=True)
 
 
-class Backend(Protocol[Wanted_contra]):
-    """What a module that makes rules can do, with a value that says which."""
+class Backend(Protocol[Desired_contra]):
+    """The interface of a plugin's backend module."""
 
-    def add(self, wanted: Wanted_contra) -> None:
-        """Makes the rules."""
+    def add(self, desired: Desired_contra) -> None:
+        """Creates the rules."""
 
-    def check(self, wanted: Wanted_contra) -> None:
-        """Raises CniError(999) for what is missing."""
+    def check(self, desired: Desired_contra) -> None:
+        """Raises CniError(999) for a missing rule."""
 
     def get_problem(self) -> str:
-        """Tells what keeps this backend from working, "" when it works."""
+        """Returns why this backend cannot work, "" if it can."""
         raise NotImplementedError
 
 
-class Backends(Generic[Wanted_contra]):
-    """Both backends of one plugin; `cure` says what to do where neither works.
+class Backends(Generic[Desired_contra]):
+    """Both backends of one plugin; `hint` is the fix to print where neither works.
 
     Everywhere `name` is "iptables", "nftables", or "" for iptables, or nftables where iptables cannot be used
     (reference).
     """
 
-    def __init__(self, iptables: Backend[Wanted_contra], nftables: Backend[Wanted_contra], cure: str) -> None:
+    def __init__(self, iptables: Backend[Desired_contra], nftables: Backend[Desired_contra], hint: str) -> None:
         self._by_name = {"iptables": iptables, "nftables": nftables}
-        self._cure = cure
+        self._hint = hint
 
-    def add(self, wanted: Wanted_contra, name: str) -> None:
-        """Makes the rules; raises CniError, and nothing is taken back then: DEL's steps do that."""
+    def add(self, desired: Desired_contra, name: str) -> None:
+        """Creates the rules; raises CniError, and the caller rolls back with DEL's steps."""
         if name:
-            self._add(wanted, name)
+            self._add(desired, name)
             return
         try:
-            self._add(wanted, "iptables")
+            self._add(desired, "iptables")
         except UnusableError as error:
             try:
-                self._add(wanted, "nftables")
+                self._add(desired, "nftables")
             except CniError as other:
-                what = f"neither iptables nor nftables can be used: {error.msg}; {other.msg}"
-                raise CniError(Code.INTERNAL, what, self._cure) from other
+                msg = f"neither iptables nor nftables can be used: {error.msg}; {other.msg}"
+                raise CniError(Code.INTERNAL, msg, self._hint) from other
 
-    def _add(self, wanted: Wanted_contra, name: str) -> None:
+    def _add(self, desired: Desired_contra, name: str) -> None:
         with record.timed_step(f"rules by {name}"):
-            self._by_name[name].add(wanted)
+            self._by_name[name].add(desired)
 
-    def check(self, wanted: Wanted_contra, name: str) -> None:
-        """Checks that the rules are there, with "" in either backend; raises CniError(999)."""
+    def check(self, desired: Desired_contra, name: str) -> None:
+        """Checks that the rules exist, with "" in either backend; raises CniError(999)."""
         if name:
-            self._by_name[name].check(wanted)
+            self._by_name[name].check(desired)
             return
         try:
-            self._by_name["iptables"].check(wanted)
+            self._by_name["iptables"].check(desired)
         except CniError as error:
             try:
-                self._by_name["nftables"].check(wanted)
+                self._by_name["nftables"].check(desired)
             except CniError:
                 raise error from None
 
     def get_problem(self, name: str) -> str:
-        """Tells what keeps the backend (with "" both of them) from working, "" when it works."""
-        problems = {own: backend.get_problem() for own, backend in self._by_name.items() if name in ("", own)}
-        return "; ".join(f"{own}: {problem}" for own, problem in problems.items()) if all(problems.values()) else ""
+        """Returns why the backend (with "" both of them) cannot work, "" if it can."""
+        problems = {one: backend.get_problem() for one, backend in self._by_name.items() if name in ("", one)}
+        return "; ".join(f"{one}: {problem}" for one, problem in problems.items()) if all(problems.values()) else ""

@@ -1,7 +1,7 @@
 """Connection tracking: finding and deleting the kernel's entries of UDP flows.
 
-An entry remembers what NAT decided for a flow's first packet, and the rules are not asked again as long as it lives,
-which with UDP is as long as somebody sends.
+An entry stores the NAT decision of a flow's first packet. As long as it exists the rules are not consulted again;
+with UDP that is as long as packets are sent.
 
 One rule: an entry is deleted by the whole of its original direction and its number, so that neither another flow nor
 its successor is hit. (A deletion that names no direction empties the whole table.)
@@ -35,7 +35,7 @@ _AT_ONCE = 100  # each is answered, and 160 answers fill a socket's buffer
 class Flow:
     """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
 
-    `reply_source` are the address and port that its packets are led to, None where the kernel does not tell.
+    `reply_source` is the address and port that its packets are forwarded to, None if the kernel does not report it.
     """
 
     source: Address
@@ -49,7 +49,7 @@ class Flow:
 
 
 def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list[Flow]:
-    """Returns the UDP flows of IP `version` whose first packet went to one of `ports`; raises KernelError.
+    """Lists the UDP flows of IP `version` whose first packet was sent to one of `ports`; raises KernelError.
 
     `socket` is a netfilter socket. The kernel goes through its whole table: 9 ms where that has 262,144 buckets, as it
     has by default with 16 GiB. Since Linux 5.8 it sends UDP only, and of one port only when it is one (but of one IP
@@ -79,14 +79,14 @@ def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list
 
 
 def delete_flows(socket: Socket, entries: Iterable[Flow]) -> None:
-    """Deletes flows; what has ended by itself is success. Raises KernelError."""
+    """Deletes flows; one that has ended meanwhile is no error. Raises KernelError."""
     requests = [_deletion(entry) for entry in entries]
     for start in range(0, len(requests), _AT_ONCE):
         socket.change(*requests[start : start + _AT_ONCE])
 
 
 def _entry(message: DecodedMessage) -> Flow | None:
-    """Returns the flow in a message, None for what is none of UDP."""
+    """Returns the flow in a message, None if it is not UDP."""
     direction = message.need_attr("CTA_TUPLE_ORIG")
     addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
     if ports.get_attr("CTA_PROTO_NUM") != stdlib_socket.IPPROTO_UDP:
@@ -111,7 +111,7 @@ def _entry(message: DecodedMessage) -> Flow | None:
 
 
 def _answerer(direction: DecodedMessage | None) -> tuple[Address, int] | None:
-    """Returns the source of the answers."""
+    """Returns the source address and port of the replies, None if the message lacks them."""
     if direction is None:
         return None
     try:

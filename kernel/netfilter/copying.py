@@ -1,7 +1,7 @@
-"""The packet filter of one network namespace, carried over into another one.
+"""Copies the packet filter rules of one network namespace into another.
 
-One rule: it is as good as the tools on the node can make it, and what they could not do is told, never raised: who
-copies a host to try something in it must know where the copy differs.
+One rule: rules that the node's tools cannot copy are returned as text, never raised, so that a caller who tests in a
+copy of the host knows where the copy differs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a namespace: what to feed which program; and what could not be read, in words."""
+    """The rules of a namespace: input for each program, and a description of what could not be read."""
 
     inputs: tuple[tuple[tuple[str, ...], bytes], ...]
     missing: tuple[str, ...] = ()
 
 
 def read() -> Rules:
-    """Reads the rules of the namespace in which we are."""
+    """Reads the rules of the current namespace."""
     inputs: list[tuple[tuple[str, ...], bytes]] = []
     missing = []
     for tool in _TOOLS:
@@ -50,13 +50,13 @@ def read() -> Rules:
 
 
 def write(rules: Rules) -> tuple[str, ...]:
-    """Makes the rules in the namespace in which we are; returns what is missing there, in words."""
+    """Creates the rules in the current namespace; returns descriptions of the missing ones."""
     refused = [" ".join(words) for words, text in rules.inputs if _run(words, text) is None]
     return (*rules.missing, *(f"not all rules could be copied: {words} failed" for words in refused))
 
 
 def _run(words: tuple[str, ...], text: bytes) -> bytes | None:
-    """Returns what a program prints; None when it is not there or fails."""
+    """Returns a program's output, None if it is not installed or fails."""
     program = next((path for path in _paths(words[0]) if os.access(path, os.X_OK)), "")
     if not program:
         return None

@@ -1,11 +1,11 @@
 """iptables: reading and changing rules with its restore programs, at most one process for each family and step.
 
-One rule: only exit statuses decide, never texts, which differ between versions and between the two variants.
+One rule: decisions depend on exit statuses only, never on texts, which differ between versions and variants.
 
 `iptables-restore --noflush` takes "-S CHAIN" beside the lines that change something, so that a process reads any
 number of chains, and another applies any number of changes, all of them or none. Whether it is iptables-legacy or
-iptables-nft behind the name is the host's choice; both are served. The host may switch while pods run: what
-iptables-legacy made is then read and changed (`legacy`) by the program that has the variant in its name.
+iptables-nft behind the name is the host's choice; both are supported. The host may switch while pods run: rules of
+iptables-legacy are then read and changed (`legacy`) by the program that has the variant in its name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PROGRAMS = {version: f"{tool}-restore" for version, tool in TOOLS.items()}
 _LEGACY_PROGRAMS = {version: f"{tool}-legacy-restore" for version, tool in TOOLS.items()}
 _LEGACY_TABLES = {4: "/proc/net/ip_tables_names", 6: "/proc/net/ip6_tables_names"}
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
-# All that a program gets of our environment: wrappers need a PATH, the others are iptables' own. What the runtime says
-# of the container is not theirs to know, and nothing in it can make them load other code.
+# The environment variables passed to a program: wrappers need PATH, the others are iptables' own. The runtime's CNI_*
+# variables are not passed, nor any that could make a program load other code.
 _VARIABLES = ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR")
 LOCK = "/run/xtables.lock"
 _LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that takes longer hangs
@@ -59,11 +59,11 @@ class UnusableError(CniError):
 
 
 class RefusedError(CniError):
-    """A line was refused: a rule to delete, a chain to make is not as it was read, or the kernel has no such match."""
+    """A line was refused: a rule or chain has changed since it was read, or the kernel lacks a match."""
 
 
 class LineSyntaxError(RefusedError):
-    """A line was not understood by the program of `family`; to iptables-legacy that is also a chain that is missing."""
+    """The program of `family` could not parse a line; iptables-legacy also reports a missing chain this way."""
 
     def __init__(self, family: int, code: int, msg: str, details: str) -> None:
         super().__init__(code, msg, details)
@@ -135,12 +135,12 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legac
 
 
 def is_accepted(family: int, table: str, lines: Sequence[str]) -> bool:
-    """Tells whether a family's program understands the lines and would apply them; nothing is changed."""
+    """Returns whether a family's program would apply the lines (`--test`); nothing is changed."""
     return _run({family: _document(table, lines)}, "--test")[family].outcome.status == 0
 
 
 def get_candidate_families(families: Iterable[int], table: str, chain: str) -> set[int]:
-    """Returns those of `families` whose `table` may hold `chain`, by asking the kernel and no program.
+    """Returns those of `families` whose `table` may contain `chain`, according to the kernel; runs no program.
 
     iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
     """
@@ -149,13 +149,13 @@ def get_candidate_families(families: Iterable[int], table: str, chain: str) -> s
     try:
         with nft.open_socket() as socket:
             found = nft.get_chains(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in asked))
-    except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
+    except KernelError:  # the kernel lacks nftables, or refuses to list it: the programs decide
         return set(asked)
     return legacy | {family for family, present in zip(asked, found, strict=True) if present}
 
 
 def has_legacy(family: int, table: str) -> bool:
-    """Tells whether iptables-legacy has made `table` for a family; where that cannot be read, whether it may have.
+    """Returns whether iptables-legacy has created `table` for a family; if that is unreadable, whether it may have.
 
     `unshare -Urn` makes a network before its user has a name in it: then the kernel's list is the host's root's. Only
     the host's own program counts there: another would make the table just by listing it.
@@ -168,7 +168,7 @@ def has_legacy(family: int, table: str) -> bool:
 
 
 def get_legacy_families(table: str) -> list[int]:
-    """Returns the families in which iptables-legacy has made `table`, as far as there is a program for them."""
+    """Returns the families in which iptables-legacy has created `table`, of those with an installed program."""
     found = [family for family in FAMILIES if has_legacy(family, table)]
     missing = [family for family in found if not _find(family, legacy=True)]
     if missing:
@@ -190,7 +190,7 @@ def get_problem(families: Iterable[int], table: str = "nat", chain: str = "POSTR
 
 
 def _words(changes: Mapping[int, Sequence[str]], table: str) -> Iterator[str]:
-    """Yields the lines as the commands that they are."""
+    """Yields the lines as commands for a shell."""
     for family, lines in changes.items():
         yield from (f"{TOOLS[family]} -t {table} {line}" for line in lines)
 
@@ -227,7 +227,7 @@ def _document(table: str, lines: Sequence[str]) -> bytes:
 def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dict[int, _ProgramOutcome]:
     """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock.
 
-    They die with us: one that waits for the lock must not get it, and commit, when our DEL has come and gone.
+    They die with this process: a program that waits for the lock must not commit after a later DEL.
     """
     if not texts:
         return {}
@@ -264,7 +264,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
 
 
 def _notice(names: Sequence[str]) -> Notice:
-    """Returns the report of programs that run for long, as they do while another process holds their lock."""
+    """Returns the notice to print while programs run long, as they do while another process holds their lock."""
     return Notice(locks.NOTICE_S, lambda: locks.report_wait(", ".join(names), _lock()))
 
 

@@ -1,9 +1,9 @@
-"""Chains of containers in table nat, as the reference makes them: one for each container and network, and jumps to it.
+"""Container chains in table nat, as the reference plugins create them: one per container and network, and jumps to it.
 
-One rule: a chain is a container's when its name follows from network and container; a jump's comment tells both, and
-proves nothing by itself.
+One rule: a chain belongs to a container if its name follows from network and container; a jump's comment names both,
+and proves nothing by itself.
 
-The text here is what iptables' programs print and take; kernel.netfilter.iptables_nft does the same over netlink.
+This module handles the text of iptables' programs; kernel.netfilter.iptables_nft does the same over netlink.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
 
 _NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
-_ROUNDS = 10  # each is lost to another verb that changed a chain between our reading and our writing
+_ROUNDS = 10  # a try fails when another process changes a chain between our read and our write
 _OWNER = re.compile(r'"(?:\w+ )?name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
 
 Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply
@@ -67,9 +67,9 @@ def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
 
 
 def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Plan, doing: str) -> None:
-    """Reads the entries and `chain` where there may be such a chain, plans and applies.
+    """Reads the entry chain and `chain`, applies the lines of `plan`, and retries if the rules changed in between.
 
-    Again when what was read has changed meanwhile. Raises as kernel.netfilter.iptables.apply.
+    Raises as kernel.netfilter.iptables.apply.
     """
     for tries_left in reversed(range(_ROUNDS)):
         present = iptables.get_candidate_families(families, TABLE, chain)
@@ -80,9 +80,9 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
 
 
 def change_legacy(table: str, plan: Plan, doing: str) -> None:
-    """Has iptables-legacy change the families in which it has made `table`; `plan` gets the whole table.
+    """Applies a plan with iptables-legacy, in the families where it has created `table`; `plan` gets the whole table.
 
-    Again when what was read has changed meanwhile. Without its program nothing can be done.
+    Retries if the rules changed in between. Without its program nothing is done.
     Raises as kernel.netfilter.iptables.apply.
     """
     families = iptables.get_legacy_families(table)
@@ -104,7 +104,7 @@ def missing_error(doing: str, what: str, version: int) -> CniError:
 def apply_plan(
     table: str, listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool, legacy: bool = False
 ) -> bool:
-    """Applies what `plan` makes of the listings; returns False when that was refused, and `may_fail`."""
+    """Applies the plan's lines for the listings; returns False if they were refused and `may_fail`."""
     changes = {family: plan(family, listing) for family, listing in listings.items()}
     try:
         iptables.apply(changes, table, doing, legacy=legacy)
@@ -165,7 +165,7 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
 
 
 def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list[tuple[OwnedRule, str]]:
-    """Returns whose the jumps to such chains are that iptables-legacy made, with their lines; raises CniError.
+    """Lists the owners of iptables-legacy's jumps to such chains, with their lines; raises CniError.
 
     Names are told where they prove themselves, see `gc_legacy`. One program is run where there is such a table.
     """
@@ -189,13 +189,13 @@ def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list
 
 
 def report_unproven(number: int, kind: ContainerChains, network: str) -> None:
-    """Tells on stderr of rules that stay."""
+    """Reports on stderr rules that stay because their owner is not proven."""
     what = f"{number} {kind.what} rule(s) seem to be of network {network}"
     print(f"podwire: {what} and stay, since their comments do not prove it", file=sys.stderr)
 
 
 def report_emptied_chain(chain: str) -> None:
-    """Tells on stderr of a chain that could not be deleted."""
+    """Reports on stderr a chain that could only be emptied."""
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
@@ -209,7 +209,7 @@ def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[
 
 
 def _proven_chain(kind: ContainerChains, line: str) -> str:
-    """Returns the chain a jump goes to when its comment proves whose it is, else ""."""
+    """Returns the target chain of a jump if its comment proves the owner, else ""."""
     owner = _OWNER.search(line)
     chain = kind.name(owner["network"], owner["container_id"]) if owner else ""
     return chain if chain in line.split() else ""

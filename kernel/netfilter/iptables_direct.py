@@ -1,10 +1,10 @@
-"""Writing and finding rules of iptables without its programs, where they are iptables-nft's: over netlink.
+"""Writes and finds iptables-nft's rules over netlink, without running a program.
 
-A program takes some 2.5 ms, a transaction a tenth of that. What stands in the kernel then is the same, byte for byte,
-so a rule is found by what would be written.
+A program takes some 2.5 ms, a transaction a tenth of that. The kernel's rules are the same, byte for byte, so an
+existing rule is found by comparing it with the bytes that would be written.
 
-One rule: only what adds to tables that the program has made is written here, and only when the host's programs are
-iptables-nft's. Whatever else, whatever fails: the program does it, and tells what is wrong with it.
+One rule: only additions to tables that the program has created are written here, and only if the host's programs are
+iptables-nft's. In all other cases, and after any failure, the program runs and reports the error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUILT_IN = {
 
 
 def apply_by_netlink(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[int, str]) -> frozenset[int]:
-    """Writes the lines of those families for which that can be done, all of them or none, and returns the families.
+    """Applies the lines of all families that can be written over netlink, all or none; returns those families.
 
     `changes` are by IP version as netfilter.iptables.apply takes them, `programs` the paths of the families' programs.
     """
@@ -66,7 +66,7 @@ def apply_by_netlink(changes: Mapping[int, Sequence[str]], table: str, programs:
 
 
 class LineMatcher:
-    """Lines of one IP version as the program would write them, to be recognised among the rules of a chain.
+    """Recognises lines of one IP version among the existing rules of a chain.
 
     A rule in a form that another version of the program gives it is not recognised, nor one whose line is not
     translated. A line is translated when it is its turn to be compared.
@@ -78,7 +78,7 @@ class LineMatcher:
         self._lines = list(dict.fromkeys(lines))
 
     def line(self, rule: Rule) -> str:
-        """Returns the line that a rule is, "" when it is none of them; each is one rule's only."""
+        """Returns the line that equals a rule, "" if none does; each line matches one rule only."""
         for line in self._lines:
             if line not in self._made:
                 self._made[line] = parse_line(self._version, line)
@@ -90,7 +90,7 @@ class LineMatcher:
 
 
 def match_lines(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> list[str] | None:
-    """Returns the `lines` that the rules of a chain are, in the rules' order; None if one of them is not recognised."""
+    """Returns the `lines` that equal a chain's rules, in the rules' order; None if a rule is not recognised."""
     if len(lines) > _LINES_MAX:
         return None
     known = LineMatcher(version, lines)
@@ -99,7 +99,7 @@ def match_lines(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> li
 
 
 def is_nft(program: str) -> bool:
-    """Tells whether a program is iptables-nft's; one that is wrapped in another is not known."""
+    """Returns whether a program is iptables-nft's; a wrapper script counts as no."""
     path = program
     try:
         for _ in range(_LINKS_MAX):

@@ -1,7 +1,7 @@
-"""Rules of iptables-nft as `iptables -S` lists them, read over netlink: of simple forms, without a program.
+"""Renders simple rules of iptables-nft as `iptables -S` lists them, from netlink, without a program.
 
-One rule: only what is surely understood is told. Another match, another option, a form that an unknown version gives to
-a rule leave it untold: then the program is to be asked.
+One rule: a rule is rendered only if every part is known. For other matches, options or forms the result is "", and the
+caller runs the program.
 
 Simple is a rule that names addresses (not networks), interfaces, a comment and the states RELATED and ESTABLISHED, and
 that ends in ACCEPT, DROP, RETURN, a chain, or nothing.
@@ -39,7 +39,7 @@ def render_comment(text: str) -> str:
 
 
 def render_line(chain: str, rule: Rule, version: int) -> str:
-    """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" when it is not surely understood."""
+    """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" if any part is unknown."""
     loaded, end, understood = "", "", ""
     found: dict[str, str] = {}
     matches = []
@@ -86,7 +86,7 @@ def _number(own: dict[int, bytes], key: int) -> int | None:
 
 
 def _loaded(name: str, own: dict[int, bytes], version: int) -> str:
-    """Returns the option that is about what an expression loads."""
+    """Returns the option for the field that an expression loads."""
     if name == "meta":
         return _INTERFACES.get(_number(own, 2) or 0, "")
     offset, length = _number(own, 3), _number(own, 4)

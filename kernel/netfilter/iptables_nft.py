@@ -1,7 +1,7 @@
-"""Taking away chains of containers that iptables-nft made, over netlink: its tables are nftables tables of that name.
+"""Deletes container chains of iptables-nft over netlink: its tables are nftables tables of the same names.
 
-One rule: no rule is read as iptables reads it. What jumps to a chain is found by the chain's name, whose it is by its
-comment; so rules that iptables itself cannot express stand in nobody's way, and no program is needed.
+One rule: rules are not parsed as iptables parses them. Jumps are found by the chain's name in their bytes, owners by
+the comment; so rules that iptables itself cannot express do no harm, and no program is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterabl
     """Deletes the jumps to a chain, and the chain with the last of them, in both families; absent is success.
 
     The jumps that name one of `others`, addresses of the container's other interfaces, stay. A chain to which
-    something else jumps cannot be deleted: it stays, empty, and that is told on stderr. Raises KernelError.
+    something else jumps cannot be deleted: it is emptied, and reported on stderr. Raises KernelError.
     """
     if not nft.delete_or_flush(partial(_delete, socket, kind, (chain,), tuple(others))):
         report_emptied_chain(chain)
@@ -60,9 +60,9 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
 
 
 def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[OwnedRule, Rule]]:
-    """Returns whose the jumps to such chains are, in both families, each marked with its chain; raises KernelError.
+    """Lists the owners of the jumps to such chains, in both families, marked with the chain's name; raises KernelError.
 
-    Names are told where they prove themselves, see `gc`.
+    An owner's names are set only if the chain's name proves them, see `gc`.
     """
     found = []
     pattern = chain_name_pattern(kind)
@@ -76,17 +76,17 @@ def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> lis
 
 
 def chain_name_pattern(kind: ContainerChains) -> re.Pattern[bytes]:
-    """Returns what finds the names of such chains in a rule's bytes."""
+    """Returns the pattern of such chains' names in a rule's bytes."""
     return re.compile(re.escape(kind.start).encode() + rb"[0-9a-f]+(?=\0)")
 
 
 def is_jump_to(rule: Rule, chain: str) -> bool:
-    """Tells whether a rule leads to `chain`."""
+    """Returns whether a rule jumps to `chain`."""
     return chain.encode() + b"\0" in rule.expressions
 
 
 def _delete_all(socket: NftSocket, kind: ContainerChains, chains: Sequence[str]) -> None:
-    """Deletes chains and the jumps to them in one transaction, by halves where one of them cannot be deleted."""
+    """Deletes chains and the jumps to them in one transaction, in halves if one of them cannot be deleted."""
     if len(chains) == 1:
         delete(socket, kind, chains[0])
         return
@@ -104,7 +104,7 @@ def _delete(
     others: tuple[Interface, ...],
     end: Callable[[Chain], Request],
 ) -> None:
-    """Deletes the jumps to chains and makes an `end` of each, in one transaction for both families."""
+    """Deletes the jumps to chains, and each chain by the request of `end`, in one transaction for both families."""
     requests: list[Request] = []
     found = iter(nft.get_chains(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
     for version, table in TABLES.items():
@@ -135,7 +135,7 @@ def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Itera
 
 
 def _proven_chain(kind: ContainerChains, rule: Rule) -> str:
-    """Returns the chain a jump goes to when its comment, wherever it is kept, proves whose it is, else ""."""
+    """Returns the target chain of a jump if its comment proves the owner, else ""."""
     owner = _OWNER.search(rule.expressions + rule.userdata)
     chain = kind.name(*(item.decode(errors="replace") for item in owner.groups())) if owner else ""
     return chain if chain and is_jump_to(rule, chain) else ""

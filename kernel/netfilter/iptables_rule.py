@@ -1,4 +1,4 @@
-"""Rules of iptables as iptables-nft gives them to the kernel: a line of iptables-restore becomes nftables expressions.
+"""Parses lines of iptables-restore into the nftables expressions that iptables-nft sends to the kernel.
 
 One rule: pure, and exactly what `iptables-restore` (1.8.9) makes of the line, expression by expression; a line with
 anything else in it is not translated, and takes the program.
@@ -40,7 +40,7 @@ _ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_r
 
 
 class ParsedLine(NamedTuple):
-    """A line: `verb` is -N, -A or -I; `protocol` is what its matches must be told apart from the expressions."""
+    """A line: `verb` is -N, -A or -I; `protocol` (IPPROTO_*) is sent beside the expressions, for its matches."""
 
     verb: str
     chain: str
@@ -50,11 +50,11 @@ class ParsedLine(NamedTuple):
 
     @property
     def expressions(self) -> bytes:
-        """The rule as it is made."""
+        """The rule's expressions, with a new counter."""
         return self.matches + expression.COUNTER + self.action
 
     def is_rule(self, found: bytes) -> bool:
-        """Tells whether the kernel's rule is this one, whatever it has counted."""
+        """Returns whether the kernel's rule is this one, whatever its counters."""
         return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, found)
 
 
@@ -63,7 +63,7 @@ class _UnknownError(ValueError):
 
 
 def parse_line(version: int, line: str) -> ParsedLine | None:
-    """Returns what a line for IP `version` means, None for one with words that are not known here."""
+    """Parses a line for IP `version`; returns None if it has words that are not known here."""
     words = _words(line)
     try:
         verb, chain = next(words), next(words)

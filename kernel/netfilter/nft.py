@@ -2,12 +2,11 @@
 
 Sets are in kernel.netfilter.nft_set.
 
-One rule: functions named after an object return a Request; nothing is changed unless `change` sends it, and then all
-of it or nothing.
+One rule: *_request functions build a Request and do no I/O; `change` sends requests as one transaction, all or nothing.
 
-What it costs on Linux 6.18: a transaction takes well under a millisecond, one that deletes too. But then the kernel has
-memory to free, and whoever closes a netfilter socket meanwhile waits for that (RCU, 10 to 15 ms). So ADD asks only for
-what is not so yet, and a socket by which something was deleted is closed by a child process, which holds nothing else.
+Cost on Linux 6.18: a transaction takes well under a millisecond, also with deletions. After a deletion the kernel frees
+memory, and a process that closes a netfilter socket meanwhile waits for that (RCU, 10 to 15 ms). So ADD requests only
+what is missing, and a socket that deleted something is closed by a child process that holds nothing else.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ _NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
 _LEAVES_NONE = (_NEWTABLE, _NEWCHAIN, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
 _GETGEN = _SUBSYSTEM << 8 | 16
 _NLM_F_NONREC, _NLM_F_APPEND = 0x100, 0x800
-_FREED_AFTER_US = 50_000  # three times what it takes on an idle machine; coming too early costs time, nothing else
-_TRIES = 5  # each is lost to another plugin that takes a rule away between our look and our change
-_LOOKS = 50  # each is lost to some change of nftables in this namespace while it looks, a millisecond
+_FREED_AFTER_US = 50_000  # three times the duration on an idle machine; too short a value only costs time
+_TRIES = 5  # a try fails when another process deletes a rule between our read and our change
+_LOOKS = 50  # a try fails when nftables in this namespace changes within the millisecond of our read
 ABSENT_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
 
 Done = TypeVar("Done")
@@ -55,7 +54,7 @@ _Wanted = Callable[[bytes], object] | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `family` is INET or BRIDGE; the comment is given to a new one only."""
+    """A table: `family` is INET or BRIDGE; the comment is set only when the table is created."""
 
     family: int
     name: str
@@ -73,10 +72,9 @@ class Hook:
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of a table; with a hook it is a base chain, a new one of policy accept.
+    """A chain of a table; with a hook it is a base chain, created with policy accept.
 
-    `uses` is how many rules it has and rules that lead to it, and `drops` whether its policy is drop, of one that was
-    looked up.
+    Set by `get_chains` only: `uses` counts the chain's rules plus the jumps to it; `drops` is True for policy drop.
     """
 
     table: Table
@@ -92,7 +90,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule as it stands: its handle, which names it in the table, its expressions and userdata, as bytes."""
+    """An existing rule: its handle, unique in the table, and its expressions and userdata as bytes."""
 
     handle: int
     expressions: bytes
@@ -104,17 +102,17 @@ class Rule:
         return parse_comment(self.userdata)
 
     def describe(self) -> str:
-        """Returns what tells it from others in words: its port and its comment."""
+        """Returns the rule's port and comment as text, for log entries."""
         protocol, port, *_ = parse_destination(self.expressions)
         return " ".join([f"for {protocol} port {port}"] * bool(port) + [f'"{self.comment}"'] * bool(self.comment))
 
 
 class UnavailableError(KernelError):
-    """The kernel has no netfilter, so there is nothing to list or to delete either."""
+    """The kernel has no netfilter, so there is nothing to list or delete."""
 
 
 def open_socket() -> NftSocket:
-    """Returns a socket for the functions here, in the current namespace; raises UnavailableError, KernelError."""
+    """Opens a netfilter socket in the current namespace; raises UnavailableError, KernelError."""
     try:
         return NftSocket()
     except KernelError as error:
@@ -125,9 +123,9 @@ def open_socket() -> NftSocket:
 
 
 def run_steps(steps: Iterable[Callable[[NftSocket], object]]) -> None:
-    """Runs all steps, whatever becomes of the others, with one socket: a second would wait for what was deleted before.
+    """Runs all steps with one socket, also after a failure; raises all failures as one CniError.
 
-    Without netfilter there is nothing to look for. Raises what failed as one CniError.
+    A second socket would wait until the kernel has freed what the first deleted. Without netfilter no step runs.
     """
     try:
         socket = open_socket()
@@ -138,7 +136,7 @@ def run_steps(steps: Iterable[Callable[[NftSocket], object]]) -> None:
 
 
 class NftSocket(Socket):
-    """A netfilter socket; `garbage` tells whether the kernel has memory to free since something was sent."""
+    """A netfilter socket; `garbage` is True when the kernel has memory to free after a deletion."""
 
     refuses_all = True
 
@@ -147,10 +145,10 @@ class NftSocket(Socket):
         self.garbage = False
 
     def close(self) -> None:
-        """Closes the socket, or leaves it to a child when that takes long and there is a process for it.
+        """Closes the socket; after a deletion a child process closes it later, if one can be started.
 
-        The child closes it after us, and after the kernel has freed its memory in its own time: closing earlier would
-        hold up every change of nftables in this namespace until then.
+        The child waits until the kernel has freed its memory: closing earlier would block every change of nftables in
+        this namespace until then.
         """
         garbage, self.garbage = self.garbage, False
         if not garbage:
@@ -183,14 +181,14 @@ def change(socket: NftSocket, *requests: Request, generation: int = 0, recorded:
 
 
 def dry_run(socket: NftSocket, *requests: Request) -> None:
-    """Has the kernel try requests and take them back; raises KernelError for the first that it would refuse."""
+    """Has the kernel validate requests without committing them; raises KernelError for the first refused one."""
     _send(socket, requests, commit=False)
 
 
 def retry(attempt: Callable[[], Done]) -> Done:
-    """Returns what `attempt` returns, which looks and then changes; once more while something vanished in between.
+    """Calls `attempt`, which reads and then changes, again while objects disappear in between (ENOENT, EBUSY).
 
-    Raises KernelError.
+    Returns the result of `attempt`; raises KernelError.
     """
     for _ in range(_TRIES - 1):
         try:
@@ -202,10 +200,9 @@ def retry(attempt: Callable[[], Done]) -> Done:
 
 
 def retry_with_generation(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
-    """Returns what `attempt` returns, which looks and then changes what nobody has changed in between, or once more.
+    """Calls `attempt` with the ruleset's generation, for `change`, again if the ruleset changes meanwhile (ERESTART).
 
-    It is called with the generation that `change` wants. Where others change something all the time it comes to pass
-    in the end without that, with 0. Raises KernelError.
+    After too many tries it is called with 0, without that check. Returns the result of `attempt`; raises KernelError.
     """
     request = Request("look nftables up", GenerationMessage, _GETGEN, 0, {}, [], ignore=ABSENT_ERRNOS)
     for _ in range(_LOOKS):
@@ -235,7 +232,7 @@ def delete_or_flush(delete: Callable[[Callable[[Chain], Request]], None]) -> boo
 
 
 def table_request(own: Table) -> Request:
-    """Makes a table; one that is there stays as it is."""
+    """Builds the request that creates a table; an existing one is left unchanged."""
     attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
     if own.comment:
         attributes.append(("NFTA_TABLE_USERDATA", comment_userdata(own.comment)))
@@ -243,7 +240,10 @@ def table_request(own: Table) -> Request:
 
 
 def chain_request(own: Chain, *, new: bool = False) -> Request:
-    """Makes a chain; one that is there stays as it is. One with another hook, or any if `new`, is an error (EEXIST)."""
+    """Builds the request that creates a chain; an existing one is left unchanged, or with `new` refused (EEXIST).
+
+    An existing chain with another hook is always refused (EEXIST).
+    """
     attributes = _named(own)
     if own.hook:
         hook: Attributes = [("NFTA_HOOK_HOOKNUM", own.hook.number), ("NFTA_HOOK_PRIORITY", own.hook.priority)]
@@ -256,22 +256,22 @@ def chain_request(own: Chain, *, new: bool = False) -> Request:
 
 
 def delete_chain_request(own: Chain) -> Request:
-    """Deletes a chain and its rules; nothing may jump to it any more (EBUSY), and it must be there (ENOENT)."""
+    """Builds the request that deletes a chain with its rules; refused if in use (EBUSY) or absent (ENOENT)."""
     return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
 
 
 def delete_empty_chain_request(own: Chain) -> Request:
-    """Deletes a chain in which there must be no rule (EBUSY): one that somebody has added since we looked."""
+    """Builds the request that deletes a chain; refused if it has a rule (EBUSY), perhaps another process's."""
     return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
 
 
 def rule_request(
     own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0, *, first: bool = False, protocol: int = 0
 ) -> Request:
-    """Adds a rule at the end of a chain, or in front of the one whose handle is `before`, which must be there (ENOENT).
+    """Builds the request that appends a rule, or inserts it before the rule with the handle `before` (absent: ENOENT).
 
-    `expressions` and `userdata` come from kernel.nft_rule. Several in front of the same rule keep their order. `first`
-    puts it in front of all. `protocol` (IPPROTO_*) is what matches of iptables in it are to be checked against.
+    `expressions` and `userdata` come from kernel.netfilter.nft_rule. Rules inserted before the same rule keep their
+    order. `first` inserts at the chain's start. The kernel checks iptables matches against `protocol` (IPPROTO_*).
     """
     attributes = [*_of(own), ("NFTA_RULE_EXPRESSIONS", expressions)]
     if userdata:
@@ -286,22 +286,22 @@ def rule_request(
 
 
 def delete_rule_request(own: Chain, which: Rule | int) -> Request:
-    """Deletes a rule, which must be there (ENOENT), or the one with a handle."""
+    """Builds the request that deletes a rule, given as Rule or as handle; refused if absent (ENOENT)."""
     handle, details = (which, None) if isinstance(which, int) else (which.handle, which.describe)
     attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
     return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes, 0, details)
 
 
 def flush_chain_request(own: Chain) -> Request:
-    """Deletes all rules of a chain, which must be there (ENOENT)."""
+    """Builds the request that deletes all rules of a chain; refused if the chain is absent (ENOENT)."""
     return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
 
 
 def list_rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
-    """Returns the rules of a chain in order; none when there is no such chain.
+    """Lists the rules of a chain in order, none if the chain does not exist; raises KernelError.
 
-    `wanted` is a text that a rule must have anywhere, or tells by a message's bytes whether the rule is wanted: the
-    others are not even decoded, since there may be hundreds. Raises KernelError.
+    `wanted` is a text that the message must contain, or a filter on its bytes; other rules are not decoded, as there
+    may be hundreds.
     """
     having = _having(wanted.encode()) if isinstance(wanted, str) else wanted
     request = _question(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP, having)
@@ -322,10 +322,7 @@ def _having(text: bytes) -> Callable[[bytes], bool]:
 
 
 def get_chains(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
-    """Looks chains up by their names and returns them with the hooks they have, None for what is not there.
-
-    Raises KernelError.
-    """
+    """Reads chains by table and name, each with its actual hook, None for an absent one; raises KernelError."""
     found = socket.get(*map(_look_up, chains))
     return [message and _found(own, message) for own, message in zip(chains, found, strict=True)]
 
@@ -335,7 +332,7 @@ def _look_up(own: Chain) -> Request:
 
 
 def _found(own: Chain, message: ChainMessage) -> Chain:
-    """Returns a chain as it is there."""
+    """Returns the chain in a message."""
     drops = message.get_attr("NFTA_CHAIN_POLICY") == 0  # NF_DROP
     return Chain(own.table, own.name, _hook(message), own.comment, message.get_attr("NFTA_CHAIN_USE") or 0, drops)
 
@@ -369,7 +366,7 @@ def _question(
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:
-    """Sends a batch. Only its last change asks for an answer: as many answers as changes could be more than fit."""
+    """Sends a batch; only its last change requests an answer, as one for each could overflow the socket's buffer."""
     if not requests:
         return
     values: dict[str, int] = {"subsystem": _SUBSYSTEM}
@@ -379,5 +376,5 @@ def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, gener
     *others, last = requests
     socket.garbage |= any(request.type not in _LEAVES_NONE for request in requests)
     last = last._replace(flags=last.flags | NLM_F_ACK, silent=False)
-    # Without its end a batch is tried and taken back.
+    # The kernel validates a batch without an end, and aborts it.
     socket.send(begin, *others, last, *([end] if commit else []))

@@ -1,4 +1,4 @@
-"""All chains of nftables in this namespace, whoever made them: iptables-nft's are among them.
+"""All chains of nftables in this namespace, those of iptables-nft and of other programs included.
 
 One rule: it only lists.
 """

@@ -1,6 +1,6 @@
-"""Whose a rule or an element of nftables is: what stands in its userdata beside the comment, where `nft` does not look.
+"""The owner of an nftables rule or element: an item of its userdata beside the comment, which `nft` ignores.
 
-One rule: an owner is an attachment of a network; all of a network's begin alike, so that GC finds them.
+One rule: an owner is an attachment of a network; owners of one network share a prefix, by which GC finds them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ HASH_BYTES = 16
 
 
 def owner_id(network: str, container_id: str, ifname: str) -> bytes:
-    """Returns what names an attachment."""
+    """Returns the owner ID of an attachment: the hash of its network, then that of interface and container."""
     return hash_name(network) + hash_name(f"{ifname}:{container_id}")
 
 
 def hash_name(text: str) -> bytes:
-    """Returns what names a network, at the beginning."""
+    """Returns the hash of a name; the hash of a network is the prefix of its owner IDs."""
     return hashlib.sha512(text.encode()).digest()[:HASH_BYTES]
 
 
 def parse_owner(userdata: bytes) -> bytes:
-    """Returns the owner in userdata, b"" when it names none."""
+    """Returns the owner ID in userdata, b"" if there is none."""
     return nft_rule.parse_userdata(userdata).get(OWNER, b"")
 
 
 def report_unowned(plugin: str, number: int, where: str) -> None:
-    """Tells on stderr how many rules in `where` GC leaves, unless none, since they do not say whose they are."""
+    """Reports on stderr how many rules in `where` GC leaves because they name no owner; prints nothing for 0."""
     if number:
         print(
             f"{plugin}: GC leaves {number} rule(s) in {where} alone that name no network: "

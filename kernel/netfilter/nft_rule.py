@@ -1,7 +1,7 @@
 """The content of nftables rules, built as the `nft` tool builds them, and read: matches, verdicts, comments.
 
-One rule: a rule is the bytes of its expressions, joined; what stands here reads like the rule's text, and `nft list`
-prints that text.
+One rule: pure. A rule is the concatenated bytes of its expressions; each function's docstring has the text that
+`nft list` prints for them.
 """
 
 from __future__ import annotations
@@ -180,17 +180,17 @@ def _bits(mask: int) -> bytes:
 
 
 def dnat(address: Address, port: int) -> bytes:
-    """Leads the packet's connection to another address: `dnat to <address>:<port>`."""
+    """Forwards the packet's connection to another address: `dnat to <address>:<port>`."""
     return expression.dnat(_NFPROTO[address.version], address.packed, port.to_bytes(2, "big"))
 
 
 def compared_value(data: bytes) -> bytes:
-    """Returns what stands in a rule that compares something with `data`, whoever made it: to look for."""
+    """Returns the bytes that any rule contains that compares a field with `data`, to search messages for."""
     return expression.attribute(DATA_VALUE, data)
 
 
 def compared_byte_pairs(message: bytes) -> list[bytes]:
-    """Returns the pairs of bytes that a rule compares something with, ports among them; `message` has the rule in it.
+    """Returns all two-byte values that the rule in `message` compares a field with, such as ports.
 
     It costs a microsecond; decoding the message takes fifty.
     """
@@ -209,12 +209,12 @@ def masquerade() -> bytes:
 
 
 def jump(chain: str) -> bytes:
-    """Goes on in `chain` and comes back after it."""
+    """Continues in `chain` and returns afterwards."""
     return expression.verdict(_JUMP, chain)
 
 
 def goto(chain: str) -> bytes:
-    """Goes on in `chain` and does not come back."""
+    """Continues in `chain` without returning."""
     return expression.verdict(_GOTO, chain)
 
 
@@ -243,9 +243,9 @@ def parse_comment(data: bytes) -> str:
 
 
 class MatchedDestination(NamedTuple):
-    """What destination a rule demands; "", 0 and None where it does not, or not by plain comparison.
+    """The destination that a rule matches; "", 0 and None for parts that it does not match by plain comparison.
 
-    `further` are the expressions by which it demands something else.
+    `further` are the expressions of its other matches.
     """
 
     protocol: str
@@ -255,7 +255,7 @@ class MatchedDestination(NamedTuple):
 
 
 def parse_destination(expressions: bytes) -> MatchedDestination:
-    """Reads whom a rule is for, of rules built here and of those of any version of nft; any bytes will do."""
+    """Parses the destination that a rule matches, of rules built here or by any version of nft; accepts any bytes."""
     loaded: tuple[int, ...] = ()
     found: dict[tuple[int, ...], bytes] = {}
     further, load = b"", b""  # the latter is not compared yet
@@ -279,7 +279,7 @@ def parse_destination(expressions: bytes) -> MatchedDestination:
 
 
 def split_expressions(expressions: bytes) -> list[bytes]:
-    """Returns the expressions of a rule one by one; joined they are the rule again."""
+    """Splits a rule into its expressions; concatenated they are the rule again."""
     found, offset = [], 0
     while offset + ATTRIBUTE.size <= len(expressions):
         length = max(ATTRIBUTE.size, (ATTRIBUTE.unpack_from(expressions, offset)[0] + 3) & ~3)
@@ -289,7 +289,7 @@ def split_expressions(expressions: bytes) -> list[bytes]:
 
 
 def is_same_rule(ours: bytes, theirs: bytes) -> bool:
-    """Tells whether the kernel's rule is the one that was built here.
+    """Returns whether the kernel's rule equals the one built here.
 
     The kernel lists attributes in its own order and adds what it has as a default, more with each version: the
     expressions must be as many and the same, in order, and have all that ours have.
@@ -299,7 +299,7 @@ def is_same_rule(ours: bytes, theirs: bytes) -> bool:
 
 
 def is_any_of(ours: Iterable[bytes], theirs: bytes) -> bool:
-    """Tells whether the kernel's rule is one of those that were built here."""
+    """Returns whether the kernel's rule equals one of those built here."""
     return any(is_same_rule(expressions, theirs) for expressions in ours)
 
 

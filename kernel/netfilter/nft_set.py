@@ -1,7 +1,7 @@
 """Sets of nftables and their elements over netlink.
 
-One rule: as in nft, functions named after an object return a Request. An element is the bytes of its key and
-of its userdata; `nft list` prints both as text.
+One rule: *_request functions build a Request and do no I/O. An element is the bytes of its key and of its userdata;
+`nft list` prints both as text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ADDRESS = {4: IPV4_ADDRESS, 6: IPV6_ADDRESS}  # by IP version
 
 @dataclass(frozen=True)
 class Set:
-    """A set of a table: single values of the parts of its `key`, concatenated; the comment is given to a new one."""
+    """A set of a table: single values of the parts of its `key`, concatenated; the comment is set on creation."""
 
     table: Table
     name: str
@@ -58,7 +58,7 @@ class Set:
 
 
 class Element(NamedTuple):
-    """An element as it stands: its key, and userdata as kernel.netfilter.nft_rule makes and reads it."""
+    """An element: its key, and userdata as kernel.netfilter.nft_rule builds and parses it."""
 
     key: bytes
     userdata: bytes = b""
@@ -71,12 +71,12 @@ def byte_filter(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
 
 
 def interface_key(*names: str) -> bytes:
-    """Returns the key, or the part of one, that is the names of interfaces."""
+    """Returns interface names as a key, or as a part of one."""
     return b"".join(fsencode(name)[: _IFNAMSIZ - 1].ljust(_IFNAMSIZ, b"\0") for name in names)
 
 
 def set_request(own: Set) -> Request:
-    """Makes a set; one that is there stays as it is, but one with another key is an error (EEXIST; Linux 6.3)."""
+    """Builds the request that creates a set; an existing one is left unchanged (EEXIST: its key differs)."""
     number, size = _type(own)
     order = own.key[0].order if len(own.key) == 1 else _NONE
     userdata = bytes((_UDATA_KEY_BYTE_ORDER, 4)) + order.to_bytes(4, "little")
@@ -96,7 +96,7 @@ def set_request(own: Set) -> Request:
 
 
 def add_element_requests(own: Set, elements: Iterable[Element]) -> list[Request]:
-    """Adds elements; one whose key is there stays as it is."""
+    """Builds the requests that add elements; existing keys are left unchanged."""
     written, keys = [], []
     for item in elements:
         keys.append(item.key)
@@ -106,14 +106,14 @@ def add_element_requests(own: Set, elements: Iterable[Element]) -> list[Request]
 
 
 def delete_element_requests(own: Set, keys: Iterable[bytes]) -> list[Request]:
-    """Deletes elements, which must be there (ENOENT)."""
+    """Builds the requests that delete elements; refused if one is absent (ENOENT)."""
     gone = list(keys)
     written = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in gone]
     return _of_many(f"delete from set {own}", _DELSETELEM, own, written, gone)
 
 
 def get_key_matches(socket: NftSocket, *sets: Set) -> list[bool | None]:
-    """Looks sets up by their names: None for what is not there, False for what has another key. Raises KernelError."""
+    """Returns whether each existing set has the desired key type, None for an absent set; raises KernelError."""
     requests = []
     for own in sets:
         named: Attributes = [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)]
@@ -126,9 +126,9 @@ def get_key_matches(socket: NftSocket, *sets: Set) -> list[bool | None]:
 
 
 def list_elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | None = None) -> list[Element]:
-    """Returns the elements of a set, in no order; none when there is no such set, or it has a key of another size.
+    """Lists the elements of a set, unordered; none if the set is absent or its keys have another size.
 
-    `wanted` tells by an element's bytes whether it is wanted: the others are not even decoded. Raises KernelError.
+    `wanted` is a filter on an element's bytes; the others are not decoded. Raises KernelError.
     """
     asked = _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP)._replace(
         ignore=ABSENT_ERRNOS,
@@ -165,7 +165,7 @@ def _request(doing: str, kind: type[object], number: int, own: Set, attributes: 
 def _of_many(
     doing: str, number: int, own: Set, written: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
 ) -> list[Request]:
-    """Returns the requests about elements: several, where one has not room for all."""
+    """Builds the requests for elements, several if one message has no room for all."""
     requests = []
     for start in range(0, len(written), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)

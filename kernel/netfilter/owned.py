@@ -1,7 +1,7 @@
-"""Whose a rule of the packet filter is, as far as it says: for who only wants to know.
+"""The owner of a rule of the packet filter, as far as the rule names it: for podwire's listings.
 
 One rule: pure. A `mark` is what follows from network, container and interface alone (a chain's name, a hash, a
-comment), so that a rule whose names were cut is still somebody's.
+comment), so that a rule with truncated names can still be matched to its attachment.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ REPAIR_HINT = (
 
 
 class OwnedRule(NamedTuple):
-    """One rule, or element of a set: `what` it is for, `where` it stands, whose it is.
+    """One rule, or element of a set: its purpose (`what`), its table or chain (`where`), its owner.
 
-    `network`, `container_id` and `ifname` are "" where it does not tell, or not all of it; `mark` b"" is none.
-    `about` is the host port ("8080/tcp") or the address that it is about, "" where that is not told.
+    `network`, `container_id` and `ifname` are "" where the rule does not name them in full; `mark` b"" is none.
+    `about` is its host port ("8080/tcp") or address, "" where unknown.
     """
 
     what: str

@@ -1,6 +1,6 @@
 """The choice between the firewall's backends.
 
-One rule: rules are made by one backend; which one made them is not remembered, so DEL and GC look into all.
+One rule: ADD uses one backend and stores nowhere which, so DEL and GC look into all.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ _IN_A_VLAN = {
 
 
 def add(conf: FirewallConf) -> None:
-    """Makes the rules; raises CniError, and nothing is taken back then: DEL's steps do that."""
+    """Creates the rules; raises CniError, and the caller rolls back with DEL's steps."""
     by_firewalld, rules = _shared_out(conf)
     if rules:
-        _BACKENDS.add(rules.wanted, rules.backend)  # first, so that nobody is let through before the policy holds
-        _tell_of_vlan(rules.wanted)
+        _BACKENDS.add(rules.spec, rules.backend)  # first, so that nothing is accepted before the policy applies
+        _tell_of_vlan(rules.spec)
     if by_firewalld:
-        firewalld.add(conf.wanted)
+        firewalld.add(conf.spec)
 
 
 def check(conf: FirewallConf) -> None:
-    """Raises CniError(999) for what is missing."""
+    """Raises CniError(999) for a missing rule."""
     by_firewalld, rules = _shared_out(conf)
     if by_firewalld:
-        firewalld.check(conf.wanted)
+        firewalld.check(conf.spec)
     if rules:
-        _BACKENDS.check(rules.wanted, rules.backend)
+        _BACKENDS.check(rules.spec, rules.backend)
 
 
 def get_problem(conf: FirewallConf) -> str:
-    """Tells what keeps ADD from working, "" when nothing does."""
+    """Returns why ADD cannot work, "" if it can."""
     by_firewalld, rules = _shared_out(conf)
-    found = firewalld.get_problem(conf.wanted.zone) if by_firewalld else ""
+    found = firewalld.get_problem(conf.spec.zone) if by_firewalld else ""
     return found or (_BACKENDS.get_problem(rules.backend) if rules else "")
 
 
-def _tell_of_vlan(wanted: FirewallSpec) -> None:
+def _tell_of_vlan(spec: FirewallSpec) -> None:
     """Tells on stderr where a policy does not do what it says: the bridge's gateway in a VLAN is one of its ports."""
-    gateway = next((name for name in wanted.ports if name.startswith(f"{wanted.bridge}.")), "")
-    if wanted.policy != OPEN and gateway:
+    gateway = next((name for name in spec.ports if name.startswith(f"{spec.bridge}.")), "")
+    if spec.policy != OPEN and gateway:
         print(
-            f'firewall: ingressPolicy "{wanted.policy}" is about "{wanted.bridge}", but the pod is routed by '
-            f'"{gateway}", a port of it: {_IN_A_VLAN[wanted.policy]}',
+            f'firewall: ingressPolicy "{spec.policy}" is about "{spec.bridge}", but the pod is routed by '
+            f'"{gateway}", a port of it: {_IN_A_VLAN[spec.policy]}',
             file=sys.stderr,
         )
 
@@ -66,5 +66,5 @@ def _shared_out(conf: FirewallConf) -> tuple[bool, FirewallConf | None]:
     """
     if conf.backend != FIREWALLD and not (conf.backend == AUTOMATIC and firewalld.is_running()):
         return False, conf
-    policy = FirewallConf(replace(conf.wanted, accepts=False), AUTOMATIC)
-    return True, policy if policy.wanted.policy != OPEN else None
+    policy = FirewallConf(replace(conf.spec, accepts=False), AUTOMATIC)
+    return True, policy if policy.spec.policy != OPEN else None

@@ -19,12 +19,12 @@ HINT = (
 )
 
 
-def get_problem(wanted: FirewallSpec) -> str:
+def get_problem(spec: FirewallSpec) -> str:
     """Tells what keeps an isolated attachment's neighbours on the bridge from being refused, "" when nothing."""
-    if wanted.policy != ISOLATED:
+    if spec.policy != ISOLATED:
         return ""
-    off = [version for version in wanted.versions if not _passes(version, wanted.bridge)]
-    return f'pods on "{wanted.bridge}" still reach each other: {_names(off)} is not 1' if off else ""
+    off = [version for version in spec.versions if not _passes(version, spec.bridge)]
+    return f'pods on "{spec.bridge}" still reach each other: {_names(off)} is not 1' if off else ""
 
 
 def _passes(version: int, bridge: str) -> bool:

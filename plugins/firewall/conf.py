@@ -36,7 +36,7 @@ _RESERVED = ("INPUT", "FORWARD", "OUTPUT", "ACCEPT", "DROP", "QUEUE", "RETURN")
 class FirewallConf:
     """What is wanted for one attachment, and by which backend: "" for firewalld if it runs, else what works."""
 
-    wanted: FirewallSpec
+    spec: FirewallSpec
     backend: str
 
 
@@ -51,7 +51,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
         details = f'set "ingressPolicy" to one of {", ".join(POLICIES)}'
         raise CniError(Code.INVALID_NETWORK_CONFIG, f'unknown ingress policy: "{policy}"', details)
     prev_result = prev_result or Result()
-    wanted = FirewallSpec(
+    spec = FirewallSpec(
         network=conf.name,
         container_id=args.container_id,
         ifname=args.ifname,
@@ -64,7 +64,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None) -> FirewallC
         admin_chain=_chain(conf),
         zone=_zone(conf),
     )
-    return FirewallConf(wanted, _backend(conf))
+    return FirewallConf(spec, _backend(conf))
 
 
 def parse_leniently(args: CmdArgs, conf: NetConf) -> FirewallSpec:

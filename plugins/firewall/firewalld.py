@@ -50,7 +50,7 @@ def is_running() -> bool:
         return False
 
 
-def add(wanted: FirewallSpec) -> None:
+def add(spec: FirewallSpec) -> None:
     """Puts the addresses into the zone; those that are there stay. Raises CniError(999), CniError(11).
 
     The zone is as before then. It is an UnchangedError where all else is too: what this ADD may have made for a policy
@@ -59,26 +59,26 @@ def add(wanted: FirewallSpec) -> None:
     before: list[Record] = []
     try:
         with nft.open_socket() as socket:
-            before = nftables_records.list_records_of(socket, wanted)
+            before = nftables_records.list_records_of(socket, spec)
             with Bus() as bus, Undo() as undo:
-                _add(wanted, before, socket, bus, undo)
+                _add(spec, before, socket, bus, undo)
     except CniError as error:
-        kind = UnchangedError if before or wanted.policy == OPEN else CniError
+        kind = UnchangedError if before or spec.policy == OPEN else CniError
         raise kind(error.code, error.msg, error.details or _CURE) from error
 
 
-def _add(wanted: FirewallSpec, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
-    nftables_records.save_records(socket, wanted)
-    undo.push("restore what is remembered of the sources", partial(_restore, socket, wanted, before))
+def _add(spec: FirewallSpec, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
+    nftables_records.save_records(socket, spec)
+    undo.push("restore what is remembered of the sources", partial(_restore, socket, spec, before))
     known = {record.address for record in before}
-    fresh = {address: wanted.zone for address in wanted.addresses if address not in known}
+    fresh = {address: spec.zone for address in spec.addresses if address not in known}
     undo.push("take the sources out again", partial(_take_back, bus, fresh))
     errors = []
-    for address, reply in _asked(bus, "addSource", dict.fromkeys(wanted.addresses, wanted.zone)).items():
+    for address, reply in _asked(bus, "addSource", dict.fromkeys(spec.addresses, spec.zone)).items():
         if _is(reply, _ALREADY_SET):
             fresh.pop(address, None)
         elif reply.error:
-            errors.append(_failure(reply, f"failed to add the address {_source(address)} to {wanted.zone} zone", bus))
+            errors.append(_failure(reply, f"failed to add the address {_source(address)} to {spec.zone} zone", bus))
     if error := combined(errors):
         raise error
 
@@ -88,20 +88,20 @@ def _take_back(bus: Bus, zones: Mapping[Address, str]) -> None:
     _asked(bus, "removeSource", zones)
 
 
-def _restore(socket: NftSocket, wanted: FirewallSpec, before: list[Record]) -> None:
+def _restore(socket: NftSocket, spec: FirewallSpec, before: list[Record]) -> None:
     """Remembers of an attachment what was remembered before, and no more."""
-    nftables_records.delete_records(socket, nftables_records.list_records_of(socket, wanted))
+    nftables_records.delete_records(socket, nftables_records.list_records_of(socket, spec))
     for zone in sorted({record.zone for record in before}):
         addresses = tuple(record.address for record in before if record.zone == zone)
-        nftables_records.save_records(socket, replace(wanted, zone=zone, addresses=addresses))
+        nftables_records.save_records(socket, replace(spec, zone=zone, addresses=addresses))
 
 
-def check(wanted: FirewallSpec) -> None:
+def check(spec: FirewallSpec) -> None:
     """Raises CniError(999) for an address that is not in the zone (the reference passes that), CniError(11)."""
     errors = []
     with Bus() as bus:
-        for address, reply in _asked(bus, "querySource", dict.fromkeys(wanted.addresses, wanted.zone)).items():
-            doing = f"failed to find the address {_source(address)} in {wanted.zone} zone"
+        for address, reply in _asked(bus, "querySource", dict.fromkeys(spec.addresses, spec.zone)).items():
+            doing = f"failed to find the address {_source(address)} in {spec.zone} zone"
             if reply.error:
                 errors.append(_failure(reply, doing, bus))
             elif reply.value is not True:
@@ -110,16 +110,16 @@ def check(wanted: FirewallSpec) -> None:
         raise error
 
 
-def delete(socket: NftSocket, wanted: FirewallSpec) -> None:
+def delete(socket: NftSocket, spec: FirewallSpec) -> None:
     """Takes the addresses out of the zone; absent is success, and so is no firewalld, whose sources end with it.
 
     An address that is remembered as another attachment's by now stays. Those of prevResult that are remembered as
     nobody's are taken out too: the reference may have put them there.
     """
     every = nftables_records.list_records(socket)
-    owner = owner_id(wanted.network, wanted.container_id, wanted.ifname)
+    owner = owner_id(spec.network, spec.container_id, spec.ifname)
     known = {record.address for record in every}
-    others = {address: wanted.zone for address in wanted.addresses if address not in known}
+    others = {address: spec.zone for address in spec.addresses if address not in known}
     _withdraw(socket, [record for record in every if record.owner == owner], others)
 
 

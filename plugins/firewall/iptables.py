@@ -47,19 +47,19 @@ _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains with rules that first pods make
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # what is one word to iptables-restore, and one interface
 
 
-def add(wanted: FirewallSpec) -> None:
+def add(spec: FirewallSpec) -> None:
     """Makes the rules; those that are there stay. Raises iptables.UnusableError, CniError(11), CniError(999).
 
     Some rules may be there then, which `delete` and `delete_legacy` take away, unless it is an UnchangedError: then
     there is nothing to take away, or an earlier ADD has made some of them.
     """
-    _refuse_bridge(wanted)
+    _refuse_bridge(spec)
     written, repeated = False, False
     try:
         for tries_left in reversed(range(_ROUNDS)):
             try:
-                changes, listings = _changes(wanted)
-                repeated |= not written and _has_some(wanted, listings)
+                changes, listings = _changes(spec)
+                repeated |= not written and _has_some(spec, listings)
                 if not any(changes.values()):
                     break
                 written = True
@@ -74,21 +74,21 @@ def add(wanted: FirewallSpec) -> None:
     except UnusableError:  # the other backend's turn: one family may have its rules
         if written and not repeated:
             with suppress(CniError):
-                run_all(partial(delete_legacy, wanted), partial(nft.run_steps, [lambda socket: delete(socket, wanted)]))
+                run_all(partial(delete_legacy, spec), partial(nft.run_steps, [lambda socket: delete(socket, spec)]))
         raise
     except CniError as error:
-        if written and wanted.accepts and not repeated:
+        if written and spec.accepts and not repeated:
             raise
         raise UnchangedError(error.code, error.msg, error.details) from error
-    if problem := bridge_netfilter.get_problem(wanted):
+    if problem := bridge_netfilter.get_problem(spec):
         print(f"firewall: {problem}: {bridge_netfilter.HINT}", file=sys.stderr)
 
 
-def check(wanted: FirewallSpec) -> None:
+def check(spec: FirewallSpec) -> None:
     """Raises CniError(999) for what is missing, and as `add`."""
-    for version, listing in iptables_state.get_listings(wanted).items():
-        iptables_check.check_rules(wanted, version, listing)
-    if problem := bridge_netfilter.get_problem(wanted):
+    for version, listing in iptables_state.get_listings(spec).items():
+        iptables_check.check_rules(spec, version, listing)
+    if problem := bridge_netfilter.get_problem(spec):
         raise CniError(Code.INTERNAL, problem, bridge_netfilter.HINT)
 
 
@@ -97,25 +97,23 @@ def get_problem() -> str:
     return iptables.get_problem((4,), TABLE, ENTRY)
 
 
-def delete(socket: NftSocket, wanted: FirewallSpec) -> None:
+def delete(socket: NftSocket, spec: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-nft; absent is success. Raises KernelError."""
 
     def stale(version: int, listing: list[str]) -> list[str]:
-        return iptables_update.del_rules(wanted, version, listing, _dead(listing, wanted.bridge), _Judge())
+        return iptables_update.del_rules(spec, version, listing, _dead(listing, spec.bridge), _Judge())
 
-    _delete(socket, lambda version: iptables_state.removable(socket, wanted, version), stale)
+    _delete(socket, lambda version: iptables_state.removable(socket, spec, version), stale)
 
 
-def delete_legacy(wanted: FirewallSpec) -> None:
+def delete_legacy(spec: FirewallSpec) -> None:
     """Deletes the same of iptables-legacy, which takes its lock; raises CniError(11), CniError(999)."""
 
     def lines(version: int, listing: list[str]) -> list[str]:
-        dead = _dead(listing, wanted.bridge)
-        return iptables_update.removal_lines(
-            iptables_update.del_rules(wanted, version, listing, dead, _Judge()), listing
-        )
+        dead = _dead(listing, spec.bridge)
+        return iptables_update.removal_lines(iptables_update.del_rules(spec, version, listing, dead, _Judge()), listing)
 
-    change_legacy(TABLE, lines, f"delete the firewall's rules of container {wanted.container_id}")
+    change_legacy(TABLE, lines, f"delete the firewall's rules of container {spec.container_id}")
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
@@ -145,25 +143,25 @@ def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
     nft_owner.report_unowned("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
 
 
-def _refuse_bridge(wanted: FirewallSpec) -> None:
+def _refuse_bridge(spec: FirewallSpec) -> None:
     """Refuses a name that iptables would take for something else, as "br+" for all that begin so."""
-    if wanted.policy != OPEN and not _INTERFACE.fullmatch(wanted.bridge):
-        msg = f'"ingressPolicy": iptables cannot tell interface "{wanted.bridge}" from others'
+    if spec.policy != OPEN and not _INTERFACE.fullmatch(spec.bridge):
+        msg = f'"ingressPolicy": iptables cannot tell interface "{spec.bridge}" from others'
         raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
 
 
-def _changes(wanted: FirewallSpec) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+def _changes(spec: FirewallSpec) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
     """Returns what to write in each family, and what there is."""
-    listings = iptables_state.get_listings(wanted)
+    listings = iptables_state.get_listings(spec)
     judge = _Judge()
     return {
-        version: iptables_update.add_lines(wanted, version, listing, judge) for version, listing in listings.items()
+        version: iptables_update.add_lines(spec, version, listing, judge) for version, listing in listings.items()
     }, listings
 
 
-def _has_some(wanted: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
+def _has_some(spec: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
     """Tells whether some of the attachment's rules are there."""
-    own = {rule for address in wanted.addresses for rule in address_rules(address)}
+    own = {rule for address in spec.addresses for rule in address_rules(address)}
     return any(not own.isdisjoint(listing) for listing in listings.values())
 
 

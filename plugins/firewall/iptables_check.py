@@ -24,29 +24,29 @@ from plugins.firewall.iptables_update import accepted_addresses
 from plugins.firewall.spec import OPEN, FirewallSpec
 
 
-def check_rules(wanted: FirewallSpec, version: int, listing: Sequence[str]) -> None:
+def check_rules(spec: FirewallSpec, version: int, listing: Sequence[str]) -> None:
     """Raises CniError(999) for a rule that is missing, or that does not have its effect where it stands."""
-    if wanted.accepts:
+    if spec.accepts:
         _demand(FORWARD_JUMP, version, listing, "FORWARD rule")
-        _demand(admin_jump(wanted.admin_chain), version, listing, "CNI-FORWARD rule")
-        for address in accepted_addresses(wanted, version):
+        _demand(admin_jump(spec.admin_chain), version, listing, "CNI-FORWARD rule")
+        for address in accepted_addresses(spec, version):
             for rule in address_rules(address):
                 _demand(rule, version, listing, "rule")
-    if wanted.policy != OPEN:
-        _policy(wanted, version, [normalize(line) for line in listing])
+    if spec.policy != OPEN:
+        _policy(spec, version, [normalize(line) for line in listing])
 
 
-def _policy(wanted: FirewallSpec, version: int, listing: Sequence[str]) -> None:
+def _policy(spec: FirewallSpec, version: int, listing: Sequence[str]) -> None:
     _demand(ISOLATION_JUMP, version, listing, "FORWARD rule")
     if FORWARD_JUMP in listing and listing.index(FORWARD_JUMP) < listing.index(ISOLATION_JUMP):
         raise _wrong(f"chain FORWARD leads to CNI-FORWARD before it isolates ({TOOLS[version]})")
     for chain, end in ENDS.items():
         own = [line for line in listing if line.startswith(f"-A {chain} ")]
         reached = own[: own.index(end)] if end in own else own
-        for rule in policy_rules(wanted.policy, wanted.bridge):
+        for rule in policy_rules(spec.policy, spec.bridge):
             if rule.startswith(f"-A {chain} "):
                 _demand(rule, version, reached, "rule")
-    for rule in other_policy_rules(wanted.policy, wanted.bridge):
+    for rule in other_policy_rules(spec.policy, spec.bridge):
         if rule in listing and rule.endswith(" DROP"):
             raise _wrong(f'rule [{_told(rule)}] of ingressPolicy "isolated" is there, too ({TOOLS[version]})')
 

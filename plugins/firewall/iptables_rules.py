@@ -121,9 +121,9 @@ def address_of(line: str) -> Address | None:
     return ip_address(found[1] or found[2]) if found else None
 
 
-def record(wanted: FirewallSpec, address: Address) -> str:
+def record(spec: FirewallSpec, address: Address) -> str:
     """Returns the rule that says whose an address is."""
-    own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
+    own = owner(spec.network, Attachment(spec.container_id, spec.ifname))
     return f"-A {OWNERS} -s {address}/{address.max_prefixlen} {own}"
 
 

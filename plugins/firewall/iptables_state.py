@@ -50,27 +50,27 @@ class ExistingRule:
     line: str
 
 
-def get_listings(wanted: FirewallSpec) -> dict[int, list[str]]:
-    """Returns for each IP version what matters to `wanted`, from one netlink conversation where that tells all.
+def get_listings(spec: FirewallSpec) -> dict[int, list[str]]:
+    """Returns for each IP version what matters to `spec`, from one netlink conversation where that tells all.
 
     Else one program for each version is run. Raises RefusedError for what it cannot list, UnusableError, CniError(11).
     """
     found: dict[int, list[str]] = {}
     asked: dict[int, list[str]] = {}
-    for version in wanted.versions:
+    for version in spec.versions:
         if iptables.has_legacy(version, TABLE):
             asked[version] = []  # the whole table
     try:
         with nft.open_socket() as socket:
-            for version in wanted.versions:
+            for version in spec.versions:
                 if version not in asked:
-                    present, rules = _relevant(socket, wanted, version)
+                    present, rules = _relevant(socket, spec, version)
                     if all(rule.line for rule in rules):
                         found[version] = listed(present, rules)
                     else:
                         asked[version] = list(dict.fromkeys((*present, *(rule.chain.name for rule in rules))))
     except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
-        asked = {version: [] for version in wanted.versions}
+        asked = {version: [] for version in spec.versions}
         found = {}
     return found | iptables.list_chains(asked, TABLE)
 
@@ -80,15 +80,15 @@ def listed(present: Iterable[str], rules: Iterable[ExistingRule]) -> list[str]:
     return [*(f"-N {name}" for name in present), *(rule.line for rule in rules)]
 
 
-def removable(socket: NftSocket, wanted: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
+def removable(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
     """Returns the chains that are there, each with the number of its rules, and the rules that matter to DEL.
 
     Those are the attachment's records, what there is of its addresses, and each bridge's policy.
     """
     present = there(socket, version, _OWN_CHAINS)
-    text = owner_text(wanted.network, Attachment(wanted.container_id, wanted.ifname))
-    own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
-    addresses = {address for address in wanted.addresses if address.version == version}
+    text = owner_text(spec.network, Attachment(spec.container_id, spec.ifname))
+    own = owner(spec.network, Attachment(spec.container_id, spec.ifname))
+    addresses = {address for address in spec.addresses if address.version == version}
     table = Table(NFPROTO[version], TABLE)
 
     def recorded(parts: set[bytes]) -> list[ExistingRule]:
@@ -113,35 +113,35 @@ def collectable(socket: NftSocket, version: int) -> tuple[dict[str, int], list[E
     return present, found + _of_stages(socket, present, version)
 
 
-def _relevant(socket: NftSocket, wanted: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
+def _relevant(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
     """Returns the chains that are there of those that are needed, and the rules that matter to ADD and CHECK."""
     table = Table(NFPROTO[version], TABLE)
-    present = there(socket, version, (*required_chains(wanted), STAGE_1))
-    values = _values(accepted_addresses(wanted, version))
-    bridge = {wanted.bridge.encode(errors="surrogateescape") + b"\0", _RETURN}
+    present = there(socket, version, (*required_chains(spec), STAGE_1))
+    values = _values(accepted_addresses(spec, version))
+    bridge = {spec.bridge.encode(errors="surrogateescape") + b"\0", _RETURN}
     matters: dict[str, Wanted] = {
         ENTRY: _having({name.encode() + b"\0" for name in (FORWARD, STAGE_1)}),
-        FORWARD: _having(values | {wanted.admin_chain.encode() + b"\0"}),
+        FORWARD: _having(values | {spec.admin_chain.encode() + b"\0"}),
         OWNERS: _having(values),
         STAGE_1: _having(bridge),
         STAGE_2: _having(bridge),
     }
-    looked_at = [name for name in matters if name in required_chains(wanted) and name in present]
+    looked_at = [name for name in matters if name in required_chains(spec) and name in present]
     if FORWARD in present or STAGE_1 in present:
         looked_at.insert(0, ENTRY)
     found = []
-    expected = _expected(wanted, version)
+    expected = _expected(spec, version)
     for name in looked_at:
         lines = [line for line in expected if line.startswith(f"-A {name} ")]
         found += placed(socket, Chain(table, name), version, matters[name], lines)
     return present, found
 
 
-def _expected(wanted: FirewallSpec, version: int) -> list[str]:
+def _expected(spec: FirewallSpec, version: int) -> list[str]:
     """Returns the rules that are most likely there, each chain's in order."""
-    addresses = accepted_addresses(wanted, version)
-    own = [line for address in addresses for line in (*address_rules(address), record(wanted, address))]
-    return [FORWARD_JUMP, admin_jump(wanted.admin_chain), *own]
+    addresses = accepted_addresses(spec, version)
+    own = [line for address in addresses for line in (*address_rules(address), record(spec, address))]
+    return [FORWARD_JUMP, admin_jump(spec.admin_chain), *own]
 
 
 def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, int]:
@@ -151,13 +151,13 @@ def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, in
 
 
 def placed(
-    socket: NftSocket, chain: Chain, version: int, wanted: Wanted | str = "", expected: Collection[str] = ()
+    socket: NftSocket, chain: Chain, version: int, spec: Wanted | str = "", expected: Collection[str] = ()
 ) -> list[ExistingRule]:
-    """Returns the `wanted` rules of a chain, in order; to recognise those that are `expected` is quicker."""
+    """Returns the `spec` rules of a chain, in order; to recognise those that are `expected` is quicker."""
     known = LineMatcher(version, expected)
     return [
         ExistingRule(chain, rule.handle, known.line(rule) or iptables_listing.render_line(chain.name, rule, version))
-        for rule in nft.list_rules(socket, chain, wanted)
+        for rule in nft.list_rules(socket, chain, spec)
     ]
 
 

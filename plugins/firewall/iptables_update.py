@@ -37,44 +37,44 @@ from plugins.firewall.spec import OPEN, FirewallSpec
 IsGone = Callable[[Record], bool]  # whether whose record it is surely does not live any more
 
 
-def required_chains(wanted: FirewallSpec) -> list[str]:
+def required_chains(spec: FirewallSpec) -> list[str]:
     """Returns the chains that are needed."""
-    own = [FORWARD, wanted.admin_chain, OWNERS] if wanted.accepts else []
-    return own + ([STAGE_1, STAGE_2] if wanted.policy != OPEN else [])
+    own = [FORWARD, spec.admin_chain, OWNERS] if spec.accepts else []
+    return own + ([STAGE_1, STAGE_2] if spec.policy != OPEN else [])
 
 
-def accepted_addresses(wanted: FirewallSpec, version: int) -> list[Address]:
+def accepted_addresses(spec: FirewallSpec, version: int) -> list[Address]:
     """Returns the addresses of an IP version that are to be let through."""
-    return [address for address in wanted.addresses if address.version == version and wanted.accepts]
+    return [address for address in spec.addresses if address.version == version and spec.accepts]
 
 
-def add_lines(wanted: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
-    """Returns what is to be applied so that the rules of `wanted` are there, once, and where they belong.
+def add_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
+    """Returns what is to be applied so that the rules of `spec` are there, once, and where they belong.
 
     `listing` is what `iptables -S` tells of what is ours, and of the rules in FORWARD that lead there.
     """
-    made = [f"-N {chain}" for chain in required_chains(wanted) if f"-N {chain}" not in listing]
-    made += _jumps(wanted, listing)
-    if wanted.accepts:
-        jump = admin_jump(wanted.admin_chain)
+    made = [f"-N {chain}" for chain in required_chains(spec) if f"-N {chain}" not in listing]
+    made += _jumps(spec, listing)
+    if spec.accepts:
+        jump = admin_jump(spec.admin_chain)
         if (number := listing.count(jump)) != 1:
             made += [*deletion_lines([jump] * number), _first(jump)]
-        made += _addresses(wanted, version, listing, is_gone)
-    if wanted.policy != OPEN:
-        made += _policy(wanted, listing)
+        made += _addresses(spec, version, listing, is_gone)
+    if spec.policy != OPEN:
+        made += _policy(spec, listing)
     return made
 
 
 def del_rules(
-    wanted: FirewallSpec, version: int, listing: Sequence[str], dead: Collection[str], is_gone: IsGone
+    spec: FirewallSpec, version: int, listing: Sequence[str], dead: Collection[str], is_gone: IsGone
 ) -> list[str]:
-    """Returns the rules that an attachment's DEL takes away: its addresses are those of `wanted` and of its records.
+    """Returns the rules that an attachment's DEL takes away: its addresses are those of `spec` and of its records.
 
     An address that has another's record stays, unless that one `is_gone`. `dead` are interfaces whose policies go.
     """
-    own = owner(wanted.network, Attachment(wanted.container_id, wanted.ifname))
+    own = owner(spec.network, Attachment(spec.container_id, spec.ifname))
     known = records(listing)
-    addresses = {address for address in wanted.addresses if address.version == version}
+    addresses = {address for address in spec.addresses if address.version == version}
     addresses |= {item.address for item in known if item.match == own}
     gone = {item for item in known if item.match == own or (item.address in addresses and is_gone(item))}
     return _removal(listing, known, gone, addresses, dead)
@@ -109,7 +109,7 @@ def _removal(
     return [line for line in listing if line in records_gone or address_of(line) in free or interface_of(line) in dead]
 
 
-def _jumps(wanted: FirewallSpec, listing: Sequence[str]) -> list[str]:
+def _jumps(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
     """Returns what puts both jumps into FORWARD once, the policies' before what lets packets pass.
 
     One that is there keeps its place, as others' rules may be meant to be before or behind it. Where two first pods
@@ -118,35 +118,35 @@ def _jumps(wanted: FirewallSpec, listing: Sequence[str]) -> list[str]:
     found = [line for line in listing if normalize(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
     accepting = found.count(FORWARD_JUMP)
     isolating = [line for line in found if line != FORWARD_JUMP]
-    misplaced = wanted.accepts and accepting != 1
+    misplaced = spec.accepts and accepting != 1
     made = [*deletion_lines([FORWARD_JUMP] * accepting), _first(FORWARD_JUMP)] if misplaced else []
-    if not isolating and wanted.policy == OPEN:
+    if not isolating and spec.policy == OPEN:
         return made
     if len(isolating) == 1 and not misplaced and found[0] == isolating[0]:
         return made
     return [*made, *deletion_lines(isolating), _first(ISOLATION_JUMP)]
 
 
-def _addresses(wanted: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
+def _addresses(spec: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
     """Returns what lets the addresses pass, and takes over those whose records are of somebody who is gone.
 
     So is who has the address of the same network: that gives each address to one at a time.
     """
-    own = accepted_addresses(wanted, version)
+    own = accepted_addresses(spec, version)
     rules = [rule for address in own for rule in address_rules(address)]
-    kept = [record(wanted, address) for address in own]
+    kept = [record(spec, address) for address in own]
     others = [item for item in records(listing) if item.address in own and item.line not in kept]
-    taken = [item.line for item in others if is_of_network(item, wanted.network) or is_gone(item)]
+    taken = [item.line for item in others if is_of_network(item, spec.network) or is_gone(item)]
     return [line for line in (*rules, *kept) if line not in listing] + deletion_lines(taken)
 
 
-def _policy(wanted: FirewallSpec, listing: Sequence[str]) -> list[str]:
+def _policy(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
     """Returns what puts a bridge's rules first in their chains, once, and takes away those of the other policy.
 
     Two first pods may have made them at the same time: see _jumps.
     """
     made = []
-    own_rules = policy_rules(wanted.policy, wanted.bridge)
+    own_rules = policy_rules(spec.policy, spec.bridge)
     for chain, end in ENDS.items():
         # What stands behind the end is not reached.
         found = [line for line in listing if line.startswith(f"-A {chain} ")]
@@ -157,7 +157,7 @@ def _policy(wanted: FirewallSpec, listing: Sequence[str]) -> list[str]:
             twice = deletion_lines([rule] * listed.count(rule)) if listed.count(rule) > 1 else []
             made += [*twice, _first(rule)] if twice or rule not in reached else []
         made += [] if len(ends) == 1 else [*deletion_lines(ends), end]
-    other = other_policy_rules(wanted.policy, wanted.bridge)
+    other = other_policy_rules(spec.policy, spec.bridge)
     return made + deletion_lines(line for line in listing if line in other)
 
 

@@ -22,16 +22,16 @@ from process.undo import Undo
 
 
 def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Lets the attachment's packets pass; hands on the earlier plugins' result.
+    """Accepts the attachment's packets; returns the earlier plugins' result unchanged.
 
-    May be repeated at any time: what somebody has flushed is made again. A failure leaves nothing behind, except what
-    other pods may use by then: shared chains.
+    May be repeated at any time: flushed rules are restored. A failed ADD leaves only the shared chains, which other
+    pods may use by then.
     """
     prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
     own = firewall_conf.parse(args, conf, prev_result)
-    if own.wanted.addresses:
+    if own.spec.addresses:
         with Undo() as undo:
-            undo.push("remove the firewall's rules", partial(_remove, own.wanted))
+            undo.push("remove the firewall's rules", partial(_remove, own.spec))
             try:
                 backend.add(own)
             except UnchangedError:
@@ -41,20 +41,20 @@ def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
 
 
 def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Removes the attachment's rules from every backend; gone is success, and the configuration may be broken."""
+    """Removes the attachment's rules from every backend; absent rules and an invalid configuration are no errors."""
     _remove(firewall_conf.parse_leniently(args, conf))
 
 
 def cmd_check(args: CmdArgs, conf: NetConf) -> None:
-    """Checks that the attachment's rules are there and are reached; makes nothing."""
+    """Checks that the attachment's rules exist and are reached; changes nothing."""
     prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
     own = firewall_conf.parse(args, conf, prev_result)
-    if own.wanted.addresses:
+    if own.spec.addresses:
         backend.check(own)
 
 
 def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the rules of what is no listed attachment; what does not say that it is this network's stays."""
+    """Removes this network's rules of attachments that are not in `valid`; rules that name no network stay."""
     rules = [
         lambda socket: firewalld.gc(socket, conf.name, valid),
         lambda socket: iptables.gc(socket, conf.name, valid),
@@ -64,7 +64,7 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
 
 
 def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served; raises CniError(50)."""
+    """Raises CniError(50) if ADD could not succeed."""
     try:
         own = firewall_conf.parse(args, conf, None)
     except CniError as error:
@@ -75,10 +75,10 @@ def cmd_status(args: CmdArgs, conf: NetConf) -> None:
 
 
 def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
-    """Makes again what somebody has flushed of the attachment's rules, or firewalld forgot when it was reloaded."""
+    """Creates the attachment's rules again after a flush or a reload of firewalld."""
     prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
     own = firewall_conf.parse(args, conf, prev_result)
-    if own.wanted.addresses:
+    if own.spec.addresses:
         repair_if_missing("the firewall's rules", partial(backend.check, own), partial(backend.add, own))
 
 
@@ -98,7 +98,7 @@ PLUGIN = Plugin(
 
 
 def _remove(own: FirewallSpec) -> None:
-    """Removes the attachment's rules wherever they are: firewalld's, by netlink, and what iptables-legacy made."""
+    """Removes the attachment's rules from all backends: firewalld, netlink, iptables-legacy."""
     rules = [
         lambda socket: firewalld.delete(socket, own),
         lambda socket: iptables.delete(socket, own),

@@ -29,29 +29,27 @@ _TOOLS = {4: "iptables", 6: "ip6tables"}
 _NEEDS = "the firewall with nftables needs a kernel with sets and connection tracking in tables of family"
 
 
-def add(wanted: FirewallSpec) -> None:
+def add(spec: FirewallSpec) -> None:
     """Makes table and elements; those that are there stay, and what was another attachment's is this one's now.
 
     Raises CniError(999) with a hint where the kernel cannot do it; UnchangedError where it said so.
     """
     with nft.open_socket() as socket:
         try:
-            _add_surely(socket, wanted)
+            _add_surely(socket, spec)
         except KernelError as error:
             kind = CniError if _is_lost(error) else UnchangedError
-            raise kind(
-                error.code, error.msg, _problem(socket, rules.required_tables(wanted)) or error.details
-            ) from error
-        if wanted.accepts:
-            _tell_of_drop(socket, wanted.versions)
-    if wanted.policy == ISOLATED and not wanted.ports:
-        _tell_of_unknown_port(wanted.bridge)
+            raise kind(error.code, error.msg, _problem(socket, rules.required_tables(spec)) or error.details) from error
+        if spec.accepts:
+            _tell_of_drop(socket, spec.versions)
+    if spec.policy == ISOLATED and not spec.ports:
+        _tell_of_unknown_port(spec.bridge)
 
 
-def check(wanted: FirewallSpec) -> None:
+def check(spec: FirewallSpec) -> None:
     """Checks that packets come to the elements and that these are there; raises CniError(999), KernelError."""
     with nft.open_socket() as socket:
-        nftables_check.check(socket, wanted)
+        nftables_check.check(socket, spec)
 
 
 def get_problem() -> str:
@@ -63,9 +61,9 @@ def get_problem() -> str:
         return str(error)
 
 
-def delete(socket: NftSocket, wanted: FirewallSpec) -> None:
+def delete(socket: NftSocket, spec: FirewallSpec) -> None:
     """Deletes the attachment's elements, whatever addresses are known; absent is success. Raises KernelError."""
-    _delete(socket, ElementFilter.attachments(wanted))
+    _delete(socket, ElementFilter.attachments(spec))
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
@@ -73,9 +71,9 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     _delete(socket, ElementFilter.stale(network, valid))
 
 
-def _add_surely(socket: NftSocket, wanted: FirewallSpec) -> None:
+def _add_surely(socket: NftSocket, spec: FirewallSpec) -> None:
     """Makes what is missing; once more where the answer was lost, and with it what came of that. Raises KernelError."""
-    attempt = partial(nft.retry_with_generation, socket, lambda generation: _add(socket, wanted, generation))
+    attempt = partial(nft.retry_with_generation, socket, lambda generation: _add(socket, spec, generation))
     try:
         attempt()
     except KernelError as error:
@@ -89,9 +87,9 @@ def _is_lost(error: KernelError) -> bool:
     return isinstance(error.__cause__, OSError)
 
 
-def _add(socket: NftSocket, wanted: FirewallSpec, generation: int) -> None:
-    requests = [request for base in rules.required_tables(wanted) for request in _made(socket, base)]
-    requests += _changes(socket, ElementFilter.attachments(wanted), wanted)
+def _add(socket: NftSocket, spec: FirewallSpec, generation: int) -> None:
+    requests = [request for base in rules.required_tables(spec) for request in _made(socket, base)]
+    requests += _changes(socket, ElementFilter.attachments(spec), spec)
     nft.change(socket, *requests, generation=generation)
 
 
@@ -124,30 +122,30 @@ def _requests(base: BaseTable) -> list[Request]:
     return requests
 
 
-def _changes(socket: NftSocket, whose: ElementFilter, wanted: FirewallSpec | None) -> list[Request]:
-    """Returns what leaves of the elements that are `whose` those that are `wanted`, and adds what is missing."""
+def _changes(socket: NftSocket, whose: ElementFilter, spec: FirewallSpec | None) -> list[Request]:
+    """Returns what leaves of the elements that are `whose` those that are `spec`, and adds what is missing."""
     requests: list[Request] = []
     left: set[bytes] = set()  # members that go
-    expected = rules.desired_elements(wanted) if wanted else {}
+    expected = rules.desired_elements(spec) if spec else {}
     for own in OWNED:
         new = {element.key: element for element in expected.get(own, ())}
         found = nft_set.list_elements(socket, own, byte_filter({*whose.hints, *new}))
         right = {
             item.key
             for item in found
-            if item.key in new and wanted and rules.element_owner(item) == rules.spec_owner(wanted)
+            if item.key in new and spec and rules.element_owner(item) == rules.spec_owner(spec)
         }
         old = [item.key for item in found if item.key not in right and (item.key in new or whose.has(item))]
         left.update(old if own in MEMBERS.values() else ())
         requests += nft_set.delete_element_requests(own, old)
         if lacking := [element for key, element in new.items() if key not in right]:
             requests += [nft_set.set_request(own), *nft_set.add_element_requests(own, lacking)]
-    return requests + _policies(socket, wanted, left)
+    return requests + _policies(socket, spec, left)
 
 
-def _policies(socket: NftSocket, wanted: FirewallSpec | None, left: Collection[bytes]) -> list[Request]:
+def _policies(socket: NftSocket, spec: FirewallSpec | None, left: Collection[bytes]) -> list[Request]:
     """Returns what gives the attachment's bridge its policy, and takes theirs from those whose last member goes."""
-    bridge = interface_key(wanted.bridge) if wanted and wanted.bridge else b""
+    bridge = interface_key(spec.bridge) if spec and spec.bridge else b""
     gone = {rules.bridge_of(key) for key in left} - {bridge}
     if gone:
         members = [
@@ -156,7 +154,7 @@ def _policies(socket: NftSocket, wanted: FirewallSpec | None, left: Collection[b
         gone &= {rules.bridge_of(key) for key in members}  # where even ours was not seen, nothing is known
         gone -= {rules.bridge_of(key) for key in members if key not in left}
     requests: list[Request] = []
-    same = wanted is not None and wanted.policy == SAME_BRIDGE
+    same = spec is not None and spec.policy == SAME_BRIDGE
     for own, key, wished in ((POLICED, 1, True), (SAME_BRIDGE_PAIRS, 2, same)):
         new = {bridge * key} if bridge and wished else set()
         old = {each * key for each in gone} | ({bridge * key} if bridge and not wished else set())

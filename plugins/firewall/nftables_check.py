@@ -15,16 +15,16 @@ from plugins.firewall.nftables_rules import POLICED, SAME_BRIDGE_PAIRS, BaseTabl
 from plugins.firewall.spec import SAME_BRIDGE, FirewallSpec
 
 
-def check(socket: NftSocket, wanted: FirewallSpec) -> None:
+def check(socket: NftSocket, spec: FirewallSpec) -> None:
     """Checks rules, elements, and the bridge's policy; raises CniError(999), KernelError."""
-    for base in rules.required_tables(wanted):
+    for base in rules.required_tables(spec):
         _check_rules(socket, base)
-    for own, elements in rules.desired_elements(wanted).items():
+    for own, elements in rules.desired_elements(spec).items():
         found = _found(socket, own, {element.key for element in elements})
         for element in elements:
-            _check_owner(own, element.key, found, rules.spec_owner(wanted))
-    if wanted.bridge:
-        _check_policy(socket, wanted)
+            _check_owner(own, element.key, found, rules.spec_owner(spec))
+    if spec.bridge:
+        _check_policy(socket, spec)
 
 
 def _check_rules(socket: NftSocket, base: BaseTable) -> None:
@@ -47,15 +47,15 @@ def _check_owner(own: Set, key: bytes, found: dict[bytes, nft_set.Element], owne
         raise _wrong(f"element {rules.render_key(own, key)} of set {own} is another attachment's ({comment})")
 
 
-def _check_policy(socket: NftSocket, wanted: FirewallSpec) -> None:
-    bridge = interface_key(wanted.bridge)
+def _check_policy(socket: NftSocket, spec: FirewallSpec) -> None:
+    bridge = interface_key(spec.bridge)
     if not _found(socket, POLICED, {bridge}):
-        raise _wrong(f'element "{wanted.bridge}" of set {POLICED} is missing')
+        raise _wrong(f'element "{spec.bridge}" of set {POLICED} is missing')
     inside = bool(_found(socket, SAME_BRIDGE_PAIRS, {bridge * 2}))
-    if inside != (wanted.policy == SAME_BRIDGE):
+    if inside != (spec.policy == SAME_BRIDGE):
         state = "contains" if inside else "lacks"
         raise _wrong(
-            f'set {SAME_BRIDGE_PAIRS} {state} "{wanted.bridge}", which is not what ingressPolicy {wanted.policy} means'
+            f'set {SAME_BRIDGE_PAIRS} {state} "{spec.bridge}", which is not what ingressPolicy {spec.policy} means'
         )
 
 

@@ -37,19 +37,19 @@ class Record:
     owner: bytes
 
 
-def save_records(socket: NftSocket, wanted: FirewallSpec) -> None:
+def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
     """Notes the attachment's addresses and zone; one that another attachment had is this one's now.
 
     Raises KernelError for what is not the kernel's lack of nftables.
     """
-    zone = (_ZONE, wanted.zone.encode()[:64])
-    data = rules.userdata(wanted, zone, label=f"zone: {wanted.zone}, ")
+    zone = (_ZONE, spec.zone.encode()[:64])
+    data = rules.userdata(spec, zone, label=f"zone: {spec.zone}, ")
 
     def attempt(generation: int) -> None:
         requests = [nft.table_request(rules.TABLE)]
-        for version in wanted.versions:
+        for version in spec.versions:
             own = SETS[version]
-            new = [Element(address.packed, data) for address in wanted.addresses if address.version == version]
+            new = [Element(address.packed, data) for address in spec.addresses if address.version == version]
             keys = {element.key for element in new}
             old = [element for element in nft_set.list_elements(socket, own) if element.key in keys]
             same = {element.key for element in old if element.userdata == data}
@@ -63,9 +63,9 @@ def save_records(socket: NftSocket, wanted: FirewallSpec) -> None:
     _done(socket, attempt)
 
 
-def list_records_of(socket: NftSocket, wanted: FirewallSpec) -> list[Record]:
+def list_records_of(socket: NftSocket, spec: FirewallSpec) -> list[Record]:
     """Returns what was noted of an attachment, whatever addresses are known now; raises KernelError."""
-    owner = rules.spec_owner(wanted)
+    owner = rules.spec_owner(spec)
     return [record for record in list_records(socket) if record.owner == owner]
 
 

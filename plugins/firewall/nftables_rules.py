@@ -70,10 +70,10 @@ class ElementFilter:
     means: Callable[[bytes], bool]
 
     @classmethod
-    def attachments(cls, wanted: FirewallSpec) -> ElementFilter:
+    def attachments(cls, spec: FirewallSpec) -> ElementFilter:
         """Returns whose are those of an attachment."""
-        own = spec_owner(wanted)
-        return cls((own, _names(wanted).encode()), own.__eq__)
+        own = spec_owner(spec)
+        return cls((own, _names(spec).encode()), own.__eq__)
 
     @classmethod
     def stale(cls, network: str, valid: Collection[Attachment]) -> ElementFilter:
@@ -136,28 +136,28 @@ BRIDGE_BASE = BaseTable(BRIDGE_TABLE, (PORTS,), (BRIDGED,), {BRIDGED: _BRIDGED},
 OWNED = (*PODS.values(), *MEMBERS.values(), PORTS)  # the sets with elements of attachments
 
 
-def required_tables(wanted: FirewallSpec) -> list[BaseTable]:
+def required_tables(spec: FirewallSpec) -> list[BaseTable]:
     """Returns what there must be for an attachment."""
-    return [BASE, BRIDGE_BASE] if isolated_ports(wanted) else [BASE]
+    return [BASE, BRIDGE_BASE] if isolated_ports(spec) else [BASE]
 
 
-def desired_elements(wanted: FirewallSpec) -> dict[Set, list[Element]]:
+def desired_elements(spec: FirewallSpec) -> dict[Set, list[Element]]:
     """Returns the elements of an attachment, by set."""
-    data = userdata(wanted)
+    data = userdata(spec)
     found: dict[Set, list[Element]] = {own: [] for own in OWNED}
-    for address in wanted.addresses:
-        if wanted.accepts:
+    for address in spec.addresses:
+        if spec.accepts:
             found[PODS[address.version]].append(Element(address.packed, data))
-        if wanted.bridge:
-            key = interface_key(wanted.bridge) + address.packed
+        if spec.bridge:
+            key = interface_key(spec.bridge) + address.packed
             found[MEMBERS[address.version]].append(Element(key, data))
-    found[PORTS] = [Element(interface_key(name), data) for name in isolated_ports(wanted)]
+    found[PORTS] = [Element(interface_key(name), data) for name in isolated_ports(spec)]
     return found
 
 
-def isolated_ports(wanted: FirewallSpec) -> tuple[str, ...]:
+def isolated_ports(spec: FirewallSpec) -> tuple[str, ...]:
     """Returns the bridge's ports that nothing may pass between."""
-    return wanted.ports if wanted.policy == ISOLATED else ()
+    return spec.ports if spec.policy == ISOLATED else ()
 
 
 def render_key(own: Set, key: bytes) -> str:
@@ -174,19 +174,19 @@ def bridge_of(key: bytes) -> bytes:
     return key[: INTERFACE_NAME.size]
 
 
-def spec_owner(wanted: FirewallSpec) -> bytes:
+def spec_owner(spec: FirewallSpec) -> bytes:
     """Returns what names an attachment in its elements."""
-    return nft_owner.owner_id(wanted.network, wanted.container_id, wanted.ifname)
+    return nft_owner.owner_id(spec.network, spec.container_id, spec.ifname)
 
 
-def userdata(wanted: FirewallSpec, *further: tuple[int, bytes], label: str = "") -> bytes:
+def userdata(spec: FirewallSpec, *further: tuple[int, bytes], label: str = "") -> bytes:
     """Returns comment, with `label` in front, and owner of an attachment's elements, and `further` items."""
-    return nft_rule.comment_userdata(label + _names(wanted), (nft_owner.OWNER, spec_owner(wanted)), *further)
+    return nft_rule.comment_userdata(label + _names(spec), (nft_owner.OWNER, spec_owner(spec)), *further)
 
 
-def _names(wanted: FirewallSpec) -> str:
-    ifname = wanted.ifname.replace('"', _QUOTE)
-    return f"net: {wanted.network}, if: {ifname}, id: {wanted.container_id}"
+def _names(spec: FirewallSpec) -> str:
+    ifname = spec.ifname.replace('"', _QUOTE)
+    return f"net: {spec.network}, if: {ifname}, id: {spec.container_id}"
 
 
 def element_owner(element: Element) -> bytes:

@@ -1,6 +1,6 @@
-"""Whose the firewall's rules of this node are: the records of iptables, and the elements of nftables' sets.
+"""Lists the owners of this node's firewall rules: the records of iptables, and the elements of nftables' sets.
 
-One rule: nothing is changed, and rules that name nobody are left out: the reference makes such.
+One rule: read-only; rules without an owner, such as the reference plugin's, are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plugins.firewall.iptables_rules import OWNERS, TABLE
 
 
 def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
-    """Returns what netlink tells of; raises KernelError."""
+    """Lists the rules that netlink can read; raises KernelError."""
     found = []
     for family in iptables.FAMILIES:
         chain = Chain(Table(iptables.NFPROTO[family], TABLE), OWNERS)
@@ -32,7 +32,7 @@ def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
 
 
 def list_legacy_owned_rules() -> list[OwnedRule]:
-    """Returns what iptables-legacy has; raises CniError."""
+    """Lists the rules of iptables-legacy; raises CniError."""
     families = iptables.get_legacy_families(TABLE)
     listings = iptables.read(families, TABLE, legacy=True) if families else {}
     return [item for listing in listings.values() for item in _recorded(listing, f"chain {OWNERS} (legacy)")]

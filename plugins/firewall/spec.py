@@ -1,4 +1,4 @@
-"""What the firewall is to do for an attachment, whatever the backend.
+"""The specification of an attachment's firewall rules, independent of the backend.
 
 One rule: nothing here touches the kernel.
 """
@@ -14,12 +14,11 @@ POLICIES = (OPEN, SAME_BRIDGE, ISOLATED)
 
 @dataclass(frozen=True)
 class FirewallSpec:
-    """One attachment: what its `addresses` send passes, and what answers them.
+    """One attachment: packets from its `addresses` are accepted, and replies to them.
 
-    `policy` says who of other networks and of its own may reach it by `bridge`, "" for an open one; `ports` are
-    the host's other interfaces that are the attachment's, such as the bridge's port.
-    `admin_chain` is for rules of the administrator's, in front of ours; `zone` is firewalld's. With `accepts` off only
-    the policy is wanted, since something else lets the addresses through.
+    `policy` limits which pods may reach it through `bridge`, "" for policy open; `ports` are the attachment's other
+    host interfaces, such as the bridge port. `admin_chain` has the administrator's rules, before ours; `zone` is
+    firewalld's. If `accepts` is False only the policy is applied, since firewalld accepts the addresses.
     """
 
     network: str

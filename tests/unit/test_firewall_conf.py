@@ -47,9 +47,9 @@ def error(**keys):
 def test_defaults():
     """Nothing but a result means an open policy, the reference's names, and whichever backend works."""
     addresses = ip_address("10.22.0.2"), ip_address("fd00:22::2")
-    wanted = FirewallSpec("net", ARGS.container_id, ARGS.ifname, addresses)
-    assert parsed(prevResult=result(BRIDGE)) == FirewallConf(wanted, "")
-    assert (wanted.policy, wanted.admin_chain, wanted.zone, wanted.versions) == ("open", "CNI-ADMIN", "trusted", [4, 6])
+    spec = FirewallSpec("net", ARGS.container_id, ARGS.ifname, addresses)
+    assert parsed(prevResult=result(BRIDGE)) == FirewallConf(spec, "")
+    assert (spec.policy, spec.admin_chain, spec.zone, spec.versions) == ("open", "CNI-ADMIN", "trusted", [4, 6])
 
 
 @pytest.mark.parametrize("empty", ["", None])
@@ -66,7 +66,7 @@ def test_what_is_asked_for(backend):
         Backend=backend, ingresspolicy="isolated", iptablesAdminChainName="MINE", firewalldZone="work",
         prevResult=result(BRIDGE, {"name": "eth0", "sandbox": "/x"}),
     )  # fmt: skip
-    found = own.wanted
+    found = own.spec
     assert (own.backend, found.policy, found.bridge) == (backend, "isolated", "cni0")
     assert (found.admin_chain, found.zone) == ("MINE", "work")
 
@@ -94,7 +94,7 @@ def test_names_of_chains(name):
 
 def test_a_policy_without_addresses_needs_no_interface():
     """Where there is no address nothing is to be done, so that no interface is asked for."""
-    assert parsed(ingressPolicy="isolated", prevResult={**result(), "ips": []}).wanted.bridge == ""
+    assert parsed(ingressPolicy="isolated", prevResult={**result(), "ips": []}).spec.bridge == ""
 
 
 @pytest.mark.parametrize("interfaces", [(), ({"name": "eth0", "sandbox": "/x"},), ({"name": ""},)])
@@ -110,7 +110,7 @@ def test_names_that_no_interface_has(name, policy):
     """A policy is not made for a name that the kernel would cut, or not take; such a port is nobody's."""
     failure = error(ingressPolicy=policy, prevResult=result({"name": name}))
     assert repr(name) in failure.msg
-    assert parsed(ingressPolicy=policy, prevResult=result(BRIDGE, {"name": name})).wanted.ports == ()
+    assert parsed(ingressPolicy=policy, prevResult=result(BRIDGE, {"name": name})).spec.ports == ()
 
 
 def test_del_reads_what_can_be_read():
