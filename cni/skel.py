@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from cni import args as cni_args
 from cni import conf as cni_conf
-from cni import gojson, log, versions
+from cni import gojson, versions
 from cni.address import Interface
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, from_os_error
 from cni.keys import Key
 from cni.result import Result
+from cni.verb_log import VerbLog
 from process import signals
 from process.signals import Terminated, unblocked
 from process.stderr import one_line
@@ -98,7 +99,7 @@ def run(
     Whatever happens, a failure is one JSON error object on `stdout` (specification, section "Error").
     """
     version = versions.CURRENT
-    own_log = log.Log(plugin.name, release, env)
+    verb_log = VerbLog(plugin.name, release, env)
     try:
         if not env.get("CNI_COMMAND"):
             print(about, file=sys.stderr)
@@ -112,16 +113,16 @@ def run(
         conf = cni_conf.parse(args.stdin)
         if conf.version in versions.SUPPORTED:
             version = conf.version
-        with own_log.following(conf):
+        with verb_log.recording(conf):
             result = run_verb(plugin, args, conf)
             if result is not None:
                 _tell(result, plugin, args, conf, stdout)
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
         status = write_error(failure, stdout, version)
-        own_log.write(failure=failure)
+        verb_log.write(failure=failure)
         return status
-    own_log.write(result)
+    verb_log.write(result)
     return 0
 
 

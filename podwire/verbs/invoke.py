@@ -52,7 +52,7 @@ class Call:
 class Step:
     """What became of a call: its time, ADD's result as JSON, or the error; what was told on stderr.
 
-    `changes` are those that it made, or would make, None where nobody can know; `account` is its log (cni.log).
+    `changes` are those that it made, or would make, None where nobody can know; `account` is its log (cni.verb_log).
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""A line of the log (cni.log) as text for a person: what a verb did, how long it took, and why it failed.
+"""A line of the log (cni.verb_log) as text for a person: what a verb did, how long it took, and why it failed.
 
 One rule: a line may come from any release, or from an editor: what is not as expected is left out.
 """

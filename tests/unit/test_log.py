@@ -1,4 +1,4 @@
-"""The log of verbs (cni.log), and the text that is made of its lines (podwire.verbs.log_text)."""
+"""The log of verbs (cni.verb_log), and the text that is made of its lines (podwire.verbs.log_text)."""
 
 import io
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from cni import conf as cni_conf
-from cni import gojson, log, skel
+from cni import gojson, skel, verb_log
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
 from podwire.verbs.log_text import format_line
-from process import record
+from process import log, record
 
 MARK = "s3cr3t-mark"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -109,7 +109,7 @@ def test_error_tells_failures_only(file):
 def test_off_by_default(tmp_path, monkeypatch, capsys):
     """Without being asked nothing is recorded, written or said."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(log, "line", None)
+    monkeypatch.setattr(verb_log, "entry", None)
     monkeypatch.setattr(record, "recording", None)
     assert run()[0] == 0
     assert (list(tmp_path.iterdir()), capsys.readouterr().err) == ([], "")
@@ -218,7 +218,7 @@ def test_a_line_is_short_enough():
     noted = record.Record(changes=[long, *["change"] * 10_000], steps=[record.Step(long, 1.0)] * 10_000)
     result = Result(ips=(IPConfig(ip_interface("fd00:aaaa:bbbb:cccc:dddd:eeee:ffff:1/64")),) * 10_000)
     conf = cni_conf.parse(json.dumps({**CONFIG, "name": "n" * 100_000}).encode())
-    line = log.line(long, long, env, conf, 1e9, result, CniError(999, long, long), noted)
+    line = verb_log.entry(long, long, env, conf, 1e9, result, CniError(999, long, long), noted)
     assert len(gojson.dumps(line).encode()) + 1 < log.LINE_BYTES
     cut = (line["changes"], line["steps"], line["result"]["ips"])
     assert all(re.fullmatch(r"and \d+ more", items[-1]) for items in cut)
@@ -232,7 +232,7 @@ def test_a_line_costs_what_it_shows_not_what_there_was(monkeypatch):
     monkeypatch.setattr(gojson, "dumps", lambda value: encoded.append(len(dumps(value))) or dumps(value))
     long = "\0" * 100_000
     noted = record.Record(changes=[long] * 10_000, steps=[record.Step(long, 1.0)] * 10_000)
-    log.line("fake", "1", {"CNI_CONTAINERID": long}, None, 1.0, None, CniError(999, long, long), noted)
+    verb_log.entry("fake", "1", {"CNI_CONTAINERID": long}, None, 1.0, None, CniError(999, long, long), noted)
     assert sum(encoded) < 64 * log.LINE_BYTES
 
 
@@ -270,12 +270,12 @@ def fields(datagram):
 
 def test_journald(tmp_path, monkeypatch, capsys):
     """Journald gets a sentence, a priority and a field for each identity, and where there is none nothing fails."""
-    monkeypatch.setattr(log, "JOURNAL", str(tmp_path / "socket"))
+    monkeypatch.setattr(log, "JOURNAL_SOCKET", str(tmp_path / "socket"))
     env = {"PODWIRE_LOG": "journald", "PODWIRE_LOG_LEVEL": "debug"}
     assert run(env)[0] == 0
     assert capsys.readouterr().err == "podwire: log: nothing is written to journald: No such file or directory\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
-        journal.bind(log.JOURNAL)
+        journal.bind(log.JOURNAL_SOCKET)
         run(env)
         run(env, fails=CniError(7, "bad key", "correct it\nnow"))
         added, failed = (fields(journal.recv(1 << 16)) for _ in range(2))
@@ -289,7 +289,7 @@ def test_journald(tmp_path, monkeypatch, capsys):
 
 def test_a_defect_of_the_log_is_not_the_verbs(monkeypatch, file, capsys):
     """Whatever goes wrong in the log itself, the verb's status and result are the same."""
-    monkeypatch.setattr(log, "line", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(verb_log, "entry", lambda *arguments: 1 / 0)
     assert run({"PODWIRE_LOG": str(file)})[0] == 0
     assert "division by zero" in capsys.readouterr().err
 
@@ -300,10 +300,10 @@ def test_the_document_has_the_fields():
     told = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
     noted = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
     conf = cni_conf.parse(json.dumps(CONFIG).encode())
-    line = log.line("p", "v", {**ENV, "TRACEPARENT": TRACE}, conf, 1.0, RESULT, CniError(7, "bad", "hint"), noted)
+    line = verb_log.entry("p", "v", {**ENV, "TRACEPARENT": TRACE}, conf, 1.0, RESULT, CniError(7, "bad", "hint"), noted)
     assert told.keys() == line.keys()
     named = {name for names in told.values() for name in re.findall(r"`(\w+)`", names)}
-    assert fields(log._datagram(line)).keys() == named | {"MESSAGE", "SYSLOG_IDENTIFIER"}
+    assert fields(log.datagram(verb_log._journal_fields(line))).keys() == named | {"MESSAGE", "SYSLOG_IDENTIFIER"}
 
 
 def test_explained():
