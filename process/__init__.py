@@ -1,1 +1,1 @@
-"""What one short-lived process needs, with the standard library alone: signals, undo, child processes, files."""
+"""Building blocks of a short-lived process, standard library only: signals, undo, child processes, logs, files."""

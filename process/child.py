@@ -1,8 +1,8 @@
-"""Running other programs to their end, several at once when need be.
+"""Runs other programs to their end, several in parallel if needed.
 
 One rule: `run` ends in limited time, and no program started here outlives it. It waits neither for processes that a
-program has started nor for pipes that they hold. A program that `run` kills is killed with its process group, since a
-script may have started the one that hangs.
+program has started nor for pipes that they hold open. `run` kills a program together with its process group, since
+the program that hangs may have been started by a script.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from process.signals import TERMINATION, blocked, unblocked
 from process.values import dataclass, field
 
 STDOUT_BYTES = 64 << 20  # more is an error
-STDERR_BYTES = 1 << 20  # more is read and forgotten
+STDERR_BYTES = 1 << 20  # more is read and dropped
 # Below the kubelet's limits: 2 minutes for a DEL, and 4 for an ADD, which rolls back by a DEL when it fails.
 LIMIT_S = 100.0
 
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _KILLED_S = 5.0  # after SIGKILL, which does not end a process that waits for a disk or a file server
 _CHUNK_BYTES = 65536
-_PIPE_CHUNKS = 16  # what a pipe holds at most, unless somebody with CAP_SYS_RESOURCE made it larger
-# We ignore SIGPIPE and hold SIGTERM back; a program starts with the defaults, as from a shell.
+_PIPE_CHUNKS = 16  # what a pipe holds at most, unless a process with CAP_SYS_RESOURCE enlarged it
+# This process ignores SIGPIPE and blocks SIGTERM; a program starts with the defaults, as from a shell.
 _DEFAULTS = (signal.SIGPIPE, *TERMINATION)
 
-# Starts a program: its words, its environment ("NAME=value"), the descriptors for 0, 1 and 2 (-1: ours), the signals
-# that start with their default actions, none of them held back. Returns the ID of the process, which leads a process
+# Starts a program: arguments, environment ("NAME=value"), the descriptors for 0, 1 and 2 (-1: inherited), the signals
+# reset to their default actions; no signal is blocked in it. Returns the ID of the process, which leads a process
 # group of its own; raises OSError.
 Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...]], int]
 
@@ -41,7 +41,7 @@ Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...
 class Command:
     """One program to run: `argv`, whose first word is its path, and its whole environment.
 
-    Its stderr is ours unless `capture_stderr`.
+    It inherits stderr unless `capture_stderr`.
     """
 
     argv: tuple[str, ...]
@@ -59,12 +59,12 @@ class Outcome(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """The status in words: "exit status 3", "signal 9"."""
+        """How the program ended, in words: "exit status 3", "signal 9"."""
         return f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
 
 
 def posix_spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, int], defaults: tuple[int, ...]) -> int:
-    """Starts a program as `Spawn` says; one that goes on when we are killed."""
+    """Starts a program as `Spawn` describes; it goes on running if this process is killed."""
     actions = [(os.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(streams) if fd >= 0]
     environment = dict(entry.split(b"=", 1) for entry in env)
     return os.posix_spawn(
@@ -73,7 +73,7 @@ def posix_spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, in
 
 
 class Notice(NamedTuple):
-    """What is called once when programs have run for `after_s` seconds and not ended."""
+    """`report` is called once if programs have run for `after_s` seconds without ending."""
 
     after_s: float
     report: Callable[[], None]
@@ -87,10 +87,10 @@ def run(
     Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), TimeoutError
     when not all have ended in `limit_s` seconds; None is for programs that an operator watches. Then, and when a signal
     ends the waiting (Terminated), running programs get SIGTERM and are waited for: they roll back before the caller
-    does. One that takes too long is killed.
+    does. Programs that take too long are killed.
     """
     children: list[_Child] = []
-    # No signal may come between a start and the place that ends what was started.
+    # No signal may come between the start of a program and the code that ends it.
     with blocked(), _deaths() as deaths, ExitStack() as pipes:
         try:
             for command in commands:
@@ -111,11 +111,11 @@ class _Child(NamedTuple):
     stderr: tuple[int, bytearray] | None
 
     def has_ended(self) -> bool:
-        """Tells whether the program has ended; it keeps its pid, so that a kill is safe."""
+        """Returns whether the program has ended; its pid stays reserved, so that a kill is safe."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def read(self, pipe: int) -> bool:
-        """Reads some of what there is in `pipe`, and tells whether there was anything."""
+        """Reads a chunk from `pipe` and returns whether there was any data."""
         try:
             chunk = os.read(pipe, _CHUNK_BYTES)
         except BlockingIOError:
@@ -148,7 +148,7 @@ def _deaths() -> Iterator[int]:
 
 def _start(command: Command, spawn: Spawn, pipes: ExitStack) -> _Child:
     with ExitStack() as inherited:
-        stdin = os.memfd_create("stdin")  # a file, so that no size of input can block us
+        stdin = os.memfd_create("stdin")  # a file, so that input of any size cannot block this process
         inherited.callback(os.close, stdin)
         os.write(stdin, command.stdin)
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -181,7 +181,7 @@ def _attend_and_report(children: list[_Child], deaths: int, limit_s: float | Non
 
 
 def _attend(children: list[_Child], deaths: int, limit_s: float | None) -> None:
-    """Reads what the children write, in the order it comes, until all have ended; TimeoutError when time is up."""
+    """Reads the output of the children as it comes until all have ended; raises TimeoutError after `limit_s`."""
     deadline = None if limit_s is None else time.monotonic() + limit_s
     sources = {stream[0]: child for child in children for stream in (child.stdout, child.stderr) if stream}
     news = select.poll()
@@ -215,14 +215,14 @@ def _end(children: list[_Child], deaths: int) -> None:
 
 
 def _signal(children: list[_Child], number: int) -> None:
-    """Sends a signal to the programs' process groups, which exist as long as nobody has waited for their leaders."""
+    """Sends a signal to the programs' process groups, which exist until their leaders are waited for."""
     for child in children:
-        with suppress(OSError):  # one of them may have become another user's
+        with suppress(OSError):  # a program may have changed its user
             os.killpg(child.pid, number)
 
 
 def _await_deaths(children: list[_Child], deaths: int) -> None:
-    """Waits until programs that were killed have ended; the kernel ends none in state D."""
+    """Waits, for _KILLED_S at most, until killed programs have ended; one in state D does not end."""
     deadline = time.monotonic() + _KILLED_S
     poll = select.poll()
     poll.register(deaths, select.POLLIN)

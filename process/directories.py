@@ -1,6 +1,6 @@
-"""Directories in which plugins keep what they must remember.
+"""Directories for the files that plugins keep on the node's disk.
 
-One rule: a directory is made when something is put into it, and whether that can be done is found out without a trace.
+One rule: a directory is created when its first file is written; checking that it can be created leaves no trace.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from contextlib import suppress
 
 from process import record
 
-_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR)  # NFS and old overlayfs, old kernels
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR)  # NFS and old overlayfs, old kernels
 
 
 def create(directory: str, mode: int = 0o755) -> None:
-    """Makes a directory and those above it, the latter in mode 0755; raises OSError.
+    """Creates a directory and its missing parents, which get mode 0755; raises OSError.
 
-    os.makedirs would give `mode` to the last one only, and to those above what the umask leaves of 0777.
+    os.makedirs would give the parents mode 0777 less the umask.
     """
     if record.is_dry_run():
         if not os.path.isdir(directory):
-            record.change(_making(directory))
+            record.change(_description(directory))
         return
     try:
         os.mkdir(directory, mode)
-        record.change(_making(directory))
+        record.change(_description(directory))
     except FileExistsError:
         pass
     except FileNotFoundError:
@@ -33,22 +33,22 @@ def create(directory: str, mode: int = 0o755) -> None:
         if above in ("", directory):
             raise
         create(above)
-        with suppress(FileExistsError):  # another first pod was quicker
+        with suppress(FileExistsError):  # another process was quicker
             os.mkdir(directory, mode)
-            record.change(_making(directory))
+            record.change(_description(directory))
 
 
 def check_writable(directory: str) -> None:
-    """Raises the OSError that making a file in `directory` would meet; makes none, and leaves no trace.
+    """Raises the OSError that creating a file in `directory` would raise; leaves no trace.
 
-    Where it is not there yet, the nearest one above is tried; of a relative path that is where we are.
+    Checks the nearest existing parent if `directory` does not exist; for a relative path that may be the current one.
     """
-    while not os.path.lexists(directory) and directory not in (".", "/"):  # where we are may have been deleted
+    while not os.path.lexists(directory) and directory not in (".", "/"):  # the current directory may have been deleted
         directory = os.path.dirname(directory) or "."
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600)
     except OSError as error:
-        if error.errno not in _NO_NAMELESS:
+        if error.errno not in _NO_TMPFILE:
             raise
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory) from error
@@ -59,7 +59,7 @@ def check_writable(directory: str) -> None:
         os.close(fd)
 
 
-def _making(directory: str) -> str:
+def _description(directory: str) -> str:
     return f"make the directory {directory}"
 
 

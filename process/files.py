@@ -1,6 +1,6 @@
-"""Reading files of others, which need not be what they should be.
+"""Reads files that other programs write, and that may be of any kind and size.
 
-One rule: reading ends. A FIFO is not waited for, and of a device or a file without end no more is read than asked for.
+One rule: reading always ends. It does not wait for a FIFO's writer, and reads a device only up to the limit.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 
 
-def read(path: str, most_bytes: int) -> bytes:
-    """Returns what a file holds, of a FIFO what is in it; raises OSError, ValueError for a longer one or no path."""
+def read(path: str, max_bytes: int) -> bytes:
+    """Returns a file's content (a FIFO's pending data); raises OSError, ValueError for a longer file or a bad path."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         data = b""
-        while len(data) <= most_bytes and (more := file.read(most_bytes + 1 - len(data))):
-            data += more
-    if len(data) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes >> 10} KiB")
+        while len(data) <= max_bytes and (chunk := file.read(max_bytes + 1 - len(data))):
+            data += chunk
+    if len(data) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes >> 10} KiB")
     return data

@@ -1,12 +1,12 @@
-"""What a verb changes, and how long its steps take, for who asked to be told: the log, and the operator's tool.
+"""The record of a verb's changes and of the duration of its steps, for the log and the `podwire` tool.
 
-One rule: a change passes here, in words, where it is made: `if made("delete ..."): ...`; what may be refused is noted
-when it was not. Without anybody who asked that costs a comparison. What is only planned is noted and not made: that is
-how a tool tells what DEL and GC would take away. ADD reads back what it has made, so it cannot be planned, only tried
-elsewhere.
+One rule: code that changes something records it, in words, where it does so: `if change("delete ..."): ...`. A change
+that may fail is recorded after it has succeeded. When recording is off this costs one comparison. In a dry run changes
+are recorded and not carried out: this shows what DEL and GC would remove. ADD reads back what it has created, so it has
+no dry run; it can only be tried in other namespaces.
 
-The record is the process's, like its signals: a process serves one verb, and what makes a change should not have to be
-handed the place where it is noted through every function above it.
+The record is global to the process, like its signals: a process serves one verb, and passing the record through every
+function down to the change would be noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Step(NamedTuple):
-    """A part of a verb: what, and how many milliseconds it took, those of the steps inside it included."""
+    """A part of a verb and its duration in milliseconds, nested steps included."""
 
     what: str
     ms: float
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Record:
-    """What has been noted: changes in their order ('set "veth3f2a" up'), steps in the order in which they ended."""
+    """Recorded changes in their order ('set "veth3f2a" up'), and steps in the order in which they ended."""
 
     dry_run: bool = False
     changes: list[str] = field(default_factory=list)
@@ -39,8 +39,8 @@ _current: Record | None = None
 
 @contextmanager
 def recording(*, dry_run: bool = False) -> Iterator[Record]:
-    """Notes what is changed inside the block; with `planned` nothing is changed, if all that would be asks `made`."""
-    global _current  # noqa: PLW0603 - the module says why
+    """Records the changes of the block; in a dry run `change` returns False, and nothing is changed."""
+    global _current  # noqa: PLW0603 - the module docstring says why
     before = _current
     _current = Record(dry_run)
     try:
@@ -49,26 +49,26 @@ def recording(*, dry_run: bool = False) -> Iterator[Record]:
         _current = before
 
 
-def change(*what: str) -> bool:
-    """Notes changes that are about to be made, or have been, and tells whether they are: not when they are planned."""
+def change(*descriptions: str) -> bool:
+    """Records changes, before or after they are made, and returns whether to make them: False in a dry run."""
     if _current is None:
         return True
-    _current.changes += what
+    _current.changes += descriptions
     return not _current.dry_run
 
 
 def is_recording() -> bool:
-    """Tells whether anybody asked: where finding the words for a change takes time."""
+    """Returns whether changes are recorded; to be asked first where a description is costly to compute."""
     return _current is not None
 
 
 def is_dry_run() -> bool:
-    """Tells whether nothing is to be changed."""
+    """Returns whether nothing may be changed."""
     return _current is not None and _current.dry_run
 
 
 def timed_step(what: str) -> AbstractContextManager[None]:
-    """Notes how long the block takes."""
+    """Records how long the block takes."""
     return _NOT_TIMED if _current is None else _timed(what, _current)
 
 
@@ -76,9 +76,9 @@ _NOT_TIMED = nullcontext()
 
 
 @contextmanager
-def _timed(what: str, own: Record) -> Iterator[None]:
+def _timed(what: str, record: Record) -> Iterator[None]:
     start_ns = time.perf_counter_ns()
     try:
         yield
     finally:
-        own.steps.append(Step(what, (time.perf_counter_ns() - start_ns) / 1e6))
+        record.steps.append(Step(what, (time.perf_counter_ns() - start_ns) / 1e6))

@@ -1,15 +1,15 @@
-"""Signals: SIGTERM and SIGINT reach a verb where it waits, and nowhere else.
+"""Signals: SIGTERM and SIGINT interrupt a verb only while it waits.
 
-One rule: they are held back from the first instruction to the last, except inside `waiting()`. A change and its undo,
-a fork, another namespace entered for a moment, the answer on stdout: none of it can be cut in half, and since all but
-waiting takes a few milliseconds, a verb still ends at once.
+One rule: both signals are blocked from the first instruction to the last, except inside `unblocked()`, which encloses
+each wait. So no signal comes between a change and its undo, during a fork, while another namespace is entered or in
+the middle of the answer on stdout. Everything but waiting takes a few milliseconds, so a verb still ends at once.
 """
 
 from __future__ import annotations
 
 import signal
 
-# The same as in signal, without making an enumeration's member of each number that comes back.
+# The functions of `signal` without the conversion of each number to an enumeration member, for speed.
 from _signal import pthread_sigmask  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ class Terminated(BaseException):
 
 
 def block() -> None:
-    """Holds the signals back in this process and makes them raise Terminated inside `waiting()`.
+    """Blocks SIGTERM and SIGINT in this process; inside `unblocked()` they raise Terminated.
 
-    Raises OSError when the process may not do that: a signal could then interrupt a change halfway.
+    Raises OSError when a seccomp filter forbids it: a signal could then interrupt a change halfway.
     """
     pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
     for number in TERMINATION:
@@ -34,18 +34,18 @@ def block() -> None:
 
 
 def unblocked() -> AbstractContextManager[None]:
-    """Lets the signals arrive inside the block; one that came before arrives at its beginning."""
+    """Delivers signals inside the block; a pending one is delivered at its beginning."""
     return _Masked(signal.SIG_UNBLOCK)
 
 
 def blocked() -> AbstractContextManager[None]:
-    """Holds the signals back inside the block."""
+    """Blocks the signals inside the block."""
     return _Masked(signal.SIG_BLOCK)
 
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Ignores the signals inside the block, also where it waits: what is being undone is undone to the end."""
+    """Ignores the signals inside the block, even while it waits, so that a rollback runs to its end."""
     before = [signal.signal(number, signal.SIG_IGN) for number in TERMINATION]
     try:
         yield
@@ -55,7 +55,7 @@ def ignored() -> Iterator[None]:
 
 
 class _Masked:
-    """Changes the signals held back for the time of a block, and then holds back those of before."""
+    """Changes the signal mask for a block, then restores it."""
 
     __slots__ = ("_before", "_how")
 
@@ -70,7 +70,7 @@ class _Masked:
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:
-    """Makes the first signal unwind the undo steps; further ones are ignored."""
+    """Raises Terminated for the first signal, so that the undo steps run; ignores further ones."""
     for number in TERMINATION:
         signal.signal(number, signal.SIG_IGN)
     raise Terminated

@@ -1,4 +1,4 @@
-"""Undo: the steps that take back what a verb has done so far.
+"""Undo: the steps that roll back what a verb has done so far.
 
 One rule: each change is followed on the next line by its undo; steps run in reverse, all of them, whatever fails.
 """
@@ -16,15 +16,15 @@ from process.stderr import one_line
 class Undo:
     """A stack of undo steps, run in reverse when the block is left by an exception, dropped when it is not.
 
-    A step that fails is told on stderr and the others still run: the first error is the one to report.
+    A step that fails is reported on stderr and the others still run; the error that left the block is raised.
     """
 
     def __init__(self) -> None:
         self._steps: list[tuple[str, Callable[[], object]]] = []
 
-    def push(self, what: str, step: Callable[[], object]) -> None:
-        """Registers `step`, described by `what` ("delete veth3f2a") for the message when it fails."""
-        self._steps.append((what, step))
+    def push(self, description: str, step: Callable[[], object]) -> None:
+        """Registers `step`, described by `description` ("delete veth3f2a") for the message when it fails."""
+        self._steps.append((description, step))
 
     def clear(self) -> None:
         """Drops all steps."""
@@ -40,8 +40,8 @@ class Undo:
             return
         with signals.ignored():
             while self._steps:
-                what, step = self._steps.pop()
+                description, step = self._steps.pop()
                 try:
                     step()
                 except Exception as failure:
-                    print(one_line(f"podwire: could not {what}: {failure}"), file=sys.stderr)
+                    print(one_line(f"podwire: could not {description}: {failure}"), file=sys.stderr)

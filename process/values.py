@@ -1,9 +1,9 @@
-"""Values: what the parts of a verb hand each other, dataclasses that are made by the dozen in a few milliseconds.
+"""Values: immutable dataclasses, cheap to create.
 
-One rule: a value is never changed after it was made. The type checker refuses to, and so does Python where it tests
-assertions; the executable, which is built without them, makes a value in a fifth of the time for that.
+One rule: a value is never changed after its creation. The type checker enforces this, and so does Python when
+assertions are on; the executable is built without assertions and creates a value in a fifth of the time.
 
-For the type checker, and for a reader, these three are the standard library's own.
+For the type checker, and for readers, these three names are the standard library's own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls: type | None = None, /, *, frozen: bool = False) -> type | Callable[[type], type]:
-        """Makes a class one of values, which compare and hash by their fields; one that is not `frozen` has no hash."""
+        """Makes a class a dataclass that compares by its fields, and hashes by them when `frozen`."""
         return dataclasses.dataclass(cls, frozen=frozen and __debug__, unsafe_hash=frozen)
 
     def replace(value: Any, /, **changes: object) -> Any:
-        """Returns a value like `value` but for `changes`."""
+        """Returns a copy of `value` with the fields in `changes` replaced."""
         return type(value)(**{**value.__dict__, **changes})
