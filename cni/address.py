@@ -1,6 +1,6 @@
 """Addresses as text: what Go's net package accepts and prints, in both directions.
 
-One rule: an address is a typed value once parsed; nobody below parses text again.
+One rule: an address is a typed value once parsed; code below never parses text again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Network = IPv4Network | IPv6Network
 
 
 class _Family(NamedTuple):
-    """The classes of an address family, which agree in what is used of them, and its netmasks by their lengths."""
+    """The classes of an address family, which share the interface used here, and its netmasks by prefix length."""
 
     width: int
     address: type[Address]
@@ -60,10 +60,10 @@ def parse_cidr(text: str) -> Interface:
 
 
 def with_prefix(address: Address, bits: int) -> Interface:
-    """Returns an address with a prefix, its host bits kept; raises ValueError for a prefix that its family has not.
+    """Returns an address with a prefix, its host bits kept; raises ValueError for a prefix out of range.
 
-    In place of the standard library's many checks and copies, what it comes to. Networks of one or two addresses have
-    more to them, and what is no prefix is refused there.
+    Equivalent to the standard library's constructor without its checks and copies. Networks of one or two addresses and
+    invalid prefixes are left to that constructor.
     """
     family, value = _V4 if isinstance(address, IPv4Address) else _V6, int(address)
     if not 0 <= bits < family.width - 1:
@@ -72,14 +72,14 @@ def with_prefix(address: Address, bits: int) -> Interface:
     network = object.__new__(family.network)
     shared = {"netmask": netmask, "_prefixlen": bits}
     network.__dict__.update(shared, network_address=family.address(value & int(netmask)))
-    made = object.__new__(family.interface)
-    family.address.__init__(made, value)  # type: ignore[arg-type] # the two are of one family
-    made.__dict__.update(shared, network=network)
-    return made
+    interface = object.__new__(family.interface)
+    family.address.__init__(interface, value)  # type: ignore[arg-type] # the two are of one family
+    interface.__dict__.update(shared, network=network)
+    return interface
 
 
 def format_ip(address: Address | Interface) -> str:
-    """Returns an address as str() does, which spells an IPv6 address in Python."""
+    """Returns an address as text; equals str(), but converts IPv6 in C, which is faster."""
     if not isinstance(address, IPv6Address) or int(address) in _EMBEDDED:
         return str(address)
     text = inet_ntop(AF_INET6, address.packed)
@@ -87,12 +87,12 @@ def format_ip(address: Address | Interface) -> str:
 
 
 def host_cidr(address: Address) -> Interface:
-    """Returns an address with the whole of it as its prefix ("10.1.2.5/32")."""
+    """Returns an address with a full-length prefix ("10.1.2.5/32")."""
     return with_prefix(address, address.max_prefixlen)
 
 
 def as_network(where: Address | Network) -> Network:
-    """Returns a network as it is, an address as the network of nothing else."""
+    """Returns a network unchanged, and an address as the network that holds only this address."""
     if isinstance(where, IPv4Address):
         return IPv4Network((int(where), where.max_prefixlen))
     return IPv6Network((int(where), where.max_prefixlen)) if isinstance(where, IPv6Address) else where

@@ -1,6 +1,6 @@
-"""What IPAM plugins read alike: their section, its routes, the addresses asked for; and what a result can hold.
+"""Configuration shared by the IPAM plugins: the `ipam` object, its routes, requested addresses, result limits.
 
-One rule: an address that is asked for is a text with its place here; whether it needs a prefix is each plugin's own.
+One rule: a requested address stays text here, with its path in the configuration; each plugin decides on prefixes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cni.versions import at_least
 
 
 class RequestedIP(NamedTuple):
-    """One address that is asked for, as written, and the place where it stands, for error texts."""
+    """A requested address, as written, and its path in the configuration, for error texts."""
 
     where: str
     text: str
@@ -34,33 +34,33 @@ def ipam_section(conf: NetConf, kind: str) -> Fields:
 
 
 def routes(ipam: Fields) -> tuple[Route, ...]:
-    """Returns the routes of the section as they stand; raises CniError(7)."""
-    found = ipam.objects("routes")
-    for item in found:
+    """Returns the routes of the `ipam` object in their order; raises CniError(7)."""
+    items = ipam.objects("routes")
+    for item in items:
         if not item.has("dst"):
             raise item.error("dst", "is missing", 'a route needs its destination: "0.0.0.0/0" or "::/0" is the default')
-    return tuple(map(route_from_fields, found))
+    return tuple(map(route_from_fields, items))
 
 
 def requested_ips(conf: NetConf) -> tuple[tuple[RequestedIP, ...], tuple[RequestedIP, ...]]:
-    """Returns what `args.cni.ips` asks for, and what `runtimeConfig.ips` (capability `ips`) does; CniError(7)."""
-    if not (conf.fields.has("args") or conf.fields.has("runtimeConfig")):  # as with most pods
+    """Returns the addresses in `args.cni.ips` and those in `runtimeConfig.ips` (capability `ips`); CniError(7)."""
+    if not (conf.fields.has("args") or conf.fields.has("runtimeConfig")):  # most pods
         return (), ()
     return _requests(conf.cni_args, "args.cni.ips"), _requests(conf.runtime_config, "runtimeConfig.ips")
 
 
 def supports_multiple(conf: NetConf) -> bool:
-    """Tells whether a result of the configuration's version can hold several addresses of a family."""
+    """Returns whether a result of the configuration's version can hold several addresses of a family."""
     return at_least(conf.version, "0.3.0")
 
 
-def refuse_multiple(families: list[int], conf: NetConf, cure: str) -> None:
-    """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
+def refuse_multiple(families: list[int], conf: NetConf, fix: str) -> None:
+    """Raises CniError(7) for two addresses of one family, which results of CNI 0.1.0 and 0.2.0 cannot hold."""
     if len(families) > len(set(families)) and not supports_multiple(conf):
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
             f"CNI version {conf.cni_version} does not support more than 1 address per family",
-            f"use cniVersion 0.3.0 or later, or {cure}",
+            f"use cniVersion 0.3.0 or later, or {fix}",
         )
 
 

@@ -1,4 +1,4 @@
-"""CmdArgs: what the runtime says in the environment, validated as each verb demands.
+"""CmdArgs: the CNI_* environment variables, validated as each verb demands.
 
 One rule: the environment is an argument, and an invalid variable is refused before anything else happens.
 """
@@ -40,11 +40,11 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class CmdArgs:
-    """One invocation: the verb, the attachment it is for, and all that a delegate must be given again.
+    """One invocation: the verb, its attachment, and everything that is passed on to a delegate.
 
     `netns` is "" when unset (DEL), `path` the directories of CNI_PATH, `stdin` the request's exact bytes,
-    `delegates` the plugins that this executable is itself. With `in_process` those are run in this process
-    whatever file has their name: for a tool that only looks, and must not run what it does not know.
+    `delegates` the plugins built into this executable. With `in_process` they run in this process whatever file
+    on CNI_PATH has their name: for dry runs, which must not run an unknown program.
     """
 
     command: str
@@ -86,7 +86,7 @@ class CmdArgs:
 def from_env(env: Mapping[str, str]) -> CmdArgs:
     """Reads the CNI_* variables (specification, section "Parameters"; order and texts as the reference).
 
-    Raises CniError(4), naming the variable. An unknown command is not refused here: stdin is judged first.
+    Raises CniError(4), naming the variable. An unknown command is not refused here: stdin is validated first.
     """
     values = {name: env.get(name, "") for name, _ in _VARIABLES}
     command = values["CNI_COMMAND"]
@@ -120,7 +120,7 @@ def _check_container_id(value: str) -> None:
 
 
 def is_interface_name(value: str) -> bool:
-    """Tells whether the kernel takes `value` as the name of an interface as it stands."""
+    """Returns whether `value` is a valid interface name."""
     try:
         _check_ifname(value)
     except CniError:

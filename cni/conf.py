@@ -1,6 +1,6 @@
-"""The keys common to every request configuration.
+"""NetConf: the network configuration that a plugin reads on stdin, with the keys common to all plugins.
 
-One rule: what a runtime adds to a configuration is read here; a plugin's own keys are read in its conf.py.
+One rule: the keys that a runtime adds are read here; a plugin's other keys are read in its conf.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTACHMENT_KEYS = (
 
 
 class Attachment(NamedTuple):
-    """One attachment as GC names it."""
+    """An attachment as GC identifies it: container ID and interface name."""
 
     container_id: str
     ifname: str
@@ -32,7 +32,7 @@ class Attachment(NamedTuple):
 
 @dataclass(frozen=True)
 class NetConf:
-    """One request configuration: the common keys, typed, and `fields` to read a plugin's own keys from.
+    """One request configuration: the common keys, typed, and `fields` for the plugin's other keys.
 
     `cni_version` is "" when the key is absent, which means 0.1.0.
     """
@@ -69,11 +69,11 @@ class NetConf:
 
     def required_prev_result(self, msg: str = "Required prevResult missing") -> Result:
         """Reads `prevResult`; raises CniError(7) as `prev_result` does, and with `msg` when it is absent."""
-        found = self.prev_result()
-        if found is None:
+        result = self.prev_result()
+        if result is None:
             details = "ADD of a chained plugin and each CHECK need the result of what ran before"
             raise CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
-        return found
+        return result
 
     @property
     def ipam_type(self) -> str:
@@ -81,12 +81,12 @@ class NetConf:
         return self.fields.section("ipam").string("type")
 
     def refuse_addressless(self) -> None:
-        """Refuses a layer 2 network of CNI 0.1.0 or 0.2.0, whose results are addresses: CniError(7) (reference)."""
+        """Raises CniError(7) for a layer 2 network of CNI 0.1.0 or 0.2.0, whose results are addresses."""
         if not self.ipam_type and not at_least(self.version, "0.3.0"):
             raise CniError(
                 Code.INVALID_NETWORK_CONFIG,
                 "cannot convert: no valid IP addresses",
-                f'cniVersion {self.version} cannot tell of an attachment without addresses; add "ipam" or use 0.3.0',
+                f'cniVersion {self.version} has no results without addresses; add "ipam" or use 0.3.0',
             )
 
     def valid_attachments(self) -> frozenset[Attachment] | None:
@@ -98,14 +98,16 @@ class NetConf:
         key = next((key for key in _ATTACHMENT_KEYS if key in present), None)
         if key is None:
             return None
-        found = frozenset(
+        attachments = frozenset(
             Attachment(item.string("containerID"), item.string("ifname")) for item in self.fields.objects(key)
         )
-        if any(not (item.container_id and item.ifname) for item in found):  # of what is in use it would keep nothing
+        if any(
+            not (item.container_id and item.ifname) for item in attachments
+        ):  # it would match nothing, and GC would delete
             raise self.fields.error(
                 key, 'has an element without "containerID" or "ifname"', "the runtime must name each attachment"
             )
-        return found
+        return attachments
 
 
 def not_chained(plugin: str) -> CniError:
@@ -113,14 +115,14 @@ def not_chained(plugin: str) -> CniError:
     return CniError(
         Code.INVALID_NETWORK_CONFIG,
         "must be called as chained plugin",
-        f'{plugin} works on what an interface plugin made: list it behind one, in "plugins"',
+        f'{plugin} works on an existing interface: list it behind one, in "plugins"',
     )
 
 
 def parse(stdin: bytes) -> NetConf:
     """Reads the request configuration on stdin (reference: skel's validateConfig, in its order).
 
-    Raises CniError(6) for what is no JSON object and CniError(7) for a missing or bad network name.
+    Raises CniError(6) for input that is not a JSON object and CniError(7) for a missing or bad network name.
     """
     prefix = "error unmarshall network config: "
     try:

@@ -1,7 +1,7 @@
-"""Delegation: one plugin running another, the IPAM plugin above all (specification, section "Delegation").
+"""Delegation: one plugin runs another, usually the IPAM plugin (specification, section "Delegation").
 
-One rule: the delegate is the first file of its name on CNI_PATH. When that file is this executable it is run inside
-this process, which saves a start; its result and errors are the same as those of a second process.
+One rule: the delegate is the first file of its name on CNI_PATH. If that file is this executable, the delegate
+runs inside this process, which saves starting one; its result and errors are the same.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from process.signals import unblocked
 from process.undo import Undo
 from process.values import replace
 
-# A plugin being replaced in place cannot be started for a moment; libcni tries as often.
+# A plugin file that is being overwritten cannot be started for a moment; libcni retries as often.
 _BUSY_TRIES = 6
 _BUSY_WAIT_S = 1.0
-_CHANGING = ("ADD", "DEL", "GC")  # what another program changes cannot be told, nor only planned
+_CHANGING = ("ADD", "DEL", "GC")  # the changes of another program are unknown, and it has no dry run
 _OURSELVES = "/proc/self/exe"
 
 
 def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     """Runs ADD of the plugin named `kind` and returns its result; pushes the delegated DEL on `undo`.
 
-    The delegate gets our environment with CNI_COMMAND=ADD and our stdin to the byte. Its error is raised unchanged.
-    A failed ADD is followed by a DEL as the specification asks, except where that would harm: our own host-local
-    leaves nothing, and after "duplicate allocation" DEL would free the address of a living attachment.
+    The delegate gets this process's environment with CNI_COMMAND=ADD, and the same stdin. Its error is raised as it is.
+    A failed ADD is followed by a DEL as the specification requires, with two exceptions: podwire's host-local leaks
+    nothing, and after "duplicate allocation" DEL would release the address of a running container.
     """
     program = _find_other(kind, args, conf)
     release = partial(_run, program, kind, replace(args, command="DEL"), conf)
@@ -47,7 +47,7 @@ def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
         try:
             result = _run(program, kind, replace(args, command="ADD"), conf)
         except CniError as error:
-            if "duplicate allocation" in error.msg:  # the reference has no code of its own for this
+            if "duplicate allocation" in error.msg:  # the reference has no specific code for this
                 failed.clear()
             raise
     undo.push(f"run DEL of {kind}", release)
@@ -60,12 +60,12 @@ def run(kind: str, args: CmdArgs, conf: NetConf) -> None:
 
 
 def add_ipam(args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
-    """Runs ADD of the network's IPAM plugin as `add` does; raises CniError(999) when it gives no address."""
-    given = add(conf.ipam_type, args, conf, undo)
-    if not given.ips:
+    """Runs ADD of the network's IPAM plugin as `add` does; raises CniError(999) if it returns no address."""
+    ipam_result = add(conf.ipam_type, args, conf, undo)
+    if not ipam_result.ips:
         msg = "IPAM plugin returned missing IP config"
-        raise CniError(Code.INTERNAL, msg, f"the plugin {conf.ipam_type} gave none")
-    return given
+        raise CniError(Code.INTERNAL, msg, f"the plugin {conf.ipam_type} allocated no address")
+    return ipam_result
 
 
 def run_ipam(args: CmdArgs, conf: NetConf) -> None:
@@ -117,7 +117,7 @@ def _find_other(kind: str, args: CmdArgs, conf: NetConf) -> str:
 
 
 def _is_ourselves(program: str) -> bool:
-    """Tells whether `program` is the file this process was started from, under whatever name."""
+    """Returns whether `program` is the file that this process was started from, under any name."""
     try:
         return os.path.samestat(os.stat(program), os.stat(_OURSELVES))
     except OSError:
@@ -142,13 +142,13 @@ def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None
         body = gojson.loads(output)
     except ValueError as error:
         raise CniError(Code.DECODING_FAILURE, f"plugin {kind} printed no result: {error}") from None
-    # As libcni: a delegate may answer in a version of its own; without one it is the configuration's.
-    own = body.get("cniVersion") if isinstance(body, dict) else None
-    return from_json(body, own if isinstance(own, str) and own else conf.version)
+    # Like libcni: a delegate may answer in another version; without cniVersion it is the configuration's.
+    version = body.get("cniVersion") if isinstance(body, dict) else None
+    return from_json(body, version if isinstance(version, str) and version else conf.version)
 
 
 def _execute(program: str, args: CmdArgs) -> bytes:
-    """Runs another executable to its end and returns its stdout; its stderr is ours. Raises its error object."""
+    """Runs another executable to its end and returns its stdout; it inherits stderr. Raises its error object."""
     command = Command((program,), {**args.env, "CNI_COMMAND": args.command}, args.stdin)
     try:
         outcome = _run_when_free(command)
@@ -188,7 +188,7 @@ def not_runnable(program: str, error: OSError) -> CniError:
 
 
 def _failure(program: str, outcome: Outcome) -> CniError:
-    """Returns the error object a failed delegate printed, or says what it printed instead (texts of libcni)."""
+    """Returns the error object a failed delegate printed, or one that quotes its output (texts of libcni)."""
     try:
         body = gojson.loads(outcome.stdout)
     except ValueError:

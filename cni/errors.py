@@ -1,6 +1,6 @@
-"""Error codes of the CNI specification and the one exception that carries them.
+"""Error codes of the CNI specification, and CniError, the exception that carries them.
 
-One rule: a CniError is for what an operator can act on; anything else passes through and becomes code 999 in skel.
+One rule: a CniError is for what an operator can act on; any other exception becomes code 999 in skel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 
-_MOST_TOLD = 10  # a store of 10,000 addresses on a disk that has become read-only has one cause
+_MAX_REPORTED = 10  # a store of 10,000 addresses on a disk that has become read-only has one cause
 
 
 class Code(IntEnum):
@@ -68,33 +68,33 @@ def internal(msg: str, details: str = "") -> CniError:
 
 
 class UnchangedError(CniError):
-    """What failed had changed nothing yet: there is nothing to undo, and what was there before is to stay."""
+    """The operation failed before it changed anything: there is nothing to roll back."""
 
 
 def combined(errors: list[CniError]) -> CniError | None:
-    """Returns one error that tells all of `errors` (messages joined by "; "), or None when there are none.
+    """Returns one error with the messages of all `errors`, joined by "; ", or None for an empty list.
 
     Teardown goes on after a failure and reports everything at its end (specification, section "GC").
-    The code is the first error's. Of many the first ones are told and the rest is counted; a hint is given once.
+    The code is the first error's. After _MAX_REPORTED errors the rest is counted; equal hints appear once.
     """
     if not errors:
         return None
     if len(errors) == 1:
         return errors[0]
-    told = errors[:_MOST_TOLD]
-    further = [f"and {len(errors) - len(told)} more"] if len(errors) > len(told) else []
-    details = "; ".join(dict.fromkeys(e.details for e in told if e.details))
-    return CniError(errors[0].code, "; ".join([*(e.msg for e in told), *further]), details)
+    reported = errors[:_MAX_REPORTED]
+    further = [f"and {len(errors) - len(reported)} more"] if len(errors) > len(reported) else []
+    details = "; ".join(dict.fromkeys(e.details for e in reported if e.details))
+    return CniError(errors[0].code, "; ".join([*(e.msg for e in reported), *further]), details)
 
 
 def from_os_error(error: OSError) -> CniError:
-    """Returns the error of a system call that nobody had more to say about: its reason, and the file, code 5."""
+    """Returns the error of a failed system call, code 5: the file and the reason."""
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a system call failed"
     return CniError(Code.IO_FAILURE, f"{where}: {error.strerror or error}")
 
 
 def run_all(*steps: Callable[[], object]) -> None:
-    """Runs every step whatever became of the others, then raises what failed as one CniError (see `collected`)."""
+    """Runs all steps, even if some fail, then raises their errors as one CniError (see `combined`)."""
     problems = []
     for step in steps:
         try:
@@ -109,7 +109,7 @@ def run_all(*steps: Callable[[], object]) -> None:
 
 
 def run_status_checks(*steps: Callable[[], object]) -> None:
-    """Runs the parts of a STATUS as `all_of` does; what fails means code 50, unless it says 51 (section "STATUS")."""
+    """Runs the checks of STATUS as `run_all` does; a failure has code 50, or 51 if the check says so."""
     run_all(*(partial(_as_unready, step) for step in steps))
 
 

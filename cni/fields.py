@@ -1,7 +1,7 @@
 """Fields: the typed reader of JSON objects that every configuration goes through.
 
 One rule: keys match without regard to case and types are strict, as with Go's encoding/json, because containerd
-sends "HostPort" where the documents say "hostPort"; what is wrong is told with the path of the key.
+sends "HostPort" where the documents say "hostPort"; errors name the path of the key.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fields:
         self.context = context
 
     def with_context(self, context: str) -> Fields:
-        """Returns the same object with `context` at the beginning of its error texts."""
+        """Returns the same object with error texts that begin with `context`."""
         return Fields(self._items, self._path, context)
 
     def path(self, key: str) -> str:
@@ -54,32 +54,32 @@ class Fields:
         return f"{self._path}.{key}" if self._path else key
 
     def error(self, key: str, problem: str, details: str = "") -> CniError:
-        """Returns (does not raise) the CniError(7) that says `problem` of `key`."""
+        """Returns (does not raise) a CniError(7): `key` and its `problem`."""
         return CniError(Code.INVALID_NETWORK_CONFIG, f'{self.context}: "{self.path(key)}" {problem}', details)
 
-    def _wrong(self, key: str, want: str, value: object) -> CniError:
-        return self.error(key, f"must be {want}, not {_kind(value)}", "JSON types are not converted")
+    def _wrong_type(self, key: str, expected: str, value: object) -> CniError:
+        return self.error(key, f"must be {expected}, not {_kind(value)}", "JSON types are not converted")
 
     def raw(self, key: str) -> object:
         """Returns the value of `key` as parsed, None when absent or null."""
         return self._items.get(key.casefold())
 
     def has(self, key: str) -> bool:
-        """Tells whether `key` is there with a value other than null."""
+        """Returns whether `key` has a value other than null."""
         return key.casefold() in self._items
 
     def string(self, key: str, default: str = "") -> str:
         """Returns a string."""
         value = self._items.get(key.casefold(), default)
         if not isinstance(value, str):
-            raise self._wrong(key, "a string", value)
+            raise self._wrong_type(key, "a string", value)
         return value
 
     def boolean(self, key: str, default: bool = False) -> bool:
         """Returns true or false; the strings "true" and "false" are refused as the reference refuses them."""
         value = self._items.get(key.casefold(), default)
         if not isinstance(value, bool):
-            raise self._wrong(key, "true or false", value)
+            raise self._wrong_type(key, "true or false", value)
         return value
 
     def integer(self, key: str, *, minimum: int = -_INT64, maximum: int = _INT64 - 1) -> int | None:
@@ -90,7 +90,7 @@ class Fields:
         if isinstance(value, float):
             raise self.error(key, f"must be an integer, not {value}", "JSON types are not converted")
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(key, "an integer", value)
+            raise self._wrong_type(key, "an integer", value)
         if not minimum <= value <= maximum:
             raise self.error(key, f"must be between {minimum} and {maximum}, not {value}")
         return value
@@ -121,7 +121,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self._wrong(key, "an object", value)
+            raise self._wrong_type(key, "an object", value)
         return Fields(value, self.path(key), self.context)
 
     def section(self, key: str) -> Fields:
@@ -129,16 +129,16 @@ class Fields:
         return self.nested(key) or Fields({}, self.path(key), self.context)
 
     def string_map(self, key: str) -> dict[str, str]:
-        """Returns an object of strings in the order of its text; its own keys are taken as they are written."""
+        """Returns an object of strings in its order; the keys keep their case."""
         value = self.raw(key)
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self._wrong(key, "an object", value)
+            raise self._wrong_type(key, "an object", value)
         items = {}
         for name, item in value.items():
             if not isinstance(item, str):
-                raise self._wrong(f"{key}.{name}", "a string", item)
+                raise self._wrong_type(f"{key}.{name}", "a string", item)
             items[name] = item
         return items
 
@@ -147,7 +147,7 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self._wrong(key, "a list", value)
+            raise self._wrong_type(key, "a list", value)
         return value
 
     def strings(self, key: str) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class Fields:
         items = []
         for index, item in enumerate(self._elements(key)):
             if item is not None and not isinstance(item, str):
-                raise self._wrong(f"{key}[{index}]", "a string", item)
+                raise self._wrong_type(f"{key}[{index}]", "a string", item)
             items.append(item or "")
         return tuple(items)
 
@@ -165,14 +165,14 @@ class Fields:
         for index, item in enumerate(self._elements(key)):
             at = f"{key}[{index}]"
             if item is not None and not isinstance(item, dict):
-                raise self._wrong(at, "an object", item)
+                raise self._wrong_type(at, "an object", item)
             items.append(Fields(item or {}, self.path(at), self.context))
         return tuple(items)
 
     def object_lists(self, key: str) -> tuple[tuple[Fields, ...], ...]:
         """Returns a list of lists of objects (host-local's `ranges`)."""
-        found = []
+        lists = []
         for index, item in enumerate(self._elements(key)):
             at = f"{key}[{index}]"
-            found.append(Fields({at: item}, self._path, self.context).objects(at))
-        return tuple(found)
+            lists.append(Fields({at: item}, self._path, self.context).objects(at))
+        return tuple(lists)

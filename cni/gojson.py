@@ -1,4 +1,4 @@
-"""JSON text read and printed as Go's encoding/json does it, on which the runtimes rely.
+"""JSON text read and printed like Go's encoding/json, since runtimes rely on its details.
 
 One rule: nothing here knows a key; text in, plain objects out, and back.
 """
@@ -17,7 +17,7 @@ MAX_BYTES = 2 << 20
 _DECODE_LIMIT = "nested too deeply: the limit is some 300 levels"
 _MARK = "\ufeff"
 _MARKUP = re.compile("[<>&\u2028\u2029]")
-_DIGITS = 400  # Python refuses to convert more than 4300; no key of ours is wider than 20
+_DIGITS = 400  # Python refuses to convert more than 4300; no key of podwire needs more than 20
 
 
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -36,7 +36,7 @@ def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _integer(text: str) -> int:
-    """Cuts a number of absurd length: it is out of every range all the same, and its key may not matter at all."""
+    """Cuts a number of absurd length: it stays out of every range, and its key may be one that is not read."""
     return int(text[:_DIGITS])
 
 
@@ -80,15 +80,15 @@ def loads(data: bytes) -> object:
 
 
 def repeated_keys(data: bytes, key: str) -> tuple[str, ...]:
-    """Returns the names that the object under `key` of the object in `data` has more than once.
+    """Returns the names that occur more than once in the object under `key` of the object in `data`.
 
-    It reads the text again, as `loads` does not tell; data that is none of `loads` may raise anything.
+    Parses `data` again; `data` must have passed `loads`, else this may raise any exception.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name, value in json.loads(data.decode("utf-8", "replace"), object_pairs_hook=tuple, parse_int=_integer):
         if name.casefold() == key.casefold() and isinstance(value, tuple):
-            found += [item for item, times in Counter(item for item, _ in value).items() if times > 1]
-    return tuple(found)
+            names += [item for item, times in Counter(item for item, _ in value).items() if times > 1]
+    return tuple(names)
 
 
 def dumps(value: object, *, indent: int | None = None) -> str:

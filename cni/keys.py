@@ -1,9 +1,9 @@
-"""What keys a configuration may have: for who checks a file before a pod is started, and for the documents.
+"""The schema of configuration keys, for `podwire lint` and the docs.
 
-One rule: the code that reads a key decides what its value means and refuses what it cannot use; here stands what there
-is, of which type, and where. A test keeps the two, and the option tables, in step.
+One rule: the schema lists keys, their places and types; the code that reads a key decides on valid values. A test keeps
+schema, code and option tables in step.
 
-A plugin's own keys stand in its conf.py, those that several plugins read beside what reads them.
+A plugin's keys are listed in its conf.py; keys that several plugins read, next to the code that reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from process.values import dataclass, replace
 
-# Types of values. IP is an address, CIDR one with its prefix, both as text. ANY is not judged (a foreign object).
+# Types of values. IP is an address, CIDR one with its prefix, both as text. ANY is not checked.
 STRING, BOOLEAN, INTEGER, IP, CIDR, OBJECT, LIST, ANY = (
     "string",
     "boolean",
@@ -27,7 +27,7 @@ STRING, BOOLEAN, INTEGER, IP, CIDR, OBJECT, LIST, ANY = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its name as the documents spell it, the types its value may have (of those above), what is in it.
+    """One key: its name as the documents spell it, the allowed types of its value (see above), its content.
 
     `of` are the types of a list's elements, or of an object's values where its keys are names of the user's (`sysctl`);
     `keys` those of the object, or of the objects in the list, be it a list of such lists (`of` is LIST then). `choices`
@@ -52,22 +52,22 @@ def section(name: str, *keys: Key) -> Key:
 
 
 def runtime_config(*keys: Key) -> Key:
-    """Returns `runtimeConfig`: what the runtime tells of the attachment, each key a capability."""
+    """Returns `runtimeConfig`: the runtime's data on the attachment; each key is a capability."""
     return section("runtimeConfig", *keys)
 
 
 def args_cni(*keys: Key) -> Key:
-    """Returns `args.cni`: what the user of the network asks for one attachment (CONVENTIONS.md, "args")."""
+    """Returns `args.cni`: requests of the network's user for one attachment (CONVENTIONS.md, "args")."""
     return section("args", section("cni", *keys))
 
 
 def merged(*groups: Iterable[Key]) -> tuple[Key, ...]:
     """Returns all keys of the groups, each name once: objects of one name have the keys of both."""
-    found: dict[str, Key] = {}
+    keys_by_name: dict[str, Key] = {}
     for key in (key for group in groups for key in group):
-        before = found.get(key.name)
-        found[key.name] = replace(key, keys=merged(before.keys, key.keys)) if before else key
-    return tuple(found.values())
+        before = keys_by_name.get(key.name)
+        keys_by_name[key.name] = replace(key, keys=merged(before.keys, key.keys)) if before else key
+    return tuple(keys_by_name.values())
 
 
 DNS = section(
@@ -83,11 +83,11 @@ ROUTES = Key(
     (OBJECT,),
     (Key("dst", (CIDR,)), Key("gw", (IP,)), *each(INTEGER, "mtu", "advmss", "priority", "table", "scope")),
 )
-IPS = Key("ips", (LIST,), (STRING,))  # addresses that are asked for, with a prefix or without
+IPS = Key("ips", (LIST,), (STRING,))  # requested addresses, with or without a prefix
 MAC = Key("mac", (STRING,))
 IPAM_TYPE = section("ipam", Key("type", (STRING,)))
 
-# What every plugin's configuration may have: what libcni reads, and the well-known keys of the specification (section
+# Keys of every plugin's configuration: those that libcni reads, and the well-known keys of the specification (section
 # "Plugin configuration objects"), which a plugin without a use for them ignores. `name` and `cniVersion` are the
 # network's own in the configuration of one plugin that is alone in its file.
 COMMON = (
@@ -99,7 +99,7 @@ COMMON = (
     Key("args", (OBJECT,)),
     *each(STRING, "logFile", "logLevel"),
 )
-# What the runtime adds to a request, and nobody writes into a file.
+# Keys that the runtime adds to a request; they do not belong into a file.
 REQUEST = (
     runtime_config(),
     Key("prevResult", (OBJECT,)),
@@ -108,7 +108,7 @@ REQUEST = (
         for name in ("cni.dev/valid-attachments", "cni.dev/attachments")
     ),
 )
-# What a network has beside its plugins. The flags may also be "true" and "false" in quotes (libcni).
+# A network's keys besides its plugins. The flags may also be "true" and "false" in quotes (libcni).
 NETWORK = (
     *each(STRING, "cniVersion", "name"),
     Key("cniVersions", (LIST,), (STRING,)),

@@ -74,7 +74,7 @@ class DNS:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Returns the object with its empty members left out, keys sorted except that nothing depends on it."""
+        """Returns the object with its empty members left out, sorted by key."""
         return _filled(
             domain=self.domain,
             nameservers=list(self.nameservers),
@@ -85,7 +85,7 @@ class DNS:
 
 @dataclass(frozen=True)
 class Result:
-    """What an attachment looks like (specification, section "Success")."""
+    """An attachment: its interfaces, addresses, routes and DNS settings (specification, section "Success")."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[IPConfig, ...] = ()
@@ -104,7 +104,7 @@ class Result:
         return _to_v02(self, version or "0.1.0")
 
     def converted(self, version: str) -> Result:
-        """Returns what is left of the result after it was printed as `version` and read again."""
+        """Returns the result without what `version` cannot express."""
         return self if at_least(version, "1.0.0") else from_json(self.to_json(version), version)
 
 
@@ -122,11 +122,12 @@ def from_json(obj: object, version: str) -> Result:
     names = family(version)
     if names is None:
         raise CniError(Code.INVALID_NETWORK_CONFIG, f'unsupported CNI result version "{version}"')
-    own = fields.string("cniVersion") or version
-    if own not in names:
+    actual = fields.string("cniVersion") or version
+    if actual not in names:
         listed = " ".join(name or '""' for name in names)
         raise CniError(
-            Code.INVALID_NETWORK_CONFIG, f'result type supports [{listed}] but unmarshalled CNIVersion is "{own}"'
+            Code.INVALID_NETWORK_CONFIG,
+            f'result type supports [{listed}] but unmarshalled CNIVersion is "{actual}"',
         )
     if "0.2.0" in names:
         return _from_v02(fields)
@@ -221,8 +222,10 @@ def _to_v02(result: Result, version: str) -> dict[str, object]:
     for key, is_v4 in (("ip4", True), ("ip6", False)):
         ip = next((ip for ip in result.ips if isinstance(ip.address, IPv4Interface) is is_v4), None)
         if ip is not None:
-            own = [route for route in result.routes if isinstance(route.dst, IPv4Interface) is is_v4]
-            routes: list[object] = [{"dst": format_ip(r.dst), **({"gw": format_ip(r.gw)} if r.gw else {})} for r in own]
+            selected = [route for route in result.routes if isinstance(route.dst, IPv4Interface) is is_v4]
+            routes: list[object] = [
+                {"dst": format_ip(r.dst), **({"gw": format_ip(r.gw)} if r.gw else {})} for r in selected
+            ]
             body[key] = {"ip": format_ip(ip.address), **_gateway(ip), **_filled(routes=routes)}
     if len(body) == 1:
         raise CniError(

@@ -1,7 +1,7 @@
-"""The one way in: reads an invocation, runs the verb, writes one JSON document.
+"""The entry point of every plugin: reads an invocation, runs the verb, writes one JSON document.
 
 One rule: only this module reads stdin, writes stdout and decides the exit status; both are arguments.
-The order of the tests is the reference's (pkg/skel), since runtimes and their tests observe it; the refusal of the
+The order of the checks is the reference's (pkg/skel), since runtimes and their tests observe it; the refusal of the
 plugin's own namespace comes before the work, not after it.
 """
 
@@ -38,7 +38,7 @@ Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 
 _CHUNK_BYTES = 64 << 10
-# CPython's word where it has lost an error: a MemoryError, for want of memory to note in where it was raised.
+# CPython's message when it has lost an error: a MemoryError for which there was no memory to record a traceback.
 _LOST = "error return without exception set"
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 _USE_A_PODS = (
@@ -55,9 +55,9 @@ class Plugin:
     an operator can fix. An absent verb succeeds without doing anything, as in the reference.
 
     `cmd_repair` is no verb of the specification: with an attachment's configuration and its cached result (prevResult)
-    it makes again what a flush of the packet filter took away, and nothing else, for the operator's tool.
-    `cmd_remove_rules` takes the same away again, without the interface and its addresses: the attachment has gone
-    meanwhile. `parse` reads
+    it restores the packet filter rules that a flush removed, and nothing else, for `podwire repair`.
+    `cmd_remove_rules` removes them again, but not the interface and its addresses: the container has ended meanwhile.
+    `parse` reads
     a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
     the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would allocate the
     gateways of the ranges that it may come from, with the prefixes of their subnets.
@@ -78,8 +78,8 @@ class Plugin:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What a runtime can tell this plugin of an attachment: the keys of its `runtimeConfig`."""
-        return tuple(key.name for own in self.keys if own.name == "runtimeConfig" for key in own.keys)
+        """The capabilities that a runtime may use with this plugin: the keys of its `runtimeConfig`."""
+        return tuple(key.name for section in self.keys if section.name == "runtimeConfig" for key in section.keys)
 
 
 def run(
@@ -94,7 +94,7 @@ def run(
 ) -> int:
     """Runs one invocation of `plugin` and returns the exit status, 0 or 1.
 
-    `about` is the line told on stderr when no command is set: installers probe for it. `delegates` are the plugins
+    `about` is the line printed on stderr when no command is set; installers probe for it. `delegates` are the plugins
     that may be run inside this process instead of a second one, `release` is the version of podwire that the log names.
     Whatever happens, a failure is one JSON error object on `stdout` (specification, section "Error").
     """
@@ -116,7 +116,7 @@ def run(
         with verb_log.recording(conf):
             result = run_verb(plugin, args, conf)
             if result is not None:
-                _tell(result, plugin, args, conf, stdout)
+                _write_result(result, plugin, args, conf, stdout)
     except (Exception, Terminated) as error:
         failure = as_cni_error(error)
         status = write_error(failure, stdout, version)
@@ -127,7 +127,7 @@ def run(
 
 
 def block_signals() -> None:
-    """Holds SIGTERM and SIGINT back until the process waits (process.signals); raises CniError(5) if it may not."""
+    """Blocks SIGTERM and SIGINT except while the process waits (process.signals); raises CniError(5) on failure."""
     try:
         signals.block()
     except OSError as error:
@@ -150,23 +150,23 @@ def write_error(failure: CniError, stdout: Stream, version: str = versions.CURRE
 
 
 class _UnwritableError(CniError):
-    """Nothing more can be told on stdout."""
+    """Stdout cannot be written."""
 
 
-def _tell(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: Stream) -> None:
-    """Writes ADD's result; an attachment that cannot be told of is taken away, as the runtime believes it failed."""
+def _write_result(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: Stream) -> None:
+    """Writes ADD's result; if that fails, rolls the attachment back, since the runtime sees a failed ADD."""
     try:
         _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
     except CniError:
         with Undo() as undo:
-            undo.push("take the attachment away", partial(plugin.cmd_del, replace(args, command="DEL"), conf))
+            undo.push("delete the attachment", partial(plugin.cmd_del, replace(args, command="DEL"), conf))
             raise
 
 
 def run_verb(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
-    """Tests that `plugin` may serve the verb in `args`, and serves it; returns ADD's result.
+    """Runs the verb in `args` if `plugin` supports it in this CNI version; returns ADD's result.
 
-    A delegate inside this process is entered here, so that it meets the same tests as one that is exec'd.
+    A delegate inside this process starts here, too, so it passes the same checks as one in another process.
     """
     if args.command not in cni_args.COMMANDS:
         raise CniError(Code.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {args.command}")
@@ -187,7 +187,7 @@ def run_verb(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
 
 
 def _collect(gc: Collect, name: str, args: CmdArgs, conf: NetConf) -> None:
-    """Runs GC; without the key that says what to keep, nothing may be taken for garbage, nor by a delegate."""
+    """Runs GC; without the list of valid attachments nothing may be removed, nor by a delegate."""
     valid = conf.valid_attachments()
     if valid is None:
         print(f"{name}: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)
@@ -217,7 +217,7 @@ def _version_info(plugin: Plugin) -> dict[str, object]:
 
 
 def _read(stdin: Stream) -> bytes:
-    """Returns what is on stdin; of what is longer than any JSON text may be, enough for the reader to refuse it."""
+    """Returns the content of stdin; if it exceeds gojson.MAX_BYTES, enough of it for the parser to refuse it."""
     data = bytearray()
     try:
         with unblocked():
@@ -268,7 +268,7 @@ def _check_versions(plugin: Plugin, command: str, version: str) -> None:
     if since is not None:
         try:
             allowed = versions.at_least(version, since)
-            known = version in plugin.versions or any(versions.at_least(own, version) for own in plugin.versions)
+            known = version in plugin.versions or any(versions.at_least(item, version) for item in plugin.versions)
         except ValueError as error:
             raise CniError(Code.DECODING_FAILURE, f"cannot compare cniVersion: {error}") from None
         if not allowed:
@@ -289,16 +289,16 @@ def _check_versions(plugin: Plugin, command: str, version: str) -> None:
 
 
 def _refuse_own_netns(args: CmdArgs) -> None:
-    """Refuses a CNI_NETNS that is the namespace we run in: the work would be done to the host (reference: code 8)."""
+    """Refuses a CNI_NETNS that is this process's namespace: the verb would change the host (reference: code 8)."""
     if not args.netns or args.env.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true"):
         return
     try:
-        own = os.stat("/proc/self/ns/net")
+        our_netns = os.stat("/proc/self/ns/net")
     except OSError as error:
         raise CniError(Code.INVALID_NETNS, f"get plugin's netns failed: /proc/self/ns/net: {error.strerror}") from error
     try:
-        given = os.stat(args.netns)
+        netns = os.stat(args.netns)
     except (OSError, ValueError):
-        return  # what cannot be opened is the verb's to judge
-    if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
+        return  # the verb reports a path that cannot be opened
+    if (our_netns.st_dev, our_netns.st_ino) == (netns.st_dev, netns.st_ino):
         raise CniError(Code.INVALID_NETNS, _MIXED_UP, _USE_A_PODS)

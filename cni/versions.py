@@ -1,4 +1,4 @@
-"""CNI versions: which there are, how they compare, which verb came with which.
+"""CNI versions: the supported ones, their order, and the version that introduced each verb.
 
 One rule: membership is by text ("1.0" is not "1.0.0"), order is by number, as in the reference library.
 """
@@ -13,7 +13,7 @@ CURRENT = "1.1.0"
 # Results of one family have the same shape; a prevResult must be of the family of its configuration.
 FAMILIES = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
 
-# The verbs that a configuration of an older version may not ask for.
+# The version that introduced a verb; older configurations may not use it.
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 _KNOWN = {version: (int(version[0]), int(version[2]), int(version[4])) for version in SUPPORTED}
@@ -35,7 +35,7 @@ def parse(version: str) -> tuple[int, int, int]:
 
 
 def at_least(version: str, floor: str) -> bool:
-    """Tells whether `version` is `floor` or later; raises ValueError for what is no version."""
+    """Returns whether `version` is `floor` or later; raises ValueError for an invalid version."""
     return parse(version) >= parse(floor)
 
 
