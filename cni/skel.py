@@ -172,10 +172,10 @@ def run_verb(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
         raise CniError(Code.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {args.command}")
     _check_versions(plugin, args.command, conf.version)
     if args.command == "ADD":
-        _refuse_own_netns(args)
+        _refuse_same_netns(args)
         return plugin.cmd_add(args, conf)
     if args.command == "DEL":
-        _refuse_own_netns(args)
+        _refuse_same_netns(args)
         plugin.cmd_del(args, conf)
     elif args.command == "CHECK":
         plugin.cmd_check(args, conf)
@@ -288,7 +288,7 @@ def _check_versions(plugin: Plugin, command: str, version: str) -> None:
         )
 
 
-def _refuse_own_netns(args: CmdArgs) -> None:
+def _refuse_same_netns(args: CmdArgs) -> None:
     """Refuses a CNI_NETNS that is this process's namespace: the verb would change the host (reference: code 8)."""
     if not args.netns or args.env.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true"):
         return

@@ -73,6 +73,7 @@ ROOMS: tuple[str, ...] = (
     "attachment/repair.py",
     "attachment/sandbox.py",
     "attachment/veth.py",
+    "cni",
     "kernel/__init__.py",
     "kernel/address.py",
     "kernel/boot.py",
@@ -97,6 +98,7 @@ ROOMS: tuple[str, ...] = (
     "plugins/bridge",
     "plugins/loopback",
     "plugins/ptp",
+    "process",
 )
 
 
