@@ -1,4 +1,4 @@
-"""The results in the documents are what the plugins print, and their names in the kernel are formed as is told."""
+"""The results in the documents are what the plugins print, and names in the kernel are formed as the pages say."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 from tests.support.running import Config, environment, run_plugin
 
-# What another attachment has otherwise.
+# Values that differ between attachments.
 CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))
 SOLE = ("bridge", "ptp", "loopback", "host-local", "static")
 
 
 def shown(plugin: str) -> dict[str, Any]:
     """Returns the result in a plugin's page."""
-    (found,) = (value for value in map(json.loads, blocks(plugin)) if "interfaces" in value or "ips" in value)
-    assert isinstance(found, dict)
-    return found
+    (result,) = (value for value in map(json.loads, blocks(plugin)) if "interfaces" in value or "ips" in value)
+    assert isinstance(result, dict)
+    return result
 
 
 def example(plugin: str) -> dict[str, Any]:
     """Returns the configuration in a plugin's page, of the version of its result."""
     config = json.loads(blocks(plugin)[0])
-    own = next(item for item in config.get("plugins", [config]) if plugin in (item["type"], "host-local", "static"))
-    return {**own, "cniVersion": "1.1.0", "name": config.get("name", "podwire")}
+    conf = next(item for item in config.get("plugins", [config]) if plugin in (item["type"], "host-local", "static"))
+    return {**conf, "cniVersion": "1.1.0", "name": config.get("name", "podwire")}
 
 
 def blocks(plugin: str) -> list[str]:
@@ -43,7 +43,7 @@ def blocks(plugin: str) -> list[str]:
 
 
 def plain(result: dict[str, Any]) -> Any:
-    """Returns a result without what differs between attachments."""
+    """Returns a result with placeholders for values that differ between attachments."""
     text = json.dumps(result)
     for pattern, word in CHANGING:
         text = re.sub(pattern, word, text)
@@ -52,7 +52,7 @@ def plain(result: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Callable[[str, Config], dict[str, Any]]:
-    """Runs ADD in a fresh namespace, with reservations of its own."""
+    """Runs ADD in a fresh namespace, with a separate store of reservations."""
 
     def run(plugin: str, config: Any) -> dict[str, Any]:
         if config.get("ipam", {}).get("type") == "host-local":
@@ -70,7 +70,7 @@ def test_the_result_in_a_page_is_the_one_that_is_printed(add, name):
 
 @pytest.mark.needs("ifb", "tbf")
 def test_the_result_of_bandwidth_is_the_one_that_is_printed(add):
-    """A limit of what a pod sends adds the interface that the page shows, under the name that it tells."""
+    """A limit of what a pod sends adds the interface that the page shows, under the name on the page."""
     limits = {"ingressRate": 10**7, "ingressBurst": 10**6, "egressRate": 10**7, "egressBurst": 10**6}
     config = {"cniVersion": "1.1.0", "name": "podwire", "type": "bandwidth", "runtimeConfig": {"bandwidth": limits}}
     result = add("bandwidth", {**config, "prevResult": add("bridge", example("bridge"))})
@@ -81,15 +81,15 @@ def test_the_result_of_bandwidth_is_the_one_that_is_printed(add):
 def test_the_result_of_tuning_is_the_one_that_is_printed(add, sandbox, tmp_path):
     """An MTU and a MAC change the result as the page shows it, and the interface."""
     config = {"cniVersion": "1.1.0", "name": "podwire", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
-    asked = {"mtu": 1400, "mac": "02:00:00:00:00:05"}
-    result = add("tuning", {**config, **asked, "prevResult": add("bridge", example("bridge"))})
+    options = {"mtu": 1400, "mac": "02:00:00:00:00:05"}
+    result = add("tuning", {**config, **options, "prevResult": add("bridge", example("bridge"))})
     assert plain(result) == plain(shown("tuning"))
     assert result["interfaces"][2] == {**shown("tuning")["interfaces"][2], "sandbox": sandbox.path}
     assert links(sandbox)["eth0"]["mtu"] == 1400
 
 
 @pytest.mark.needs("nft_nat")
-def test_names_in_nftables_are_formed_as_the_page_tells(add, host):
+def test_names_in_nftables_are_formed_as_the_page_says(add, host):
     """The comment of a masquerade rule begins with hashes of network, and of interface and container."""
     add("bridge", {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"})
     start = "-".join(hashlib.sha512(text).hexdigest()[:16] for text in (b"podwire", b"eth0:web-0-id"))
@@ -97,17 +97,17 @@ def test_names_in_nftables_are_formed_as_the_page_tells(add, host):
 
 
 def lanes(trace: str) -> list[str]:
-    """Returns whom a process spoke to, in the words of the figure, each once in a row: by its system calls."""
+    """Returns the figure's lanes that a process talked to, from its system calls; repetitions in a row count once."""
     sockets: dict[str, str] = {}
     spoken, namespace_is_own = [], True
     for line in trace.splitlines():
-        if found := re.match(r"socket\(AF_NETLINK, .*?, (\w+)\) = (\d+)", line):
+        if match := re.match(r"socket\(AF_NETLINK, .*?, (\w+)\) = (\d+)", line):
             route = "kernel: host" if namespace_is_own else "kernel: pod"
-            sockets[found[2]] = "nf_tables" if found[1] == "NETLINK_NETFILTER" else route
+            sockets[match[2]] = "nf_tables" if match[1] == "NETLINK_NETFILTER" else route
         elif line.startswith("setns("):
             namespace_is_own = not namespace_is_own
-        elif found := re.match(r"sendto\((\d+),", line):
-            spoken.append(sockets[found[1]])
+        elif match := re.match(r"sendto\((\d+),", line):
+            spoken.append(sockets[match[1]])
         elif line.startswith("flock("):
             spoken.append("files")
         elif line.startswith("write(1,"):
@@ -116,8 +116,8 @@ def lanes(trace: str) -> list[str]:
 
 
 @pytest.mark.needs("nft_nat")
-def test_an_add_speaks_to_whom_the_figure_shows(bin_dir, host, new_sandbox, store, tmp_path):
-    """The second pod's ADD speaks to kernel, files and packet filter in the order drawn, in one process."""
+def test_an_add_talks_to_the_lanes_of_the_figure(bin_dir, host, new_sandbox, store, tmp_path):
+    """The second pod's ADD talks to kernel, files and packet filter in the figure's order, in one process."""
     config = {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"}
     config = {**config, "ipam": {**config["ipam"], "dataDir": str(store)}}
     run_plugin("bridge", "ADD", config, netns=new_sandbox(), container_id="first", host=host).result()
@@ -129,6 +129,6 @@ def test_an_add_speaks_to_whom_the_figure_shows(bin_dir, host, new_sandbox, stor
     lines = [line.partition(" ")[2].lstrip() for line in calls.read_text().splitlines()]
     assert [line for line in lines if line.startswith(("clone", "vfork"))] == []
     drawn = runpy.run_path(str(DOCS / "figures.py"))
-    # The pair is made by the host's socket, although one end of it is born in the pod.
+    # The host's socket creates the veth pair, although one end of it is created in the pod.
     targets = ["kernel: host" if "veth pair" in text else drawn["_LANES"][end] for _, end, text in drawn["_STEPS"][1:]]
     assert lanes("\n".join(lines)) == [lane for lane, _ in groupby(targets)]

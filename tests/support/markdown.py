@@ -1,6 +1,6 @@
-"""What stands in the documents: headings, links, tables, blocks of code.
+"""Reads the documents: headings, links, tables, blocks of code.
 
-One rule: only what these documents use of Markdown is read: `#` headings, links in one line, tables with a rule below
+One rule: it reads only the Markdown that these documents use: `#` headings, links in one line, tables with a rule below
 their head, fenced blocks.
 """
 
@@ -43,7 +43,7 @@ class Document:
 
     def blocks(self, language: str) -> list[str]:
         """Returns the fenced blocks of a language."""
-        return [found.group(2) for found in _BLOCK.finditer(self.text) if found.group(1) == language]
+        return [match[2] for match in _BLOCK.finditer(self.text) if match[1] == language]
 
     def headings(self) -> list[str]:
         """Returns its headings as they are written."""
@@ -55,11 +55,11 @@ class Document:
         return {text.replace(" ", "-") for text in plain}
 
     def links(self) -> Iterator[str]:
-        """Yields the targets of links and pictures that are no addresses of the net."""
+        """Yields the targets of links and pictures that are not URLs."""
         for target in re.findall(r"\]\(([^)\s]+)\)|<(?:img|source)[^>]* src(?:set)?=\"([^\"]+)\"", self.prose):
-            found = "".join(target)
-            if not re.match(r"\w+:", found):
-                yield found
+            link = "".join(target)
+            if not re.match(r"\w+:", link):
+                yield link
 
     def tables(self) -> Iterator[list[dict[str, str]]]:
         """Yields each table as rows: the cells under their heads."""
@@ -68,9 +68,9 @@ class Document:
             yield [dict(zip(head, row, strict=True)) for row in rows]
 
     def code(self) -> Iterator[str]:
-        """Yields the words that are set as code in the prose, the lines of shell, and what is typed in sessions."""
-        for found in _CODE.findall(self.prose):
-            yield found.strip("`").strip()
+        """Yields inline code, lines of shell blocks, and commands typed in console sessions."""
+        for code in _CODE.findall(self.prose):
+            yield code.strip("`").strip()
         for block in self.blocks("sh"):
             yield from (line.strip() for line in block.splitlines())
         for block in self.blocks("console"):

@@ -58,7 +58,7 @@ def test_the_aims_stand_apart():
 
 
 def test_what_is_missed_by_less_than_shows_is_shown_to_miss():
-    """A ratio that would look like the one that is wanted has a digit more."""
+    """A ratio that rounds to its aim but misses it has one more digit."""
     row = as_json(Row("bridge ADD", figures([502]), figures([1000]), 0.5))
     text = page.markdown({"about": {"rounds": 1, "kernel": "6.1", "cpus": 2}, "ms": [row]})["wanted"]
     assert "| bridge | **0.502** | 0.50 |" in text
@@ -135,5 +135,5 @@ def test_the_page_and_the_plot_are_of_one_run():
     rows = {row[head]: row for table in tables for row in table for head in row if head.startswith("ms")}
     drawn = ElementTree.fromstring((DOCS / "bench.svg").read_text())
     figures_drawn = [element.text or "" for element in drawn.iter(f"{SVG}text") if element.attrib.get("class")]
-    wanted = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference")]
-    assert [text for text in figures_drawn if re.fullmatch(r"[\d.]+", text)] == wanted
+    expected = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference")]
+    assert [text for text in figures_drawn if re.fullmatch(r"[\d.]+", text)] == expected

@@ -1,4 +1,4 @@
-"""The documents say what the code does: options, links, examples, commands."""
+"""The documents match the code: options, links, examples, commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.markdown import DOCS, Document, documents
 
 SECTIONS = ("Options", "Result", "What it leaves on the host", "Differences from the reference plugin", "Limits")
 PAGES = [Document(path) for path in sorted(DOCS.glob("*.md"))]
-# Objects in which others stand, of which nothing is to be said beside those.
+# Objects that only contain other keys; the tables list those.
 CONTAINERS = {"ipam", "args", "args.cni", "runtimeConfig"}
 PLURALS = {
     STRING: "strings",
@@ -43,13 +43,13 @@ def page(plugin: str) -> Document:
     return Document(DOCS / f"{plugin}.md")
 
 
-def paths(own: tuple[Key, ...], start: str = "") -> Iterator[tuple[str, str]]:
-    """Yields each key as the tables write it, `ipam.ranges[][].subnet`, and its type in their words."""
-    for key in own:
+def paths(keys_read: tuple[Key, ...], start: str = "") -> Iterator[tuple[str, str]]:
+    """Yields each key in the notation of the tables, `ipam.ranges[][].subnet`, with its type in their words."""
+    for key in keys_read:
         path = start + key.name
         yield path, type_of(key)
-        inside = path + "[]" * ((key.kinds == (LIST,)) + (key.of == (LIST,)))
-        yield from paths(key.keys, f"{inside}.")
+        below = path + "[]" * ((key.kinds == (LIST,)) + (key.of == (LIST,)))
+        yield from paths(key.keys, f"{below}.")
 
 
 def type_of(key: Key) -> str:
@@ -85,7 +85,7 @@ def test_every_plugin_has_its_page(name):
 
 
 def test_the_index_names_every_page():
-    """Each page can be reached from docs/README.md, and the top README leads to each plugin's."""
+    """Each page can be reached from docs/README.md, and the top README links to each plugin's."""
     index = {target.partition("#")[0] for target in Document(DOCS / "README.md").links()}
     assert {document.path.name for document in PAGES} - index == {"README.md"}
     top = {target.partition("#")[0] for target in Document(DOCS.parent / "README.md").links()}
@@ -97,15 +97,15 @@ def test_option_tables_have_the_keys_of_the_code(name):
     """A page's option tables name each key that the plugin reads, with its type, and no other."""
     there = dict(paths(PLUGINS[name].keys))
     written = list(documented(page(name)))
-    assert len(written) == len(dict(written)), "a key stands in two rows"
-    common = {path for path, _ in paths(keys.COMMON) if "." in path}  # those of the specification, said once: dns
+    assert len(written) == len(dict(written)), "a key is in two rows"
+    common = {path for path, _ in paths(keys.COMMON) if "." in path}  # the specification's keys, documented once: dns
     assert there.keys() - CONTAINERS - common - dict(written).keys() == set(), "not documented"
     assert [f"{path}: {there.get(path, 'no such key')}" for path, kind in written if there.get(path) != kind] == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(DOCS.parent)))
 def test_links_lead_somewhere(path):
-    """Every relative link names a file that is there, and a heading in it."""
+    """Every relative link names an existing file, and an existing heading in it."""
     dead = []
     for target in Document(path).links():
         file_name, _, anchor = target.partition("#")
@@ -117,9 +117,9 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
 def test_examples_are_what_the_plugins_accept(document):
-    """Every block of JSON is JSON; a configuration is one that its plugins accept, a result one that they read.
+    """Every block of JSON is JSON; its plugins accept a configuration, and can parse a result.
 
-    A part of a configuration, without a type, is of the plugin that the page is about.
+    A part of a configuration without a type belongs to the page's plugin.
     """
     for block in document.blocks("json"):
         value = json.loads(block)
@@ -132,7 +132,7 @@ def test_examples_are_what_the_plugins_accept(document):
 
 
 def accept(config: dict[str, Any]) -> None:
-    """Has the plugin, and the IPAM plugin that it names, read a configuration."""
+    """Parses a configuration with its plugin and its IPAM plugin; raises CniError."""
     text = json.dumps(config).encode()
     args = CmdArgs("ADD", "id", "/run/netns/pod", "eth0", "", (), {}, text)
     for kind in (config.get("type"), config.get("ipam", {}).get("type")):
@@ -151,7 +151,7 @@ def test_figures_are_what_the_script_draws(name, figure):
 
 
 def commands(document: Document) -> Iterator[str]:
-    """Yields the command lines of the tool that a page shows; `podwire` alone is the program."""
+    """Yields the command lines of the tool that a page shows; the word `podwire` alone is not one."""
     for code in document.code():
         if re.match(r"podwire [a-z-]", code):
             yield code
@@ -159,7 +159,7 @@ def commands(document: Document) -> Iterator[str]:
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
 def test_commands_of_the_tool_exist(document):
-    """Every command line of `podwire` in a page is one that the tool understands, `...` standing for any argument."""
+    """Every command line of `podwire` in a page is accepted by the tool's parser; `...` stands for any argument."""
     names = {command.name for command in COMMANDS}
     bad = []
     for line in commands(document):

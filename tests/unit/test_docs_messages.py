@@ -1,4 +1,4 @@
-"""The page that explains messages quotes those that there are."""
+"""The troubleshooting page quotes messages that exist in the source."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tests.support.markdown import DOCS, Document
 
 ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins")
 PAGE = Document(DOCS / "troubleshooting.md")
-FILLED = "\0"  # stands for what a message is filled with
+FILLED = "\0"  # stands for the text that is filled into a message
 ANSWERS = {os.strerror(number).lower() for number in errno.errorcode}
 
 
 def quoted() -> Iterator[str]:
-    """Yields the messages of the page: the first column of the tables that have one for what is printed."""
+    """Yields the messages of the page: the column `printed` of its tables."""
     for table in PAGE.tables():
         yield from (row["printed"].strip("`") for row in table if "printed" in row)
 
 
 @cache
 def messages() -> tuple[str, ...]:
-    """Returns every text in the sources, parts that are joined by juxtaposition or + as one."""
-    found = []
+    """Returns every text in the sources; texts joined by juxtaposition or + are one."""
+    texts = []
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            found += [text_of(node) for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.expr)]
-    return tuple({text for text in found if text})
+            texts += [text_of(node) for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.expr)]
+    return tuple({text for text in texts if text})
 
 
 def text_of(node: ast.expr) -> str:
@@ -49,23 +49,23 @@ def text_of(node: ast.expr) -> str:
 
 
 def occurs(message: str, texts: tuple[str, ...]) -> bool:
-    """Tells whether one of the texts has the message: `...` is what it is filled with, and nothing else."""
+    """Returns whether one of the texts contains the message; `...` stands for exactly what is filled in."""
     pattern = re.compile(f"{FILLED}+".join(map(re.escape, message.split("..."))))
     return any(pattern.search(text) for text in texts) or is_refusal(message, texts)
 
 
 def is_refusal(message: str, texts: tuple[str, ...]) -> bool:
-    """Tells whether it is what the kernel answered: "failed to <something that is done>: <a text of errno>"."""
+    """Returns whether it is a kernel error: "failed to <description of a request>: <text of errno>"."""
     parts = re.fullmatch("failed to (.+?): (.+)", message)
     if parts is None:
         return False
-    doing, answer = parts.groups()
-    return (doing == "..." or occurs(doing, texts)) and (answer == "..." or answer in ANSWERS)
+    description, answer = parts.groups()
+    return (description == "..." or occurs(description, texts)) and (answer == "..." or answer in ANSWERS)
 
 
 @pytest.mark.parametrize("message", sorted(set(quoted())))
 def test_a_message_that_is_explained_is_in_the_source(message):
-    """Each message of the page is printed by the code, word by word."""
+    """Each message on the page is in the source, word by word."""
     assert occurs(message, messages())
 
 
@@ -82,7 +82,7 @@ def test_a_message_that_is_explained_is_in_the_source(message):
     ],
 )
 def test_a_quotation_is_compared_with_what_is_filled_in(message, is_there):
-    """Dots stand for what a message is filled with; other words, or a message without its dots, are not found."""
+    """Dots stand for the text that is filled in; other words, or a message without its dots, do not match."""
     assert occurs(message, (f"no file in {FILLED}", "make it")) is is_there
 
 

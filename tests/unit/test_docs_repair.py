@@ -1,4 +1,4 @@
-"""docs/repair.md: the unit that it shows is one that systemd takes."""
+"""docs/repair.md: systemd accepts the unit on the page."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from tests.support.binaries import ROOT
 
 
 def test_the_unit(tmp_path):
-    """The unit is one about which systemd-analyze has nothing to say."""
+    """systemd-analyze prints no warning about the unit."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
     text = (ROOT / "docs" / "repair.md").read_text()

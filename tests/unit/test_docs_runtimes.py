@@ -1,4 +1,4 @@
-"""The files in the pages on Kubernetes and the runtimes: each can be read, and does what the page says it does."""
+"""The files in the pages on Kubernetes and the runtimes: each can be read, and does what the page says."""
 
 import json
 import re
@@ -20,14 +20,14 @@ RUNTIMES = PAGES[2]
 
 def table(*path):
     """Returns the tables of the page's TOML at a path, those of all blocks that have it."""
-    found = []
+    tables = []
     for block in RUNTIMES.blocks("toml"):
         value = tomllib.loads(block)
         for key in path:
             value = value.get(key, {})
         if value:
-            found.append(value)
-    return found
+            tables.append(value)
+    return tables
 
 
 def test_every_block_is_of_its_language():
@@ -53,7 +53,7 @@ def test_the_runtimes_keys():
 
 @pytest.mark.parametrize("cidr", ["10.244.3.0/24", "fd00:10:244:3::/64"])
 def test_containerds_template(tmp_path, cidr):
-    """With a podCIDR in its place the template is the DaemonSet's network, and the linter has nothing to say."""
+    """With a podCIDR in its place the template is the DaemonSet's network, and the linter has no finding."""
     (template,) = PAGES[0].blocks("tmpl")
     assert re.findall(r"\{\{.*?\}\}", template) == ["{{.PodCIDR}}"]
     text = template.replace("{{.PodCIDR}}", cidr)

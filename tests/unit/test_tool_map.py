@@ -17,8 +17,8 @@ BRIDGE = HostInterface("cni0", ("10.22.0.1/24",), ("veth1",))
 
 
 def pod(number, **keys):
-    own = {"pod": f"default/pod-{number}", "host_interface": f"veth{number}", "bridge": "cni0"}
-    return Pod("net", Attachment(f"cid-{number}", "eth0"), **{"state": State.OK, **own, **keys})
+    defaults = {"pod": f"default/pod-{number}", "host_interface": f"veth{number}", "bridge": "cni0"}
+    return Pod("net", Attachment(f"cid-{number}", "eth0"), **{"state": State.OK, **defaults, **keys})
 
 
 def node_of(*pods, leaks=()):
@@ -35,13 +35,13 @@ def texts(picture):
 
 
 def boxes(picture):
-    found = ElementTree.fromstring(picture).iter(f"{SVG}rect")
-    return [tuple(int(item.attrib[key]) for key in ("x", "y", "width", "height")) for item in found]
+    rects = ElementTree.fromstring(picture).iter(f"{SVG}rect")
+    return [tuple(int(item.attrib[key]) for key in ("x", "y", "width", "height")) for item in rects]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 60])
 def test_the_map_has_room_for_all(count):
-    """Every pod has its box, none lies on another, and all lie inside the picture."""
+    """Every pod has its box, no two overlap, and all are within the picture."""
     picture = render(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
     drawn = boxes(picture)
     assert len(drawn) == count + 2
@@ -108,7 +108,7 @@ def test_any_text_makes_a_picture(name, other):
     ],
 )
 def test_rates_are_for_a_person(bits, text):
-    """A rate is told in the largest unit that it fills."""
+    """A rate is shown in the largest unit that it fills."""
     assert format_rate(bits) == text
 
 
