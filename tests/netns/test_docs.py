@@ -99,13 +99,13 @@ def test_names_in_nftables_are_formed_as_the_page_says(add, host):
 def lanes(trace: str) -> list[str]:
     """Returns the figure's lanes that a process talked to, from its system calls; repetitions in a row count once."""
     sockets: dict[str, str] = {}
-    spoken, namespace_is_own = [], True
+    spoken, in_host_namespace = [], True
     for line in trace.splitlines():
         if match := re.match(r"socket\(AF_NETLINK, .*?, (\w+)\) = (\d+)", line):
-            route = "kernel: host" if namespace_is_own else "kernel: pod"
+            route = "kernel: host" if in_host_namespace else "kernel: pod"
             sockets[match[2]] = "nf_tables" if match[1] == "NETLINK_NETFILTER" else route
         elif line.startswith("setns("):
-            namespace_is_own = not namespace_is_own
+            in_host_namespace = not in_host_namespace
         elif match := re.match(r"sendto\((\d+),", line):
             spoken.append(sockets[match[1]])
         elif line.startswith("flock("):

@@ -41,7 +41,7 @@ def test_sizes_are_in_megabytes():
     assert "| all | 25.2 | 12.6 | 2.00 |" in page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["bench"]
 
 
-def test_the_aims_stand_apart():
+def test_the_aims_are_in_a_separate_table():
     """What has an aim stands by its title, with the ratio in bold where it is missed; the rest is not there."""
     rows = [
         Row("VERSION", figures([3]), figures([10]), 0.6),
