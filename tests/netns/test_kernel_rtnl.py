@@ -37,7 +37,7 @@ def socket(opened):
 
 
 def test_a_namespace_is_left_again(opened, host):
-    """What runs inside `entered` is in the namespace, what follows is not, also after a failure inside."""
+    """The block of `entered` runs in the namespace, and later code does not, also after a failure in the block."""
     home = os.stat("/proc/self/ns/net").st_ino
     with entered(opened):
         assert os.stat("/proc/self/ns/net").st_ino == os.stat(host.path).st_ino
@@ -48,7 +48,7 @@ def test_a_namespace_is_left_again(opened, host):
 
 
 def test_what_is_no_namespace_cannot_be_opened(tmp_path):
-    """An absent path and an ordinary file are told apart from other failures; a directory on the way is no file."""
+    """An absent path and an ordinary file raise an error of their own; so does a file in place of a directory."""
     file = tmp_path / "file"
     file.touch()
     for path in (tmp_path / "absent", file, file / "below"):
@@ -61,8 +61,8 @@ def test_what_is_no_namespace_cannot_be_opened(tmp_path):
 
 def test_each_request_of_a_send_is_tried(socket, host, sandbox):
     """When one of several requests is refused the others are still tried, and the refused one is the error."""
-    with Netns(sandbox.path) as inside:
-        pair = link.create_veth_request(VethEnd("a0", MAC), VethEnd("a1", MAC), inside, master=0, mtu=0)
+    with Netns(sandbox.path) as namespace:
+        pair = link.create_veth_request(VethEnd("a0", MAC), VethEnd("a1", MAC), namespace, master=0, mtu=0)
         socket.change(link.create_bridge_request("br0", MAC, 0))
         with pytest.raises(KernelError) as caught:
             socket.change(pair, pair, link.create_bridge_request("br1", MAC, 1400))
@@ -82,7 +82,7 @@ def test_answers_that_need_more_room_than_a_socket_has(socket):
 
 
 def test_more_requests_than_usual_without_privilege(root):
-    """Who may not make room on the host asks tens of thousands of things all the same, and learns each answer."""
+    """Without the right to enlarge buffers, tens of thousands of requests are sent, and all are answered."""
     program = "from kernel import link; from kernel.rtnl import Socket; "
     program += 'found = link.get(Socket(), *[link.by_name_request("lo")] * 50_000, link.by_name_request("absent0"));'
     program += "print({item and item.name for item in found[:-1]}, len(found), found[-1])"
@@ -91,7 +91,7 @@ def test_more_requests_than_usual_without_privilege(root):
 
 
 def test_answers_that_are_lost(socket):
-    """Who has no room for the answers is told so, and the same socket answers the next question."""
+    """Lost answers raise ENOBUFS, and the same socket answers the next request."""
     socket._socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, 0)  # the least there is
     with pytest.raises(KernelError, match='look up "absent0": no buffer space') as caught:
         link.get(socket, *[link.by_name_request("absent0")] * 60)
@@ -104,7 +104,7 @@ def _absent(index):
     return Link(index, "absent0", "", 0, 0, "", 0, 0, None, 0)
 
 
-def test_the_kernels_explanation_is_told(socket):
+def test_the_kernels_explanation_is_in_the_error(socket):
     """What the kernel says beyond the errno becomes the error's details: here, why a bridge cannot join another."""
     socket.change(link.create_bridge_request("br0", MAC, 0), link.create_bridge_request("br1", MAC, 0))
     bridge, other = link.get(socket, link.by_name_request("br0"), link.by_name_request("br1"))
@@ -119,7 +119,7 @@ def test_the_kernels_explanation_is_told(socket):
 
 
 def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
-    """A list that does not fit in one answer is complete, and filtered to what was asked for."""
+    """A list that does not fit in one answer is complete, and filtered as requested."""
     socket.change(
         link.create_bridge_request("br0", MAC, 0),
         *(link.create_bridge_request(f"x{number}", MAC, 0) for number in range(120)),
@@ -131,27 +131,27 @@ def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
 
 
 def test_news_of_our_own_changes_arrive(socket, opened):
-    """A subscribed socket is told of changes made through another one of the same process, and waits no longer."""
+    """A subscribed socket receives notifications of changes by another socket of the same process, without delay."""
     with entered(opened):
         news = Socket()
     with news:
         news.subscribe(link.RTNLGRP_LINK)
         assert news.wait_notifications(LinkMessage, 0) is None
         socket.change(link.create_bridge_request("br0", MAC, 0))
-        told = news.wait_notifications(LinkMessage, 1.0)
-    assert told
-    assert [link.from_message(message).name for kind, message in told if kind == link.RTM_NEWLINK] == ["br0"]
+        notifications = news.wait_notifications(LinkMessage, 1.0)
+    assert notifications
+    assert [link.from_message(message).name for kind, message in notifications if kind == link.RTM_NEWLINK] == ["br0"]
 
 
 def test_the_other_end_is_proven_by_more_than_indexes(socket, host, sandbox):
     """Of pairs with the same indexes within the host and within a sandbox, none is taken for the other's end."""
     for namespace in (host, sandbox):
         namespace.ip("link", "add", "a0", "index", "100", "type", "veth", "peer", "name", "a1", "index", "101")
-    with Netns(sandbox.path) as inside, Netns(host.path) as outside:
-        with entered(inside), Socket() as inner:
+    with Netns(sandbox.path) as namespace, Netns(host.path) as host_namespace:
+        with entered(namespace), Socket() as inner:
             (theirs,) = link.get(inner, link.by_name_request("a0"))
-        with entered(outside):
+        with entered(host_namespace):
             ours, ours_too = link.get(socket, link.by_name_request("a0"), link.by_name_request("a1"))
             assert theirs.lower == ours.lower == ours_too.index
-            assert link.get_local_peer(socket, theirs, inside) is None
-            assert link.get_local_peer(socket, ours, outside) == ours_too
+            assert link.get_local_peer(socket, theirs, namespace) is None
+            assert link.get_local_peer(socket, ours, host_namespace) == ours_too

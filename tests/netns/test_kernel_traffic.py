@@ -1,4 +1,4 @@
-"""Traffic control as the kernel tells it (kernel.traffic): what `tc` and others set, whatever it is."""
+"""Reading traffic control (kernel.traffic): qdiscs and filters of `tc` and other programs."""
 
 import pytest
 
@@ -24,8 +24,8 @@ def veth(host):
     with host.entered():
         socket = Socket()
     with socket:
-        (found,) = link.get(socket, link.by_name_request("veth0"))
-        tc.socket, tc.index = socket, found.index
+        (veth0,) = link.get(socket, link.by_name_request("veth0"))
+        tc.socket, tc.index = socket, veth0.index
         yield tc
 
 
@@ -63,7 +63,7 @@ def test_a_root_qdisc_of_any_kind(veth, line, expected):
 
 @pytest.mark.parametrize("kind", ["ingress", "clsact"])
 def test_a_place_for_filters(veth, kind):
-    """Both kinds of place for filters of what is received are found, and no filters there."""
+    """Both kinds of qdiscs for received packets are read, and have no filters."""
     veth(f"qdisc add dev veth0 {kind}")
     assert qdiscs(veth) == [Qdisc("noqueue", 0), Qdisc(kind, 0xFFFF0000)]
     assert traffic.list_filters(veth.socket, veth.index) == []
@@ -106,7 +106,7 @@ def test_deleting_what_is_gone(veth):
 
 @pytest.mark.needs("ifb")
 def test_filters_of_others(veth, host):
-    """Filters are told in their order, where each leads to, also to an interface that is gone meanwhile."""
+    """Filters are listed in their order with their targets, also a deleted interface."""
     for number, name in ((100, "ifb0"), (101, "ifb1")):
         host.ip("link", "add", name, "index", str(number), "type", "ifb")
     veth("qdisc add dev veth0 clsact")
@@ -121,7 +121,7 @@ def test_filters_of_others(veth, host):
     for line in lines:
         veth(f"filter add dev veth0 ingress {line}")
     host.ip("link", "del", "ifb1")
-    wanted = [
+    expected = [
         (1, ALL, None, True),
         (2, IPV4, None, False),
         (3, IPV4, 100, False),
@@ -129,22 +129,22 @@ def test_filters_of_others(veth, host):
         (5, ALL, 100, True),
         (6, ALL, 0, True),
     ]
-    found = traffic.list_filters(veth.socket, veth.index)
-    assert [(item.info >> 16, item.info & 0xFFFF, item.target, item.matches_all) for item in found] == wanted
-    veth.socket.change(*(traffic.delete_filter_request(veth.index, item) for item in found if item.target != 100))
+    filters = traffic.list_filters(veth.socket, veth.index)
+    assert [(item.info >> 16, item.info & 0xFFFF, item.target, item.matches_all) for item in filters] == expected
+    veth.socket.change(*(traffic.delete_filter_request(veth.index, item) for item in filters if item.target != 100))
     assert [item.target for item in traffic.list_filters(veth.socket, veth.index)] == [100, 100]
 
 
 @pytest.mark.needs("matchall")
 def test_filters_of_other_kinds(veth):
-    """A filter of another kind is told, though not what it does: it may take everything."""
+    """A filter of another kind is listed without its action: it may match everything."""
     veth("qdisc add dev veth0 clsact")
     veth("filter add dev veth0 ingress prio 7 protocol all matchall action pass")
     assert traffic.list_filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
 
 
 @pytest.mark.needs("ifb")
-def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
+def test_a_redirect_is_read_as_requested(veth, host):
     """What `redirect` makes takes everything and leads to its target."""
     host.ip("link", "add", "ifb0", "index", "100", "type", "ifb")
     veth.socket.change(traffic.create_ingress_request(veth.index), traffic.add_redirect_request(veth.index, 100))
@@ -155,8 +155,8 @@ def test_our_redirect_is_read_as_it_was_asked_for(veth, host):
 
 
 @pytest.mark.needs("ifb", "tbf")
-def test_nothing_is_lacking_and_nothing_made(veth, host):
-    """A kernel with all that limits take lacks nothing, and is asked without changing anything."""
+def test_no_feature_is_missing_and_nothing_is_created(veth, host):
+    """A kernel with all features lacks none, and probing it changes nothing."""
     before = list(links(host)), host.run("tc", "qdisc", "show")
     assert traffic.probe_missing_features(veth.socket) == []
     assert (list(links(host)), host.run("tc", "qdisc", "show")) == before

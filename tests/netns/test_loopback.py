@@ -23,8 +23,8 @@ def loopback(bin_dir, host, sandbox):
 
 def lo(sandbox):
     """Returns whether lo is up, and its addresses."""
-    found = netstate.links(sandbox)["lo"]
-    return "UP" in found["flags"], [f"{item['local']}/{item['prefixlen']}" for item in found["addresses"]]
+    lo = netstate.links(sandbox)["lo"]
+    return "UP" in lo["flags"], [f"{item['local']}/{item['prefixlen']}" for item in lo["addresses"]]
 
 
 @pytest.mark.parametrize("version", configs.VERSIONS)
@@ -66,7 +66,7 @@ LO = {"name": "lo", "mac": "00:00:00:00:00:00"}
     ],
 )
 def test_result_has_the_shape_of_its_version(loopback, sandbox, version, shape):
-    """The result is lo with its two addresses, in the shape of the version asked for."""
+    """The result is lo with its two addresses, in the format of the requested version."""
     if "interfaces" in shape:
         shape = shape | {"interfaces": [item | {"sandbox": sandbox.path} for item in shape["interfaces"]]}
     assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shape}
@@ -122,7 +122,7 @@ def test_del_succeeds_on_nothing(loopback, sandbox, tmp_path):
 
 
 def test_check_looks_at_lo(loopback, sandbox):
-    """CHECK succeeds while lo is up, with and without prevResult, and tells when it is down."""
+    """CHECK succeeds while lo is up, with and without prevResult, and fails when it is down."""
     result = loopback("ADD").result()
     loopback("CHECK").silence()
     loopback("CHECK", CONFIG | {"prevResult": result}).silence()
@@ -144,7 +144,7 @@ def test_a_foreign_address_is_refused(loopback, sandbox, address, up):
 
 
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])
-def test_a_missing_sandbox_is_told(loopback, tmp_path, command):
+def test_a_missing_sandbox_is_reported(loopback, tmp_path, command):
     """Without a namespace at CNI_NETNS ADD and CHECK fail in the reference's words."""
     plain = tmp_path / "file"
     plain.touch()

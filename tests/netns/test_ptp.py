@@ -18,12 +18,12 @@ IPV6 = {"address": "fd00:23::9/64", "gateway": "fd00:23::1"}
 
 @pytest.fixture
 def scripted(scripted_network):
-    """A function that makes a ptp network whose IPAM plugin gives what it is told."""
+    """A function that creates a ptp network with a scripted IPAM plugin."""
 
     def make(ips, *, body="", keys=None, **rest):
-        own = {"type": "ptp", "bridge": None, "isDefaultGateway": None, **(keys or {})}
-        made = scripted_network(ips, body=body, keys={"cniVersion": own.get("cniVersion", "1.0.0")}, **rest)
-        return made.having(**own)
+        conf = {"type": "ptp", "bridge": None, "isDefaultGateway": None, **(keys or {})}
+        network = scripted_network(ips, body=body, keys={"cniVersion": conf.get("cniVersion", "1.0.0")}, **rest)
+        return network.having(**conf)
 
     return make
 
@@ -44,10 +44,15 @@ def test_two_pods_and_the_host_reach_each_other(routed, new_sandbox):
 def test_the_result_names_both_ends(routed, sandbox):
     """The host's end comes first, then the pod's with its sandbox, to which all addresses belong; MTUs since 1.1.0."""
     result = routed.having(cniVersion="1.1.0", mtu=1400).add(sandbox)
-    outside, inside = result["interfaces"]
-    assert set(outside) == {"name", "mac", "mtu"}
-    assert outside["mac"] == links(routed.host)[outside["name"]]["address"]
-    assert inside == {"name": "eth0", "mac": shown(sandbox, "eth0")["address"], "mtu": 1400, "sandbox": sandbox.path}
+    host_veth, container_veth = result["interfaces"]
+    assert set(host_veth) == {"name", "mac", "mtu"}
+    assert host_veth["mac"] == links(routed.host)[host_veth["name"]]["address"]
+    assert container_veth == {
+        "name": "eth0",
+        "mac": shown(sandbox, "eth0")["address"],
+        "mtu": 1400,
+        "sandbox": sandbox.path,
+    }
     assert [(ip["address"], ip["gateway"], ip["interface"]) for ip in result["ips"]] == [
         ("10.23.0.2/24", "10.23.0.1", 1),
         ("fd00:23::2/64", "fd00:23::1", 1),
@@ -56,7 +61,7 @@ def test_the_result_names_both_ends(routed, sandbox):
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_old_versions_have_one_address_of_each_family(routed, sandbox, version):
-    """CNI 0.1.0 and 0.2.0 are told address, gateway and routes by family."""
+    """CNI 0.1.0 and 0.2.0 get address, gateway and routes by family."""
     ipam = {**routed.config["ipam"], "routes": [{"dst": "0.0.0.0/0"}]}
     result = routed.having(cniVersion=version, ipam=ipam).add(sandbox)
     assert result["ip4"] == {"ip": "10.23.0.2/24", "gateway": "10.23.0.1", "routes": [{"dst": "0.0.0.0/0"}]}
@@ -77,11 +82,11 @@ def test_a_pod_without_ipam_is_layer_2(routed, sandbox):
     net = routed.having(ipam=None, mtu=1300)
     result = net.add(sandbox)
     assert set(result) == {"cniVersion", "interfaces"}
-    outside = result["interfaces"][0]["name"]
-    assert (shown(net.host, outside)["mtu"], shown(sandbox, "eth0")["mtu"]) == (1300, 1300)
+    host_veth = result["interfaces"][0]["name"]
+    assert (shown(net.host, host_veth)["mtu"], shown(sandbox, "eth0")["mtu"]) == (1300, 1300)
     assert {"UP", "LOWER_UP"} <= set(shown(sandbox, "eth0")["flags"])
     assert "inet " not in sandbox.ip("addr", "show", "eth0")
-    net.host.ip("addr", "add", "192.0.2.1/24", "dev", outside)
+    net.host.ip("addr", "add", "192.0.2.1/24", "dev", host_veth)
     sandbox.ip("addr", "add", "192.0.2.2/24", "dev", "eth0")
     assert reaches(net.host, "192.0.2.2")
     net.check(sandbox, result)
@@ -90,7 +95,7 @@ def test_a_pod_without_ipam_is_layer_2(routed, sandbox):
 
 
 def test_an_ipam_without_a_type_is_refused(routed, sandbox):
-    """A forgotten type is told in the reference's words, on ADD, CHECK and STATUS."""
+    """A missing type is reported with the reference plugin's text, on ADD, CHECK and STATUS."""
     net = routed.having(ipam={}, cniVersion="1.1.0")
     for command in ("ADD", "CHECK", "STATUS"):
         error = net.run(command, None if command == "STATUS" else sandbox, prev_result={"cniVersion": "1.1.0"}).error()
@@ -100,7 +105,7 @@ def test_an_ipam_without_a_type_is_refused(routed, sandbox):
 
 
 @pytest.mark.parametrize(
-    ("dns", "wanted"),
+    ("dns", "expected"),
     [
         (None, {"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}),
         ({}, {"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}),
@@ -108,10 +113,10 @@ def test_an_ipam_without_a_type_is_refused(routed, sandbox):
         ({"nameservers": []}, None),
     ],
 )
-def test_dns_of_its_own_replaces_ipams(scripted, sandbox, dns, wanted):
-    """IPAM's name resolution passes, unless the network has any of its own, be it an empty list."""
+def test_configured_dns_replaces_ipams(scripted, sandbox, dns, expected):
+    """IPAM's DNS settings are returned, unless the network has its own, even an empty list."""
     net = scripted([IPV4], dns={"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}, keys={"dns": dns})
-    assert net.add(sandbox).get("dns") == wanted
+    assert net.add(sandbox).get("dns") == expected
 
 
 GIVEN = {
@@ -126,7 +131,7 @@ GIVEN = {
 
 @pytest.mark.parametrize("case", GIVEN)
 def test_what_cannot_be_served_is_refused(scripted, sandbox, ipam_calls, case):
-    """Addresses that cannot be routed are refused before anything is made, and IPAM has them back."""
+    """Addresses that cannot be routed are refused before any change, and released."""
     ips, (code, text) = GIVEN[case]
     net = scripted(ips)
     before = state(net.host), state(sandbox)
@@ -138,7 +143,7 @@ def test_what_cannot_be_served_is_refused(scripted, sandbox, ipam_calls, case):
 
 @pytest.mark.parametrize("route", ["192.0.2.0/24", "2001:db8:9::/48"])
 def test_a_failure_behind_the_pair_takes_it_away(scripted, sandbox, ipam_calls, route):
-    """A route that cannot be set leaves neither pair nor addresses, and IPAM has its own back."""
+    """A route that cannot be added leaves neither veth pair nor addresses."""
     gateway = "203.0.113.1" if "." in route else "2001:db8:8::1"
     net = scripted([IPV4, IPV6], routes=[{"dst": route, "gw": gateway}])
     before = state(net.host), state(sandbox)
@@ -158,8 +163,8 @@ def test_a_failure_behind_the_pair_takes_it_away(scripted, sandbox, ipam_calls, 
         ({"dns": {"search": "x"}}, '"dns.search" must be a list'),
     ],
 )
-def test_wrong_keys_are_told_before_anything_happens(routed, sandbox, keys, text):
-    """A wrong key is told with what is wrong, and no address is taken for it."""
+def test_wrong_keys_are_refused_before_any_change(routed, sandbox, keys, text):
+    """A wrong key is reported with its problem, and no address is allocated."""
     net = routed.having(**keys)
     error = net.run("ADD", sandbox).error()
     assert error["code"] == 7
@@ -214,7 +219,7 @@ def test_routes_of_ipam_may_use_a_router_of_the_subnet(scripted, sandbox):
 
 @pytest.mark.parametrize("ip", [IPV4, IPV6], ids=["IPv4", "IPv6"])
 def test_a_route_of_ipam_to_the_subnet_itself(scripted, sandbox, ip):
-    """Where IPAM has a route to the pod's own subnet, too, it is still the kernel's that goes."""
+    """If IPAM has a route to the pod's subnet, too, only the kernel's is deleted."""
     subnet = ip["gateway"].removesuffix("1") + ("0/24" if "." in ip["gateway"] else "/64")
     scripted([ip], routes=[{"dst": subnet}]).add(sandbox)
     listed = sandbox.ip("-6" if ":" in subnet else "-4", "route", "show", subnet).splitlines()
@@ -235,7 +240,7 @@ def test_a_host_without_ipv6_on_new_interfaces_serves_it(routed, sandbox):
 
 
 def test_status_is_ipams_and_its_own(routed, tmp_path):
-    """STATUS tells of forwarding and IPAM; ready is silence."""
+    """STATUS checks forwarding and IPAM; it prints nothing when ready."""
     net = routed.having(cniVersion="1.1.0")
     net.run("STATUS").silence()
     (tmp_path / "file").write_text("")
@@ -256,14 +261,14 @@ def test_gc_has_ipam_release_what_is_gone(routed, new_sandbox):
 
 def test_the_same_addresses_and_routes_as_the_reference_makes(routed, new_sandbox, reference):
     """With the same configuration the reference's ptp gives host and pod the same addresses and routes."""
-    made = []
+    states = []
     for directory in (binaries.directory(), reference):
         pod = new_sandbox()
         net = replace(routed, bin_dir=directory, path=str(directory))
         result = net.add(pod)
-        found = [golden.of(namespace) for namespace in (pod, net.host)]
-        seen = json.dumps([(each["addresses"], each["routes"]) for each in found], indent=1)
-        own = rf"\b({re.escape(address(result))}|{address(result, 1)})\b"
-        made.append(re.sub(own, "OWN", seen).splitlines())
+        namespaces = [golden.of(namespace) for namespace in (pod, net.host)]
+        seen = json.dumps([(each["addresses"], each["routes"]) for each in namespaces], indent=1)
+        addresses = rf"\b({re.escape(address(result))}|{address(result, 1)})\b"
+        states.append(re.sub(addresses, "OWN", seen).splitlines())
         net.delete(pod)
-    assert made[0] == made[1]
+    assert states[0] == states[1]

@@ -79,8 +79,8 @@ def break_state(net, pod, result):
         (break_state, " is down"),
     ],
 )
-def test_check_tells_what_is_broken(routed, sandbox, breaking, text):
-    """CHECK passes after ADD, and tells each thing that was taken away since."""
+def test_check_reports_what_is_broken(routed, sandbox, breaking, text):
+    """CHECK passes after ADD, and reports each object that was removed since."""
     net = routed.having(mtu=1400, cniVersion="1.1.0")
     result = net.add(sandbox)
     net.check(sandbox, result)
@@ -101,7 +101,7 @@ def test_check_behind_tuning(routed, sandbox, tuning, version):
 
 
 def test_check_of_two_attachments_to_one_network(routed, sandbox):
-    """Two interfaces of a pod have the same gateway; CHECK of each passes, and finds its own route to it gone."""
+    """Two interfaces of a pod have the same gateway; CHECK of each passes, and reports its own missing route to it."""
     ipam = {**routed.config["ipam"], "routes": [{"dst": "2001:db8::/32", "gw": "fd00:23::1"}]}
     net = routed.having(ipam=ipam)
     results = {ifname: net.add(sandbox, ifname=ifname) for ifname in ("eth0", "eth1")}
@@ -159,29 +159,29 @@ def test_del_leaves_nothing_whatever_is_gone(masqueraded, sandbox, gone):
     for trace in ("10.23.0.2", "fd00:23::2", "CNI-"):
         assert trace not in rules(net)
     assert net.leases() == {}
-    if gone != "the namespace":  # which the kernel takes apart in its own time
+    if gone != "the namespace":  # which the kernel destroys asynchronously
         assert (state(net.host), links(sandbox)) == before
 
 
 @pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
-def test_a_pod_is_taken_over(by, routed, new_sandbox, maker, taker, version):
-    """A pod made by one is CHECKed and DELeted by the other, beside a living one, and nothing is left."""
+def test_a_pod_is_deleted_by_the_other_implementation(by, routed, new_sandbox, maker, taker, version):
+    """A pod created by one is CHECKed and DELeted by the other, beside a running one; nothing remains."""
     net = routed.having(cniVersion=version, ipMasq=True, mtu=1400)
-    made, taken = by(maker, net), by(taker, net)
+    creator, deleter = by(maker, net), by(taker, net)
     stays, pod = new_sandbox(), new_sandbox()
-    other = taken.add(stays)
-    made.delete(pod, made.add(pod))
+    other = deleter.add(stays)
+    creator.delete(pod, creator.add(pod))
     before = state(net.host, netfilter=True)
-    result = made.add(pod)
-    made.check(pod, result)
-    taken.check(pod, result)
+    result = creator.add(pod)
+    creator.check(pod, result)
+    deleter.check(pod, result)
     assert reaches(stays, result["ips"][0]["address"].partition("/")[0])
-    taken.delete(pod, result)
+    deleter.delete(pod, result)
     assert state(net.host, netfilter=True) == before
     assert set(links(pod)) == {"lo"}
-    taken.check(stays, other)
-    made.delete(stays, other)
+    deleter.check(stays, other)
+    creator.delete(stays, other)
     assert net.leases() == {}
 
 

@@ -1,4 +1,4 @@
-"""libcni's result cache (attachment.cache): who is gone, and that the unknown lives."""
+"""libcni's result cache (attachment.cache): which containers no longer run, and that unknown ones count as running."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def gone(tmp_path, container_id, ifname="eth0", network="net"):
 
 
 def test_without_a_cache_everybody_lives(tmp_path):
-    """No directory, or none of this network's files, tells nothing."""
+    """Without a directory, or files of this network, nothing is known."""
     assert not gone(tmp_path / "absent", "a")
     assert not gone(tmp_path, "a")
 
@@ -60,7 +60,7 @@ def test_who_has_no_namespace_is_gone(tmp_path, write):
         ("eth1", "/no/such", False),
     ],
 )
-def test_the_result_tells_the_namespace_that_an_old_libcni_does_not(tmp_path, name, sandbox, expected):
+def test_the_namespace_of_an_old_libcni_is_in_the_result(tmp_path, name, sandbox, expected):
     """Where the cache has no "netns", the path beside the interface in the result counts, and nothing else does."""
     interfaces = ["?", {"name": "veth1"}, {"name": name, "sandbox": sandbox}]
     entry = {"networkName": "net", "containerId": "a", "ifName": "eth0", "result": {"interfaces": interfaces}}
@@ -68,7 +68,7 @@ def test_the_result_tells_the_namespace_that_an_old_libcni_does_not(tmp_path, na
     assert gone(tmp_path, "a") is expected
 
 
-def test_names_with_dashes_are_told_apart(tmp_path, write):
+def test_names_with_dashes_are_distinguished(tmp_path, write):
     """An entry of the network "net-x" does not speak for the network "net"."""
     write("net-x", "a", "/no/such")
     assert not gone(tmp_path, "x-a")
@@ -104,7 +104,7 @@ def test_any_file_can_be_read(tmp_path_factory, content):
     assert not ResultCache.read("net", str(directory)).is_gone(Attachment("a", "eth0"))
 
 
-def test_without_a_network_all_of_them_are_asked(tmp_path, write):
+def test_without_a_network_all_of_them_are_read(tmp_path, write):
     """A container whose network is not known is alive when it lives in any, and gone when it lives in none."""
     write("net", "a", HERE)
     for number in range(20):  # in whatever order the directory has them
@@ -141,8 +141,8 @@ def test_addresses_of_the_other_interfaces(tmp_path, write):
     entry("b", "eth1", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.6/24"}]})
     for number, result in enumerate((None, [], "x", {"cniVersion": 1}, {"cniVersion": "1.0.0", "ips": 7})):
         entry("a", f"bad{number}", HERE, result)
-    found = ResultCache.read("net", str(tmp_path)).list_other_addresses(Attachment("a", "eth0"))
-    assert sorted(map(str, found)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
+    addresses = ResultCache.read("net", str(tmp_path)).list_other_addresses(Attachment("a", "eth0"))
+    assert sorted(map(str, addresses)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
 
 
 def test_what_is_no_entry_is_not_read_for_ever(tmp_path, write):

@@ -52,7 +52,7 @@ def test_what_process_1_sees_is_elsewhere(init):
 
 @pytest.mark.parametrize("target", ["/no/such", "such", "../../../no/such"])
 def test_links_are_followed_below_the_root_of_process_1(init, target):
-    """/var/run is a link to /run, which leads below process 1's root directory and not below our own."""
+    """/var/run is a link to /run, which is resolved below process 1's root directory, not this process's."""
     shown_to_init(init, "/no/such/x")
     (init / "root" / "no" / "link").symlink_to(target)
     assert get_presence("/no/link/x") is Presence.ELSEWHERE
@@ -73,8 +73,8 @@ def test_without_a_look_at_process_1_nothing_is_gone(init, monkeypatch):
 
 def test_an_interface_of_it_proves_that_it_is_running(init):
     """An attachment whose interface on the host exists is not gone, whatever its path says."""
-    own = socket.if_nameindex()[0][1]
-    assert get_presence("/no/such/x", HostInterfaces(own)) is Presence.ELSEWHERE
+    interface = socket.if_nameindex()[0][1]
+    assert get_presence("/no/such/x", HostInterfaces(interface)) is Presence.ELSEWHERE
     for absent in ("no-such-veth", "longer-than-any-name-of-an-interface", "caf\u00e9"):
         assert get_presence("/no/such/x", HostInterfaces(absent)) is Presence.GONE
 
@@ -92,7 +92,7 @@ def test_process_1_of_a_container_proves_less(init, monkeypatch):
     def judged(path, *others):
         return get_presence(path, others=lambda: others)
 
-    assert judged("/no/such/x") is Presence.UNKNOWN  # nobody says whose the other namespace is
+    assert judged("/no/such/x") is Presence.UNKNOWN  # the owner of the other namespace is unknown
     assert judged("/no/such/x", "/no/such/x", "/no/such/y", "/not/such/other") is Presence.UNKNOWN
     assert judged("/no/such/x", "/no/such/y", "/no/such/other") is Presence.GONE
     assert judged("/no/such/other", "/no/such/other") is Presence.ELSEWHERE

@@ -1,6 +1,6 @@
 """Traffic control's messages against pyroute2's full classes, as test_codec.py compares those of links.
 
-Its full classes take C structs apart; ours hand them over as bytes, which kernel.traffic packs and reads.
+Its full classes decode C structs; podwire's return them as bytes, which kernel.traffic packs and unpacks.
 """
 
 import importlib
@@ -49,9 +49,9 @@ def parms(bucket):
 
 
 def u32(*actions, keys=("0x0/0x0+0",), classid=0x10001):
-    found = [("TCA_U32_CLASSID", classid), ("TCA_U32_SEL", {"keys": list(keys)})]
+    options = [("TCA_U32_CLASSID", classid), ("TCA_U32_SEL", {"keys": list(keys)})]
     numbered = [(f"TCA_ACT_PRIO_{number}", action) for number, action in enumerate(actions, 1)]
-    return {"attrs": found + ([("TCA_U32_ACT", {"attrs": numbered})] if numbered else [])}
+    return {"attrs": options + ([("TCA_U32_ACT", {"attrs": numbered})] if numbered else [])}
 
 
 # Our request, and the full class's fields and attributes.
@@ -125,7 +125,7 @@ def test_requests_are_encoded_as_by_the_full_class(name, monkeypatch):
 
 
 def test_rates_beyond_32_bits():
-    """Such a rate stands in an attribute of its own (TCA_TBF_RATE64), which the full class does not know."""
+    """Such a rate is in a separate attribute (TCA_TBF_RATE64), which the full class does not know."""
     ours, largest = (
         traffic.create_tbf_request(7, bucket).encode(3) for bucket in (FAST, Bucket(0xFFFFFFFF, FAST.size, FAST.limit))
     )
@@ -136,13 +136,13 @@ def test_rates_beyond_32_bits():
 
 
 def test_ingress_has_no_options():
-    """An ingress qdisc is asked for with empty options, where the full class can only write a number."""
+    """An ingress qdisc is requested with empty options, where the full class can only write a number."""
     ours = traffic.create_ingress_request(7).encode(3)
     assert ours[16:36] == struct.pack("=BBHiIII", 0, 0, 0, 7, 0xFFFF0000, INGRESS, 0)
     assert ours[36:] == bytes.fromhex("0c00 0100") + b"ingress\0" + bytes.fromhex("0400 0200")
 
 
-def test_the_filters_of_an_interface_are_asked_for_by_their_place():
+def test_the_filters_of_an_interface_are_requested_by_their_parent():
     """The request for a list names the interface and where its filters hang."""
     sent = []
 
@@ -183,9 +183,9 @@ QDISCS = {
 def test_qdiscs_are_read(name):
     """Kind and handle of any qdisc are read, the bucket of a token bucket filter only; ours is known as the shaper."""
     data, expected = QDISCS[name]
-    found = traffic.qdisc_from_answer(decode(QdiscMessage, data))
-    assert found == expected
-    assert found.is_shaper == (name.startswith("tbf"))
+    root = traffic.qdisc_from_answer(decode(QdiscMessage, data))
+    assert root == expected
+    assert root.is_shaper == (name.startswith("tbf"))
 
 
 def test_no_qdisc():
@@ -213,7 +213,7 @@ def action(kind="mirred", **parameters):
     return {"attrs": attributes}
 
 
-TABLE = {"attrs": [("TCA_U32_DIVISOR", 1)]}  # what the kernel tells of a u32 table
+TABLE = {"attrs": [("TCA_U32_DIVISOR", 1)]}  # the kernel's message about a u32 table
 FILTERS = {
     "ours": (u32(action()), 9, True),
     "the reference's": (u32(action(), action(action=0)), 9, True),
@@ -230,7 +230,7 @@ FILTERS = {
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters_are_read(name, nested):
-    """Of a u32 filter, where its first action leads everything it takes, and whether it takes everything."""
+    """The target of a u32 filter's first action, and whether the filter matches everything."""
     options, target, matches_all = FILTERS[name]
     data = full({"handle": 0x80000800, "info": 0x00010300}, named("u32", options=options))
     data = data if name.startswith("another") else flagged(data, nested=nested)
@@ -238,7 +238,7 @@ def test_filters_are_read(name, nested):
 
 
 def test_tables_and_heads_are_no_filters():
-    """Messages that tell of a table of filters, or that there are some, are left out; the order is kept."""
+    """Messages about a hash table, or without a filter, are left out; the order is kept."""
     head = full({"info": 0x00010300}, named("u32"))
     table = full({"handle": 0x80000000, "info": 0x00010300}, named("u32", options=TABLE))
     first, second = (full({"handle": number, "info": 1}, named("u32", options=u32(action()))) for number in (5, 4))
@@ -262,12 +262,12 @@ def with_structs(data, action_kind="mirred"):
     return request.encode(3)
 
 
-def test_only_mirred_leads_elsewhere():
+def test_only_mirred_has_a_target():
     """The same bytes are no target in another action's parameters."""
     data = struct.pack("=IIiiiiI", 0, 0, 4, 1, 1, 1, 9)
     for kind, target in (("mirred", 9), ("other", None)):
-        (found,) = filters(with_structs(data, kind))
-        assert found.target == target
+        (decoded,) = filters(with_structs(data, kind))
+        assert decoded.target == target
 
 
 @given(st.binary(max_size=80))
@@ -276,8 +276,8 @@ def test_any_struct_is_read(data):
     """Whatever the C structs hold, and however short they are, a qdisc and a filter are read."""
     bucket = [("TCA_KIND", "tbf"), ("TCA_OPTIONS", {"attrs": [("TCA_TBF_PARMS", data)]})]
     request = Request("", QdiscMessage, 36, 0, {"index": 7}, bucket)
-    found = traffic.qdisc_from_answer(decode(QdiscMessage, request.encode(3)))
-    assert (found.bucket is None) == (len(data) < 36)
+    root = traffic.qdisc_from_answer(decode(QdiscMessage, request.encode(3)))
+    assert (root.bucket is None) == (len(data) < 36)
     (one,) = filters(with_structs(data))
     assert one.target is None or len(data) >= 28
     assert not one.matches_all or 0 <= 16 * (data[2] + 1) - len(data) < 16

@@ -64,7 +64,7 @@ def bus(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_no_bus(bus, answers, why):
-    """Who refuses us, hangs up or says something else is no bus, and the reason is told."""
+    """A peer that refuses, closes the connection or speaks another protocol is not a bus; the error has the reason."""
     bus(*answers)
     with pytest.raises(BusError) as caught:
         Bus()
@@ -82,8 +82,8 @@ def test_a_bus_that_hangs(bus):
 def test_an_unanswered_call(bus):
     """A call that the bus does not answer before it hangs up is a reply that says so."""
     heard = bus(OK, HELLO, b"")
-    with Bus() as own:
-        (reply,) = own.call(CALL)
+    with Bus() as bus:
+        (reply,) = bus.call(CALL)
     assert reply.error == NO_REPLY
     assert b"addSource" in heard[-1]
 

@@ -1,4 +1,4 @@
-"""The process that waits for the kernel's answer in our place (kernel/_apart.c, kernel.link_deletion).
+"""The background process that waits for the kernel's answer (kernel/_apart.c, kernel.link_deletion).
 
 One rule: the other end of a socket pair is the kernel here, and says what the test wants.
 """
@@ -25,7 +25,7 @@ NLMSG_ERROR = 2
 
 @pytest.fixture
 def pair():
-    """Both ends of a socket that keeps messages apart: the child's, and the kernel's."""
+    """Both ends of a socket that preserves message boundaries: the child's, and the kernel's."""
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, kernels:
         yield ours, kernels
@@ -59,7 +59,7 @@ def children():
 ANSWERS = {
     "done": (answer(0), 0),
     "refused": (answer(-errno.ENODEV), errno.ENODEV),
-    "with all that a kernel may tell besides": (answer(-errno.EBUSY, rest=bytes(3000)), errno.EBUSY),
+    "with everything that a kernel may add": (answer(-errno.EBUSY, rest=bytes(3000)), errno.EBUSY),
     "no errno": (answer(5), 255),
     "larger than any": (answer(-256), 255),
     "smaller than any": (answer(-(1 << 31)), 255),
@@ -82,7 +82,7 @@ def test_the_status_is_what_was_answered(pair, pipe, name):
 
 
 def test_nobody_answers(pair, pipe):
-    """Where there is no socket, or nobody at its other end, the status is the errno of that."""
+    """Without a socket, or without a peer, the status is the errno of the failure."""
     ours, kernels = pair
     assert status(ask_apart(pipe[0], REQUEST, pipe[1])) == errno.ENOTSOCK
     kernels.close()
@@ -104,7 +104,7 @@ def test_the_child_holds_nothing_but_what_it_needs(pair, pipe, socket_first):
         os.close(descriptor)
     assert kernels.recv(100) == REQUEST
     ours.close()
-    assert os.read(foreign, 1) == b""  # nobody else has it open
+    assert os.read(foreign, 1) == b""  # no other process has it open
     os.close(foreign)
     assert wait_readable([report], 0.05) == []
     kernels.send(answer(0))
@@ -112,7 +112,7 @@ def test_the_child_holds_nothing_but_what_it_needs(pair, pipe, socket_first):
     assert status(child) == 0
 
 
-def test_it_outlives_who_asked(pair, pipe):
+def test_it_outlives_its_parent(pair, pipe):
     """The child goes on when the process has ended whose memory it shares, and no signal but SIGKILL stops it."""
     ours, kernels = pair
     report, ending = pipe
@@ -217,7 +217,7 @@ def test_what_counts_as_deleted(ending, expected):
 
 
 def test_a_child_that_was_killed_or_forgotten():
-    """A child that was killed has deleted nothing, as far as is known; nor one of which the kernel tells nothing."""
+    """A killed child counts as failed; so does one whose exit status is not available."""
     pid = os.fork()
     if pid == 0:
         signal.pause()

@@ -37,12 +37,12 @@ def attribute(number: int, content: bytes) -> bytes:
 
 def plainly_split(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
     """Returns number, place and content of each attribute."""
-    found = []
+    attributes = []
     while start + 4 <= len(data):
         length, number = struct.unpack_from("=HH", data, start)
-        found.append((number & 0x3FFF, start, data[start + 4 : start + length]))
+        attributes.append((number & 0x3FFF, start, data[start + 4 : start + length]))
         start += max(length + 3 & ~3, 4)
-    return found
+    return attributes
 
 
 def plainly_read(content: bytes, form: str) -> object:
@@ -64,19 +64,19 @@ def test_attributes_are_where_plain_python_finds_them(data, start):
 
 
 @given(hostile(), st.integers(0, 40), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(FORMS)), max_size=24))
-def test_values_are_what_plain_python_reads(data, start, wanted):
+def test_values_are_what_plain_python_reads(data, start, forms):
     """Of several the first counts, a missing one is its default, and a number that is cut off an error."""
     first = {number: content for number, _, content in reversed(plainly_split(data, start))}
-    asked = tuple((number, form, place) for place, (number, form) in enumerate(wanted))
+    specs = tuple((number, form, place) for place, (number, form) in enumerate(forms))
     try:
         expected = tuple(
-            plainly_read(first[number], form) if number in first else place for number, form, place in asked
+            plainly_read(first[number], form) if number in first else place for number, form, place in specs
         )
     except struct.error:
         with pytest.raises(ValueError, match=r"a number has \d of \d bytes"):
-            picked(data, start, asked)
+            picked(data, start, specs)
     else:
-        assert picked(data, start, asked) == expected
+        assert picked(data, start, specs) == expected
 
 
 @given(
@@ -179,8 +179,8 @@ def test_what_cannot_be_written(pairs, known, error):
         ((b"", 0, (("1", "", None),)), TypeError),
     ],
 )
-def test_what_cannot_be_asked_for(arguments, error):
-    """What does not say what is wanted from where is an error."""
+def test_invalid_arguments(arguments, error):
+    """Invalid arguments are an error."""
     with pytest.raises(error):
         picked(*arguments)
 

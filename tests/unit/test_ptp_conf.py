@@ -22,7 +22,7 @@ def parsed(keys):
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted"),
+    ("keys", "expected"),
     [
         ({}, PtpConf("", None, 0, None)),
         (IPAM, PtpConf("host-local", None, 0, None)),
@@ -34,14 +34,14 @@ def parsed(keys):
         ({"ipam": None, "mtu": None, "dns": None}, PtpConf("", None, 0, None)),
     ],
 )
-def test_values(keys, wanted):
+def test_values(keys, expected):
     """Each key is read whatever its case; what is absent or null has its default."""
-    assert parsed(keys) == wanted
+    assert parsed(keys) == expected
 
 
 @pytest.mark.parametrize("ipam", [{}, {"type": ""}, {"subnet": "10.0.0.0/8"}])
 def test_an_ipam_without_a_type_is_refused(ipam):
-    """An object "ipam" without a type is somebody's mistake."""
+    """An object "ipam" without a type is an error."""
     with pytest.raises(CniError) as caught:
         parsed({"ipam": ipam})
     assert (caught.value.code, caught.value.msg) == (7, "no plugin name provided")

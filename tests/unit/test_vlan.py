@@ -14,11 +14,11 @@ from plugins.bridge.vlan import port_requests
 
 PORT = Link(9, "veth0", "02:00:00:00:00:01", 1500, 1, "veth", 3, 0, None, 6)
 BRIDGE = Link(3, "cni0", "02:00:00:00:00:02", 1500, 1, "bridge", 0, 0, None, 6)
-OWN = PVID | UNTAGGED
+PVID_UNTAGGED = PVID | UNTAGGED
 
 
-class Told:
-    """A socket whose dump tells of ports what requests have asked for them."""
+class AnsweringSocket:
+    """A socket whose dump returns the VLANs that requests have added to ports."""
 
     def __init__(self, *requests):
         self._requests = requests
@@ -26,9 +26,9 @@ class Told:
     def dump(self, request):
         """Returns the requests as the kernel's messages about the ports of the bridge."""
         master = ("IFLA_MASTER", BRIDGE.index)
-        asked = [item._replace(attributes=[*item.attributes, master]).encode(1) for item in self._requests]
-        assert all(request.body_filter(message) for message in asked)
-        return [decode(VlanMessage, message) for message in asked]
+        messages = [item._replace(attributes=[*item.attributes, master]).encode(1) for item in self._requests]
+        assert all(request.body_filter(message) for message in messages)
+        return [decode(VlanMessage, message) for message in messages]
 
 
 @given(
@@ -40,45 +40,49 @@ class Told:
 )
 def test_vlans_come_back_from_their_ranges(some, runs, native):
     """Any VLANs, runs of neighbours among them, are the same after a way in the kernel's range form."""
-    asked = {**runs, **some, native: OWN}
-    assert vlan.list_by_port(Told(vlan.add_request(PORT, asked)), BRIDGE) == {PORT.index: asked}
+    desired = {**runs, **some, native: PVID_UNTAGGED}
+    assert vlan.list_by_port(AnsweringSocket(vlan.add_request(PORT, desired)), BRIDGE) == {PORT.index: desired}
 
 
 def test_neighbours_are_one_range():
     """A whole trunk takes two entries of the message, however many VLANs it has; the PVID is never in a range."""
-    request = vlan.add_request(PORT, {100: OWN, **dict.fromkeys(range(101, 4095), 0)})
+    request = vlan.add_request(PORT, {100: PVID_UNTAGGED, **dict.fromkeys(range(101, 4095), 0)})
     entries = [(info["vid"], info["flags"]) for _, info in dict(request.attributes)["IFLA_AF_SPEC"]["attrs"]]
-    assert entries == [(100, OWN), (101, 0x8), (4094, 0x10)]
+    assert entries == [(100, PVID_UNTAGGED), (101, 0x8), (4094, 0x10)]
 
 
 def test_the_bridge_itself_is_no_port():
-    """What the kernel tells of the bridge's own VLANs, and of other bridges' ports, is left out."""
-    told = Told(vlan.add_request(BRIDGE, {1: OWN}), vlan.add_request(PORT, {2: OWN}))
-    assert vlan.list_by_port(told, BRIDGE) == {PORT.index: {2: OWN}}
-    assert vlan.list_by_port(Told(vlan.add_request(PORT, {2: OWN})), BRIDGE._replace(index=9)) == {}
+    """VLANs of the bridge itself, and of other bridges' ports, are left out."""
+    answering = AnsweringSocket(
+        vlan.add_request(BRIDGE, {1: PVID_UNTAGGED}), vlan.add_request(PORT, {2: PVID_UNTAGGED})
+    )
+    assert vlan.list_by_port(answering, BRIDGE) == {PORT.index: {2: PVID_UNTAGGED}}
+    assert (
+        vlan.list_by_port(AnsweringSocket(vlan.add_request(PORT, {2: PVID_UNTAGGED})), BRIDGE._replace(index=9)) == {}
+    )
 
 
 CASES = {
     "nothing": (Vlans(), 1, [], {}),
     "an empty trunk": (Vlans(0, ()), 1, [], {}),
-    "an access VLAN": (Vlans(100), 1, [1], {100: OWN}),
-    "another default": (Vlans(100), 7, [7], {100: OWN}),
-    "no default": (Vlans(100), 0, [], {100: OWN}),
-    "no default to keep": (Vlans(100, None, True), 0, [], {100: OWN}),
-    "the default itself": (Vlans(1), 1, [], {1: OWN}),
-    "the default kept": (Vlans(100, None, True), 1, [], {1: UNTAGGED, 100: OWN}),
-    "a trunk": (Vlans(0, (5, 6)), 1, [], {1: OWN, 5: 0, 6: 0}),
-    "a trunk where another is the default": (Vlans(0, (5, 6)), 7, [7], {1: OWN, 5: 0, 6: 0}),
-    "both": (Vlans(100, (5,)), 1, [1], {5: 0, 100: OWN}),
-    "both the same": (Vlans(5, (5,)), 1, [1], {5: OWN}),
+    "an access VLAN": (Vlans(100), 1, [1], {100: PVID_UNTAGGED}),
+    "another default": (Vlans(100), 7, [7], {100: PVID_UNTAGGED}),
+    "no default": (Vlans(100), 0, [], {100: PVID_UNTAGGED}),
+    "no default to keep": (Vlans(100, None, True), 0, [], {100: PVID_UNTAGGED}),
+    "the default itself": (Vlans(1), 1, [], {1: PVID_UNTAGGED}),
+    "the default kept": (Vlans(100, None, True), 1, [], {1: UNTAGGED, 100: PVID_UNTAGGED}),
+    "a trunk": (Vlans(0, (5, 6)), 1, [], {1: PVID_UNTAGGED, 5: 0, 6: 0}),
+    "a trunk where another is the default": (Vlans(0, (5, 6)), 7, [7], {1: PVID_UNTAGGED, 5: 0, 6: 0}),
+    "both": (Vlans(100, (5,)), 1, [1], {5: 0, 100: PVID_UNTAGGED}),
+    "both the same": (Vlans(5, (5,)), 1, [1], {5: PVID_UNTAGGED}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_port_is_put_in_its_vlans(case):
-    """The default VLAN is taken away unless it is wanted, the others are added, in at most two requests."""
-    asked, default, removed, added = CASES[case]
-    requests = port_requests(PORT, asked, Filtering(True, default))
+    """The default VLAN is removed unless it is desired, the others are added, in at most two requests."""
+    desired, default, removed, added = CASES[case]
+    requests = port_requests(PORT, desired, Filtering(True, default))
     expected = [vlan.remove_request(PORT, removed)] if removed else []
     expected += [vlan.add_request(PORT, added)] if added else []
     assert [item._replace(details=None) for item in requests] == [item._replace(details=None) for item in expected]

@@ -48,7 +48,7 @@ def link_message(*attributes: bytes) -> bytes:
     ],
 )
 def test_our_classes_are_pyroute2s(request_):
-    """What is written of a request is what pyroute2's own encoder makes of the same class."""
+    """A request is encoded as pyroute2's encoder encodes the same class."""
     message = request_.kind()
     message["header"] = {"type": request_.type, "flags": request_.flags | 1, "sequence_number": 3}
     message.update(request_.values)
@@ -64,7 +64,7 @@ def test_an_attribute_that_is_not_known_cannot_be_written():
 
 
 def test_an_attribute_that_is_not_known_is_passed_over():
-    """What the kernel tells beyond what we know is skipped, whatever it holds."""
+    """Unknown attributes are skipped, whatever they contain."""
     message = decode(LinkMessage, link_message(attribute(999, b"?" * 7), attribute(4, struct.pack("=I", 1400))))
     assert message["attrs"] == [("IFLA_MTU", 1400)]
 
@@ -106,8 +106,8 @@ def test_a_message_that_is_cut_off_is_an_error():
 def test_options_are_read_by_their_kind():
     """A qdisc's options are attributes for one kind and a plain struct for another."""
     bucket = traffic.Bucket(1_000_000, 1_562_500, 125_000)
-    own = traffic.create_tbf_request(7, bucket)
-    assert traffic.qdisc_from_answer(decode(QdiscMessage, own.encode(1))) == traffic.Qdisc("tbf", 0x10000, bucket)
+    request = traffic.create_tbf_request(7, bucket)
+    assert traffic.qdisc_from_answer(decode(QdiscMessage, request.encode(1))) == traffic.Qdisc("tbf", 0x10000, bucket)
     fifo = bytes(HEADER + 20) + attribute(1, b"pfifo_fast\0") + attribute(2, b"\3\0\0\0" + bytes(16))
     assert traffic.qdisc_from_answer(decode(QdiscMessage, fifo)) == traffic.Qdisc("pfifo_fast", 0)
 
