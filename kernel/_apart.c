@@ -1,10 +1,10 @@
-/* _apart: a process of its own that waits for the kernel in our place.
+/* Background processes that wait for the kernel, a part of the module _podwire.
  *
- *   ask_apart(socket, request, report)       for its answer to a netlink request
- *   close_apart(socket, ended, microseconds) for the memory that it frees before a socket is closed
+ *   ask_apart(socket, request, report)       sends a netlink request and waits for the answer
+ *   close_apart(socket, ended, microseconds) closes a socket after the parent, which waits until its memory is freed
  *
- * One rule: the child shares our memory, so it writes to nothing but its own page, and calls nothing of the C library,
- * which would set errno for us. A part of the module _podwire.
+ * One rule: the child shares the parent's memory, so it writes only to its own page, and calls no function of the C
+ * library, which would set the parent's errno.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A system call that leaves errno alone; returns what the kernel does, a negative errno for a failure. */
+/* A system call that does not set errno; returns the kernel's result, a negative errno for a failure. */
 #if defined(__x86_64__)
 #define SHARED_MEMORY CLONE_VM
 static inline long
@@ -55,15 +55,15 @@ call(long number, long a, long b, long c, long d, long e, long f)
 }
 #endif
 
-/* What a child is to do, and the stack on which it does: a page that is never given back, as nobody knows how long the
- * child uses it. `pipe` is the only descriptor that it keeps beside the socket. */
+/* A child's task and its stack: a page that is never unmapped, since the parent does not know when the child is done.
+ * `pipe` and the socket are the only descriptors that the child keeps. */
 typedef struct {
     int socket, pipe;
     struct timespec pause;
     size_t size;
     char request[1024];
     alignas(16) char stack[4096 - 1024 - 32];
-} Errand;
+} Task;
 
 /* Closes all descriptors but two. */
 static inline void
@@ -78,31 +78,31 @@ close_others(unsigned one, unsigned two)
             call(SYS_close_range, 0, low - 1, 0, 0, 0, 0);
         return;
     }
-    for (unsigned fd = 0; fd < 1024; fd++) /* before Linux 5.9; a verb never has as many open */
+    for (unsigned fd = 0; fd < 1024; fd++) /* before Linux 5.9; a verb has fewer open descriptors */
         if (fd != one && fd != two)
             call(SYS_close, fd, 0, 0, 0, 0, 0);
 }
 
-/* The children's part, with all signals blocked: the memory is the parent's, who goes on in it. So they write to nothing
- * but their own stack, and call nothing that knows of threads or errno. Where memory is the reason to kill one, or one
- * dumps core, the kernel kills both: what was asked for is done all the same. */
+/* The functions of the children, with all signals blocked, in the memory of the running parent: they write only to
+ * their own stack, and call nothing that uses threads or errno. An OOM kill or a core dump of one process kills both;
+ * the request was sent all the same. */
 
-/* Ends with the answer's errno. */
+/* Sends the request and exits with the answer's errno. */
 static int
-ask(void *own)
+ask(void *argument)
 {
-    const Errand *errand = own;
+    const Task *task = argument;
     struct {
         struct nlmsghdr header;
         int error;
-        char rest[64]; /* what the kernel repeats of the request: cut off */
+        char rest[64]; /* the request, which the kernel repeats, truncated */
     } answer;
     long got;
 
-    close_others(errand->socket, errand->pipe);
-    got = call(SYS_sendto, errand->socket, (long)errand->request, errand->size, 0, 0, 0);
+    close_others(task->socket, task->pipe);
+    got = call(SYS_sendto, task->socket, (long)task->request, task->size, 0, 0, 0);
     if (got >= 0)
-        got = call(SYS_recvfrom, errand->socket, (long)&answer, sizeof(answer), 0, 0, 0);
+        got = call(SYS_recvfrom, task->socket, (long)&answer, sizeof(answer), 0, 0, 0);
     if (got >= 0 && (got < (long)NLMSG_LENGTH(sizeof(int)) || answer.header.nlmsg_type != NLMSG_ERROR))
         got = -EBADMSG;
     else if (got >= 0)
@@ -111,50 +111,50 @@ ask(void *own)
     return 0; /* not reached */
 }
 
-/* Closes the socket last of all: after the parent has, whose end closes the pipe, and after a pause. */
+/* Closes the socket last: after the parent ended, which closes the pipe, and after a pause. */
 static int
-close_last(void *own)
+close_last(void *argument)
 {
-    const Errand *errand = own;
+    const Task *task = argument;
     char nothing;
 
-    close_others(errand->socket, errand->pipe);
-    call(SYS_read, errand->pipe, (long)&nothing, 1, 0, 0, 0);
-    call(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, (long)&errand->pause, 0, 0, 0);
+    close_others(task->socket, task->pipe);
+    call(SYS_read, task->pipe, (long)&nothing, 1, 0, 0, 0);
+    call(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, (long)&task->pause, 0, 0, 0);
     call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
     return 0; /* not reached */
 }
 
-/* Starts a child for an errand, with a copy of all descriptors; returns its process id as Python has it. */
+/* Starts a child for a task, with a copy of all descriptors; returns its process ID as a Python object. */
 static PyObject *
 start(int (*run)(void *), int socket, int pipe, const char *request, size_t size, struct timespec pause)
 {
-    Errand *errand;
+    Task *task;
     sigset_t all, before;
     pid_t pid;
     int number;
 
     if (socket < 0 || pipe < 0)
         return PyErr_Format(PyExc_ValueError, "no descriptor: %d", socket < 0 ? socket : pipe);
-    if (size > sizeof(errand->request))
+    if (size > sizeof(task->request))
         return PyErr_Format(PyExc_ValueError, "the request has %zu bytes", size);
-    errand = mmap(NULL, sizeof(*errand), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    if (errand == MAP_FAILED)
+    task = mmap(NULL, sizeof(*task), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (task == MAP_FAILED)
         return PyErr_SetFromErrno(PyExc_OSError);
-    errand->socket = socket;
-    errand->pipe = pipe;
-    errand->pause = pause;
-    errand->size = size;
-    memcpy(errand->request, request, size);
+    task->socket = socket;
+    task->pipe = pipe;
+    task->pause = pause;
+    task->size = size;
+    memcpy(task->request, request, size);
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    pid = clone(run, errand->stack + sizeof(errand->stack), SHARED_MEMORY | SIGCHLD, errand);
-    if (pid < 0 && errno == EINVAL) /* qemu-user knows only threads that share memory: a copy does as well */
-        pid = clone(run, errand->stack + sizeof(errand->stack), SIGCHLD, errand);
+    pid = clone(run, task->stack + sizeof(task->stack), SHARED_MEMORY | SIGCHLD, task);
+    if (pid < 0 && errno == EINVAL) /* qemu-user supports shared memory for threads only: use a copy */
+        pid = clone(run, task->stack + sizeof(task->stack), SIGCHLD, task);
     number = errno;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (pid < 0) {
-        munmap(errand, sizeof(*errand));
+        munmap(task, sizeof(*task));
         errno = number;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
@@ -187,13 +187,13 @@ podwire_close_apart(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(ask_apart_doc,
-             "ask_apart(socket, request, report) -> pid: start a process that has nothing open but the descriptors\n"
-             "`socket` and `report`, sends `request` (bytes) by the first and waits for the one answer. Its exit\n"
-             "status is the errno in it, or of what failed; `report`, a pipe, tells that it has ended.");
+             "ask_apart(socket, request, report) -> pid: start a process with only the descriptors `socket` and\n"
+             "`report` open; it sends `request` (bytes) and waits for the answer. Its exit status is the errno of the\n"
+             "answer or of the failure; the other end of the pipe `report` is readable when it has ended.");
 
 PyDoc_STRVAR(close_apart_doc,
-             "close_apart(socket, ended, microseconds) -> pid: start a process that has nothing open but the\n"
-             "descriptors `socket` and `ended`, the reading end of a pipe, and ends that long after the pipe has ended.");
+             "close_apart(socket, ended, microseconds) -> pid: start a process with only the descriptors `socket`\n"
+             "and `ended` open, the reading end of a pipe; it exits that long after the other end was closed.");
 
 PyMethodDef apart_methods[] = {
     {"ask_apart", podwire_ask_apart, METH_VARARGS, ask_apart_doc},

@@ -1,21 +1,21 @@
-/* _netlink: netlink messages as bytes, the part of _podwire that kernel/wire.py and kernel/rtnl.py stand on.
+/* Encodes and decodes netlink messages; the part of _podwire that kernel/wire.py and kernel/rtnl.py use.
  *
- *   messages(...)       splits what was received
- *   picked(...)         reads some attributes of a message
- *   places(...)         tells where all attributes of a message are
- *   packed(...)         writes attributes
+ *   messages(...)       splits received data into messages
+ *   picked(...)         returns some attributes of a message
+ *   places(...)         returns the offsets of all attributes of a message
+ *   packed(...)         encodes attributes
  *   same_attributes(..) compares attributes
  *
- * A kernel's answer has some 60 attributes: to walk over them was a third of what a verb did in Python.
+ * A kernel's answer has some 60 attributes: walking over them was a third of a verb's time in Python.
  *
- * One rule: what a length says is checked against what is there, and nothing else is known of any message.
+ * One rule: each length is checked against the available data; the code knows no particular message.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <linux/netlink.h>
 #include <string.h>
 
-/* One attribute of a message: never beyond the message's end, whatever its length says. */
+/* One attribute of a message, truncated at the message's end. */
 typedef struct {
     int number;
     int is_nested;
@@ -23,7 +23,7 @@ typedef struct {
     Py_ssize_t size;
 } Attribute;
 
-/* Finds the attribute at an offset and moves that behind it; false when there is none any more. */
+/* Reads the attribute at an offset and advances the offset; false at the end. */
 static int
 next_attribute(const char *data, Py_ssize_t end, Py_ssize_t *offset, Attribute *found)
 {
@@ -42,14 +42,14 @@ next_attribute(const char *data, Py_ssize_t end, Py_ssize_t *offset, Attribute *
     return 1;
 }
 
-/* How a number is written: "H", "I", ... as the struct module has it, in this machine's order or, after ">", not. */
+/* The format of a number as in the struct module: "H", "I", ... in native byte order, big-endian after ">". */
 typedef struct {
     int size;
     int is_signed;
     int is_big;
 } Number;
 
-/* Reads a form; false for what is no number's. */
+/* Parses a form; false for one that is not a number's. */
 static int
 number_form(PyObject *form, Number *number)
 {
@@ -107,7 +107,7 @@ netlink_picked(PyObject *self, PyObject *args)
         return NULL;
     count = PyTuple_GET_SIZE(wanted);
     if (offset < 0 || count > MOST_PICKED)
-        return PyErr_Format(PyExc_ValueError, "cannot pick %zd attributes from %zd on", count, offset);
+        return PyErr_Format(PyExc_ValueError, "cannot read %zd attributes at offset %zd", count, offset);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *entry = PyTuple_GET_ITEM(wanted, i);
 
@@ -135,7 +135,7 @@ netlink_picked(PyObject *self, PyObject *args)
     return result;
 }
 
-/* Appends an entry to a list, and gives both up where that fails: returns the list, or NULL. */
+/* Appends an entry to a list; returns the list, or NULL after releasing both on failure. */
 static PyObject *
 extended(PyObject *list, PyObject *entry)
 {
@@ -156,7 +156,7 @@ netlink_places(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y#n", &data, &end, &offset))
         return NULL;
     if (offset < 0)
-        return PyErr_Format(PyExc_ValueError, "no place in a message: %zd", offset);
+        return PyErr_Format(PyExc_ValueError, "invalid offset in a message: %zd", offset);
     result = PyList_New(0);
     for (place = offset; result && next_attribute(data, end, &offset, &found); place = offset)
         result = extended(result, Py_BuildValue("in", found.number, place));
@@ -182,7 +182,7 @@ netlink_messages(PyObject *self, PyObject *data)
 
         memcpy(&header, start + offset, sizeof(header));
         length = header.nlmsg_len < left ? (Py_ssize_t)header.nlmsg_len : left;
-        if (length == end) /* mostly */
+        if (length == end) /* the usual case */
             entry = Py_BuildValue("HHIO", header.nlmsg_type, header.nlmsg_flags, header.nlmsg_seq, data);
         else
             entry = Py_BuildValue("HHIy#", header.nlmsg_type, header.nlmsg_flags, header.nlmsg_seq, start + offset,
@@ -194,13 +194,13 @@ netlink_messages(PyObject *self, PyObject *data)
     return result;
 }
 
-/* Bytes that grow. */
+/* A growing byte buffer. */
 typedef struct {
     char *data;
     size_t size, room;
 } Buffer;
 
-/* Appends an attribute; raises MemoryError, OverflowError for one that is too long. */
+/* Appends an attribute; raises MemoryError, and OverflowError for one that is too long. */
 static int
 append(Buffer *buffer, unsigned number, const char *content, size_t size)
 {
@@ -253,7 +253,7 @@ append_number(Buffer *buffer, unsigned name, const Number *form, PyObject *value
     return append(buffer, name, content, form->size);
 }
 
-/* Appends a value by its form: a number, text with a NUL behind it, bytes; any other form has a method "write". */
+/* Appends a value by its form: a number, text with a final NUL, bytes; any other form has a method "write". */
 static int
 append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyObject *pairs)
 {
@@ -271,7 +271,7 @@ append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyO
         bytes = PyBytes_FromObject(value);
     } else {
         bytes = PyUnicode_AsEncodedString(value, "utf-8", "surrogateescape");
-        /* The NUL that is always behind a bytes object's content belongs to it. */
+        /* Includes the NUL that follows the content of every bytes object. */
         done = bytes && append(buffer, name, PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes) + 1);
         Py_XDECREF(bytes);
         return done;
@@ -334,9 +334,9 @@ PyDoc_STRVAR(packed_doc,
              "packed(pairs, known) -> bytes: attributes from (name, value) pairs; known: {name: (number, form)}.\n"
              "A form that is no str has write(value, pairs) -> bytes. KeyError, OverflowError.");
 
-/* Tells whether an attribute is like ours: of its type, and with its content, or beside more in any order if nested.
+/* Returns whether an attribute has the type and content of ours; nested ones may have more attributes in any order.
  *
- * Of several of a type in theirs the last one counts. Deeper than any rule nothing is alike.
+ * Of several attributes of a type in theirs, the last one counts. False beyond a nesting depth that no rule has.
  */
 static int
 is_like(const Attribute *theirs, const Attribute *ours, int depth)

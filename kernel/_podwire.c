@@ -1,12 +1,12 @@
-/* _podwire: what a CNI plugin needs of the kernel that Python 3.11 does not offer.
+/* _podwire: system calls that CNI plugins need and Python 3.11 lacks.
  *
  *   setns(fd, nstype)   enters a namespace (Python 3.12 has os.setns)
  *   unshare(flags)      moves the process into new namespaces (Python 3.12 has os.unshare)
  *   mount(...)          mount(2) without data
- *   fs_type(path)       statfs(2)'s f_type: tells a namespace file from a left-over plain file
+ *   fs_type(path)       statfs(2)'s f_type: distinguishes a namespace file from a stale plain file
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
- * Netlink messages are in _netlink.c, a process that waits for the answer to one in _apart.c. Built as an extension for
+ * _netlink.c has netlink messages, _apart.c background processes. Built as an extension for
  * ordinary Python, and linked into the static executable.
  */
 #define _GNU_SOURCE
@@ -85,28 +85,28 @@ podwire_fs_type(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLong((unsigned long)info.f_type);
 }
 
-/* A program to start; everything is at hand before vfork(), since the child may not allocate. */
+/* A program to start, prepared before vfork(), since the child may not allocate memory. */
 typedef struct {
     char **argv, **env;
-    int streams[3];     /* what becomes 0, 1 and 2; negative: inherited */
+    int streams[3];     /* the child's 0, 1 and 2; negative: inherited */
     sigset_t defaults;  /* the signals that start with their default actions */
     pid_t parent;
-    volatile int error; /* the child's errno, when it came to no exec: the memory is shared until then */
+    volatile int error; /* the child's errno when exec failed; the memory is shared until exec */
 } Program;
 
-/* The child's part, with all signals blocked: shares the parent's memory, whose thread stands still. Never returns. */
+/* Runs in the child, with all signals blocked, in the memory of the suspended parent. Never returns. */
 static _Noreturn __attribute__((noinline)) void
 become(Program *program)
 {
     sigset_t none;
 
-    /* SIGKILL: nothing a program does about another signal is wanted when nobody is left to wait for it. The second
-     * look is for a parent that ended before the kernel knew. */
+    /* SIGKILL, since a program must not handle the signal when no process waits for it. getppid() detects a parent that
+     * ended before the prctl. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
         goto failed;
     if (getppid() != program->parent)
         _exit(127);
-    if (setpgid(0, 0) < 0) /* so that a kill ends what the program has started, too */
+    if (setpgid(0, 0) < 0) /* so that a kill also ends the program's children */
         goto failed;
     for (int number = 1; number < NSIG; number++)
         if (sigismember(&program->defaults, number) == 1 && signal(number, SIG_DFL) == SIG_ERR)
@@ -125,7 +125,7 @@ failed:
     _exit(127);
 }
 
-/* Returns the strings of a list of bytes, with a NULL behind them, for PyMem_Free(); they live as long as the list. */
+/* Returns a NULL-terminated array, for PyMem_Free(), of the strings of a list of bytes, valid as long as the list. */
 static char **
 strings(PyObject *list)
 {
@@ -143,7 +143,7 @@ strings(PyObject *list)
     return found;
 }
 
-/* The parent's part. vfork(), as posix_spawn() does: nothing of our memory is copied. */
+/* Starts the program by vfork(), as posix_spawn() does, so that no memory is copied. */
 static pid_t
 start(Program *program)
 {
@@ -202,9 +202,9 @@ podwire_spawn_bound(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(spawn_bound_doc,
-             "spawn_bound(argv, env, streams, defaults) -> pid: start a program that gets SIGKILL when we end.\n"
+             "spawn_bound(argv, env, streams, defaults) -> pid: start a program that gets SIGKILL if the caller ends.\n"
              "It leads a process group. "
-             "argv, env: lists of bytes; streams: what becomes 0, 1, 2 (negative: ours); defaults: signals to reset.");
+             "argv, env: lists of bytes; streams: its 0, 1, 2 (negative: inherited); defaults: signals to reset.");
 
 static PyMethodDef methods[] = {
     {"setns", podwire_setns, METH_VARARGS, "setns(fd, nstype): enter the namespace behind fd."},
@@ -228,7 +228,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_others}, {0, NULL}}
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_podwire",
-    .m_doc = "What Python 3.11 lacks of the kernel's, and netlink messages.",
+    .m_doc = "System calls that Python 3.11 lacks, and netlink messages.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,
