@@ -33,7 +33,7 @@ Looks at everything that pods' network on this node depends on: net.d and the pl
 the packet filter, each living attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the runtimes'
 directories and cache. It changes nothing.
 
-Problems come first. Below each stands, behind "cure:", what mends it: a command, or the key to set. A problem is why
+Problems come first. Below each stands, after "fix:", what repairs it: a command, or advice. A problem is why
 pods have no network now or the next ADD fails; a warning can become one; a note helps if the reason is still not found.
 What could not be looked at is a note named "not-seen". All findings and what they mean: docs/doctor.md.
 
@@ -120,14 +120,14 @@ def _print_unseen(unseen: Found, out: Output) -> None:
         subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
     for (text, cure), names in subjects.items():
         out.print(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
-        out.print("  cure:", Cell(cure, "bold"))
+        out.print("  fix:", Cell(cure, "bold"))
 
 
 def _print_one(check: Check, finding: Finding, out: Output) -> None:
     name = Cell(finding.severity.value, _STYLES[finding.severity])
     out.print(name, f"{check.group}:", *_subject(finding), finding.text)
     if finding.fix:
-        out.print("  cure:", Cell(finding.fix, "bold"))
+        out.print("  fix:", Cell(finding.fix, "bold"))
 
 
 def _subject(finding: Finding) -> list[str]:

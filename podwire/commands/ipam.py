@@ -20,7 +20,7 @@ from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text
 
 _STYLES = {
-    ReservationState.LIVING: "good",
+    ReservationState.RUNNING: "good",
     ReservationState.GONE: "bad",
     ReservationState.FOREIGN: "bad",
     ReservationState.EMPTY: "dim",

@@ -22,7 +22,7 @@ _BAD = (Severity.ERROR, Severity.WARNING)
 def _run(context: Context, options: Namespace) -> Status:
     places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
     linted = [_lint(path, context, places) for path in options.paths or [conf_dir(context, options)]]
-    counts = Counter(found.severity for one in linted for page in one.pages for found in page.findings)
+    counts = Counter(found.severity for one in linted for page in one.files for found in page.findings)
     is_empty = any(one.is_directory and one.winner is None for one in linted)
     if context.out.as_json:
         _print_json(context, linted, counts)
@@ -39,7 +39,7 @@ def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:
 
 
 def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
-    for page in (page for one in linted for page in one.pages):
+    for page in (page for one in linted for page in one.files):
         for found in page.findings:
             where = f"{page.path}:{found.line}:{found.column}:"
             context.out.print(where, Cell(f"{found.severity}:", _STYLES[found.severity]), found.text)
@@ -48,7 +48,7 @@ def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]
     for one in linted:
         if one.is_directory:
             _print_winner(context, one)
-    number = sum(len(one.pages) for one in linted)
+    number = sum(len(one.files) for one in linted)
     said = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
     context.out.print(f"{plural(number, 'file')}: {said or 'nothing to say'}")
 
@@ -60,13 +60,13 @@ def _print_winner(context: Context, one: LintResult) -> None:
         return
     winner, network = os.path.basename(one.winner.path), one.winner.network.name
     context.out.print(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.')
-    others = [page.network.name for page in one.pages if page.network and page is not one.winner]
+    others = [page.network.name for page in one.files if page.network and page is not one.winner]
     if others:
         context.out.print(f"By their names libcni also finds: {', '.join(dict.fromkeys(others))}")
 
 
 def _print_json(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
-    files = [_file(page, one) for one in linted for page in one.pages]
+    files = [_file(page, one) for one in linted for page in one.files]
     totals = {f"{severity}s": counts[severity] for severity in Severity}
     context.out.print_json({"files": files, **totals})
 

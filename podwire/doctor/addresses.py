@@ -1,6 +1,6 @@
-"""host-local's stores: how full, whose reservations are left over, can they be written, who holds the lock.
+"""Checks host-local's stores: full ranges, stale reservations, stores that are not writable, locks held for long.
 
-One rule: looks only: nothing is tried by writing, and no lock is taken.
+One rule: read-only: it tests nothing by writing, and takes no lock.
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ _SHARED = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.glust
 _FULL = Fault(
     "range-full",
     Severity.PROBLEM,
-    "a range has no address left that could be given: the next ADD fails",
-    '`podwire gc NETWORK` frees those of containers that are gone; else a larger "subnet" or a second range',
+    "a range has no free address left: the next ADD fails",
+    '`podwire gc NETWORK` if containers that are no longer running hold addresses; else configure a larger "subnet" or '
+    "a second range",
 )
 _NEARLY = Fault(
     "range-nearly-full",
     Severity.WARNING,
     f"{_NEARLY_PERCENT} % or more of a range's addresses are in use",
-    "as above",
+    "as for `range-full`",
 )
 _STALE = Fault(
     "stale-reservations",
     Severity.WARNING,
-    "addresses are reserved for containers that are gone",
+    "addresses are reserved for containers that are no longer running",
     "`podwire gc NETWORK`; `podwire ipam verify` lists them",
 )
 _UNUSABLE = Fault(
     "store-unusable",
     Severity.PROBLEM,
-    "host-local cannot make a file in its store: read-only, full, a file instead of a directory, somebody else's",
-    'what is told: remount, make room, or set "dataDir"',
+    "host-local cannot create files in its store: it is read-only, full, not a directory, or not root's",
+    'as the finding says: remount, free some space, or set "dataDir"',
 )
 _ELSEWHERE = Fault(
     "store-shared",
     Severity.WARNING,
-    "the store is on a file system of the network: locks may not hold there, and two nodes may share it",
+    "the store is on a network file system: its locks may not work, and two nodes may share it",
     'set "dataDir" to a local directory',
 )
 _FORGETFUL = Fault(
     "store-in-memory",
     Severity.NOTE,
-    "the store is on a tmpfs: a reboot empties it, which suits some, but not pods that come back with their address",
+    "the store is on a tmpfs: a reboot empties it, so pods that survive a reboot lose their reservation",
     'set "dataDir" to a directory on a disk',
 )
 _HELD = Fault(
     "lock-held",
     Severity.WARNING,
-    "a process that runs for long holds a store's lock or that of iptables-legacy: ADD and DEL wait for it, 10 "
-    "seconds at most",
-    "`kill PID`, when it is not at work",
+    "a process has held the lock of a store or of iptables-legacy for long: ADD and DEL wait for it, up to 10 seconds",
+    "`kill PID`, if the process is stuck",
 )
 
 
@@ -86,29 +86,29 @@ def _ranges(node: Node) -> Iterator[Finding]:
             continue
         name, known = item.network.name, cache()
         stale = 0
-        for number, own in enumerate(item.sets):
-            usage = _usage(node, item, own, Usage.count(own, owners_in(own, owners), known))
+        for number, range_set in enumerate(item.sets):
+            usage = _usage(node, item, range_set, Usage.count(range_set, owners_in(range_set, owners), known))
             stale += usage.stale
-            if allocator.exhaustion_error(store, number, own, cache):
-                fix = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
-                yield _FULL.finding(name, f"range {own}: {usage}", fix)
+            if allocator.exhaustion_error(store, number, range_set, cache):
+                fix = node.command("gc", name) if usage.stale else f'set a larger "subnet" in {item.network.path}'
+                yield _FULL.finding(name, f"range {range_set}: {usage}", fix)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
-                fix = node.command("gc", name) if usage.stale else f'give a larger "subnet" in {item.network.path}'
-                yield _NEARLY.finding(name, f"range {own}: {usage}", fix)
+                fix = node.command("gc", name) if usage.stale else f'set a larger "subnet" in {item.network.path}'
+                yield _NEARLY.finding(name, f"range {range_set}: {usage}", fix)
             else:
-                yield ok_finding("ranges", name, f"range {own}: {usage}")
+                yield ok_finding("ranges", name, f"range {range_set}: {usage}")
         if stale and not node.unseen(name):
             yield _STALE.finding(
                 name,
-                f"{stale} address(es) in {store.directory} are of containers that are gone",
+                f"{stale} address(es) in {store.directory} are reserved for containers that are no longer running",
                 node.command("gc", name),
             )
 
 
-def _usage(node: Node, item: Interface, own: RangeSet, by_cache: Usage) -> Usage:
-    """Returns the usage with those addresses stale that `podwire gc` and `ipam verify` judge so.
+def _usage(node: Node, item: Interface, range_set: RangeSet, by_cache: Usage) -> Usage:
+    """Returns the usage with the stale addresses by the snapshot, as `podwire gc` and `ipam verify` count them.
 
-    The cache alone does not know an ADD that is under way, or a running pod whose entry is missing.
+    By the cache alone, an ADD that is still running, or a running pod without an entry, would count as stale.
     """
     if not by_cache.stale:
         return by_cache
@@ -118,7 +118,7 @@ def _usage(node: Node, item: Interface, own: RangeSet, by_cache: Usage) -> Usage
         if (pool.data_dir, pool.network) == (item.data_dir, item.network.name)
     ]
     gone = (one.address for pool in pools for one in pool.reservations if node.snapshot.is_gone(one))
-    return replace(by_cache, stale=sum(one.version == own.version and own.holds(int(one)) for one in gone))
+    return replace(by_cache, stale=sum(one.version == range_set.version and range_set.holds(int(one)) for one in gone))
 
 
 def _usable(node: Node) -> Iterator[Finding]:
@@ -132,26 +132,30 @@ def _usable(node: Node) -> Iterator[Finding]:
             fix = f'set "dataDir" to a local directory in {item.network.path}'
             yield _ELSEWHERE.finding(item.network.name, f"{store.directory} is on {kind}", fix)
         elif kind in ("tmpfs", "ramfs"):
-            fix = f'set "dataDir" in {item.network.path}, if addresses are to outlive a reboot'
+            fix = f'set "dataDir" in {item.network.path}, if reservations must survive a reboot'
             yield _FORGETFUL.finding(item.network.name, f"{store.directory} is on {kind}", fix)
 
 
 def _unusable(item: Interface, store: Store) -> Finding | None:
     directory, name = _nearest(store.directory), item.network.name
     if not os.path.isdir(directory):
-        return _UNUSABLE.finding(name, f"{directory} is no directory", f"mv {quote(directory)} {quote(directory)}.old")
+        return _UNUSABLE.finding(
+            name, f"{directory} is not a directory", f"mv {quote(directory)} {quote(directory)}.old"
+        )
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         return _UNUSABLE.finding(
             name, f"{directory} is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
         )
     if about.f_files and not about.f_favail:
-        return _UNUSABLE.finding(name, f"the file system of {directory} can have no more files", f"df -i {directory}")
+        return _UNUSABLE.finding(
+            name, f"the file system of {directory} has no free inodes", f"delete some files: df -i {directory}"
+        )
     if about.f_blocks and not about.f_bavail:
-        return _UNUSABLE.finding(name, f"the file system of {directory} is full", f"make room: df {directory}")
+        return _UNUSABLE.finding(name, f"the file system of {directory} is full", f"free some space: df {directory}")
     owner = os.stat(directory)
     if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
-        text = f"{directory} belongs to user {owner.st_uid}, who can take and give addresses"
+        text = f"{directory} belongs to user {owner.st_uid}, who can change the reservations"
         return _UNUSABLE.finding(name, text, f"chown root: {quote(directory)}")
     if os.path.isdir(f"{store.directory}/lock"):
         return _UNUSABLE.finding(name, f"{store.directory}/lock is a directory", f"rmdir {quote(store.directory)}/lock")
@@ -168,12 +172,13 @@ def _lock(node: Node) -> Iterator[Finding]:
         for pid in holders:
             age_s = _age_s(pid)
             if age_s is not None and age_s > _LONG_S:
-                text = f"{path} is held by process {pid} ({locks.get_command(pid)}), which runs for {age_s:.0f} s"
+                command = locks.get_command(pid) or "unknown program"
+                text = f"process {pid} ({command}) holds {path}; it has been running for {age_s:.0f} s"
                 yield _HELD.finding(subject, text, f"kill {pid}")
 
 
 def _age_s(pid: int) -> float | None:
-    """Returns for how many seconds a process runs (proc_pid_stat(5)), None when it is not visible."""
+    """Returns for how many seconds a process has been running (proc_pid_stat(5)), None if it is not visible."""
     words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(words) < 20:
         return None
@@ -187,7 +192,7 @@ def _stores(node: Node) -> Iterator[tuple[Interface, Store]]:
 
 
 def _nearest(directory: str) -> str:
-    """Returns the directory, or the nearest name above it that is there; raises PermissionError."""
+    """Returns the directory, or its nearest ancestor that exists; raises PermissionError."""
     while directory not in ("", "/", "."):
         try:
             os.lstat(directory)
@@ -200,6 +205,6 @@ def _nearest(directory: str) -> str:
 
 CHECKS = (
     Check(_GROUP, "ranges", "no network has a store of addresses", _ranges, (_FULL, _NEARLY, _STALE)),
-    Check(_GROUP, "stores", "the stores can be written", _usable, (_UNUSABLE, _ELSEWHERE, _FORGETFUL)),
+    Check(_GROUP, "stores", "the stores are writable", _usable, (_UNUSABLE, _ELSEWHERE, _FORGETFUL)),
     Check(_GROUP, "locks", "no process holds a store's lock, or that of iptables-legacy, for long", _lock, (_HELD,)),
 )

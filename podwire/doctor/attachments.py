@@ -1,7 +1,7 @@
-"""The living attachments: each plugin's CHECK, with the configuration and the result that the cache has of it.
+"""Runs CHECK of each running attachment's plugins, with the configuration and the result from the cache.
 
-One rule: missing rules are repaired by `podwire repair`, the rest by what CHECK says itself, unless a fault of the
-bridge or of the pod's interface on the host, which another check finds, explains it.
+One rule: `podwire repair` repairs missing rules; for the rest CHECK names the fix. A fault that a finding about the
+bridge or the host veth explains is left out.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from podwire.doctor.node import Node
 
 _GROUP = "attachments"
 _LIMIT_S = 4.0  # for all of them
-_MOST_TOLD = 5  # of one kind and network; the rest is counted
+_MAX_REPORTED = 5  # attachments with one fault in one network; the rest is counted
 
 _LOST_RULES = Fault(
     "rules-missing",
     Severity.PROBLEM,
-    "masquerading, host ports or the firewall's rules of a living pod are not there: flushed, or lost by a reload",
+    "rules of a running pod are missing (masquerading, host ports or firewall): flushed, or lost by a reload",
     "`podwire repair NETWORK`",
 )
 _SHADOWED = Fault(
     "host-port-shadowed",
     Severity.PROBLEM,
-    "another container's rule stands before the pod's host port, and gets its packets",
-    "give one of them another host port, or `podwire gc NETWORK` if the other is gone",
+    "another container's rule for the same host port comes before the pod's, and gets its packets",
+    "give one of them another host port, or `podwire gc NETWORK` if the other is no longer running",
 )
 _ELSEWHERE = Fault(
     "pod-routed-elsewhere",
     Severity.PROBLEM,
-    "the host's route to a living pod leads over an interface that is not the pod's: 127.0.0.1:hostPort fails",
-    "`ip route delete` with the route that it names, if somebody else's is in the way",
+    "the host's route to a running pod uses an interface that is not the pod's: 127.0.0.1:hostPort fails",
+    "`ip route delete` with the route in the finding, if another program created it",
 )
 _WRONG = Fault(
     "check-failed",
     Severity.PROBLEM,
-    "a living pod is not as ADD left it: its interface, addresses, routes, limits or settings",
-    "what the plugin's CHECK says: mostly to remove the container and make it again",
+    "the interface, addresses, routes, limits or settings of a running pod are no longer as ADD created them",
+    "as the plugin's CHECK says: mostly, remove the container and create it again",
 )
 _NOT_ALL = Fault(
     "not-all-checked",
     Severity.NOTE,
-    "not every attachment was checked, by its configuration: the network is of a version without CHECK, forbids it, or "
-    "a plugin of it is not ours",
-    "`podwire doctor NETWORK` looks at one network; `podwire check NETWORK NETNS` at one attachment",
+    "not every attachment was checked, due to its configuration: the network's version has no CHECK, the network "
+    "disables it, or a plugin is not podwire's",
+    "`podwire doctor NETWORK` checks one network, `podwire check NETWORK NETNS` one attachment",
 )
 _REMARK = Fault(
     "remark",
     Severity.NOTE,
-    "CHECK passes, and a plugin has something to say all the same: mostly that nothing guards the host's 127.0.0.1, as "
-    "with pods whose host ports the reference made",
-    "what it says; `podwire repair NETWORK` makes the guard",
+    "CHECK passes with a remark: mostly that no rule protects the host's 127.0.0.1, as with pods whose host ports the "
+    "reference plugins published",
+    "as the remark says; `podwire repair NETWORK` creates the protecting rule",
 )
 
 
 @dataclass
 class _Tally:
-    """How many were checked, and why others were not: by configuration, or because they could not be looked at."""
+    """Counts of attachments that were checked, and of others by the reason: their configuration, or not readable."""
 
     checked: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
-    told: dict[tuple[str, str], int] = field(default_factory=dict)
+    reported: dict[tuple[str, str], int] = field(default_factory=dict)
     remarks: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def add(self, verdict: Verdict) -> None:
@@ -86,38 +86,40 @@ class _Tally:
 def _look(node: Node) -> Iterator[Finding]:
     end = time.monotonic() + _LIMIT_S
     tally = _Tally()
-    for one in node.living:
+    for one in node.running:
         verdict = Verdict(unseen="time was up") if time.monotonic() > end else _verdict(node, one)
         tally.add(verdict)
         tally.remarks |= dict.fromkeys((one.network_name, line) for line in verdict.remarks)
         for finding in _findings(node, one, verdict):
-            number = tally.told[finding.name, one.network_name] = (
-                tally.told.get((finding.name, one.network_name), 0) + 1
+            number = tally.reported[finding.name, one.network_name] = (
+                tally.reported.get((finding.name, one.network_name), 0) + 1
             )
-            if number <= _MOST_TOLD:
+            if number <= _MAX_REPORTED:
                 yield finding
-    for (name, network), number in tally.told.items():
-        if number > _MOST_TOLD:
-            more = f"{number - _MOST_TOLD} more of its attachments: the same"
+    for (name, network), number in tally.reported.items():
+        if number > _MAX_REPORTED:
+            more = f"{number - _MAX_REPORTED} more attachments of this network have the same fault"
+            is_repairable = name == _LOST_RULES.name
+            fix = node.command("repair", network) if is_repairable else f"list them with: podwire show {quote(network)}"
             behind = [item.bridge for item in node.interfaces if item.network.name == network]
-            yield Finding(Severity.PROBLEM, name, network, more, f"podwire show {quote(network)}", behind=tuple(behind))
+            yield Finding(Severity.PROBLEM, name, network, more, fix, behind=tuple(behind))
     for network, line in tally.remarks:
-        yield _REMARK.finding(network, line.removeprefix("podwire: "), _remedy(node, network, line))
-    yield from _sum(node, tally)
+        yield _REMARK.finding(network, line.removeprefix("podwire: "), _remark_fix(node, network, line))
+    yield from _summary(node, tally)
 
 
-def _sum(node: Node, tally: _Tally) -> Iterator[Finding]:
-    """Yields how many were checked, and why others were not."""
-    text = f"{tally.checked} of {len(node.living)} attachments were checked; not "
+def _summary(node: Node, tally: _Tally) -> Iterator[Finding]:
+    """Yields how many attachments were checked, and why others were not."""
+    text = f"{tally.checked} of {len(node.running)} attachments were checked; not "
     for fault, reasons in ((UNSEEN, tally.unseen), (_NOT_ALL, tally.skipped)):
         if reasons:
-            told = "; ".join(f"{number}: {why}" for why, number in reasons.items())
-            yield fault.finding("attachments", text + told, "podwire check NETWORK NETNS")
+            counts = "; ".join(f"{number}: {reason}" for reason, number in reasons.items())
+            yield fault.finding("attachments", text + counts, "check one attachment with: podwire check NETWORK NETNS")
     if tally.checked and not (tally.unseen or tally.skipped):
         yield ok_finding("check", "attachments", f"all {tally.checked} were checked")
 
 
-def _remedy(node: Node, network: str, line: str) -> str:
+def _remark_fix(node: Node, network: str, line: str) -> str:
     return node.command("repair", network) if "podwire repair" in line else ""
 
 
@@ -128,16 +130,16 @@ def _verdict(node: Node, one: CachedAttachment) -> Verdict:
 
 
 def _findings(node: Node, one: CachedAttachment, verdict: Verdict) -> Iterator[Finding]:
-    """Yields what is wrong with an attachment: the rules that are missing together, and the first of anything else."""
-    lost: list[Finding] = []
+    """Yields the findings about an attachment; all its missing rules are one finding."""
+    missing_rules: list[Finding] = []
     for failure in verdict.failures:
         finding = _finding(node, one, failure)
         if finding.name == _LOST_RULES.name:
-            lost.append(finding)
+            missing_rules.append(finding)
         else:
             yield finding
-    if lost:
-        yield replace(lost[0], text="; ".join(finding.text for finding in lost))
+    if missing_rules:
+        yield replace(missing_rules[0], text="; ".join(finding.text for finding in missing_rules))
 
 
 def _finding(node: Node, one: CachedAttachment, failure: Failure) -> Finding:
@@ -146,7 +148,7 @@ def _finding(node: Node, one: CachedAttachment, failure: Failure) -> Finding:
     error, text = failure.error, f"{failure.plugin}: {failure.error.msg}"
     if isinstance(error, ShadowedError):
         return _SHADOWED.finding(subject, text, error.details or _SHADOWED.fix)
-    behind = [own.name for own in one.typed_result.interfaces if not own.sandbox]
+    behind = [interface.name for interface in one.typed_result.interfaces if not interface.sandbox]
     if isinstance(error, WrongRouteError):
         return _ELSEWHERE.finding(subject, text, error.details, behind=behind)
     if failure.only_rules:
@@ -158,7 +160,7 @@ CHECKS = (
     Check(
         _GROUP,
         "check",
-        "the cache has no attachment that lives",
+        "the cache has no running attachment",
         _look,
         (_LOST_RULES, _SHADOWED, _ELSEWHERE, _WRONG, _REMARK, _NOT_ALL),
     ),

@@ -1,6 +1,6 @@
-"""All checks, in the order in which they are made, and how they are made.
+"""All checks in order, and `run_checks`, which runs them.
 
-One rule: what cannot be seen is told as such; it stops none of the other checks.
+One rule: a check that cannot read something reports that, and does not stop the other checks.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_checks(node: Node) -> list[tuple[Check, Finding]]:
-    """Makes all checks; returns what each finds: one finding at least, as it is said when all is fine."""
-    return without_consequences((check, finding) for check in CHECKS for finding in _found(check, node))
+    """Runs all checks; returns at least one finding of each, with severity OK if all is in order."""
+    return without_consequences((check, finding) for check in CHECKS for finding in _run(check, node))
 
 
-def _found(check: Check, node: Node) -> list[Finding]:
-    return list(_made(check, node)) or [ok_finding(check.name, "", check.ok_text)]
+def _run(check: Check, node: Node) -> list[Finding]:
+    return list(_run_safely(check, node)) or [ok_finding(check.name, "", check.ok_text)]
 
 
-def _made(check: Check, node: Node) -> Iterator[Finding]:
+def _run_safely(check: Check, node: Node) -> Iterator[Finding]:
     try:
         yield from check.run(node)
     except Exception as failed:
         error = skel.as_cni_error(failed)
-        hint = "call it as root" if os.geteuid() != 0 else "call it in the host's own namespaces"
-        yield UNSEEN.finding(check.name, f"could not be looked at: {error.msg}", error.details or hint)
+        hint = "run podwire as root" if os.geteuid() != 0 else "run podwire in the host's own namespaces"
+        yield UNSEEN.finding(check.name, f"could not be checked: {error.msg}", error.details or hint)

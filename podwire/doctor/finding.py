@@ -1,7 +1,7 @@
-"""What a check is and what it finds.
+"""The checks of `podwire doctor`, the faults they can find, and their findings.
 
-One rule: whatever can be told is declared as a Fault beside the check that tells it, so that the manual lists all of
-them; a fault that is told is true, and its cure cures it.
+One rule: every possible finding is declared as a Fault beside its check, so that the manual lists all of them; a
+reported fault is real, and its fix repairs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from podwire.doctor.node import Node
 
 
 class Severity(Enum):
-    """How bad it is: a note is for who looks for a reason, a warning can become a problem, a problem is one now."""
+    """How bad a finding is: a problem is one now, a warning can become one, a note may help to find a reason."""
 
     PROBLEM = "problem"
     WARNING = "warning"
@@ -24,10 +24,10 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault or remark: the object (`subject`), its state, and the command or key that repairs it.
+    """One finding: the object (`subject`), its state and cause (`text`), and `fix`: a command to paste, or advice.
 
-    `objects` are the parts of the node (interfaces above all) that have the fault, `behind` those that a consequence
-    depends on. A consequence of another finding is left out: its repair would be a second one for the same fault.
+    `objects` are the parts of the node (mostly interfaces) that have the fault, `behind` the parts that explain it if
+    they have a fault themselves: then the finding is left out, as its fix would be a second one for the same fault.
     """
 
     severity: Severity
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that a check can find; `meaning` and `cure` are for the manual."""
+    """A fault that a check can find; `meaning` and `fix` are for the manual."""
 
     name: str
     severity: Severity
@@ -51,15 +51,15 @@ class Fault:
     def finding(
         self, subject: str, text: str, fix: str = "", *, objects: Iterable[str] = (), behind: Iterable[str] = ()
     ) -> Finding:
-        """Returns the finding: the fault in `subject`."""
+        """Returns a finding of this fault in `subject`."""
         return Finding(self.severity, self.name, subject, text, fix, tuple(objects), tuple(behind))
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `look` yields what is wrong, and `fine` is said when it yields nothing.
+    """One check: `run` yields its findings; if it yields none, `ok_text` is reported.
 
-    It may also yield findings made by `ok_finding`, each for one thing that is in order.
+    It may also yield findings built by `ok_finding`, each for one object that is in order.
     """
 
     group: str
@@ -70,20 +70,20 @@ class Check:
 
 
 def ok_finding(name: str, subject: str, text: str) -> Finding:
-    """Returns what tells of one thing that it is in order."""
+    """Returns a finding that reports one object as in order."""
     return Finding(Severity.OK, name, subject, text)
 
 
 UNSEEN = Fault(
     "not-seen",
     Severity.NOTE,
-    "something could not be looked at: whether anything is wrong there is not known, and the exit status is 4",
-    "call it as root, in the host's own namespaces",
+    "something could not be read: whether anything is wrong there is unknown, and the exit status is 4",
+    "run podwire as root, in the host's own namespaces",
 )
 
 
-def without_consequences(found: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
-    """Returns the findings without the consequences of others, so that each fault has one repair."""
-    every = list(found)
+def without_consequences(findings: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
+    """Returns the findings without the consequences of others, so that each fault has one fix."""
+    every = list(findings)
     causes = {name for _, finding in every for name in finding.objects}
     return [(check, finding) for check, finding in every if causes.isdisjoint(finding.behind)]

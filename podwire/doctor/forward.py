@@ -1,7 +1,7 @@
-"""Who drops what pods send and get: chains at the hook forward whose policy is to drop, in whatever table.
+"""Checks for base chains at the hook forward, in any table, whose policy drops the pods' packets.
 
-One rule: of a chain whose rules speak of a network's bridge or pods nothing bad is told: what they let through is the
-administrator's affair. nftables asks every chain: that one accepts a packet helps nothing against another's drop.
+One rule: a chain whose rules name a network's bridge or pods is only a note: the administrator decides what it accepts.
+nftables evaluates every base chain: a packet that one chain accepts can still be dropped by another.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _GROUP = "packet filter"
 _FAMILIES = {nft.IPV4: (4,), nft.IPV6: (6,), nft.INET: (4, 6)}
 _NAMES = {nft.IPV4: "ip", nft.IPV6: "ip6", nft.INET: "inet"}
 _LIMIT_S = 5.0
-LEGACY = "iptables-legacy"  # as an object of findings
-_LOOKUP = b"lookup\0"  # a rule that asks a set, whose elements are not read here
+LEGACY = "iptables-legacy"  # a value of `Finding.objects`
+_LOOKUP = b"lookup\0"  # a rule that looks up a set, whose elements are not read here
 _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 
 _DROPPED = Fault(
     "forward-drop",
     Severity.PROBLEM,
-    "a chain drops what is forwarded unless a rule lets it through, and none names the pods' bridge or addresses: "
-    "they reach the host and their bridge only. Docker, ufw and hand-made rule sets do that",
-    'add {"type": "firewall"} to the network\'s plugins; for the pods that run: the commands that are told',
+    "the policy of a chain drops forwarded packets, and no rule names the pods' bridge or addresses: pods reach only "
+    "the host and their bridge. Docker, ufw and hand-written rule sets do that",
+    'add {"type": "firewall"} to the network\'s plugins; for running pods: the commands in the finding',
 )
 _PERHAPS = Fault(
     "forward-policy",
     Severity.NOTE,
-    "a chain drops what none of its rules lets through, and has rules for the pods, or asks sets: whether they suffice "
-    "cannot be told from here",
-    "look at it: `nft list table FAMILY TABLE`",
+    "the policy of a chain drops forwarded packets; its rules name the pods, or look up sets: doctor does not know "
+    "whether they accept the pods' packets",
+    "inspect it: `nft list table FAMILY TABLE`",
 )
 
 
@@ -51,16 +51,16 @@ def _policies(node: Node) -> Iterator[Finding]:
     if not routed:
         return
     chains = [chain for chain in node.chains if chain.hook and chain.hook.number == FORWARD]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for chain in chains:
         versions = _FAMILIES.get(chain.table.family, ())
         if chain.drops and versions:
-            found += _dropping(node, chain, [item for item in routed if item.versions.intersection(versions)])
-    found += _legacy(node, routed)
-    yield from found
-    if not found:
-        looked_at = f"the policies of {plural(len(chains), 'chain')} at the hook forward, and of iptables-legacy"
-        text = f"{looked_at}: none drops the pods' packets; rules that drop were not looked for"
+            findings += _dropping(node, chain, [item for item in routed if item.versions.intersection(versions)])
+    findings += _legacy(node, routed)
+    yield from findings
+    if not findings:
+        policies = f"the policies of {plural(len(chains), 'chain')} at the hook forward, and of iptables-legacy"
+        text = f"{policies}: none drops the pods' packets; rules that drop were not looked for"
         yield ok_finding("forward", "", text)
 
 
@@ -70,26 +70,27 @@ def _dropping(node: Node, chain: Chain, concerned: Iterable[Interface]) -> Itera
     for item in concerned:
         if is_iptables and _has_firewall(item):
             continue
-        told = f"the policy of chain {name} ({_whose(node, chain)}) is to drop"
-        if _speaks_of(node, chain, item):
-            fix = f"if pods reach nothing: nft list table {_NAMES[chain.table.family]} {chain.table.name}"
-            yield _PERHAPS.finding(item.network.name, f"{told}, and its rules may let the pods through", fix)
+        policy = f"the policy of chain {name} ({_creator(node, chain)}) is to drop"
+        if _names_pods(node, chain, item):
+            table = f"{_NAMES[chain.table.family]} {chain.table.name}"
+            fix = f"if pods have no connection, inspect the rules: nft list table {table}"
+            yield _PERHAPS.finding(item.network.name, f"{policy}, but its rules may accept the pods' packets", fix)
         else:
             yield _DROPPED.finding(
-                item.network.name, f"{told}, and no rule of it is for its pods", _cure(node, chain, item)
+                item.network.name, f"{policy}, and none of its rules names the pods", _accept_fix(node, chain, item)
             )
 
 
 def _has_firewall(item: Interface) -> bool:
-    """Tells whether the list has the plugin that lets pods pass iptables' chain; CHECK tells whether it did."""
+    """Returns whether the network has the plugin that accepts pods' packets in iptables' chain; CHECK verifies that."""
     return any(
         plugin["type"] == "firewall" and Fields(plugin).string("backend") != "nftables"
         for plugin in item.network.plugins
     )
 
 
-def _speaks_of(node: Node, chain: Chain, item: Interface) -> bool:
-    """Tells whether a rule of the chain's table names the bridge or a pod's address, or asks a set."""
+def _names_pods(node: Node, chain: Chain, item: Interface) -> bool:
+    """Returns whether a rule of the chain's table names the bridge or a pod's address, or looks up a set."""
     tokens = _tokens(node, item)
     chains = [other for other in node.chains if other.table == chain.table]
     with nft.open_socket() as socket:
@@ -99,20 +100,19 @@ def _speaks_of(node: Node, chain: Chain, item: Interface) -> bool:
 
 
 def _tokens(node: Node, item: Interface) -> list[bytes]:
-    pods = [one for one in node.living if one.network_name == item.network.name]
-    found = [ip.address.ip.packed for one in pods for ip in one.typed_result.ips]
+    pods = [one for one in node.running if one.network_name == item.network.name]
+    tokens = [ip.address.ip.packed for one in pods for ip in one.typed_result.ips]
     if item.bridge:
-        found.append(item.bridge.encode() + b"\0")
-    for subnet in item.subnets:  # whole bytes are compared as such, others behind a mask
+        tokens.append(item.bridge.encode() + b"\0")
+    for subnet in item.subnets:  # nft compares whole bytes without a mask
         whole, rest = divmod(subnet.prefixlen, 8)
-        found.append(
-            nft_rule.compared_value(subnet.network_address.packed if rest else subnet.network_address.packed[:whole])
-        )
-    return [*found, _LOOKUP]
+        packed = subnet.network_address.packed
+        tokens.append(nft_rule.compared_value(packed if rest else packed[:whole]))
+    return [*tokens, _LOOKUP]
 
 
-def _whose(node: Node, chain: Chain) -> str:
-    """Names who made a chain, by what else is in its table."""
+def _creator(node: Node, chain: Chain) -> str:
+    """Returns the program that created a chain, by the other chains in its table."""
     names = {other.name for other in node.chains if other.table == chain.table}
     if "DOCKER-USER" in names:
         return "Docker's"
@@ -121,79 +121,79 @@ def _whose(node: Node, chain: Chain) -> str:
     return "iptables'" if (chain.table.name, chain.name) == ("filter", "FORWARD") else "nftables"
 
 
-def _cure(node: Node, chain: Chain, item: Interface) -> str:
+def _accept_fix(node: Node, chain: Chain, item: Interface) -> str:
     family = _NAMES[chain.table.family]
-    ways = _ways(item, _FAMILIES[chain.table.family])
+    matches = _matches(item, _FAMILIES[chain.table.family])
     if (chain.table.name, chain.name) == ("filter", "FORWARD"):
         tool = iptables.TOOLS[6 if chain.table.family == nft.IPV6 else 4]
-        into = "DOCKER-USER" if _whose(node, chain) == "Docker's" else "FORWARD"
-        lasting = f'for good: add {{"type": "firewall"}} to "plugins" in {item.network.path}'
-        return f"{' && '.join(f'{tool} -I {into} {way} -j ACCEPT' for way, _ in ways)} # {lasting}"
+        into = "DOCKER-USER" if _creator(node, chain) == "Docker's" else "FORWARD"
+        lasting = f'to make this permanent, add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+        return f"{' && '.join(f'{tool} -I {into} {match} -j ACCEPT' for match, _ in matches)} # {lasting}"
     where = f"{family} {chain.table.name} {chain.name}"
-    return " && ".join(f"nft insert rule {where} {way} accept" for _, way in ways)
+    return " && ".join(f"nft insert rule {where} {match} accept" for _, match in matches)
 
 
-def _ways(item: Interface, versions: Iterable[int]) -> list[tuple[str, str]]:
-    """Returns what tells the pods' packets, both ways, in the words of iptables and of nftables."""
+def _matches(item: Interface, versions: Iterable[int]) -> list[tuple[str, str]]:
+    """Returns matches for the pods' packets in both directions, each in the syntax of iptables and of nftables."""
     if item.bridge:
         name = quote(item.bridge)
         return [(f"-i {name}", f"iifname {name}"), (f"-o {name}", f"oifname {name}")]
-    found = []
+    matches: list[tuple[str, str]] = []
     for subnet in item.subnets:
         if subnet.version in versions:
             family = "ip" if subnet.version == 4 else "ip6"
-            found += [(f"-s {subnet}", f"{family} saddr {subnet}"), (f"-d {subnet}", f"{family} daddr {subnet}")]
-    return found
+            matches += [(f"-s {subnet}", f"{family} saddr {subnet}"), (f"-d {subnet}", f"{family} daddr {subnet}")]
+    return matches
 
 
 def _legacy(node: Node, routed: list[Interface]) -> Iterator[Finding]:
-    """Asks iptables-legacy, where it has made the table filter: no other way leads to its policies."""
+    """Checks the policies of iptables-legacy, if it has a table filter; only its program can list them."""
     for version, tool in iptables.TOOLS.items():
         program = legacy_program(version, "filter")
         if not program:
             continue
-        lines = listed(program, "-S")
+        lines = get_output_lines(program, "-S")
         if "-P FORWARD DROP" not in lines:
             continue
         for item in routed:
-            ways = _ways(item, [version])
-            named = any(f" {way} " in line for way, _ in ways for line in lines)
+            matches = _matches(item, [version])
+            named = any(f" {match} " in line for match, _ in matches for line in lines)
             if version not in item.versions or _has_firewall(item) or named:
                 continue
             into = "DOCKER-USER" if any("DOCKER-USER" in line for line in lines) else "FORWARD"
-            fix = " && ".join(f"{tool}-legacy -I {into} {way} -j ACCEPT" for way, _ in ways)
-            text = f"the policy of chain FORWARD of {tool}-legacy is to drop, and no rule of it is for its pods"
+            fix = " && ".join(f"{tool}-legacy -I {into} {match} -j ACCEPT" for match, _ in matches)
+            text = f"the policy of chain FORWARD of {tool}-legacy is to drop, and none of its rules names the pods"
             yield _DROPPED.finding(item.network.name, text, fix, objects=(LEGACY,))
 
 
-def found_program(name: str) -> str:
-    """Returns the path of a program of the system, "" when it is not there."""
+def find_program(name: str) -> str:
+    """Returns the path of a system program, "" if it is not installed."""
     paths = (f"{directory}/{name}" for directory in _DIRECTORIES)
     return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
-def listed(program: str, *options: str) -> list[str]:
-    """Returns the lines that a program prints; raises CniError when it fails."""
+def get_output_lines(program: str, *options: str) -> list[str]:
+    """Runs a program and returns the lines of its output; raises CniError if it fails."""
     (outcome,) = child.run(Command((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
     if outcome.status:
-        said = one_line(outcome.stderr.decode("utf-8", "replace").strip())
-        raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.ending}: {said}")
+        stderr = one_line(outcome.stderr.decode("utf-8", "replace").strip())
+        raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.ending}: {stderr}")
     return outcome.stdout.decode("utf-8", "replace").splitlines()
 
 
 def legacy_program(version: int, table: str) -> str:
-    """Returns iptables-legacy's program where it has made a table, "" where it has not.
+    """Returns the path of iptables-legacy's program, "" if it has created no such table.
 
-    Raises CniError where it has and the program is not installed: nothing else shows its rules.
+    Raises CniError if the table exists and the program is not installed: no other program lists its rules.
     """
     name = f"{iptables.TOOLS[version]}-legacy"
     if not iptables.has_legacy(version, table):
         return ""
-    program = found_program(name)
+    program = find_program(name)
     if not program:
-        msg = f"{name} made table {table} and is not installed: its rules cannot be read"
+        msg = f"{name} has rules in table {table}, but is not installed: the rules cannot be read"
         raise CniError(Code.IO_FAILURE, msg, f"install the program {name}")
     return program
 
 
-CHECKS = (Check(_GROUP, "forward", "no network routes its pods by this host", _policies, (_DROPPED, _PERHAPS)),)
+CHECKS = (Check(_GROUP, "forward", "no network routes its pods through this host", _policies, (_DROPPED, _PERHAPS)),)

@@ -1,6 +1,6 @@
-"""The interfaces: bridges, their ports and addresses, MTU as far as the way out, addresses that two have.
+"""Checks the interfaces: bridges, their ports and addresses, MTUs up to the uplink, duplicate addresses.
 
-One rule: of a bridge without pods only what an ADD would not mend is told.
+One rule: for a bridge without pods, only faults that the next ADD does not repair are reported.
 """
 
 from __future__ import annotations
@@ -25,53 +25,54 @@ _NETWORK_MANAGER = ("/etc/NetworkManager", "/run/NetworkManager", "/usr/lib/Netw
 _NO_BRIDGE = Fault(
     "bridge-missing",
     Severity.PROBLEM,
-    "pods of a network live, and its bridge is not there: it was deleted, and with it their way out",
-    "remove the pods and make them again: the first one makes the bridge",
+    "pods of a network are running, but its bridge was deleted: they have no connection",
+    "remove the pods and create them again: the first one creates the bridge",
 )
 _DOWN = Fault(
-    "bridge-down", Severity.PROBLEM, "pods of a network live, and its bridge is down", "`ip link set BRIDGE up`"
+    "bridge-down", Severity.PROBLEM, "pods of a network are running, but its bridge is down", "`ip link set BRIDGE up`"
 )
 _NO_ADDRESS = Fault(
     "gateway-missing",
     Severity.PROBLEM,
-    "the address that pods have as their gateway is on no interface of the host",
+    "no interface of the host has the address that pods use as their gateway",
     "`ip address add ADDRESS dev BRIDGE`",
 )
 _PORT = Fault(
     "pod-interface-down",
     Severity.PROBLEM,
-    "a living pod's end on the host is down, or has no carrier because the interface in the pod is down",
-    "`ip link set VETH up`; of the one in the pod: remove the container and create it again, as its routes are lost",
+    "a running pod's host veth is down, or has no carrier because the interface in the pod is down",
+    "`ip link set VETH up`; if the interface in the pod is down: remove the container and create it again, as its "
+    "routes are lost",
 )
 _NO_PORT = Fault(
     "port-lost",
     Severity.PROBLEM,
-    "a living pod's end on the host is no port of the network's bridge any more",
+    "a running pod's host veth is no longer a port of the network's bridge",
     "`ip link set VETH master BRIDGE`",
 )
 _MTU = Fault(
     "mtu-too-large",
     Severity.WARNING,
-    "pods send packets that are larger than what the host's way out takes: connections may hang",
-    'set "mtu" of the plugin to that of the way out, and make the pods again',
+    "pods send packets that are larger than the MTU of the host's uplink: connections may hang",
+    'set "mtu" of the plugin to the MTU of the uplink, and create the pods again',
 )
 _MAC = Fault(
     "bridge-address-changes",
     Severity.NOTE,
-    "nobody has set the bridge's MAC address: it changes with its ports, and pods lose their gateway for a moment",
+    "the bridge's MAC address was never set: it changes with its ports, and pods lose their gateway for a moment",
     "`ip link set BRIDGE address MAC`",
 )
 _DOUBLE = Fault(
     "address-twice",
     Severity.PROBLEM,
-    "two living attachments have one address, or the host has a pod's",
-    "remove one of the pods; of the host, if it does not need it: `ip address del`",
+    "two running attachments, or a pod and the host, have the same address",
+    "remove one of the pods; or, only if the host does not need the address: `ip address del`",
 )
 _MANAGED = Fault(
     "managed-by-others",
     Severity.NOTE,
-    "NetworkManager or systemd-networkd may take bridges or pods' interfaces for theirs, and change or empty them",
-    "mark them as unmanaged in their configuration",
+    "NetworkManager or systemd-networkd may manage bridges or pods' interfaces, and change or remove their addresses",
+    "mark the interfaces as unmanaged in the daemon's configuration",
 )
 
 
@@ -81,7 +82,7 @@ def _bridges(node: Node) -> Iterator[Finding]:
             continue
         bridge = node.link(item.bridge)
         if bridge is None:
-            text = f'its bridge "{item.bridge}" is not there, and its pods live'
+            text = f'its pods are running, but its bridge "{item.bridge}" does not exist'
             yield _NO_BRIDGE.finding(item.network.name, text, _NO_BRIDGE.fix, objects=(item.bridge,))
         elif not bridge.is_up:
             fix = f"ip link set {quote(bridge.name)} up"
@@ -93,68 +94,76 @@ def _bridges(node: Node) -> Iterator[Finding]:
 
 
 def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
-    for one in node.living:
+    for one in node.running:
         if one.network_name != item.network.name:
             continue
         interfaces = one.typed_result.interfaces
-        inside = next((own.name for own in interfaces if own.sandbox), "")
-        for own in interfaces:
-            end = node.link(own.name)
-            if own.sandbox or end is None or end.kind != "veth" or own.name.startswith(f"{bridge.name}."):
+        has_container_veth = any(interface.sandbox for interface in interfaces)
+        for interface in interfaces:
+            host_veth = node.link(interface.name)
+            if interface.sandbox or host_veth is None or host_veth.kind != "veth":
                 continue
-            if end.master != bridge.index:
-                text = f'"{end.name}" of {one.pod or one.attachment.container_id} is no port of "{bridge.name}"'
-                yield _NO_PORT.finding(item.network.name, text, _joining(item, bridge, end), objects=(end.name,))
-            elif not end.is_up:
-                text = f'"{end.name}" of {one.pod or one.attachment.container_id} is down'
-                fix = f"ip link set {quote(end.name)} up"
-                yield _PORT.finding(item.network.name, text, fix, objects=(end.name,))
-            elif end.operstate != OPERSTATE_UP and inside and not item.down_inside:
-                text = f'"{end.name}" of {one.pod or one.attachment.container_id} is {OPERSTATES[end.operstate]}'
-                fix = "remove the container and create it again: its routes went when its interface went down"
-                yield _PORT.finding(item.network.name, text, fix, objects=(end.name,))
+            if interface.name.startswith(f"{bridge.name}."):
+                continue
+            if host_veth.master != bridge.index:
+                text = (
+                    f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is not a port of "{bridge.name}"'
+                )
+                yield _NO_PORT.finding(
+                    item.network.name, text, _attach_fix(item, bridge, host_veth), objects=(host_veth.name,)
+                )
+            elif not host_veth.is_up:
+                text = f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is down'
+                fix = f"ip link set {quote(host_veth.name)} up"
+                yield _PORT.finding(item.network.name, text, fix, objects=(host_veth.name,))
+            elif host_veth.operstate != OPERSTATE_UP and has_container_veth and not item.is_container_veth_down:
+                state = OPERSTATES[host_veth.operstate]
+                text = f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is {state}'
+                fix = "remove the container and create it again: its routes were lost when its interface went down"
+                yield _PORT.finding(item.network.name, text, fix, objects=(host_veth.name,))
 
 
-def _joining(item: Interface, bridge: Link, end: Link) -> str:
-    """Returns what makes a pod's end a port again, with the settings that a port loses when it leaves."""
+def _attach_fix(item: Interface, bridge: Link, host_veth: Link) -> str:
+    """Returns the command that makes a host veth a port again, with the settings that it lost when it was detached."""
     if item.vlans:
-        return "remove the container and make it again: the port's VLANs went, too"
+        return "remove the container and create it again: the port's VLANs are lost, too"
     flags = "".join(f" {flag} on" for flag in item.port_flags)
-    join = f"ip link set {quote(end.name)} master {quote(bridge.name)}"
-    return f"{join} && ip link set {quote(end.name)} type bridge_slave{flags}" if flags else join
+    join = f"ip link set {quote(host_veth.name)} master {quote(bridge.name)}"
+    return f"{join} && ip link set {quote(host_veth.name)} type bridge_slave{flags}" if flags else join
 
 
 def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
-    """Looks into sysfs, which may be mounted for another namespace; then nothing is told.
+    """Yields a finding if a bridge's MAC address was never set, by sysfs; none if sysfs is of another namespace.
 
-    The address to set is the one that the pods know, as CHECK expects it.
+    The fix sets the address that the pods know, which CHECK expects.
     """
     about = f"{_SYS}/{bridge.name}"
     if read_text(f"{about}/ifindex").strip() != str(bridge.index):
         return
     if read_text(f"{about}/addr_assign_type").strip() != _ADDRESS_IS_SET:
-        interfaces = (own for one in _pods(node, item) for own in one.typed_result.interfaces)
-        known = next((own.mac for own in interfaces if own.name == bridge.name and own.mac and not own.sandbox), "")
+        interfaces = (interface for one in _pods(node, item) for interface in one.typed_result.interfaces)
+        on_host = (interface for interface in interfaces if interface.name == bridge.name and not interface.sandbox)
+        known = next((interface.mac for interface in on_host if interface.mac), "")
         fix = f"ip link set {quote(bridge.name)} address {known or bridge.mac}"
-        yield _MAC.finding(bridge.name, "its MAC address is not set, and follows from its ports", fix)
+        yield _MAC.finding(bridge.name, "its MAC address was never set, and changes with its ports", fix)
 
 
 def _gateways(node: Node) -> Iterator[Finding]:
-    """Compares the gateways that pods have with the host's addresses; another machine's may be meant without ours."""
-    assigned = {one.address.ip for own in node.addresses.values() for one in own}
+    """Yields the pods' gateways that are not on the host, for networks whose gateway is the host."""
+    assigned = {one.address.ip for addresses in node.addresses.values() for one in addresses}
     for item in _with_pods(node):
         bridge = node.link(item.bridge) if item.bridge else None
         if bridge is None or not item.routed:
             continue
-        wanted = {
+        missing = {
             ip.gateway: ip.address.network.prefixlen
-            for one in node.living
+            for one in node.running
             if one.network_name == item.network.name
             for ip in one.typed_result.ips
             if ip.gateway and ip.gateway not in assigned
         }
-        for gateway, length in wanted.items():
-            text = f"{gateway}, the gateway of its pods, is on no interface of the host"
+        for gateway, length in missing.items():
+            text = f"no interface of the host has {gateway}, the gateway of its pods"
             fix = f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
             behind = (ipv6_of(bridge.name),) if gateway.version == 6 else ()
             yield _NO_ADDRESS.finding(item.network.name, text, fix, objects=(bridge.name,), behind=behind)
@@ -163,43 +172,47 @@ def _gateways(node: Node) -> Iterator[Finding]:
 def _mtu(node: Node) -> Iterator[Finding]:
     if not node.used_uplinks:
         return
-    out = min(node.used_uplinks, key=lambda link: link.mtu)
+    uplink = min(node.used_uplinks, key=lambda link: link.mtu)
     for item in node.interfaces:
         names = {
-            own.name
-            for one in node.living
+            interface.name
+            for one in node.running
             if one.network_name == item.network.name
-            for own in one.typed_result.interfaces
-            if not own.sandbox
+            for interface in one.typed_result.interfaces
+            if not interface.sandbox
         }
-        ends = [link for name in names if (link := node.link(name)) and link.kind == "veth"]
-        large = [link for link in ends if link.mtu > out.mtu]
+        veths = [link for name in names if (link := node.link(name)) and link.kind == "veth"]
+        large = [link for link in veths if link.mtu > uplink.mtu]
         if large and item.routed:
-            text = f'{len(large)} pod(s) have MTU {large[0].mtu}, and "{out.name}", the way out, has {out.mtu}'
-            fix = f'set "mtu": {out.mtu} for the plugin {item.kind} in {item.network.path}, and make the pods again'
+            text = f'{len(large)} pod(s) have MTU {large[0].mtu}, but the uplink "{uplink.name}" has {uplink.mtu}'
+            fix = (
+                f'set "mtu": {uplink.mtu} for the plugin {item.kind} in {item.network.path}, and create the pods again'
+            )
             yield _MTU.finding(item.network.name, text, fix)
-        elif ends:
-            yield ok_finding("mtu", item.network.name, f'pods {ends[0].mtu}, "{out.name}" {out.mtu}')
+        elif veths:
+            yield ok_finding("mtu", item.network.name, f'pods {veths[0].mtu}, "{uplink.name}" {uplink.mtu}')
 
 
-def _twice(node: Node) -> Iterator[Finding]:
-    host = {one.address.ip: (one.address, index) for index, own in node.addresses.items() for one in own}
+def _duplicates(node: Node) -> Iterator[Finding]:
+    host = {one.address.ip: (one.address, index) for index, assigned in node.addresses.items() for one in assigned}
     seen: dict[object, str] = {}
-    for one in node.living:
+    for one in node.running:
         for ip in one.typed_result.ips:
             pod = f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
             address = ip.address.ip
             if address.is_loopback:
-                continue  # everybody has it
+                continue  # every pod has it
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:
                 fix = f"ip address del {present} dev {quote(link.name)}"
-                if not link.flags & IFF_LOOPBACK:  # the host may be reached by it, or be the pods' gateway
-                    fix = f"remove the pod of {pod}; only if the host does not need the address: {fix}"
-                yield _DOUBLE.finding(str(address), f'{pod} has it, and the host on "{link.name}"', fix)
+                if not link.flags & IFF_LOOPBACK:  # other machines may use it, or pods as their gateway
+                    fix = f"remove the pod of {pod}; or, only if the host does not need the address: {fix}"
+                yield _DOUBLE.finding(str(address), f'{pod} has it, and so has the host on "{link.name}"', fix)
             if address in seen and seen[address] != pod:
-                yield _DOUBLE.finding(str(address), f"{seen[address]} and {pod} have it", f"remove the pod of {pod}")
+                yield _DOUBLE.finding(
+                    str(address), f"{seen[address]} and {pod} both have it", f"remove the pod of {pod}"
+                )
             seen[address] = pod
 
 
@@ -207,27 +220,27 @@ def _managed(node: Node) -> Iterator[Finding]:
     names = [item.bridge for item in node.interfaces if item.bridge]
     if not names:
         return
-    if _runs("/run/NetworkManager") and not _mentions(_NETWORK_MANAGER, "unmanaged-devices", ("veth", *names)):
+    if _is_running("/run/NetworkManager") and not _mentions(_NETWORK_MANAGER, "unmanaged-devices", ("veth", *names)):
         line = ";".join(f"interface-name:{name}" for name in ("veth*", *dict.fromkeys(names)))
-        fix = f"into /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices={line}"
-        yield _MANAGED.finding("NetworkManager", f"it runs, and is not told to leave {', '.join(names)} alone", fix)
-    if not _runs("/run/systemd/netif"):
+        fix = f"put into /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices={line}"
+        yield _MANAGED.finding("NetworkManager", f"it is running, and may manage {', '.join(names)}", fix)
+    if not _is_running("/run/systemd/netif"):
         return
     for path in _files(_NETWORKD, ".network"):
         for pattern in _patterns(read_text(path)):
-            taken = [name for name in (*names, "veth0123abcd") if fnmatch.fnmatchcase(name, pattern)]
-            if taken:
-                fix = f'"Unmanaged=yes" in [Link] of a file before {os.path.basename(path)} that matches them'
-                yield _MANAGED.finding("systemd-networkd", f"{path} matches {taken[0]} (Name={pattern})", fix)
+            matched = [name for name in (*names, "veth0123abcd") if fnmatch.fnmatchcase(name, pattern)]
+            if matched:
+                fix = f'put "Unmanaged=yes" into [Link] of a file before {os.path.basename(path)} that matches them'
+                yield _MANAGED.finding("systemd-networkd", f"{path} matches {matched[0]} (Name={pattern})", fix)
 
 
-def _runs(directory: str) -> bool:
-    """Tells whether a daemon runs, by the directory that it makes."""
+def _is_running(directory: str) -> bool:
+    """Returns whether a daemon is running, by the directory that it creates."""
     return os.path.isdir(directory)
 
 
 def _patterns(text: str) -> list[str]:
-    """Returns the patterns of names of a .network file that is not about unmanaged interfaces, or about a kind."""
+    """Returns the name patterns of a .network file, [] if it matches by type or leaves its interfaces unmanaged."""
     if "Unmanaged=yes" in text or any(line.startswith(("Type=", "Kind=", "MACAddress=")) for line in text.splitlines()):
         return []
     lines = [line.partition("=")[2] for line in text.splitlines() if line.startswith("Name=")]
@@ -252,7 +265,7 @@ def _files(directories: tuple[str, ...], suffix: str) -> Iterator[str]:
 
 
 def _pods(node: Node, item: Interface) -> list[CachedAttachment]:
-    return [one for one in node.living if one.network_name == item.network.name]
+    return [one for one in node.running if one.network_name == item.network.name]
 
 
 def _with_pods(node: Node) -> list[Interface]:
@@ -260,9 +273,15 @@ def _with_pods(node: Node) -> list[Interface]:
 
 
 CHECKS = (
-    Check(_GROUP, "bridges", "bridges are up, with their pods", _bridges, (_NO_BRIDGE, _DOWN, _NO_PORT, _PORT, _MAC)),
-    Check(_GROUP, "gateways", "the pods' gateways are on the host", _gateways, (_NO_ADDRESS,)),
+    Check(
+        _GROUP,
+        "bridges",
+        "bridges are up, with their pods' ports",
+        _bridges,
+        (_NO_BRIDGE, _DOWN, _NO_PORT, _PORT, _MAC),
+    ),
+    Check(_GROUP, "gateways", "the host has the pods' gateway addresses", _gateways, (_NO_ADDRESS,)),
     Check(_GROUP, "mtu", "no default route, or no pods: MTUs were not compared", _mtu, (_MTU,)),
-    Check(_GROUP, "twice", "no address is there twice", _twice, (_DOUBLE,)),
-    Check(_GROUP, "managed", "nobody else manages the pods' interfaces", _managed, (_MANAGED,)),
+    Check(_GROUP, "twice", "no address is in use twice", _duplicates, (_DOUBLE,)),
+    Check(_GROUP, "managed", "no daemon manages the pods' interfaces", _managed, (_MANAGED,)),
 )

@@ -1,6 +1,6 @@
-"""The node as the checks see it: files, the cache, links, addresses, chains, each read once and only when asked for.
+"""The node as the checks read it: files, the cache, links, addresses, chains, each read once, when first used.
 
-One rule: nothing here changes anything, and what cannot be read raises its error where it is asked for.
+One rule: nothing here changes anything, and a property that cannot be read raises its error when it is used.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ _PORT_FLAGS = {"hairpinMode": "hairpin", "portIsolation": "isolated"}
 
 @dataclass(frozen=True)
 class Interface:
-    """What the interface plugin of a network makes: `kind` "bridge" or "ptp", the name of its bridge, or "".
+    """The configuration of a network's interface plugin: `kind` is "bridge" or "ptp", `bridge` "" for "ptp".
 
-    With `routed` the host is the pods' gateway. `sets` are host-local's, in the stores of `data_dir`. `port_flags` are
-    those of the bridge's ports, as `ip link` names them. With `down_inside` the pods' interfaces are down on purpose.
+    `routed`: the host is the pods' gateway. `sets` are host-local's range sets, in the stores of `data_dir`.
+    `port_flags` are set on the bridge's ports, as `ip link` names them. `vlans`: ports have VLANs.
+    `is_container_veth_down`: the configuration leaves the pods' interfaces down.
     """
 
     network: Network
@@ -60,23 +61,23 @@ class Interface:
     data_dir: str = ""
     port_flags: tuple[str, ...] = ()
     vlans: bool = False
-    down_inside: bool = False
+    is_container_veth_down: bool = False
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
         """The subnets of its ranges."""
-        return tuple(dict.fromkeys(item.subnet for own in self.sets for item in own.ranges))
+        return tuple(dict.fromkeys(item.subnet for range_set in self.sets for item in range_set.ranges))
 
     @property
     def versions(self) -> frozenset[int]:
         """The IP versions of its ranges."""
-        return frozenset(own.version for own in self.sets)
+        return frozenset(range_set.version for range_set in self.sets)
 
 
 class Node:
-    """One node. `network` narrows the checks to one network, "" are all.
+    """One node. `network` limits the checks to one network, "" means all.
 
-    `given` are the options that named other directories than usual: a command that is told has them, too.
+    `options` are the command-line options that named other directories than the default: printed commands repeat them.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Node:
         bin_dirs: tuple[str, ...],
         cache_dir: str,
         network: str = "",
-        given: Mapping[str, str] | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         self.plugins = plugins
         self.env = env
@@ -96,15 +97,15 @@ class Node:
         self.cache_dir = cache_dir
         self.network = network
         self.checker = Checker(plugins, env, bin_dirs)
-        self._given = given or {}
+        self._options = options or {}
 
     def command(self, name: str, network: str) -> str:
-        """Returns a command line of this tool for a network, to be told as a cure."""
-        options = [f" {option} {quote(value)}" for option, value in self._given.items() if value]
+        """Returns a command line of this tool for a network, for use as a fix."""
+        options = [f" {option} {quote(value)}" for option, value in self._options.items() if value]
         return f"podwire {name} {quote(network)}{''.join(options)}"
 
-    def find(self, kind: str) -> str:
-        """Returns the file of plugin `kind` in `bin_dirs`, "" if there is none."""
+    def find_plugin(self, kind: str) -> str:
+        """Returns the path of plugin `kind` in `bin_dirs`, "" if it is in none."""
         try:
             return delegate.find(kind, self.bin_dirs)
         except CniError:
@@ -119,7 +120,7 @@ class Node:
 
     @cached_property
     def runtimes(self) -> tuple[Runtime, ...]:
-        """The runtimes that are installed."""
+        """The installed runtimes."""
         return runtimes.list_installed(self.env)
 
     @cached_property
@@ -129,37 +130,37 @@ class Node:
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
-        """The networks that are looked at, one for each name: the one that libcni finds."""
-        found = [own for name, own in networks.by_name(self.files).items() if self.network in ("", name)]
-        return tuple(sorted(found, key=lambda network: network.path))
+        """The networks to check, sorted by path; of several with one name only the one that libcni finds."""
+        selected = [network for name, network in networks.by_name(self.files).items() if self.network in ("", name)]
+        return tuple(sorted(selected, key=lambda network: network.path))
 
     def require_network(self) -> None:
-        """Raises CniError(7) for a name that is neither in net.d nor in the cache; an empty net.d is a finding."""
+        """Raises CniError(7) if the network is neither in net.d nor in the cache; an empty net.d is a finding."""
         is_configured = any(file.network for file in self.files)
         if self.network and is_configured and not (self.networks or self.known):
             raise networks.unknown_network(self.network, self.conf_dir, self.files)
 
     @cached_property
     def interfaces(self) -> tuple[Interface, ...]:
-        """The bridges and routed pairs of `networks`; one whose configuration is wrong is left out (STATUS tells)."""
-        found = []
+        """The interfaces of `networks`, without those whose configuration is invalid (STATUS reports these)."""
+        interfaces = []
         for network in self.networks:
             for plugin in network.plugins:
                 with suppress(CniError):
                     if item := _interface(network, plugin):
-                        found.append(item)
-        return tuple(found)
+                        interfaces.append(item)
+        return tuple(interfaces)
 
     @cached_property
     def known(self) -> tuple[CachedAttachment, ...]:
-        """The attachments of the cache, of the networks that are looked at; not lo of each pod, if it is no file's.
+        """The attachments of `networks` in the cache, without the pods' loopback if no file configures it.
 
-        Raises CniError(5) for a cache that cannot be read.
+        Raises CniError(5) if the cache cannot be read.
         """
         attachments.require_cache(self.cache_dir)
-        found = attachments.list_cached(self.cache_dir, self.network)
+        cached = attachments.list_cached(self.cache_dir, self.network)
         names = {self.network, *(file.network.name for file in self.files if file.network)}
-        return tuple(one for one in found if one.network_name in names or not one.is_loopback)
+        return tuple(one for one in cached if one.network_name in names or not one.is_loopback)
 
     def presence(self, one: CachedAttachment) -> Presence:
         """Returns whether an attachment's namespace exists."""
@@ -167,38 +168,41 @@ class Node:
 
     @cached_property
     def _presences(self) -> Mapping[str, Presence]:
-        """Presences corrected by the kernel's interfaces, which are read only if a path is missing."""
+        """The presences, corrected by the kernel's interfaces, which are read only if a path is missing."""
         if all(one.presence is Presence.HERE for one in self.known if one.netns):
             return {}
         return self.snapshot.presences.by_file
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """What `podwire gc` and `ipam verify` judge by: the cache, the stores and the kernel, of all networks.
+        """The snapshot of cache, stores and kernel, of all networks, that `podwire gc` and `ipam verify` use.
 
-        Costs a look into every namespace: read it only where the cache alone says that something is stale.
+        It enters every namespace, which is slow: use it only if something looks stale by the cache alone.
         """
         return read_snapshot(Directories(self.conf_dir, self.cache_dir), rules=False)
 
     @cached_property
-    def living(self) -> tuple[CachedAttachment, ...]:
-        """Those that may be running."""
+    def running(self) -> tuple[CachedAttachment, ...]:
+        """The attachments that may be running."""
         return tuple(one for one in self.known if self.presence(one) is not Presence.GONE)
 
     @cached_property
-    def listed(self) -> frozenset[tuple[str, Attachment]]:
-        """The networks and attachments of the cache that may be running."""
-        return frozenset((one.network_name, one.attachment) for one in self.living)
+    def cached_owners(self) -> frozenset[tuple[str, Attachment]]:
+        """The attachments in the cache that may be running, as (network, attachment)."""
+        return frozenset((one.network_name, one.attachment) for one in self.running)
 
     @cached_property
-    def kept(self) -> frozenset[tuple[str, Attachment]]:
-        """Those that `podwire gc` keeps: also without an entry in the cache, or with one that cannot be read."""
+    def owners_kept_by_gc(self) -> frozenset[tuple[str, Attachment]]:
+        """The attachments that `podwire gc` keeps: also those without a cache entry, or with an unreadable one."""
         running = {(pod.network, pod.attachment) for pod in self.snapshot.pods if not pod.leaked}
         names = {one.network_name for one in self.known}
         damaged = {
-            (name, own) for name in names for path in self.unread for own in attachments.parse_file_name(path, name)
+            (name, attachment)
+            for name in names
+            for path in self.unread
+            for attachment in attachments.parse_file_name(path, name)
         }
-        return self.listed | running | damaged
+        return self.cached_owners | running | damaged
 
     @cached_property
     def unread(self) -> tuple[str, ...]:
@@ -206,13 +210,13 @@ class Node:
         return tuple(attachments.list_unreadable(self.cache_dir, attachments.list_cached(self.cache_dir), self.network))
 
     def unseen(self, network: str) -> tuple[CachedAttachment, ...]:
-        """Returns the living attachments of a network whose namespaces are missing at their paths here."""
-        own = (one for one in self.living if one.network_name == network and one.netns)
-        return tuple(one for one in own if self.presence(one) is not Presence.HERE)
+        """Returns a network's attachments that may be running, but whose namespaces are missing at their paths."""
+        running = (one for one in self.running if one.network_name == network and one.netns)
+        return tuple(one for one in running if self.presence(one) is not Presence.HERE)
 
     def has_pods(self, network: str) -> bool:
-        """Tells whether an attachment of the network lives."""
-        return any(one.network_name == network for one in self.living)
+        """Returns whether an attachment of the network may be running."""
+        return any(one.network_name == network for one in self.running)
 
     @cached_property
     def links(self) -> tuple[Link, ...]:
@@ -221,18 +225,18 @@ class Node:
             return tuple(link.list_all(socket))
 
     def link(self, name: str) -> Link | None:
-        """Returns the interface of a name."""
+        """Returns the host's interface of a name, None if there is none."""
         return next((one for one in self.links if one.name == name), None)
 
     def link_of(self, index: int) -> Link | None:
-        """Returns the interface with an index."""
+        """Returns the host's interface with an index, None if there is none."""
         return next((one for one in self.links if one.index == index), None)
 
     @cached_property
     def addresses(self) -> Mapping[int, tuple[AssignedAddress, ...]]:
-        """The addresses of the host, by the indexes of its interfaces; bridged pods' ends have none."""
+        """The addresses of the host, by interface index, without interfaces that are ports."""
         with Socket() as socket:
-            return {own.index: tuple(address.list_on_link(socket, own)) for own in self.links if not own.master}
+            return {each.index: tuple(address.list_on_link(socket, each)) for each in self.links if not each.master}
 
     @cached_property
     def routes(self) -> tuple[InstalledRoute, ...]:
@@ -244,21 +248,22 @@ class Node:
     def uplinks(self) -> tuple[Link, ...]:
         """The interfaces of the default routes."""
         indexes = dict.fromkeys(one.index for one in self.routes if not one.dst.network.prefixlen)
-        return tuple(found for index in indexes if (found := self.link_of(index)))
+        return tuple(uplink for index in indexes if (uplink := self.link_of(index)))
 
     @cached_property
     def used_uplinks(self) -> tuple[Link, ...]:
-        """The interfaces of the default routes in use: in table main the lowest metric of each IP version."""
-        found = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
+        """The interfaces of the default routes in use: those in table main with the lowest metric, per IP version."""
+        default_routes = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
         best = {
-            one.dst.version: min(own.metric for own in found if own.dst.version == one.dst.version) for one in found
+            one.dst.version: min(each.metric for each in default_routes if each.dst.version == one.dst.version)
+            for one in default_routes
         }
-        indexes = dict.fromkeys(one.index for one in found if one.metric == best[one.dst.version])
+        indexes = dict.fromkeys(one.index for one in default_routes if one.metric == best[one.dst.version])
         return tuple(link for index in indexes if (link := self.link_of(index)))
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:
-        """All chains of nftables, iptables-nft's among them; none where the kernel has no netfilter."""
+        """All chains of nftables, including those of iptables-nft; () if the kernel has no netfilter."""
         try:
             with nft.open_socket() as socket:
                 return tuple(nft_chains.list_chains(socket))
@@ -267,18 +272,18 @@ class Node:
 
 
 def types_of(network: Network) -> tuple[str, ...]:
-    """Returns the programs that a network needs: its plugins' and their IPAM plugins'."""
-    found = []
+    """Returns the types of a network's plugins and of their IPAM plugins."""
+    types = []
     for plugin in network.plugins:
-        found.append(str(plugin["type"]))
+        types.append(str(plugin["type"]))
         with suppress(CniError):
             if kind := Fields(plugin).section("ipam").string("type"):
-                found.append(kind)
-    return tuple(dict.fromkeys(found))
+                types.append(kind)
+    return tuple(dict.fromkeys(types))
 
 
 def read_text(path: str) -> str:
-    """Returns a file's text, "" when there is none; raises OSError for one that cannot be read."""
+    """Returns a file's text, "" if it does not exist; raises OSError if it cannot be read."""
     try:
         return files.read(path, _MOST_BYTES).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ProcessLookupError, ValueError):
@@ -293,7 +298,7 @@ def mount_point(directory: str) -> str:
 
 
 def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
-    """Returns the first of `others` that has an address in common with `one`."""
+    """Returns the first of `others` that overlaps with `one`, None if none does."""
     for other in others:
         if isinstance(one, IPv4Network) == isinstance(other, IPv4Network):
             first, second = sorted((one, other), key=lambda item: item.prefixlen)
@@ -303,7 +308,7 @@ def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
 
 
 def subnet(text: str) -> Subnet:
-    """Returns a subnet."""
+    """Parses a subnet."""
     return ip_network(text)
 
 
@@ -312,17 +317,17 @@ def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | No
     if kind not in ("bridge", "ptp"):
         return None
     version = network.version if network.version in versions.SUPPORTED else versions.CURRENT
-    conf = cni_conf.parse(gojson.dumps({**network.build_config(plugin), "cniVersion": version}).encode())
-    fields = conf.fields
-    is_local = conf.ipam_type == "host-local"
+    net_conf = cni_conf.parse(gojson.dumps({**network.build_config(plugin), "cniVersion": version}).encode())
+    fields = net_conf.fields
+    is_local = net_conf.ipam_type == "host-local"
     gateway = fields.boolean("isGateway") or fields.boolean("isDefaultGateway")
     return Interface(
         network,
         kind,
         fields.string("bridge", "cni0") if kind == "bridge" else "",
-        bool(conf.ipam_type) and (kind == "ptp" or gateway),
-        host_local.range_sets(conf) if is_local else (),
-        host_local.data_dir(conf) if is_local else "",
+        bool(net_conf.ipam_type) and (kind == "ptp" or gateway),
+        host_local.range_sets(net_conf) if is_local else (),
+        host_local.data_dir(net_conf) if is_local else "",
         tuple(flag for key, flag in _PORT_FLAGS.items() if fields.boolean(key)),
         fields.has("vlan") or fields.has("vlanTrunk"),
         fields.boolean("disableContainerInterface"),

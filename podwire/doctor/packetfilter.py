@@ -1,6 +1,6 @@
-"""The packet filter's order: one variant of iptables, firewalld, rules of containers that are gone.
+"""Checks the packet filter: mixed variants of iptables, firewalld, rules of containers that are no longer running.
 
-One rule: whose a rule is follows from what stands in it; what does not say whose it is is not judged.
+One rule: the owner of a rule is read from the rule itself; a rule that names no owner is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.forward import LEGACY, found_program, legacy_program, listed
+from podwire.doctor.forward import LEGACY, find_program, get_output_lines, legacy_program
 from podwire.doctor.node import Node
 
 Owners = frozenset[tuple[str, Attachment]]  # with their networks
@@ -23,7 +23,7 @@ Owners = frozenset[tuple[str, Attachment]]  # with their networks
 _GROUP = "packet filter"
 _TABLES = ("filter", "nat", "mangle", "raw")
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
-# A comment of the reference's, and ours, in chains of containers: whose a jump is.
+# The comment that the reference plugins and podwire give to the jump into a container's chain.
 _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 _LISTED_OWNER = re.compile(r'name: \\"([^"\\]+)\\" id: \\"([^"\\]+)\\"')
 _LISTED = ("-A POSTROUTING ", "-A CNI-HOSTPORT-DNAT ")
@@ -38,22 +38,22 @@ _HASH_DIGITS = 16
 _MIXED = Fault(
     "iptables-mixture",
     Severity.WARNING,
-    "rules of iptables-legacy and of iptables-nft are both there: each tool shows its own only, and a packet must pass "
-    "both; what one accepts the other may drop",
-    "let all programs use one variant (`update-alternatives --config iptables`), then empty the other's tables",
+    "both iptables-legacy and iptables-nft have rules: each tool lists only its variant's, and a packet must pass "
+    "both; one may drop what the other accepts",
+    "let all programs use one variant (`update-alternatives --config iptables`), then flush the other's tables",
 )
 _FIREWALLD = Fault(
     "firewalld-untold",
     Severity.NOTE,
-    "firewalld runs, and no plugin of a network tells it of the pods: they are in its default zone, whose rules may "
-    "refuse them",
+    "firewalld is running, and no plugin of a network adds the pods to a zone: the default zone's rules may reject "
+    "their packets",
     'add {"type": "firewall"} to the network\'s plugins; after a reload of firewalld: `podwire repair`',
 )
 _STALE = Fault(
     "stale-rules",
     Severity.WARNING,
-    "rules of containers that are gone, or that neither the cache nor an address in use names: what they do may meet "
-    "the wrong pod",
+    "there are rules of containers that are no longer running, or that neither the cache nor an address in use names: "
+    "they may affect another pod",
     "`podwire gc NETWORK`",
 )
 
@@ -70,30 +70,30 @@ def _mixture(node: Node) -> Iterator[Finding]:
             and chain.name in _BUILT_IN
         }
     )
-    variant = os.path.basename(os.path.realpath(found_program("iptables-restore") or "none"))
+    variant = os.path.basename(os.path.realpath(find_program("iptables-restore") or "none"))
     host = {"xtables-nft-multi": "nft", "xtables-legacy-multi": "legacy"}.get(variant, "")
     if legacy and modern:
         text = f"iptables-legacy has rules in {', '.join(legacy)}, iptables-nft in {', '.join(modern)}"
-        # Where iptables-legacy's policy drops pods' packets that is told first: they need a rule there now.
-        yield _MIXED.finding("iptables", text, _flushing(host, legacy, modern), behind=(LEGACY,))
+        # If iptables-legacy's policy drops pods' packets, only that is reported: the fix adds a rule there.
+        yield _MIXED.finding("iptables", text, _flush_fix(host, legacy, modern), behind=(LEGACY,))
     else:
-        what = f"iptables-restore is iptables-{host}" if host else "there is no iptables-restore"
-        yield ok_finding("mixture", "iptables", what)
+        text = f"iptables-restore is iptables-{host}" if host else "iptables-restore is not installed"
+        yield ok_finding("mixture", "iptables", text)
 
 
 def _legacy_tables() -> Iterator[str]:
-    """Yields the tables in which iptables-legacy has rules ("ip nat"), by asking its program, if it made any."""
+    """Yields the tables in which iptables-legacy has rules ("ip nat"), as listed by its program."""
     for version in iptables.TOOLS:
         for table in _TABLES:
             if program := legacy_program(version, table):
-                lines = listed(program, "-t", table, "-S")
+                lines = get_output_lines(program, "-t", table, "-S")
                 if any(line.startswith("-A ") or line.endswith(" DROP") for line in lines):
                     yield f"{'ip' if version == 4 else 'ip6'} {table}"
 
 
-def _flushing(host: str, legacy: list[str], modern: list[str]) -> str:
-    """Returns what empties the variant that is not the host's."""
-    start = "restart what made them, so that it uses the host's variant; then empty the other's: "
+def _flush_fix(host: str, legacy: list[str], modern: list[str]) -> str:
+    """Returns the advice and commands that remove the rules of the variant that is not the host's."""
+    start = "restart the programs that created them, so that they use the host's variant; then flush the other's: "
     if host == "legacy":
         return start + " && ".join(f"nft flush table {table}" for table in modern)
     lines = []
@@ -115,37 +115,39 @@ def _firewalld(node: Node) -> Iterator[Finding]:
             fix = f'add {{"type": "firewall"}} to "plugins" in {item.network.path}'
             if item.bridge:
                 fix += f"; for the pods that run: firewall-cmd --zone=trusted --change-interface={item.bridge}"
-            yield _FIREWALLD.finding(item.network.name, "firewalld runs, and no plugin tells it of the pods", fix)
+            yield _FIREWALLD.finding(
+                item.network.name, "firewalld is running, and no plugin adds the pods to a zone", fix
+            )
 
 
 def _stale(node: Node) -> Iterator[Finding]:
-    """Compares the rules' owners with the cache, then those it does not know with what `podwire gc` keeps.
+    """Compares the rules' owners with the cache, and if some are unknown, with those that `podwire gc` keeps.
 
-    Of a network that the cache does not know nothing is reported.
+    Rules of a network that is not in the cache are not reported.
     """
     names = {one.network_name for one in node.known}
-    if not names or not _stale_owners(node, names, node.listed):
+    if not names or not _stale_owners(node, names, node.cached_owners):
         return
-    for name, number in sorted(_stale_owners(node, names, node.kept).items()):
-        text = f"{number} container(s) that the cache does not know, or that are gone, still have rules"
+    for name, number in sorted(_stale_owners(node, names, node.owners_kept_by_gc).items()):
+        text = f"{number} container(s) still have rules, but are no longer running, or not in the cache"
         yield _STALE.finding(name, text, node.command("gc", name))
 
 
-def _stale_owners(node: Node, names: set[str], living: Owners) -> dict[str, int]:
-    """Returns how many containers that are not `living` have rules, by network."""
+def _stale_owners(node: Node, names: set[str], running: Owners) -> dict[str, int]:
+    """Returns the number of containers that have rules but are not in `running`, by network."""
     jumps: dict[str, set[str]] = {}
     marks: dict[str, set[str]] = {}
     with nft.open_socket() as socket:
-        _stale_jumps(socket, names, living, jumps)
-        _stale_masquerading(socket, names, living, marks)
-        _stale_owned(node, socket, names, living, marks)
-    _stale_legacy(names, living, jumps)
-    # A container may have rules of both kinds.
+        _stale_jumps(socket, names, running, jumps)
+        _stale_masquerading(socket, names, running, marks)
+        _stale_owned(node, socket, names, running, marks)
+    _stale_legacy(names, running, jumps)
+    # A container may have rules of both kinds, which name it differently.
     return {name: max(len(jumps.get(name, ())), len(marks.get(name, ()))) for name in {*jumps, *marks}}
 
 
-def _stale_jumps(socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
-    containers = {(network, attachment.container_id) for network, attachment in living}
+def _stale_jumps(socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
+    containers = {(network, attachment.container_id) for network, attachment in running}
     for chain in _JUMPS:
         for rule in nft.list_rules(socket, chain, 'name: "'):
             owner = _OWNER.search(rule.expressions + rule.userdata)
@@ -155,24 +157,24 @@ def _stale_jumps(socket: NftSocket, names: set[str], living: Owners, counts: dic
                     counts.setdefault(network, set()).add(container_id)
 
 
-def _stale_legacy(names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
-    """Reads what iptables-legacy's program lists, where it has made the table."""
-    containers = {(network, attachment.container_id) for network, attachment in living}
+def _stale_legacy(names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
+    """Adds the containers with rules that iptables-legacy's program lists."""
+    containers = {(network, attachment.container_id) for network, attachment in running}
     for version in iptables.TOOLS:
         program = legacy_program(version, "nat")
         if not program:
             continue
-        for line in listed(program, "-t", "nat", "-S"):
+        for line in get_output_lines(program, "-t", "nat", "-S"):
             owner = _LISTED_OWNER.search(line) if line.startswith(_LISTED) else None
             if owner and owner[1] in names and owner.groups() not in containers:
                 counts.setdefault(owner[1], set()).add(owner[2])
 
 
-def _stale_masquerading(socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
+def _stale_masquerading(socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
     by_hash = {_digits(name): name for name in names}
     marks = {
         f"{_digits(network)}-{_digits(f'{attachment.ifname}:{attachment.container_id}')}"
-        for network, attachment in living
+        for network, attachment in running
     }
     for rule in nft.list_rules(socket, _MASQUERADED):
         mark = rule.comment[: 2 * _HASH_DIGITS + 1]
@@ -181,9 +183,9 @@ def _stale_masquerading(socket: NftSocket, names: set[str], living: Owners, coun
             counts.setdefault(network, set()).add(mark[_HASH_DIGITS + 1 :])
 
 
-def _stale_owned(node: Node, socket: NftSocket, names: set[str], living: Owners, counts: dict[str, set[str]]) -> None:
+def _stale_owned(node: Node, socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
     by_hash = {nft_owner.hash_name(name): name for name in names}
-    owners = {nft_owner.owner_id(network, *attachment) for network, attachment in living}
+    owners = {nft_owner.owner_id(network, *attachment) for network, attachment in running}
     for chain in node.chains:
         if chain.table.name == "cni_hostport":
             for rule in nft.list_rules(socket, chain):
@@ -203,6 +205,6 @@ def _digits(text: str) -> str:
 
 CHECKS = (
     Check(_GROUP, "mixture", "one variant of iptables has rules", _mixture, (_MIXED,)),
-    Check(_GROUP, "firewalld", "firewalld does not run, or is told of the pods", _firewalld, (_FIREWALLD,)),
-    Check(_GROUP, "stale", "no rule is left of a container that is gone", _stale, (_STALE,)),
+    Check(_GROUP, "firewalld", "firewalld is not running, or the pods are in a zone", _firewalld, (_FIREWALLD,)),
+    Check(_GROUP, "stale", "all rules belong to running containers", _stale, (_STALE,)),
 )

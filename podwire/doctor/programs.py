@@ -1,7 +1,7 @@
-"""The programs that the networks name: are they there, do they start, do they know the version, could they serve ADD.
+"""Checks the plugins that the networks name: they exist, start, support the network's version, and are ready for ADD.
 
-One rule: of a program that is not ours only VERSION is run, and STATUS where the network's version has it; ours run in
-this process.
+One rule: foreign plugins are run with VERSION only, and with STATUS if the network's version has it; podwire's own run
+in this process.
 """
 
 from __future__ import annotations
@@ -26,91 +26,89 @@ _GROUP = "plugins"
 _LIMIT_S = 5.0
 _ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)  # e_machine (elf.h)
-# What libcni sets when it asks for the version.
+# The environment that libcni sets for VERSION.
 _DUMMIES = {"CNI_COMMAND": "VERSION", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_PATH": "dummy"}
 
 _MISSING = Fault(
     "plugin-missing",
     Severity.PROBLEM,
-    "a network names a plugin that is in none of the directories: each ADD fails",
-    '`podwire install`, or install the package that has it, or correct "type"',
+    "a network names a plugin that is in none of the plugin directories: each ADD fails",
+    '`podwire install`, or install the package that contains it, or correct "type"',
 )
-_MODE = Fault(
-    "plugin-not-executable", Severity.PROBLEM, "the file of a plugin may not be executed", "`chmod 0755 FILE`"
-)
+_MODE = Fault("plugin-not-executable", Severity.PROBLEM, "the file of a plugin is not executable", "`chmod 0755 FILE`")
 _FOREIGN = Fault(
     "plugin-wrong-architecture",
     Severity.PROBLEM,
     "the file of a plugin is for another processor",
-    "install the one for this node",
+    "install the plugin for this node's processor",
 )
 _BROKEN = Fault(
     "plugin-not-starting",
     Severity.PROBLEM,
-    "a plugin does not answer VERSION: it cannot be started, or is no CNI plugin",
-    "`podwire install` for one of ours; for another see what it says when it is run by hand",
+    "a plugin does not answer VERSION: it cannot be started, or is not a CNI plugin",
+    "`podwire install` for podwire's plugins; run another one by hand to see its error",
 )
 _VERSION = Fault(
     "version-unknown",
     Severity.PROBLEM,
-    "a plugin of the list does not know the list's cniVersion: each ADD fails",
-    'set "cniVersion" to one that all of its plugins know',
+    "a plugin of a network does not support the network's cniVersion: each ADD fails",
+    'set "cniVersion" to one that all of its plugins support',
 )
 _STATUS = Fault(
     "not-ready",
     Severity.PROBLEM,
-    "a plugin's STATUS says that ADD would fail: a wrong key, a missing program, kernel part or right",
-    "what the plugin's own error says",
+    "a plugin's STATUS reports that ADD would fail: a wrong key, a missing program, kernel feature or privilege",
+    "as the plugin's error says",
 )
 
 
 @dataclass
 class _Programs:
-    """What is known of the plugins' files: where they are, which versions they know; None for those that are bad."""
+    """The versions that the plugins support, by plugin; without those that could not be run."""
 
     paths: dict[str, str] = field(default_factory=dict)
     versions: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _look(node: Node) -> Iterator[Finding]:
-    found = _Programs()
+    programs = _Programs()
     users: dict[str, str] = {}
     for network in node.networks:
         for kind in types_of(network):
             users.setdefault(kind, network.path)
     for kind, user in users.items():
-        yield _program(node, kind, user, found)
+        yield _program(node, kind, user, programs)
     for network in node.networks:
-        yield from _versions(network, found)
+        yield from _versions(network, programs)
 
 
-def _program(node: Node, kind: str, user: str, found: _Programs) -> Finding:
-    """Looks at one plugin and notes its versions."""
+def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
+    """Runs VERSION of one plugin, adds its versions to `programs`, and returns the finding."""
     try:
         path = delegate.find(kind, node.bin_dirs)
     except CniError:
         ours = f"podwire install --bin-dir {quote(node.install_dir)}"
-        fix = ours if kind in node.plugins else f'install "{kind}" there, or correct "type" in {user}'
-        return _MISSING.finding(kind, f"{user} needs it, and it is not in {', '.join(node.bin_dirs)}", fix)
+        fix = ours if kind in node.plugins else f'install "{kind}" into {node.install_dir}, or correct "type" in {user}'
+        return _MISSING.finding(kind, f"{user} needs it, but it is not in {', '.join(node.bin_dirs)}", fix)
     if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
-        return UNSEEN.finding(kind, f"{path} may be executed, but not by us", UNSEEN.fix)
+        return UNSEEN.finding(kind, f"{path} is not executable for this user", UNSEEN.fix)
     if not os.access(path, os.X_OK):
-        return _MODE.finding(kind, f"{path} may not be executed", f"chmod 0755 {quote(path)}")
+        return _MODE.finding(kind, f"{path} is not executable", f"chmod 0755 {quote(path)}")
     again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):
-        return _FOREIGN.finding(kind, f"{path} is for another processor than this node's", again)
+        return _FOREIGN.finding(kind, f"{path} is for a different processor than this node's", again)
     start = time.perf_counter()
     try:
         known = _known_versions(path)
     except CniError as error:
         return _BROKEN.finding(kind, f"{path} {error.msg}", again)
-    found.versions[kind] = known
+    programs.versions[kind] = known
     span = f"{known[0]} to {known[-1]}" if len(known) > 1 else "".join(known)
-    return ok_finding("programs", path, f"starts in {(time.perf_counter() - start) * 1000:.1f} ms, knows {span}")
+    return ok_finding("programs", path, f"starts in {(time.perf_counter() - start) * 1000:.1f} ms, supports {span}")
 
 
 def _known_versions(path: str) -> tuple[str, ...]:
-    """Returns what VERSION says; raises CniError."""
+    """Runs VERSION and returns the supported versions; raises CniError."""
     command = Command((path,), _DUMMIES, b'{"cniVersion":"1.1.0"}', capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
@@ -124,45 +122,47 @@ def _known_versions(path: str) -> tuple[str, ...]:
         body = None
     listed = body.get("supportedVersions") if isinstance(body, dict) else None
     if outcome.status or not isinstance(listed, list):
-        said = outcome.stderr.decode("utf-8", "replace").strip()[:200]
-        raise CniError(0, f"does not answer VERSION: {outcome.ending}{f', {said}' if said else ''}")
+        stderr = outcome.stderr.decode("utf-8", "replace").strip()[:200]
+        raise CniError(0, f"does not answer VERSION: {outcome.ending}{f', {stderr}' if stderr else ''}")
     return tuple(str(one) for one in listed)
 
 
-def _versions(network: Network, found: _Programs) -> Iterator[Finding]:
+def _versions(network: Network, programs: _Programs) -> Iterator[Finding]:
     kinds = types_of(network)
     for kind in kinds:
-        known = found.versions.get(kind)
+        known = programs.versions.get(kind)
         if known is None or network.version in known:
             continue
-        common = [one for one in versions.SUPPORTED if all(one in found.versions.get(item, (one,)) for item in kinds)]
-        fix = f'set "cniVersion" to "{common[-1]}" in {network.path}' if common else f"replace {kind} by a newer one"
-        text = f'{network.path} has cniVersion "{network.version}", and {kind} knows {", ".join(known)}'
+        common = [
+            one for one in versions.SUPPORTED if all(one in programs.versions.get(item, (one,)) for item in kinds)
+        ]
+        fix = f'set "cniVersion" to "{common[-1]}" in {network.path}' if common else f"install a newer {kind}"
+        text = f'{network.path} has cniVersion "{network.version}", but {kind} supports only {", ".join(known)}'
         yield _VERSION.finding(network.name, text, fix)
 
 
 def _status(node: Node) -> Iterator[Finding]:
     if node.networks and os.geteuid() != 0:
-        raise CniError(Code.INVALID_ENVIRONMENT, "whether plugins are ready for ADD they can tell root only")
+        raise CniError(Code.INVALID_ENVIRONMENT, "the plugins' STATUS needs root")
     for network in node.networks:
         for plugin in network.plugins:
             try:
-                asked = _ask_status(node, network, plugin)
+                has_status = _run_status(node, network, plugin)
             except CniError as error:
                 yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details)
             else:
-                if asked:
+                if has_status:
                     yield ok_finding("status", f"{network.name}: {plugin['type']}", "is ready")
 
 
-def _ask_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:
-    """Runs STATUS of a plugin that we are in this process, of another where the version has it; tells whether.
+def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:
+    """Runs STATUS of a plugin; returns whether it has one, raises CniError if it is not ready.
 
-    Ours is asked in the version that has STATUS, whichever the network is of: what ADD needs is the same. What a store
-    of host-local says is the addresses' group's to tell, without trying to write.
+    podwire's plugins run in this process and in a version that has STATUS, whatever the network's: ADD needs the same.
+    host-local's STATUS is left out, because it writes; addresses.py checks its stores without writing.
     """
     kind = str(plugin["type"])
-    is_known = network.version in versions.SUPPORTED  # else it need not even be a version, and others refuse it
+    is_known = network.version in versions.SUPPORTED  # else it may be any text, which other plugins refuse
     has_status = is_known and versions.at_least(network.version, versions.SINCE["STATUS"])
     ipam = Fields(plugin).section("ipam").string("type")
     if kind not in node.plugins or (ipam and ipam not in node.plugins):
@@ -184,28 +184,28 @@ def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) 
     try:
         path = delegate.find(str(plugin["type"]), node.bin_dirs)
     except CniError:
-        return  # told already
+        return  # `_program` reports it
     env = {**node.env, "CNI_COMMAND": "STATUS", "CNI_PATH": ":".join(node.bin_dirs)}
     command = Command((path,), env, gojson.dumps(network.build_config(plugin)).encode(), capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
     except OSError:
-        return  # as above: it does not start
+        return  # it cannot be started: `_program` reports it
     if outcome.status:
         try:
             body = gojson.loads(outcome.stdout)
         except ValueError:
             body = None
-        said = body if isinstance(body, dict) else {}
-        msg = str(said.get("msg") or f"STATUS ended with {outcome.ending}")
-        raise CniError(0, msg, str(said.get("details") or f"see what {path} says when it is run by hand"))
+        error = body if isinstance(body, dict) else {}
+        msg = str(error.get("msg") or f"STATUS ended with {outcome.ending}")
+        raise CniError(0, msg, str(error.get("details") or f"run {path} by hand to see its error"))
 
 
 def _is_foreign(path: str) -> bool:
-    """Tells whether a file is an ELF file for another processor than this program's own."""
+    """Returns whether a file is an ELF file for a different processor than this program's."""
     try:
-        with open(path, "rb") as file, open("/proc/self/exe", "rb") as own:
-            head, ours = file.read(20), own.read(20)
+        with open(path, "rb") as file, open("/proc/self/exe", "rb") as exe:
+            head, ours = file.read(20), exe.read(20)
     except OSError:
         return False
     return head.startswith(_ELF) and head[_MACHINE] != ours[_MACHINE]
@@ -213,5 +213,5 @@ def _is_foreign(path: str) -> bool:
 
 CHECKS = (
     Check(_GROUP, "programs", "no network names a plugin", _look, (_MISSING, _MODE, _FOREIGN, _BROKEN, _VERSION)),
-    Check(_GROUP, "status", "no plugin can be asked for its STATUS", _status, (_STATUS,)),
+    Check(_GROUP, "status", "no plugin has STATUS", _status, (_STATUS,)),
 )

@@ -1,6 +1,6 @@
-"""The runtimes' settings and what they keep: directories that point elsewhere, the cache, its disk, the clock.
+"""Checks the installed runtimes: their plugin and configuration directories, the cache, its disk, and the clock.
 
-One rule: a runtime that is not installed gives no finding.
+One rule: a runtime that is not installed causes no finding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipam.host_local.store import Store
 from podwire import attachments
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, types_of
-from podwire.node.leaks import POD_END
+from podwire.node.leaks import HOST_VETH
 from podwire.node.records import Reservation
 from podwire.output import plural
 from podwire.runtimes import Runtime
@@ -28,44 +28,45 @@ _SKEW_S = 60.0
 _ELSEWHERE = Fault(
     "runtime-looks-elsewhere",
     Severity.WARNING,
-    "an installed runtime runs other plugin files than those that doctor looks at, or reads networks from elsewhere",
-    "`podwire install --bin-dir DIR` installs where the runtime looks; `podwire doctor --conf-dir DIR` looks there",
+    "an installed runtime runs other plugin files than those that doctor checks, or reads networks from elsewhere",
+    "`podwire install --bin-dir DIR` installs into the runtime's directory; `podwire doctor --conf-dir DIR` checks its "
+    "networks",
 )
 _UNREAD = Fault(
     "runtime-settings-unreadable",
     Severity.WARNING,
-    "the settings of an installed runtime cannot be read, or are not TOML: which directories it uses is not known",
-    "correct the file; call doctor as root",
+    "the settings of an installed runtime cannot be read, or are not TOML: the directories it uses are unknown",
+    "correct the file, or run doctor as root",
 )
 _NO_CNI = Fault(
     "runtime-without-cni",
     Severity.NOTE,
     "an installed runtime runs no CNI plugins (podman with netavark, containerd with its CRI plugin disabled)",
-    'podman: `network_backend = "cni"` in containers.conf; containerd: take the name out of `disabled_plugins`',
+    'podman: `network_backend = "cni"` in containers.conf; containerd: remove the name from `disabled_plugins`',
 )
 _GONE = Fault(
     "dead-attachments",
     Severity.WARNING,
-    "the cache has attachments whose namespaces are gone: their DEL was never run, or failed",
+    "the cache has attachments whose namespaces no longer exist: their DEL was never run, or failed",
     "`podwire gc NETWORK`",
 )
 _UNSEEN = Fault(
     "namespaces-not-seen",
     Severity.WARNING,
-    "network namespaces of attachments are missing here, and nothing proves that they are gone: this is another view "
-    "of the file system than the runtime's, as in a container",
-    "run podwire on the node itself; `podwire gc NETWORK --help` says what proves that an attachment is gone",
+    "network namespaces of attachments are missing here, which does not prove that the pods have stopped: podwire may "
+    "see a different file system than the runtime, as in a container",
+    "run podwire on the node itself; `podwire gc NETWORK --help` explains when an attachment counts as gone",
 )
 _DISK = Fault(
     "cache-full",
     Severity.PROBLEM,
-    "the file system of the cache is full or read-only: runtimes cannot note what they attach, and each ADD fails",
-    "make room",
+    "the file system of the cache is full or read-only: runtimes cannot record attachments, and each ADD fails",
+    "free some space",
 )
 _CLOCK = Fault(
     "clock-set-back",
     Severity.NOTE,
-    "files of the cache are from the future: the clock was set back, or is wrong",
+    "files of the cache have a time in the future: the clock was set back, or is wrong",
     "set the clock (`timedatectl`)",
 )
 
@@ -77,26 +78,26 @@ def _directories(node: Node) -> Iterator[Finding]:
         elif runtime.without_cni:
             yield _NO_CNI.finding(runtime.name, f"it runs no CNI plugins: {runtime.without_cni}")
         else:
-            found = [*_networks(node, runtime), *_plugins(node, runtime)]
+            findings = [*_networks(node, runtime), *_plugins(node, runtime)]
             where = f"runs plugins from {':'.join(runtime.bin_dirs)}, reads networks from {runtime.conf_dir}"
-            yield from found or [ok_finding("directories", runtime.name, where)]
+            yield from findings or [ok_finding("directories", runtime.name, where)]
 
 
 def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:
     if os.path.realpath(runtime.conf_dir) != os.path.realpath(node.conf_dir):
-        text = f"it reads networks from {runtime.conf_dir}, and doctor looks at {node.conf_dir}"
+        text = f"it reads networks from {runtime.conf_dir}, but doctor checks {node.conf_dir}"
         yield _ELSEWHERE.finding(runtime.name, text, f"podwire doctor --conf-dir {quote(runtime.conf_dir)}")
 
 
 def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
-    """Yields the first plugin of which the runtime runs another file than the one that doctor looks at."""
+    """Yields a finding for the first plugin of which the runtime runs a different file than the one doctor checks."""
     kinds = {kind for network in node.networks for kind in types_of(network)} or set(node.plugins)
     for kind in sorted(kinds):
-        theirs, ours = runtime.find(kind), node.find(kind)
+        theirs, ours = runtime.find(kind), node.find_plugin(kind)
         if theirs == ours or (theirs and ours and _is_same(theirs, ours)):
             continue  # without either, another check reports it
         runs = f"runs {theirs}" if theirs else f'finds no "{kind}" in {":".join(runtime.bin_dirs)}'
-        text = f"it {runs}{_set_by(runtime)}, and doctor looks at {ours or ':'.join(node.bin_dirs)}"
+        text = f"it {runs}{_set_by(runtime)}, but doctor checks {ours or ':'.join(node.bin_dirs)}"
         fix = f"podwire doctor --bin-dir {quote(':'.join(runtime.bin_dirs))}"
         if kind in node.plugins and _is_podwire(ours):
             fix = f"podwire install --bin-dir {quote(runtime.install_dir(node.plugins))}"
@@ -111,12 +112,12 @@ def _set_by(runtime: Runtime) -> str:
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Tells whether two files are one, or one's copy, as `podwire install` makes them: of the same size."""
+    """Returns whether two files are the same, or have the same size, as copies by `podwire install` have."""
     return os.path.samefile(one, other) or os.path.getsize(one) == os.path.getsize(other)
 
 
 def _is_podwire(path: str) -> bool:
-    """Tells whether a plugin's file is the `podwire` that `podwire install` puts beside it."""
+    """Returns whether a plugin's file is the `podwire` that `podwire install` puts beside it."""
     beside = os.path.join(os.path.dirname(path), "podwire")
     return bool(path) and os.path.isfile(beside) and _is_same(path, beside)
 
@@ -124,37 +125,37 @@ def _is_podwire(path: str) -> bool:
 def _cache(node: Node) -> Iterator[Finding]:
     unread = _unread(node)
     for subject, text in unread.items():
-        other = "give the runtime's cache with --cache-dir, or see `podwire ipam verify`"
+        other = "name the runtime's cache with --cache-dir, or compare the addresses with: podwire ipam verify"
         yield UNSEEN.finding(subject, text, attachments.UNREAD_FIX if subject in node.unread else other)
     names = dict.fromkeys(one.network_name for one in node.known)
     gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
     for name, number in gone.items():
-        text = f"{plural(number, 'attachment')} in {node.cache_dir}/results without a namespace any more"
+        text = f"the namespace of {plural(number, 'attachment')} in {node.cache_dir}/results no longer exists"
         yield _GONE.finding(name, text, node.command("gc", name))
-    unseen = {name: found for name in names if (found := node.unseen(name))}
-    for name, found in unseen.items():
-        text = f"{plural(len(found), 'attachment')} may be running: {found[0].netns} is missing here"
+    unseen = {name: missing for name in names if (missing := node.unseen(name))}
+    for name, missing in unseen.items():
+        text = f"{plural(len(missing), 'attachment')} may be running, but {missing[0].netns} is missing here"
         yield _UNSEEN.finding(name, text, "run podwire on the node itself, not in a container")
     if node.known and not (gone or unseen or unread):
-        yield ok_finding("cache", f"{node.cache_dir}/results", f"{plural(len(node.known), 'attachment')}, all alive")
+        yield ok_finding("cache", f"{node.cache_dir}/results", f"{plural(len(node.known), 'attachment')}, all running")
 
 
 def _unread(node: Node) -> dict[str, str]:
-    """Returns why attachments cannot be known, by file or network; the checks of running pods leave these out."""
-    found = {}
+    """Returns the reasons why attachments are unknown, by file or network; other checks leave these attachments out."""
+    reasons = {}
     for path in node.unread:
-        found[path] = "it cannot be read as an attachment (truncated, or from before CNI 0.8): its pod is not checked"
+        reasons[path] = "it cannot be read as an attachment (truncated, or from before CNI 0.8): its pod is not checked"
     names = {one.network_name for one in node.known}
     for item in node.interfaces:
         number = _reserved(item) or _ports(node, item)
         if number and item.network.name not in names:
             pods = f"{number} addresses or ports of its pods exist"
-            found[item.network.name] = f"{pods}, and {node.cache_dir}/results has no attachment of it"
-    return found
+            reasons[item.network.name] = f"{pods}, but {node.cache_dir}/results has no attachment of it"
+    return reasons
 
 
 def _reserved(item: Interface) -> int:
-    """Returns how many addresses a network's store has for pods whose ADD is surely over."""
+    """Returns the number of addresses in a network's store that are reserved for pods whose ADD has ended."""
     if not item.data_dir:
         return 0
     store = Store(item.data_dir, item.network.name)
@@ -167,11 +168,11 @@ def _reserved(item: Interface) -> int:
 
 
 def _ports(node: Node, item: Interface) -> int:
-    """Returns how many of a bridge's ports are named as pods' interfaces are."""
+    """Returns the number of a bridge's ports that have the name of a host veth."""
     bridge = node.link(item.bridge) if item.bridge else None
     ports = (link for link in node.links if bridge and link.master == bridge.index and link.kind == "veth")
     shared = sum(other.bridge == item.bridge for other in node.interfaces) > 1
-    return 0 if shared else sum(bool(POD_END.fullmatch(port.name)) for port in ports)
+    return 0 if shared else sum(bool(HOST_VETH.fullmatch(port.name)) for port in ports)
 
 
 def _disk(node: Node) -> Iterator[Finding]:
@@ -184,21 +185,27 @@ def _disk(node: Node) -> Iterator[Finding]:
             directory, "it is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
         )
     elif about.f_blocks and not about.f_bavail:
-        yield _DISK.finding(directory, "its file system is full", f"make room: df {directory}")
+        yield _DISK.finding(directory, "its file system is full", f"free some space: df {directory}")
     elif about.f_files and not about.f_favail:
-        yield _DISK.finding(directory, "its file system can have no more files", f"make room: df -i {directory}")
+        yield _DISK.finding(directory, "its file system has no free inodes", f"delete some files: df -i {directory}")
 
 
 def _clock(node: Node) -> Iterator[Finding]:
     newest = max((os.lstat(one.path).st_mtime for one in node.known if os.path.lexists(one.path)), default=0.0)
     if newest > time.time() + _SKEW_S:
-        text = f"the newest attachment is from {newest - time.time():.0f} s in the future"
+        text = f"the newest attachment's time is {newest - time.time():.0f} s in the future"
         yield _CLOCK.finding("clock", text, _CLOCK.fix)
 
 
 CHECKS = (
-    Check(_GROUP, "directories", "no installed runtime looks elsewhere", _directories, (_ELSEWHERE, _UNREAD, _NO_CNI)),
+    Check(
+        _GROUP,
+        "directories",
+        "all installed runtimes use these directories",
+        _directories,
+        (_ELSEWHERE, _UNREAD, _NO_CNI),
+    ),
     Check(_GROUP, "cache", "the cache has no attachment", _cache, (_GONE, _UNSEEN)),
-    Check(_GROUP, "disk", "the cache can be written", _disk, (_DISK,)),
-    Check(_GROUP, "clock", "no file is from the future", _clock, (_CLOCK,)),
+    Check(_GROUP, "disk", "the cache is writable", _disk, (_DISK,)),
+    Check(_GROUP, "clock", "no file has a time in the future", _clock, (_CLOCK,)),
 )

@@ -1,6 +1,6 @@
-"""Networks that share something on the node: a bridge, or the host's ports.
+"""Checks networks that share a bridge, or the host's ports.
 
-One rule: two networks are told of at the later one, which names the earlier.
+One rule: a conflict between two networks is reported at the later one, and names the earlier.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from itertools import product
 from podwire.lint.entry import PluginEntry
 from podwire.lint.ranges import Pool
 
-_MOST = 10  # more than ten networks on a bridge have the same to say again and again
+_MAX_COMPARED = 10  # earlier networks: more conflicts would only repeat the same finding
 
 
 def check(items: Sequence[PluginEntry], pools: Sequence[Pool]) -> None:
-    """Finds settings of two networks that cannot both hold; of many, those that do not go with the first ones."""
+    """Adds findings about contradictory settings of two networks; each network is compared with the first ten."""
     ranges: dict[PluginEntry, list[Pool]] = {}
     for pool in pools:
         ranges.setdefault(pool.item, []).append(pool)
@@ -23,46 +23,46 @@ def check(items: Sequence[PluginEntry], pools: Sequence[Pool]) -> None:
     for item in items:
         if item.type == "bridge":
             sharing.setdefault(repr(_bridge(item)), []).append(item)
-    for own in sharing.values():
-        for one, two in _pairs(own):
+    for sharers in sharing.values():
+        for one, two in _pairs(sharers):
             _check_shared(one, two, ranges)
     for one, two in _pairs([item for item in items if item.type == "portmap" and item.get("backend")]):
         _check_backends(one, two)
 
 
 def _pairs(items: Sequence[PluginEntry]) -> Iterator[tuple[PluginEntry, PluginEntry]]:
-    """Yields the items of different networks by two: each with the first ones before it."""
+    """Yields each entry with the first ten before it that are of different networks."""
     for number, two in enumerate(items):
-        for one in items[: min(number, _MOST)]:
+        for one in items[: min(number, _MAX_COMPARED)]:
             if one.network != two.network:
                 yield one, two
 
 
 def _check_shared(one: PluginEntry, two: PluginEntry, ranges: Mapping[PluginEntry, Sequence[Pool]]) -> None:
-    where = f'network "{one.network}" in {one.json_object.page.path}'
+    where = f'network "{one.network}" in {one.json_object.source.path}'
     mtus = one.get("mtu") or 0, two.get("mtu") or 0
     if mtus[0] != mtus[1]:
-        text = f'bridge "{_bridge(two)}" is to have mtu {mtus[1]} here and {mtus[0]} for {where}'
-        two.warn("mtu" if mtus[1] else "bridge", text, "write the same in both, or use two bridges")
+        text = f'bridge "{_bridge(two)}" has mtu {mtus[1]} here, but {mtus[0]} in {where}'
+        two.warn("mtu" if mtus[1] else "bridge", text, "set the same mtu in both, or use two bridges")
     tagged = [any(item.get(key) for key in ("vlan", "vlanTrunk")) for item in (one, two)]
     if tagged[0] != tagged[1]:
         here, there = ("VLANs", "none") if tagged[1] else ("no VLAN", "some")
-        text = f'bridge "{_bridge(two)}" has {here} here, and {there} for {where}'
-        two.note("bridge", text, "pods without a VLAN do not reach those with one")
+        text = f'bridge "{_bridge(two)}" has {here} here, but {there} in {where}'
+        two.note("bridge", text, "pods without a VLAN cannot reach those with one")
     for first, second in product(ranges.get(one, ()), ranges.get(two, ())):
         if first.range.subnet.version != second.range.subnet.version:
             continue
         gateways = first.range.gateway, second.range.gateway
         if gateways[0] != gateways[1] and _is_gateway(one) and _is_gateway(two) and not two.is_set("forceAddress"):
-            text = f'bridge "{_bridge(two)}" is to be {gateways[1]} here and {gateways[0]} for {where}'
-            two.warn(second.path, text, "pods of the second network are refused: use two bridges")
+            text = f'bridge "{_bridge(two)}" has the address {gateways[1]} here, but {gateways[0]} in {where}'
+            two.warn(second.path, text, "use two bridges: ADD fails for pods of the second network")
             return
 
 
 def _check_backends(one: PluginEntry, two: PluginEntry) -> None:
     if one.get("backend") != two.get("backend"):
-        text = f'host ports are made with {two.get("backend")} here and with {one.get("backend")} by "{one.network}"'
-        hint = "neither sees the other's: of two pods with one port, the one whose rule stands first gets it"
+        text = f'host ports use {two.get("backend")} here, but {one.get("backend")} in "{one.network}"'
+        hint = "set the same backend in both: neither sees the other's rules, so two pods can claim the same host port"
         two.warn("backend", text, hint)
 
 

@@ -1,6 +1,6 @@
-"""A list of plugins as a whole: versions, order, and whether the plugins are there.
+"""Checks a list of plugins as a whole: versions, order, and that the plugins are installed.
 
-One rule: a list runs from its first plugin to its last, and each is told what those before it made.
+One rule: plugins run in the order of the list, and each gets the result of those before it.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ from podwire.lint.entry import PluginEntry
 from podwire.lint.known import ALL, CHAINED, INTERFACES, IPAMS, nearest
 from podwire.lint.source import Severity, SourceFile
 
-_FIRST_VERSION = {"vrf": "0.3.1"}  # of plugins that are not ours
+_FIRST_VERSION = {"vrf": "0.3.1"}  # the first version that a plugin of another project supports
 _POLICIES = ("same-bridge", "isolated")
 
 
-def check(page: SourceFile, items: Sequence[PluginEntry], bin_dirs: Sequence[str]) -> None:
-    """Checks one network; without `bin_dirs` it is not looked whether its plugins are installed."""
-    _check_version(page, items)
+def check(source: SourceFile, items: Sequence[PluginEntry], bin_dirs: Sequence[str]) -> None:
+    """Checks one network; without `bin_dirs` it does not check whether the plugins are installed."""
+    _check_version(source, items)
     for item in items:
         _check_known(item, bin_dirs)
     _check_order(items)
     _check_backends(items)
 
 
-def _check_version(page: SourceFile, items: Sequence[PluginEntry]) -> None:
-    root = page.root
+def _check_version(source: SourceFile, items: Sequence[PluginEntry]) -> None:
+    root = source.root
     if root is None:
         return
     value = root.value
-    version = page.network.version if page.network else items[0].version if items else ""
+    version = source.network.version if source.network else items[0].version if items else ""
     key = "cniVersions" if root.node.get("cniVersions") and not root.node.get("cniVersion") else "cniVersion"
     if root.node.get("cniVersion") is None and root.node.get("cniVersions") is None:
-        root.add(Severity.NOTE, key, 'there is no "cniVersion": that means 0.1.0', 'add "cniVersion": "1.0.0"')
-    elif version not in versions.SUPPORTED and isinstance(version, str) and page.network:
+        root.add(Severity.NOTE, key, '"cniVersion" is missing: that means 0.1.0', 'add "cniVersion": "1.0.0"')
+    elif version not in versions.SUPPORTED and isinstance(version, str) and source.network:
         listed = ", ".join(versions.SUPPORTED)
-        hint = f'did you mean "{version}.0"?' if f"{version}.0" in versions.SUPPORTED else f"there are {listed}"
+        hint = f'did you mean "{version}.0"?' if f"{version}.0" in versions.SUPPORTED else f"supported: {listed}"
         root.add(Severity.ERROR, key, f'cniVersion "{version}" is unknown: every plugin refuses it', hint)
         return
     elif version == "1.1.0" and "cniVersions" not in value:
-        hint = 'where it is needed, "cniVersions": ["1.0.0", "1.1.0"] lets each runtime choose'
+        hint = 'if these runtimes read the file: "cniVersions": ["1.0.0", "1.1.0"] lets each runtime choose'
         root.add(Severity.NOTE, key, "containerd 1.6 and podman 4 do not know cniVersion 1.1.0", hint)
     for item in items:
-        _check_spoken(item, version)
+        _check_supported(item, version)
 
 
-def _check_spoken(item: PluginEntry, version: str) -> None:
-    """Refuses a version that is too old for the plugin."""
+def _check_supported(item: PluginEntry, version: str) -> None:
+    """Adds an error if the version is too old for the plugin."""
     if version not in versions.SUPPORTED:
         return
     for plugin in item.parsers:
         if version not in plugin.versions:
-            text = f"{plugin.name} does not know cniVersion {version}: it begins with {plugin.versions[0]}"
+            text = f"{plugin.name} does not support cniVersion {version}, only {plugin.versions[0]} or later"
             item.error("type", text, f'set "cniVersion" of the network to {plugin.versions[0]} or later')
     first = _FIRST_VERSION.get(item.type)
     if first and not versions.at_least(version, first):
-        item.error("type", f"{item.type} does not know cniVersion {version}", f"it begins with {first}")
+        item.error("type", f"{item.type} does not support cniVersion {version}", f"set it to {first} or later")
 
 
 def _check_known(item: PluginEntry, bin_dirs: Sequence[str]) -> None:
@@ -67,15 +67,19 @@ def _check_known(item: PluginEntry, bin_dirs: Sequence[str]) -> None:
         likely = "" if name in ALL or (item.plugin and path == "type") else nearest(name, ALL)
         hint = f'did you mean "{likely}"?' if likely else ""
         if "/" in name or "\0" in name:
-            item.error(path, f'"{name}" is no name of a plugin', "it is the name of a file, without a path")
+            item.error(path, f'"{name}" is not a valid plugin name', "write the name of the file, without a path")
         elif bin_dirs and not any(os.path.isfile(os.path.join(one, name)) for one in bin_dirs):
             where = ":".join(bin_dirs)
-            # A name that contains a known one ("my-bridge") is no misspelling of it.
+            # A name that contains a known one ("my-bridge") is not a misspelling of it.
             report = item.error if likely and likely not in name else item.warn
-            report(path, f'there is no plugin "{name}" in {where}', hint or "install it, or say --bin-dir")
+            report(
+                path,
+                f'there is no plugin "{name}" in {where}',
+                hint or "install it, or set --bin-dir",
+            )
         elif likely and not bin_dirs:
             report = item.warn if likely in name else item.error
-            report(path, f'no plugin "{name}" is known', hint)
+            report(path, f'unknown plugin "{name}"', hint)
 
 
 def _check_order(items: Sequence[PluginEntry]) -> None:
@@ -83,31 +87,33 @@ def _check_order(items: Sequence[PluginEntry]) -> None:
         return
     first = items[0]
     if first.type in CHAINED:
-        text = f"{first.type} works on the interface that another plugin made, and none stands before it"
+        text = f"{first.type} needs the interface that a plugin before it creates, but it is the first"
         first.error("type", text, 'put an interface plugin ("bridge", "ptp") first')
     seen: dict[str, PluginEntry] = {}
-    makers = [item for item in items if item.type in INTERFACES or item.type == "flannel"]
+    creators = [item for item in items if item.type in INTERFACES or item.type == "flannel"]
     for item in items:
         if item.type in IPAMS:
-            text = f"{item.type} gives addresses, and does nothing for a list"
+            text = f"{item.type} is an IPAM plugin, which does nothing in a list"
             item.warn("type", text, f'put it into "ipam" of an interface plugin: "ipam": {{"type": "{item.type}"}}')
         elif item.type in seen and item.type in (*CHAINED, *INTERFACES) and item.type not in ("tuning", "sbr"):
-            item.warn("type", f"{item.type} is in this list twice", "leave one")
-        elif makers and item in makers[1:]:
-            text = f"{item.type} makes a second interface of the same name, after {makers[0].type}"
-            item.warn("type", text, "put it into a network of its own")
+            item.warn("type", f"{item.type} is in this list twice", "remove one")
+        elif creators and item in creators[1:]:
+            text = f"{item.type} creates a second interface with the same name as {creators[0].type}'s"
+            item.warn("type", text, "put it into a separate network")
         seen[item.type] = item
     for item in items:
         if item.type == "firewall" and item.get("ingressPolicy") in _POLICIES and first.type == "ptp":
-            text = f'"ingressPolicy": "{item.get("ingressPolicy")}" is about bridges, and there is none'
-            item.warn("ingressPolicy", text, "leave it out, or use bridge")
+            text = f'"ingressPolicy": "{item.get("ingressPolicy")}" needs a bridge, but this network has none'
+            item.warn("ingressPolicy", text, "remove the key, or use bridge")
 
 
 def _check_backends(items: Sequence[PluginEntry]) -> None:
-    """Tells of rules of both kinds for one network."""
-    said = [(item, path) for item in items for path in ("ipMasqBackend", "backend") if item.plugin and item.get(path)]
-    named = {str(item.get(path)) for item, path in said} & {"iptables", "nftables"}
+    """Adds a note if one network uses both iptables and nftables."""
+    configured = [
+        (item, path) for item in items for path in ("ipMasqBackend", "backend") if item.plugin and item.get(path)
+    ]
+    named = {str(item.get(path)) for item, path in configured} & {"iptables", "nftables"}
     if len(named) > 1:
-        item, path = said[-1]
-        text = "rules are made with iptables and with nftables"
-        item.note(path, text, "both work side by side; one of them is easier to look after")
+        item, path = configured[-1]
+        text = "this network creates rules with iptables and with nftables"
+        item.note(path, text, "both work side by side, but one backend is easier to maintain")

@@ -1,7 +1,7 @@
-"""A directory of configurations as the runtimes read it, and files alone.
+"""Checks single files, and a directory of configurations as the runtimes read it.
 
-One rule: the order is the runtimes': Kubernetes' take the first file by name that can be used; libcni (podman, cnitool,
-nerdctl) finds a network by its name, in *.conflist before the others.
+One rule: files are taken in the runtimes' order: Kubernetes' runtimes use the first valid file by name; libcni (podman,
+cnitool, nerdctl) finds a network by its name, in *.conflist files first.
 """
 
 from __future__ import annotations
@@ -17,79 +17,81 @@ from podwire.lint.entry import PluginEntry
 from podwire.lint.source import Severity, SourceFile
 from podwire.networks import SUFFIXES
 
-# In the names of files that somebody may take for configurations.
+# Parts of the names of files that an administrator may take for configurations.
 _LOOKS_LIKE = (".conf", ".json", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
 class LintResult:
-    """All files that were looked at, in order; `winner` is the one that Kubernetes' runtimes use, of a directory."""
+    """All checked files, in order; `winner` is the file of a directory that Kubernetes' runtimes use."""
 
-    pages: tuple[SourceFile, ...]
+    files: tuple[SourceFile, ...]
     winner: SourceFile | None = None
     is_directory: bool = False
     path: str = ""
 
 
 def lint_file(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]) -> LintResult:
-    """Checks one file by itself."""
-    found = source.read(path)
+    """Checks one file without regard to others."""
+    file = source.read(path)
     if not path.endswith(SUFFIXES):
-        found.add(Severity.NOTE, "no runtime reads a file of this name", f"they read {', '.join(SUFFIXES)}")
-    items, beside = _check(found, plugins, bin_dirs)
-    for one in items:
+        file.add(Severity.NOTE, "no runtime reads a file with this suffix", f"they read {', '.join(SUFFIXES)}")
+    entries, drop_ins = _check(file, plugins, bin_dirs)
+    for one in entries:
         ranges.check(one)
-    return LintResult(_sorted((found, *beside)), path=path)
+    return LintResult(_sorted((file, *drop_ins)), path=path)
 
 
 def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]) -> LintResult:
-    """Checks a directory; raises CniError(5) when it cannot be read."""
+    """Checks all files of a directory; raises CniError(5) if it cannot be read."""
     try:
         listed = sorted(os.listdir(path))
     except OSError as error:
         raise CniError(
             Code.IO_FAILURE,
             f"cannot read {path}: {error.strerror}",
-            "name another with --conf-dir, or files and directories",
+            "name another directory with --conf-dir, or files and directories",
         ) from error
-    pages: list[SourceFile] = []
+    files: list[SourceFile] = []
     others: list[SourceFile] = []
-    items: list[tuple[PluginEntry, ...]] = []
+    entries: list[tuple[PluginEntry, ...]] = []
     for name in listed:
         full = os.path.join(path, name)
         if name.endswith(SUFFIXES) and not os.path.isdir(full):
-            found = source.read(full)
-            own, beside = _check(found, plugins, bin_dirs)
-            items.append(own)
-            pages.append(found)
-            others += beside
+            file = source.read(full)
+            of_file, drop_ins = _check(file, plugins, bin_dirs)
+            entries.append(of_file)
+            files.append(file)
+            others += drop_ins
         elif not os.path.isdir(full) and any(part in name.casefold() for part in _LOOKS_LIKE):
             unread = SourceFile(full)
             unread.add(Severity.NOTE, "no runtime reads this file", f"they read {', '.join(SUFFIXES)}")
             others.append(unread)
-    winner = next((one for one in pages if one.network), None)
-    _check_broken(pages, winner)
+    winner = next((one for one in files if one.network), None)
+    _check_broken(files, winner)
     _check_winner(winner)
-    hidden = _check_hidden(pages)
-    _check_together([one for own, found in zip(items, pages, strict=True) if found not in hidden for one in own])
-    return LintResult(_sorted((*pages, *others)), winner, is_directory=True, path=path)
+    hidden = _check_hidden(files)
+    _check_together(
+        [one for of_file, file in zip(entries, files, strict=True) if file not in hidden for one in of_file]
+    )
+    return LintResult(_sorted((*files, *others)), winner, is_directory=True, path=path)
 
 
 def _check(
-    found: SourceFile, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]
+    file: SourceFile, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]
 ) -> tuple[tuple[PluginEntry, ...], tuple[SourceFile, ...]]:
-    """Checks what one file says for itself."""
-    names.check_network(found)
-    items, beside = entry.read_entries(found, plugins)
-    for one in items:
+    """Runs the checks that need one file only."""
+    names.check_network(file)
+    entries, drop_ins = entry.read_entries(file, plugins)
+    for one in entries:
         names.check_plugin(one)
         if "bridge" in plugins:
             names.check_delegate(one, plugins["bridge"].keys)
         settings.check(one)
-    chain.check(found, items, bin_dirs)
-    if os.path.basename(found.path).startswith("."):
-        found.add(Severity.NOTE, "this file is hidden, and runtimes read it all the same", "rename or remove it")
-    return items, beside
+    chain.check(file, entries, bin_dirs)
+    if os.path.basename(file.path).startswith("."):
+        file.add(Severity.NOTE, "this file is hidden, but runtimes read it", "rename or remove the file")
+    return entries, drop_ins
 
 
 def _check_together(items: Sequence[PluginEntry]) -> None:
@@ -98,38 +100,38 @@ def _check_together(items: Sequence[PluginEntry]) -> None:
     bridges.check(items, pools)
 
 
-def _check_broken(pages: Sequence[SourceFile], winner: SourceFile | None) -> None:
-    """Tells what a file that cannot be used does to the one that would be used."""
-    for one in pages[: pages.index(winner)] if winner else ():
-        text = "containerd uses no network at all because of this file; CRI-O passes over it"
-        one.add(Severity.NOTE, text, "correct the file or remove it")
+def _check_broken(files: Sequence[SourceFile], winner: SourceFile | None) -> None:
+    """Adds a note to each invalid file that comes before the one that Kubernetes' runtimes use."""
+    for one in files[: files.index(winner)] if winner else ():
+        text = "containerd uses no network at all because of this file; CRI-O skips it"
+        one.add(Severity.NOTE, text, "correct or remove the file")
 
 
 def _check_winner(winner: SourceFile | None) -> None:
-    """Tells of a node whose pods have nothing but `lo`: the network provider's file is missing."""
+    """Adds a warning if the pod network is only loopback: the network provider's file is missing."""
     if winner and winner.network and winner.root:
         types = {plugin.get("type") for plugin in winner.network.plugins}
         if types == {"loopback"}:
-            text = "this is the pod network, and it has nothing but loopback: pods get no address"
+            text = "this is the pod network, but its only plugin is loopback: pods get no address"
             winner.root.add(Severity.WARNING, "name", text, "add a network whose file comes before this one by name")
 
 
-def _check_hidden(pages: Sequence[SourceFile]) -> set[SourceFile]:
-    """Returns the files whose network libcni never finds, as another one has its name, and tells so."""
+def _check_hidden(files: Sequence[SourceFile]) -> set[SourceFile]:
+    """Returns the files whose network libcni never finds because another file has its name; adds a warning to each."""
     first: dict[str, SourceFile] = {}
     hidden = set()
-    for one in sorted(pages, key=lambda one: not one.path.endswith(".conflist")):
+    for one in sorted(files, key=lambda one: not one.path.endswith(".conflist")):
         if not one.network or not one.root:
             continue
         before = first.setdefault(one.network.name, one)
         if before is not one:
             hidden.add(one)
-            text = f'"{one.network.name}" is the name of the network in {before.path}, too, which is found first'
-            one.root.add(Severity.WARNING, "name", text, "rename one: they would share their addresses and rules")
+            text = f'the network in {before.path} is also named "{one.network.name}", and is found first'
+            one.root.add(Severity.WARNING, "name", text, "rename one: both would share their addresses and rules")
     return hidden
 
 
-def _sorted(pages: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-    for one in pages:
-        one.findings.sort(key=lambda found: (found.line, found.column, list(Severity).index(found.severity)))
-    return tuple(pages)
+def _sorted(files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+    for one in files:
+        one.findings.sort(key=lambda finding: (finding.line, finding.column, list(Severity).index(finding.severity)))
+    return tuple(files)

@@ -1,6 +1,6 @@
-"""One plugin of a network's list, as the checks look at it.
+"""One plugin of a network's list, as the checks read it.
 
-One rule: a value is read as plugins read it, keys in any case, and null as absent.
+One rule: values are read as plugins read them: keys in any case, and null as absent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podwire.lint.source import JsonObject, Severity, SourceFile
 
 @dataclass(frozen=True, eq=False)
 class PluginEntry:
-    """One plugin; `plugin` and `ipam` are those of ours that it names, `json_object` is where it stands."""
+    """One plugin's configuration; `plugin` and `ipam` are podwire's plugins that it names, if they are podwire's."""
 
     json_object: JsonObject
     value: Mapping[str, object]
@@ -30,61 +30,61 @@ class PluginEntry:
     network: str
 
     def get(self, path: str) -> object:
-        """Returns the value of a path of names, None when absent."""
+        """Returns the value of a key path ("ipam.subnet"), None if it is absent."""
         return _get(self.value, path)
 
     def is_set(self, path: str) -> bool:
-        """Tells whether a flag is set."""
+        """Returns whether a flag is true."""
         return self.get(path) is True
 
     def note(self, path: str, text: str, hint: str = "") -> None:
-        """Notes something worth knowing."""
+        """Adds a note: something worth knowing."""
         self.json_object.add(Severity.NOTE, path, text, hint)
 
     def warn(self, path: str, text: str, hint: str = "") -> None:
-        """Notes something that is surely not meant."""
+        """Adds a warning: it works, but not as intended."""
         self.json_object.add(Severity.WARNING, path, text, hint)
 
     def error(self, path: str, text: str, hint: str = "") -> None:
-        """Notes something that will be refused."""
+        """Adds an error: a runtime or a plugin will refuse it."""
         self.json_object.add(Severity.ERROR, path, text, hint)
 
     @property
     def parsers(self) -> Iterator[Plugin]:
-        """The plugins of ours that read this configuration."""
+        """Podwire's plugins that read this configuration."""
         return (plugin for plugin in (self.plugin, self.ipam) if plugin)
 
 
 def read_entries(
-    page: SourceFile, plugins: Mapping[str, Plugin]
+    source: SourceFile, plugins: Mapping[str, Plugin]
 ) -> tuple[tuple[PluginEntry, ...], tuple[SourceFile, ...]]:
-    """Returns the plugins of the network in a file, and the files beside it that have some of them."""
-    root = page.root
+    """Returns the plugins of the network in a file, and the files that libcni adds to it, which it reads."""
+    root = source.root
     if root is None:
         return (), ()
     value = root.value
-    network = page.network
-    given = _text(_get(value, "name"))
-    name = network.name if network else given if VALID_NAME.fullmatch(given) else "network"
+    network = source.network
+    raw_name = _text(_get(value, "name"))
+    name = network.name if network else raw_name if VALID_NAME.fullmatch(raw_name) else "network"
     version = network.version if network else _text(_get(value, "cniVersion")) or versions.CURRENT
-    beside = _beside(page, value, name)
-    spots = [*_inline(root), *(more.root for more in beside if more.root)]
-    return tuple(_item(json_object, plugins, version, name) for json_object in spots), beside
+    drop_ins = _read_drop_ins(source, value, name)
+    objects = [*_inline(root), *(file.root for file in drop_ins if file.root)]
+    return tuple(_entry(json_object, plugins, version, name) for json_object in objects), drop_ins
 
 
 def _inline(root: JsonObject) -> list[JsonObject]:
     listed = root.document.node("plugins", root.node)
     if listed is None or listed.elements is None:
         return [root] if root.node.get("type") and not listed else []
-    found = (root.below(f"plugins[{index}]") for index in range(len(listed.elements)))
-    return [json_object for json_object in found if json_object]
+    elements = (root.below(f"plugins[{index}]") for index in range(len(listed.elements)))
+    return [json_object for json_object in elements if json_object]
 
 
-def _beside(page: SourceFile, value: Mapping[str, object], name: str) -> tuple[SourceFile, ...]:
+def _read_drop_ins(source: SourceFile, value: Mapping[str, object], name: str) -> tuple[SourceFile, ...]:
     """Reads the files that libcni adds to a list: DIR/NAME/*.conf."""
-    if not page.path.endswith(".conflist") or _get(value, "loadOnlyInlinedPlugins") is True:
+    if not source.path.endswith(".conflist") or _get(value, "loadOnlyInlinedPlugins") is True:
         return ()
-    directory = os.path.join(os.path.dirname(page.path), name)
+    directory = os.path.join(os.path.dirname(source.path), name)
     try:
         names = sorted(item for item in os.listdir(directory) if item.endswith(".conf"))
     except OSError:
@@ -92,7 +92,7 @@ def _beside(page: SourceFile, value: Mapping[str, object], name: str) -> tuple[S
     return tuple(sources.read_part(os.path.join(directory, item)) for item in names)
 
 
-def _item(json_object: JsonObject, plugins: Mapping[str, Plugin], version: str, network: str) -> PluginEntry:
+def _entry(json_object: JsonObject, plugins: Mapping[str, Plugin], version: str, network: str) -> PluginEntry:
     value = json_object.value
     kind, ipam = _text(_get(value, "type")), _text(_get(value, "ipam.type"))
     return PluginEntry(json_object, value, kind, ipam, plugins.get(kind), plugins.get(ipam), version, network)
@@ -103,8 +103,8 @@ def _get(value: object, path: str) -> object:
         if not isinstance(value, Mapping):
             return None
         folded = name.casefold()
-        found = [item for key, item in value.items() if key.casefold() == folded and item is not None]
-        value = found[-1] if found else None
+        values = [item for key, item in value.items() if key.casefold() == folded and item is not None]
+        value = values[-1] if values else None
     return value
 
 

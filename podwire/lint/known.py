@@ -1,7 +1,6 @@
-"""Plugins that are known by name: what they are for, so that a list's order can be judged.
+"""The known plugins by kind, to check the order of a list, and similar names for misspelt words.
 
-One rule: of a plugin that is not in this file nothing is known but what every configuration has in common; its own keys
-are not judged.
+One rule: the configuration of a plugin that is not in this file is checked only for what all plugins have in common.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 
-# Of the reference (containernetworking/plugins).
+# The reference plugins (containernetworking/plugins).
 INTERFACES = ("bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan")
 CHAINED = ("bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf")
 IPAMS = ("dhcp", "host-local", "static")
-# Of others. What they need of a list is theirs to say.
+# Plugins of other projects; lint does not check what they require of a list.
 FOREIGN = (
     "antrea",
     "aws-cni",
@@ -38,15 +37,15 @@ FOREIGN = (
 )
 ALL = (*INTERFACES, *CHAINED, *IPAMS, "loopback", *FOREIGN)
 
-# Keys that no plugin reads and that are in many files all the same: said, but not as a mistake.
-UNREAD = {"addIf": "kubenet wrote it for itself", "vethPrefix": "the reference has no such key"}
-# Keys of a network that runtimes keep for themselves.
-RUNTIMES_OWN = ("args", "nerdctlID", "nerdctlLabels")
+# Keys that no plugin reads, but that many files contain: a note, not a warning.
+UNREAD = {"addIf": "kubenet wrote it for itself", "vethPrefix": "the reference plugins have no such key"}
+# Keys of a network that only runtimes use.
+RUNTIME_KEYS = ("args", "nerdctlID", "nerdctlLabels")
 _MIN_SIMILARITY = 0.75  # as difflib measures it: 1 for equal words
 
 
 def nearest(word: str, words: Collection[str]) -> str:
-    """Returns the word that is likely to be meant, "" when none is near."""
+    """Returns the most similar of `words`, "" if none is similar enough."""
     by_folded = {item.casefold(): item for item in words}
     close = get_close_matches(word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY)
     if close:

@@ -1,6 +1,6 @@
-"""The names of keys and the types of their values, held against the tables of the plugins (cni.keys).
+"""Checks the names of keys and the types of their values against the plugins' key schemas (cni.keys).
 
-One rule: what a table does not have is told with what is likely to be meant; what a text says is its parser's to judge.
+One rule: an unknown key is reported with the most similar known one; the plugin's parser checks the content of strings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cni.keys import (
     merged,
 )
 from podwire.lint.entry import PluginEntry
-from podwire.lint.known import RUNTIMES_OWN, UNREAD, nearest
+from podwire.lint.known import RUNTIME_KEYS, UNREAD, nearest
 from podwire.lint.positions import Node, walk
 from podwire.lint.source import JsonObject, Severity, SourceFile
 
@@ -47,24 +47,24 @@ _NAMES = {
     LIST: "a list",
 }
 _COMMENTS = ("_", "//", "#", "$", "comment", "description")
-# What users of a network put there is for whoever it concerns; what the runtime does is told of as a whole.
+# Keys whose content is free: users' own, or set by the runtime.
 _OPEN = ("args", "runtimeconfig", "prevresult", "capabilities")
-_INFINITE = float("inf")  # what a number too large is read as
-_FEW = 8  # that a hint can list
+_INFINITE = float("inf")  # the parsed value of a number that is too large
+_MAX_LISTED = 8  # known keys that a hint lists
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What keys are held against: `reader` names who reads a key, by its path, "" where there may be any keys."""
+    """The key schema of an object; `reader` returns the plugin that reads a key path, "" where any key is allowed."""
 
     json_object: JsonObject
     keys: tuple[Key, ...]
     reader: Callable[[str], str]
 
 
-def check_network(page: SourceFile) -> None:
-    """Checks the keys beside a list of plugins, and what is wrong with any JSON: names twice, numbers without end."""
-    root = page.root
+def check_network(source: SourceFile) -> None:
+    """Checks the keys beside a list of plugins, and faults of any JSON: duplicate names, numbers that are too large."""
+    root = source.root
     if root is None:
         return
     _check_repeated(root)
@@ -74,14 +74,14 @@ def check_network(page: SourceFile) -> None:
         key = _key(NETWORK, member.name)
         if key:
             _check_member(_Table(root, (), lambda path: ""), member.name, member.node, key)
-        elif member.name not in RUNTIMES_OWN and not _is_comment(member.name):
-            _tell_unknown_of_network(root, member.name)
+        elif member.name not in RUNTIME_KEYS and not _is_comment(member.name):
+            _add_unknown_network_key(root, member.name)
 
 
 def check_plugin(item: PluginEntry) -> None:
     """Checks the keys of one plugin's configuration."""
     groups = [COMMON, REQUEST, *(plugin.keys for plugin in item.parsers)]
-    root = item.json_object.page.root
+    root = item.json_object.source.root
     if root and root.node is item.json_object.node:  # alone in its file
         groups.append(NETWORK)
 
@@ -94,11 +94,11 @@ def check_plugin(item: PluginEntry) -> None:
     _check_object(table, "", item.json_object.node, table.keys)
     for key in REQUEST:
         if item.get(key.name) is not None:
-            item.warn(key.name, f'"{key.name}" is for the runtime to set', "remove it")
+            item.warn(key.name, f'"{key.name}" is set by the runtime', "remove the key")
 
 
 def check_delegate(item: PluginEntry, bridge: tuple[Key, ...]) -> None:
-    """Checks what flannel hands to bridge."""
+    """Checks the configuration that flannel passes to bridge."""
     inner = item.json_object.below("delegate") if item.type == "flannel" else None
     if inner and item.get("delegate.type") in (None, "bridge"):
         table = _Table(inner, merged(COMMON, bridge), lambda path: "" if path in ("ipam", *_OPEN) else "bridge")
@@ -112,13 +112,16 @@ def _check_object(table: _Table, path: str, node: Node, keys: tuple[Key, ...]) -
         if key:
             _check_member(table, where, member.node, key)
         elif table.reader(where) and not _is_comment(member.name):
-            _tell_unknown(table, where, member.name, keys)
+            _add_unknown_key(table, where, member.name, keys)
 
 
 def _check_member(table: _Table, path: str, node: Node, key: Key) -> None:
     if path.rpartition(".")[2] != key.name:
         table.json_object.add(
-            Severity.NOTE, path, f'"{path.rpartition(".")[2]}" is spelt "{key.name}"', "it works: case does not matter"
+            Severity.NOTE,
+            path,
+            f'"{path.rpartition(".")[2]}" is spelt "{key.name}"',
+            "it works: case is ignored",
         )
     _check_value(table, path, node, key)
 
@@ -128,16 +131,16 @@ def _check_value(table: _Table, path: str, node: Node, key: Key) -> None:
     if kind == "null":
         return
     if not _fits(kind, key.kinds):
-        _tell_type(table.json_object, path, node, key.kinds)
+        _add_wrong_type(table.json_object, path, node, key.kinds)
     elif kind == STRING and key.choices and node.value and node.value not in key.choices:
-        _tell_choice(table.json_object, path, str(node.value), key)
+        _add_unknown_value(table.json_object, path, str(node.value), key)
     elif kind == LIST and key.of:
         for index, element in enumerate(node.elements or ()):
             _check_element(table, f"{path}[{index}]", element, key)
     elif kind == OBJECT and key.of:
         for member in node.members or ():
             if _kind(member.node) != "null" and not _fits(_kind(member.node), key.of):
-                _tell_type(table.json_object, f"{path}.{member.name}", member.node, key.of)
+                _add_wrong_type(table.json_object, f"{path}.{member.name}", member.node, key.of)
     elif kind == OBJECT and key.keys:
         _check_object(table, path, node, key.keys)
 
@@ -148,7 +151,7 @@ def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
     if kind == "null":
         return
     if not _fits(kind, key.of):
-        _tell_type(table.json_object, path, node, key.of)
+        _add_wrong_type(table.json_object, path, node, key.of)
     elif kind == LIST:
         for index, element in enumerate(node.elements or ()):
             _check_element(table, f"{path}[{index}]", element, Key(key.name, key.kinds, (OBJECT,), key.keys))
@@ -167,11 +170,14 @@ def _check_repeated(root: JsonObject) -> None:
             if times > 1:
                 where = f"{path}.{name}" if path else name
                 root.add(
-                    Severity.WARNING, where, f'"{name}" is here {times} times', "the last one counts: remove the others"
+                    Severity.WARNING,
+                    where,
+                    f'"{name}" is here {times} times',
+                    "runtimes use the last one: remove the others",
                 )
 
 
-def _tell_unknown(table: _Table, path: str, name: str, keys: tuple[Key, ...]) -> None:
+def _add_unknown_key(table: _Table, path: str, name: str, keys: tuple[Key, ...]) -> None:
     if name in UNREAD:
         table.json_object.add(Severity.NOTE, path, f'{table.reader(path)} does not read "{name}"', UNREAD[name])
         return
@@ -180,25 +186,25 @@ def _tell_unknown(table: _Table, path: str, name: str, keys: tuple[Key, ...]) ->
         hint = f'did you mean "{likely}"?'
     elif elsewhere := [where for where in _paths(table.keys) if where.rpartition(".")[2].casefold() == name.casefold()]:
         around = min(elsewhere, key=lambda where: where.count(".")).rpartition(".")[0]
-        hint = f'it belongs into "{around}"' if around else "it belongs further out"
+        hint = f'move it into "{around}"' if around else "move it to an outer object"
     elif _key(NETWORK, name):
-        hint = 'it belongs beside "plugins"'
+        hint = 'move it beside "plugins"'
     else:
-        hint = f"known here: {', '.join(known)}" if len(known) <= _FEW else "it is ignored"
+        hint = f"known here: {', '.join(known)}" if len(known) <= _MAX_LISTED else "it is ignored"
     table.json_object.add(Severity.WARNING, path, f'unknown key "{name}": {table.reader(path)} does not read it', hint)
 
 
-def _tell_unknown_of_network(root: JsonObject, name: str) -> None:
+def _add_unknown_network_key(root: JsonObject, name: str) -> None:
     if likely := nearest(name, [key.name for key in NETWORK]):
         root.add(Severity.WARNING, name, f'unknown key "{name}"', f'did you mean "{likely}"?')
     elif _key((*COMMON, *REQUEST), name):
-        root.add(Severity.WARNING, name, f'"{name}" counts for nothing here', 'it belongs into one of "plugins"')
+        root.add(Severity.WARNING, name, f'"{name}" has no effect here', 'move it into one of "plugins"')
     else:
-        root.add(Severity.NOTE, name, f'unknown key "{name}"', "no plugin gets to see it")
+        root.add(Severity.NOTE, name, f'unknown key "{name}"', "no plugin gets it")
 
 
-def _tell_type(json_object: JsonObject, path: str, node: Node, kinds: tuple[str, ...]) -> None:
-    wanted = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
+def _add_wrong_type(json_object: JsonObject, path: str, node: Node, kinds: tuple[str, ...]) -> None:
+    expected = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
     text = str(node.value) if isinstance(node.value, str | int | float) else ""
     hint = "JSON types are not converted"
     if isinstance(node.value, str):
@@ -210,10 +216,10 @@ def _tell_type(json_object: JsonObject, path: str, node: Node, kinds: tuple[str,
             hint = "write it in brackets: [...]"
     elif STRING in kinds and text:
         hint = "write it in double quotes"
-    json_object.add(Severity.ERROR, path, f'"{path}" must be {wanted}, not {_NAMES[_kind(node)]}', hint)
+    json_object.add(Severity.ERROR, path, f'"{path}" must be {expected}, not {_NAMES[_kind(node)]}', hint)
 
 
-def _tell_choice(json_object: JsonObject, path: str, value: str, key: Key) -> None:
+def _add_unknown_value(json_object: JsonObject, path: str, value: str, key: Key) -> None:
     likely = nearest(value, key.choices)
     hint = f'did you mean "{likely}"?' if likely else f"known: {', '.join(key.choices)}"
     json_object.add(Severity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)

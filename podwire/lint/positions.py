@@ -1,7 +1,7 @@
-"""A JSON text with the place of everything in it, for who must say where something is wrong.
+"""A JSON parser that records the position of every value, for messages with line and column.
 
-One rule: it takes and refuses what cni.gojson does, but for length and depth, which are gojson's to limit; what it says
-of a text that is refused is meant for the person who wrote it.
+One rule: it accepts and refuses the same texts as cni.gojson, except for gojson's limits of length and depth; its error
+messages are for the author of the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cni import gojson
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _WORD = re.compile(r"[\w.+-]*")
-_DIGITS = 400  # what gojson keeps of a number
+_DIGITS = 400  # the digits of a number that gojson keeps
 _DECODER = json.JSONDecoder(parse_int=lambda text: int(text[:_DIGITS]))
 _LITERALS = {"True": "true", "False": "false", "None": "null", "TRUE": "true", "FALSE": "false", "NULL": "null"}
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
@@ -25,14 +25,14 @@ _BOM = "\ufeff"
 
 
 class Position(NamedTuple):
-    """A place in a text, both numbers from 1; a column is a character."""
+    """A position in a text, line and column counted from 1; a column is a character."""
 
     line: int
     column: int
 
 
 class JsonSyntaxError(ValueError):
-    """A text that is no JSON: `offset` is the character where that shows, `hint` what to do."""
+    """A text that is not JSON: `offset` is the character of the error, `hint` the fix."""
 
     def __init__(self, offset: int, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -43,9 +43,9 @@ class JsonSyntaxError(ValueError):
 
 @dataclass
 class Node:
-    """A value: where it begins and ends; `value` of a scalar, `members` of an object, `elements` of a list.
+    """A JSON value with its offsets; it has `value` for a scalar, `members` for an object, `elements` for a list.
 
-    `members` are (offset of the name, name, value) in the order of the text, repeated names included.
+    `members` are in the order of the text, including repeated names.
     """
 
     start: int
@@ -55,18 +55,18 @@ class Node:
     elements: list[Node] | None = None
 
     def get(self, name: str) -> Member | None:
-        """Returns the member that counts for `name`: the last in any case that is not null (Go)."""
-        found = [item for item in self.members or () if item.name.casefold() == name.casefold()]
-        return next((item for item in reversed(found) if not item.node.is_null), None)
+        """Returns the member that Go uses for `name`: the last in any case that is not null."""
+        members = [item for item in self.members or () if item.name.casefold() == name.casefold()]
+        return next((item for item in reversed(members) if not item.node.is_null), None)
 
     @property
     def is_null(self) -> bool:
-        """Tells whether it is null, which is as good as absent."""
+        """Whether it is null, which plugins treat as absent."""
         return self.value is None and self.members is None and self.elements is None
 
 
 class Member(NamedTuple):
-    """A member of an object."""
+    """A member of an object; `start` is the offset of its name."""
 
     start: int
     name: str
@@ -75,52 +75,52 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A whole text, read."""
+    """A parsed text."""
 
     text: str
     root: Node
     _lines: list[int] = field(repr=False, compare=False)
 
     def position(self, offset: int) -> Position:
-        """Returns the place of a character."""
+        """Returns the position of a character."""
         return _position(self._lines, offset)
 
     def offset(self, path: str, node: Node | None = None) -> int | None:
-        """Returns where the key `path` ("ipam.ranges[0][1].subnet") of an object stands, None when there is none.
+        """Returns the offset of the key `path` ("ipam.ranges[0][1].subnet") of an object, None if it is absent.
 
-        The place of a member is that of its name, as long as nothing of its value is asked for.
+        The offset of a member is that of its name.
         """
-        found = _find(node or self.root, path)
-        return found[0] if found else None
+        match = _find(node or self.root, path)
+        return match[0] if match else None
 
     def node(self, path: str, node: Node | None = None) -> Node | None:
-        """Returns the value of the key `path`, None when there is none."""
-        found = _find(node or self.root, path)
-        return found[1] if found else None
+        """Returns the value of the key `path`, None if it is absent."""
+        match = _find(node or self.root, path)
+        return match[1] if match else None
 
 
 def parse(data: bytes) -> Document:
-    """Reads a text; raises JsonSyntaxError."""
+    """Parses a text; raises JsonSyntaxError."""
     text = data.decode("utf-8", "replace")
     return Document(text, _Reader(text).document(), _line_starts(text))
 
 
 def loads(data: bytes) -> object:
-    """Returns the value of a JSON text; raises ValueError that names line, column and fix of an error in it."""
+    """Returns the value of a JSON text; raises ValueError with line, column and fix of a syntax error."""
     try:
         return gojson.loads(data)
     except ValueError as error:
         try:
             parse(data)
-        except JsonSyntaxError as misread:
-            line, column = position(data, misread.offset)
-            hint = f"; {misread.hint}" if misread.hint else ""
-            raise ValueError(f"line {line}, column {column}: {misread.problem}{hint}") from error
+        except JsonSyntaxError as syntax_error:
+            line, column = position(data, syntax_error.offset)
+            hint = f"; {syntax_error.hint}" if syntax_error.hint else ""
+            raise ValueError(f"line {line}, column {column}: {syntax_error.problem}{hint}") from error
         raise  # too long, or nested too deeply
 
 
 def position(data: bytes, offset: int) -> Position:
-    """Returns the place of a character of a text that may be no JSON."""
+    """Returns the position of a character of a text, which need not be JSON."""
     return _position(_line_starts(data.decode("utf-8", "replace")), offset)
 
 
@@ -137,7 +137,7 @@ def _position(lines: list[int], offset: int) -> Position:
 
 
 def _find(node: Node, path: str) -> tuple[int, Node] | None:
-    """Follows a path whose names may have dots and brackets themselves: the longest name that is there counts."""
+    """Returns offset and value of a key path, None if absent; of names with dots the longest existing one is used."""
     start = node.start
     while path:
         if path[0] == "[" and node.elements is not None:
@@ -161,7 +161,7 @@ def _begins(path: str, name: str) -> bool:
 
 
 class _Reader:
-    """Reads without recursion: what is open stands in a list, so that depth costs nothing."""
+    """Parses without recursion: `_open` is the stack of open objects and lists, so that depth costs nothing."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -179,38 +179,38 @@ class _Reader:
             self._refuse("something follows the end of the JSON value", "one file holds one object")
         return root
 
-    def _next(self, inside: Node) -> None:
-        """Reads one element or member of what is open, or its end."""
-        is_object = inside.members is not None
-        closing, content = ("}", inside.members) if is_object else ("]", inside.elements)
+    def _next(self, container: Node) -> None:
+        """Parses one element or member of an open object or list, or its end."""
+        is_object = container.members is not None
+        closing, content = ("}", container.members) if is_object else ("]", container.elements)
         self._skip()
-        if content and self._take() != closing:
+        if content and self._peek() != closing:
             comma = self._at
-            if self._take() != ",":
+            if self._peek() != ",":
                 self._refuse_missing_comma(closing)
             self._at += 1
             self._skip()
-            if self._take() == closing:
+            if self._peek() == closing:
                 raise JsonSyntaxError(comma, f'there is a comma before "{closing}"', "remove the comma")
-        if self._take() == closing:
+        if self._peek() == closing:
             self._at += 1
-            inside.end = self._at
+            container.end = self._at
             self._open.pop()
-        elif inside.members is not None:
+        elif container.members is not None:
             start, name = self._at, self._name()
             self._skip()
-            if self._take() != ":":
-                self._refuse(f'a colon is missing behind the name "{name[:40]}"', 'write "name": value')
+            if self._peek() != ":":
+                self._refuse(f'a colon is missing after the name "{name[:40]}"', 'write "name": value')
             self._at += 1
             self._skip()
-            inside.members.append(Member(start, name, self._value()))
-        elif inside.elements is not None:
-            inside.elements.append(self._value())
+            container.members.append(Member(start, name, self._value()))
+        elif container.elements is not None:
+            container.elements.append(self._value())
 
     def _value(self) -> Node:
-        """Reads a scalar, or opens an object or a list."""
+        """Parses a scalar, or opens an object or a list."""
         node = Node(self._at)
-        first = self._take()
+        first = self._peek()
         if first in ("{", "["):
             node.members, node.elements = ([], None) if first == "{" else (None, [])
             self._at += 1
@@ -223,9 +223,9 @@ class _Reader:
         return node
 
     def _name(self) -> str:
-        if self._take() != '"':
+        if self._peek() != '"':
             if _WORD.match(self._text, self._at, self._at + 1)[0]:  # type: ignore[index] # it matches nothing, too
-                self._refuse("a name must stand in double quotes", 'write "name": value')
+                self._refuse("a name must be in double quotes", 'write "name": value')
             self._refuse_character("a name in double quotes")
         return str(self._scalar())
 
@@ -239,8 +239,8 @@ class _Reader:
     def _skip(self) -> None:
         self._at = _BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr] # it matches nothing, too
 
-    def _take(self) -> str:
-        """Returns the next character without going on, "" at the end."""
+    def _peek(self) -> str:
+        """Returns the next character without consuming it, "" at the end."""
         return self._text[self._at : self._at + 1]
 
     def _refuse(self, problem: str, hint: str = "") -> NoReturn:
@@ -250,13 +250,13 @@ class _Reader:
         if self._text.startswith(_BOM):
             self._refuse("the file begins with a byte order mark", "save it as UTF-8 without one (BOM)")
         self._skip()
-        if not self._take():
-            self._refuse("the file is empty" if not self._text else "the file has nothing but blanks")
+        if not self._peek():
+            self._refuse("the file is empty" if not self._text else "the file contains only blanks")
         if self._text.startswith(("---", "%YAML"), self._at):
             self._refuse("this is YAML, not JSON", "runtimes read JSON only")
 
     def _refuse_value(self) -> NoReturn:
-        if self._take():
+        if self._peek():
             self._refuse(f"{_WORD.match(self._text, self._at)[0]} is not JSON")  # type: ignore[index] # as above
         self._refuse_end()
 
@@ -265,65 +265,67 @@ class _Reader:
             self._refuse("the text ends where a value should begin")
         opened = self._open[-1].start
         line, column = _position(_line_starts(self._text), opened)
-        hint = f'what the "{self._text[opened]}" in line {line}, column {column} began has no end'
+        hint = f'the "{self._text[opened]}" in line {line}, column {column} is never closed'
         self._refuse("the text ends in the middle", hint)
 
     def _refuse_missing_comma(self, closing: str) -> NoReturn:
-        following = self._take()
+        following = self._peek()
         if following and (following in '"{[' or following.isalnum()):
             self._refuse("a comma is missing before this", "values and members are separated by commas")
         self._refuse_character(f'a comma or "{closing}"')
 
-    def _refuse_character(self, wanted: str) -> NoReturn:
-        """Refuses what stands here, of which something is often meant."""
-        char = self._take()
+    def _refuse_character(self, expected: str) -> NoReturn:
+        """Raises JsonSyntaxError for the next character, with a hint about frequent mistakes."""
+        char = self._peek()
         if not char:
             self._refuse_end()
         if char in "#/":
             self._refuse("this looks like a comment", "JSON has no comments: remove it")
         if char in _QUOTES:
-            self._refuse("a text must stand in double quotes", f'write " instead of {char}')
+            self._refuse("a string must be in double quotes", f'write " instead of {char}')
         if char == "\0":
             self._refuse("there is a NUL character", "the file may have been cut off by a crash: write it again")
         if char == ",":
-            self._refuse("there is a comma too many", "remove it")
+            self._refuse("there is one comma too many", "remove it")
         if char == "\u00a0":
-            self._refuse("there is a no-break space", "put an ordinary blank in its place")
-        self._refuse(f"{char!r} stands where {wanted} should be")
+            self._refuse("there is a no-break space", "replace it by an ordinary blank")
+        self._refuse(f"{char!r} is here instead of {expected}")
 
     def _refuse_scalar(self, error: json.JSONDecodeError) -> NoReturn:
         start = self._at
-        if self._take() == '"':
+        if self._peek() == '"':
             self._refuse_string(error)
         word = _WORD.match(self._text, start)[0]  # type: ignore[index] # as above
         if word in _LITERALS:
             self._refuse(f"{word} is not JSON", f"write {_LITERALS[word]}")
         if word[:1].isalpha() or word[:1] == "_":
-            self._refuse(f'"{word[:40]}" must stand in double quotes', "only true, false, null and numbers have none")
+            self._refuse(f'"{word[:40]}" must be in double quotes', "only true, false, null and numbers have none")
         if word:
-            self._refuse(f"{word[:40]} is no number in JSON")
+            self._refuse(f"{word[:40]} is not a JSON number")
         self._refuse_character("a value")
 
     def _refuse_string(self, error: json.JSONDecodeError) -> NoReturn:
         char = self._text[error.pos : error.pos + 1]
         if error.msg.startswith("Unterminated"):
-            raise JsonSyntaxError(self._at, "a text has no closing double quote")
+            raise JsonSyntaxError(self._at, "a string has no closing double quote")
         if error.msg.startswith("Invalid control character"):
-            what = "a text has a line break in it" if char in "\r\n" else f"a text has a control character, {char!r}"
+            character = "a line break" if char in "\r\n" else f"a control character, {char!r}"
             raise JsonSyntaxError(
-                error.pos, what, "close it with a double quote, or write the character as \\n, \\t, \\u.."
+                error.pos,
+                f"a string contains {character}",
+                "close it with a double quote, or write the character as \\n, \\t, \\u..",
             )
-        raise JsonSyntaxError(error.pos, "a text has a backslash that means nothing", "write a backslash as \\\\")
+        raise JsonSyntaxError(error.pos, "a string has an invalid backslash escape", "write a backslash as \\\\")
 
 
 def walk(root: Node) -> Iterator[tuple[str, Node]]:
-    """Yields a value and all in it with their paths, in the order of the text."""
-    left = [("", root)]
-    while left:
-        path, node = left.pop()
+    """Yields a value and all values in it with their paths, in the order of the text."""
+    stack = [("", root)]
+    while stack:
+        path, node = stack.pop()
         yield path, node
         dot = f"{path}." if path else ""
         if node.members is not None:
-            left.extend((dot + item.name, item.node) for item in reversed(node.members))
+            stack.extend((dot + item.name, item.node) for item in reversed(node.members))
         elif node.elements is not None:
-            left.extend((f"{path}[{index}]", item) for index, item in reversed(list(enumerate(node.elements))))
+            stack.extend((f"{path}[{index}]", item) for index, item in reversed(list(enumerate(node.elements))))

@@ -1,6 +1,6 @@
-"""The addresses that networks give: what is odd about a range, and which two networks give the same.
+"""Checks the ranges of networks: suspicious ranges, and networks that allocate the same addresses.
 
-One rule: a range is what host-local makes of it; what host-local refuses is not judged here again.
+One rule: host-local's parser reads the ranges; what it refuses is not checked here again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ipam.host_local.ranges import Range, overlap
 from podwire.lint import settings
 from podwire.lint.entry import PluginEntry
 
-_MOST = 10  # networks that one is told to overlap with
-_FEW = 4  # addresses that are hardly meant to be all
+_MAX_COMPARED = 10  # overlapping networks that are reported for one network
+_SMALL = 4  # a range with this many addresses or fewer is suspicious
 
 
 @dataclass(frozen=True)
@@ -29,59 +29,60 @@ class Pool:
 
     @property
     def where(self) -> str:
-        """Where it stands, for another file's reader."""
-        return f'network "{self.item.network}" in {self.item.json_object.page.path}'
+        """The network and its file, for a finding in another file."""
+        return f'network "{self.item.network}" in {self.item.json_object.source.path}'
 
 
 def check(item: PluginEntry) -> tuple[Pool, ...]:
-    """Checks the ranges of one plugin's IPAM, and returns them; those that a runtime gives are not known."""
+    """Checks and returns the ranges of one plugin's IPAM; those in the runtime's request are unknown."""
     if not item.ipam or item.ipam.name != "host-local":
         return ()
     try:
-        sets = host_local.range_sets(settings.request(item))
+        sets = host_local.range_sets(settings.build_net_conf(item))
     except CniError:
         return ()
     pools = []
-    for paths, found in zip(_paths(item), sets, strict=False):
-        if found.size <= _FEW:
-            number = "no address" if not found.size else f"{found.size} address{'' if found.size == 1 else 'es'}"
-            hint = "each pod takes one; a plain /24 has 253"
-            (item.note if found.size else item.error)(paths[0], f"{number} to give in {found}", hint)
-        pools += [Pool(item, path, one) for path, one in zip(paths, found.ranges, strict=False)]
+    for paths, range_set in zip(_paths(item), sets, strict=False):
+        if range_set.size <= _SMALL:
+            number = (
+                "no address" if not range_set.size else f"{range_set.size} address{'' if range_set.size == 1 else 'es'}"
+            )
+            hint = "each pod needs one; a /24 has 253"
+            (item.note if range_set.size else item.error)(paths[0], f"{number} to allocate in {range_set}", hint)
+        pools += [Pool(item, path, one) for path, one in zip(paths, range_set.ranges, strict=False)]
     for pool in pools:
         _check_one(pool)
     return tuple(pools)
 
 
 def check_all(pools: Sequence[Pool]) -> None:
-    """Finds two networks that give the same addresses; within one host-local refuses it itself."""
-    for one, two in _meeting(pools):
+    """Adds findings about networks that allocate the same addresses; within one network host-local refuses that."""
+    for one, two in _overlapping_pairs(pools):
         if overlap(one.range, two.range):
             text = f"{two.range} overlaps {one.range} of {one.where}"
-            hint = "both may give the same address to two pods: give each network a subnet of its own"
+            hint = "set a separate subnet for each network: two pods could get the same address"
             two.item.warn(two.path, text, hint)
         elif one.range.subnet.overlaps(two.range.subnet) and _link(one.item) != _link(two.item):
-            text = f"{two.range.subnet} is on {_link(two.item)}, and on {_link(one.item)} for {one.where}"
-            two.item.warn(two.path, text, "the node has one route to a subnet: give each bridge its own")
+            text = f"{two.range.subnet} is on {_link(two.item)} here, but on {_link(one.item)} in {one.where}"
+            two.item.warn(two.path, text, "set a separate subnet for each bridge: the node has one route to a subnet")
 
 
-def _meeting(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
-    """Yields the ranges by two whose subnets have addresses in common, each with the first ones before it.
+def _overlapping_pairs(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
+    """Yields pairs of ranges of different networks whose subnets overlap; each with the first ten before it.
 
-    Not those of one network: they share a store, or one is hidden by the other. Sorted by where they begin, a subnet
-    has to be compared only with those that have not ended there.
+    The subnets are sorted by their first address, so that each is compared only with those that have not ended there.
     """
     subnets = [pool.range.subnet for pool in pools]
     before: list[list[int]] = [[] for _ in pools]
-    open_: list[int] = []
-    for own in sorted(range(len(pools)), key=lambda n: (subnets[n].version, int(subnets[n].network_address))):
-        start = subnets[own].version, int(subnets[own].network_address)
-        open_ = [n for n in open_ if (subnets[n].version, int(subnets[n].broadcast_address)) >= start]
-        for other in (n for n in open_ if pools[n].item.network != pools[own].item.network):
-            before[max(own, other)].append(min(own, other))
-        open_.append(own)
-    for two, found in enumerate(before):
-        for one in sorted(found)[:_MOST]:
+    candidates: list[int] = []
+    for number in sorted(range(len(pools)), key=lambda n: (subnets[n].version, int(subnets[n].network_address))):
+        start = subnets[number].version, int(subnets[number].network_address)
+        candidates = [n for n in candidates if (subnets[n].version, int(subnets[n].broadcast_address)) >= start]
+        for other in (n for n in candidates if pools[n].item.network != pools[number].item.network):
+            before[max(number, other)].append(min(number, other))
+        candidates.append(number)
+    for two, earlier in enumerate(before):
+        for one in sorted(earlier)[:_MAX_COMPARED]:
             yield pools[one], pools[two]
 
 
@@ -89,7 +90,11 @@ def _check_one(pool: Pool) -> None:
     item, subnet, gateway = pool.item, pool.range.subnet, pool.range.gateway
     key = pool.path.rpartition(".")[0] + ".gateway"
     if gateway.version != subnet.version or gateway not in subnet:
-        item.warn(key, f"the gateway {gateway} is not in the subnet {subnet}", "pods cannot reach it")
+        item.warn(
+            key,
+            f"the gateway {gateway} is not in the subnet {subnet}",
+            "set one that pods can reach",
+        )
     elif gateway == subnet.network_address:
         item.warn(key, f"the gateway {gateway} is the address of the subnet itself", "use the next one")
     elif isinstance(subnet, IPv4Network) and gateway == subnet.broadcast_address:
@@ -104,7 +109,7 @@ def _check_one(pool: Pool) -> None:
 
 
 def _link(item: PluginEntry) -> str:
-    """Returns what the node reaches the pods of a network by."""
+    """Returns the interface through which the node reaches the pods of a network."""
     return f'bridge "{item.get("bridge") or "cni0"}"' if item.type == "bridge" else item.type
 
 

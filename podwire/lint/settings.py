@@ -1,7 +1,6 @@
-"""What a plugin's own reader refuses, and settings that do nothing, or not what they seem to.
+"""Finds settings that a plugin refuses, and settings without effect or with an unexpected one.
 
-One rule: what is refused is what the plugin refuses, by its own parser; the rest is judged by what the plugin's README
-says of it.
+One rule: errors come from the plugin's own parser; warnings follow the plugin's README.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from podwire.lint.source import Severity
 _CONTEXT = re.compile(r"^failed to (load netconf|parse network configuration): ")
 _TOP = re.compile(r"[.\[]")
 _RATES = ("ingressRate", "egressRate", "ingressBurst", "egressBurst")
-# For a network whose ranges the runtime gives: any will do, as long as there are some (TEST-NET-1, RFC 5737).
+# Stands for the ranges in the runtime's request; any range will do (TEST-NET-1, RFC 5737).
 _SOME_RANGES = [[{"subnet": "192.0.2.0/24"}]]
-# Capabilities that concern more plugins than say so.
+# Capabilities that more plugins use than declare them.
 _COMMON_CAPABILITIES = (
     "io.kubernetes.cri.pod-annotations",
     "cgroupPath",
@@ -48,41 +47,43 @@ def check(item: PluginEntry) -> None:
             item.warn(path, text, hint)
 
 
-def request(item: PluginEntry, without: Collection[str] = ()) -> NetConf:
-    """Returns the configuration as ADD gets it, without what a runtime tells of a pod.
+def build_net_conf(item: PluginEntry, without: Collection[str] = ()) -> NetConf:
+    """Returns the configuration as ADD gets it, but without a runtime's request for a pod.
 
-    `without` are keys to leave out, in lower case.
+    `without` are further keys to leave out, in lower case.
     """
     left_out = {"runtimeconfig", "prevresult", "plugins", *without}
     value = {key: value for key, value in item.value.items() if key.casefold() not in left_out}
     version = item.version if item.version in versions.SUPPORTED else versions.CURRENT
-    asked: dict[str, object] = {**value, "type": item.type, "name": item.network, "cniVersion": version}
+    values: dict[str, object] = {**value, "type": item.type, "name": item.network, "cniVersion": version}
     if item.is_set("capabilities.ipRanges") and not any(item.get(f"ipam.{key}") for key in ("subnet", "ranges")):
-        asked["runtimeConfig"] = {"ipRanges": _SOME_RANGES}
-    return NetConf(item.network, version, Fields(asked), asked)
+        values["runtimeConfig"] = {"ipRanges": _SOME_RANGES}
+    return NetConf(item.network, version, Fields(values), values)
 
 
 def _check_parsed(item: PluginEntry, plugin: Plugin) -> None:
-    """Has the plugin read the configuration, again and again without the key that it refused, until it takes the rest.
+    """Runs the plugin's parser repeatedly, each time without the key that it refused, until it accepts the rest.
 
-    What stands inside "ipam" is read once: without a part of it the rest makes no sense.
+    An error inside "ipam" ends this: without a part of it the rest makes no sense.
     """
     without: set[str] = set()
-    while error := _refusal(item, plugin, without):
-        path = item.json_object.named_in(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
-        _tell(item, path, f"{plugin.name}: {_CONTEXT.sub('', error.msg)}", error.details)
+    while error := _parse_error(item, plugin, without):
+        path = item.json_object.key_of(error) or ("ipam" if plugin is item.ipam and item.get("ipam") else "type")
+        _add_error(item, path, f"{plugin.name}: {_CONTEXT.sub('', error.msg)}", error.details)
         top = _TOP.split(path, maxsplit=1)[0].casefold()
         if top in without or top in ("ipam", "type") or item.get(top) is None:
             return
         without.add(top)
 
 
-def _refusal(item: PluginEntry, plugin: Plugin, without: Collection[str]) -> CniError | None:
+def _parse_error(item: PluginEntry, plugin: Plugin, without: Collection[str]) -> CniError | None:
     if plugin.parse is None:
         return None
     try:
         with redirect_stderr(io.StringIO()):
-            plugin.parse(CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.json_object.text), request(item, without))
+            plugin.parse(
+                CmdArgs("ADD", "lint", "", "eth0", "", (), {}, item.json_object.text), build_net_conf(item, without)
+            )
     except CniError as error:
         return error
     except Exception as error:
@@ -90,11 +91,11 @@ def _refusal(item: PluginEntry, plugin: Plugin, without: Collection[str]) -> Cni
     return None
 
 
-def _tell(item: PluginEntry, path: str, text: str, hint: str) -> None:
-    """Notes an error, unless the same key was found to be of a wrong type; it says more than a warning about it."""
-    full, found = item.json_object.full(path).casefold(), item.json_object.page.findings
-    if not any(one.key.casefold() == full and one.severity == Severity.ERROR for one in found):
-        found[:] = [one for one in found if one.key.casefold() != full or one.severity != Severity.WARNING]
+def _add_error(item: PluginEntry, path: str, text: str, hint: str) -> None:
+    """Adds an error unless the key already has one; replaces warnings about the key."""
+    full, findings = item.json_object.full(path).casefold(), item.json_object.source.findings
+    if not any(one.key.casefold() == full and one.severity == Severity.ERROR for one in findings):
+        findings[:] = [one for one in findings if one.key.casefold() != full or one.severity != Severity.WARNING]
         item.error(path, text, hint)
 
 
@@ -109,8 +110,8 @@ def _check_capabilities(item: PluginEntry) -> None:
         if likely := nearest(name, known):
             item.warn(f"capabilities.{name}", f'unknown capability "{name}"', f'did you mean "{likely}"?')
         else:
-            known_here = f"it makes use of {', '.join(known)}" if known else "it makes use of none"
-            item.note(f"capabilities.{name}", f'{item.type} has no use for the capability "{name}"', known_here)
+            hint = f"it uses {', '.join(known)}" if known else "it uses none"
+            item.note(f"capabilities.{name}", f'{item.type} does not use the capability "{name}"', hint)
 
 
 class _Remark(NamedTuple):
@@ -119,26 +120,26 @@ class _Remark(NamedTuple):
     hint: str
 
 
-def _deaf(item: PluginEntry) -> Iterator[_Remark]:
-    """What a runtime is never told to tell."""
-    told = item.get("runtimeConfig") is not None
-    if item.type == "portmap" and not told and not item.is_set("capabilities.portMappings"):
-        text = "no host port will ever be mapped: the runtime is not asked to tell them"
+def _undeclared_capabilities(item: PluginEntry) -> Iterator[_Remark]:
+    """Finds plugins whose capability is not declared."""
+    has_request = item.get("runtimeConfig") is not None
+    if item.type == "portmap" and not has_request and not item.is_set("capabilities.portMappings"):
+        text = "no host port will ever be published: the runtime passes none without the capability"
         yield _Remark("type", text, 'add "capabilities": {"portMappings": true}')
     limits = any(item.get(key) for key in _RATES)
-    if item.type == "bandwidth" and not told and not limits and not item.is_set("capabilities.bandwidth"):
-        text = "nothing will ever be limited: there are no rates, and the runtime is not asked to tell any"
+    if item.type == "bandwidth" and not has_request and not limits and not item.is_set("capabilities.bandwidth"):
+        text = "nothing will ever be limited: there are no rates, and the runtime passes none without the capability"
         yield _Remark("type", text, 'add "capabilities": {"bandwidth": true}, or rates')
     if item.type == "bandwidth" and item.is_set("capabilities.bandwidth"):
         for key in _RATES:
             if item.get(key) is not None:
-                text = f'"{key}" makes the runtime\'s limits count for nothing'
-                yield _Remark(key, text, "leave out the rates or the capability")
+                text = f'"{key}" overrides the runtime\'s limits'
+                yield _Remark(key, text, "remove the rates or the capability")
                 break
 
 
 def _addressless(item: PluginEntry) -> Iterator[_Remark]:
-    """What needs addresses where there are none."""
+    """Finds settings that need addresses, in plugins without IPAM."""
     if item.type not in ("bridge", "ptp") or item.ipam_type:
         return
     if item.type == "bridge" and item.get("ipam"):
@@ -150,8 +151,8 @@ def _addressless(item: PluginEntry) -> Iterator[_Remark]:
             yield _Remark(key, f'"{key}" does nothing without addresses', 'add an "ipam", or remove the key')
 
 
-def _alone(item: PluginEntry) -> Iterator[_Remark]:
-    """Keys that do nothing without another one."""
+def _incomplete(item: PluginEntry) -> Iterator[_Remark]:
+    """Finds keys that do nothing without another one."""
     needs: dict[str, tuple[tuple[str, str], ...]] = {
         "bridge": (
             ("ipMasqBackend", "ipMasq"),
@@ -164,27 +165,32 @@ def _alone(item: PluginEntry) -> Iterator[_Remark]:
     }
     for key, others in needs.get(item.type, ()):
         if item.get(key) and not any(item.get(other) for other in others.split()):
-            wanted = " or ".join(f'"{other}"' for other in others.split())
-            yield _Remark(key, f'"{key}" does nothing without {wanted}', "set that, too, or remove the key")
+            required = " or ".join(f'"{other}"' for other in others.split())
+            yield _Remark(key, f'"{key}" does nothing without {required}', "set that, too, or remove the key")
     if item.ipam and item.ipam.name == "host-local" and item.get("ipam.subnet") is None:
         for key in ("rangeStart", "rangeEnd", "gateway"):
             if item.get(f"ipam.{key}") is not None:
-                text = f'"{key}" counts for nothing without "subnet" beside it'
-                yield _Remark(f"ipam.{key}", text, 'put it into the range in "ranges"')
+                text = f'"{key}" does nothing without "subnet" beside it'
+                yield _Remark(f"ipam.{key}", text, 'move it into the range in "ranges"')
 
 
-def _against(item: PluginEntry) -> Iterator[_Remark]:
-    """Keys of which one takes away what the other gives."""
+def _contradictory(item: PluginEntry) -> Iterator[_Remark]:
+    """Finds keys that contradict each other."""
     if item.type == "bridge" and item.is_set("isDefaultGateway") and item.get("isGateway") is False:
-        text = '"isGateway" is false, and "isDefaultGateway" is a gateway all the same'
-        yield _Remark("isGateway", text, "leave one out")
+        text = '"isGateway" is false, but "isDefaultGateway" makes the bridge a gateway'
+        yield _Remark("isGateway", text, "remove one of them")
     if item.type == "portmap" and item.is_set("masqAll") and item.get("snat") is False:
         yield _Remark("masqAll", '"masqAll" does nothing with "snat" set to false', 'remove "snat"')
     static = item.ipam and item.ipam.name == "static"
-    asked = item.is_set("capabilities.ips") or item.get("args.cni.ips")
-    if static and not item.get("ipam.addresses") and not asked:
-        text = "static has no address to give"
+    has_requested_ips = item.is_set("capabilities.ips") or item.get("args.cni.ips")
+    if static and not item.get("ipam.addresses") and not has_requested_ips:
+        text = "static has no address to allocate"
         yield _Remark("ipam", text, 'add "addresses", or "capabilities": {"ips": true} for a runtime that chooses')
 
 
-_RULES: tuple[Callable[[PluginEntry], Iterator[_Remark]], ...] = (_deaf, _addressless, _alone, _against)
+_RULES: tuple[Callable[[PluginEntry], Iterator[_Remark]], ...] = (
+    _undeclared_capabilities,
+    _addressless,
+    _incomplete,
+    _contradictory,
+)

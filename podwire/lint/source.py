@@ -1,6 +1,6 @@
-"""One file under examination: its text with places, the network in it, and what has been found.
+"""A file to check: its text with positions, the network in it, and the findings.
 
-One rule: every finding has a place, be it that of the nearest thing around what is missing.
+One rule: every finding has a position; that of a missing key is the nearest object around it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Severity(StrEnum):
     """How bad it is."""
 
     ERROR = "error"  # a runtime or a plugin will refuse it
-    WARNING = "warning"  # it works, and is surely not what is meant
+    WARNING = "warning"  # it works, but not as intended
     NOTE = "note"  # worth knowing
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; `key` is the path of what it is about, "" for the whole file."""
+    """One finding; `key` is the path of its key, "" for the whole file."""
 
     severity: Severity
     line: int
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(eq=False)
 class SourceFile:
-    """One file; without `document` it is no JSON, without `network` no runtime can use it."""
+    """One file; `document` is None if it is not JSON, `network` None if no runtime can use it."""
 
     path: str
     document: Document | None = None
@@ -52,64 +52,64 @@ class SourceFile:
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, severity: Severity, text: str, hint: str = "") -> None:
-        """Notes what is about the whole file."""
+        """Adds a finding about the whole file."""
         self.findings.append(Finding(severity, 1, 1, "", text, hint))
 
     @property
     def root(self) -> JsonObject | None:
-        """The object in the file, if it is one."""
+        """The JSON object in the file, None if the file has none."""
         if self.document is None or self.document.root.members is None:
             return None
         return JsonObject(self, self.document, self.document.root)
 
     def worst_severity(self) -> Severity | None:
-        """The worst severity found."""
-        found = {item.severity for item in self.findings}
-        return next((severity for severity in Severity if severity in found), None)
+        """Returns the worst severity of the findings, None without findings."""
+        severities = {finding.severity for finding in self.findings}
+        return next((severity for severity in Severity if severity in severities), None)
 
 
 @dataclass(frozen=True, eq=False)
 class JsonObject:
-    """An object in a file: paths are counted from it, `prefix` leads to it."""
+    """A JSON object in a file; the key paths of its methods start at it, and `prefix` is its own path in the file."""
 
-    page: SourceFile
+    source: SourceFile
     document: Document
     node: Node
     prefix: str = ""
 
     def add(self, severity: Severity, path: str, text: str, hint: str = "") -> None:
-        """Notes what is about the key `path`; of what is not there the place is that of the nearest around it."""
+        """Adds a finding about the key `path`; a missing key has the position of the nearest object around it."""
         offset, around = None, path
         while around and offset is None:
             offset = self.document.offset(around, self.node)
             around = around[: max(around.rfind("."), around.rfind("["), 0)]
         line, column = self.document.position(self.node.start if offset is None else offset)
-        self.page.findings.append(Finding(severity, line, column, self.full(path), text, hint))
+        self.source.findings.append(Finding(severity, line, column, self.full(path), text, hint))
 
-    def named_in(self, error: CniError) -> str:
-        """Returns the path of the key that an error is about: the first one quoted that is there, or could be."""
+    def key_of(self, error: CniError) -> str:
+        """Returns the path of the key that an error names: the first quoted one that exists, else that could exist."""
         quoted = _QUOTED.findall(f"{error.msg} {error.details}")
-        found = next((path for path in quoted if self.document.offset(path, self.node) is not None), "")
-        return found or next((path for path in quoted if self._is_below(path)), "")
+        existing = next((path for path in quoted if self.document.offset(path, self.node) is not None), "")
+        return existing or next((path for path in quoted if self._is_below(path)), "")
 
     def _is_below(self, path: str) -> bool:
         around = path.rpartition(".")[0]
         return bool(around) and self.document.offset(around, self.node) is not None
 
     def full(self, path: str) -> str:
-        """Returns the path from the top of the file."""
+        """Returns a key path as counted from the top of the file."""
         return ".".join(filter(None, (self.prefix, path))) if not path.startswith("[") else self.prefix + path
 
     def below(self, path: str) -> JsonObject | None:
-        """Returns the object under the key `path`, if it is one."""
+        """Returns the object at the key `path`, None if its value is not an object."""
         node = self.document.node(path, self.node)
         return (
-            JsonObject(self.page, self.document, node, self.full(path)) if node and node.members is not None else None
+            JsonObject(self.source, self.document, node, self.full(path)) if node and node.members is not None else None
         )
 
     @property
     def value(self) -> dict[str, object]:
-        """The object as a plugin reads it; {} where it is nested too deeply for that."""
+        """The object as a plugin parses it; {} if it is nested too deeply."""
         try:
             value = gojson.loads(self.text)
         except ValueError:
@@ -118,56 +118,56 @@ class JsonObject:
 
     @property
     def text(self) -> bytes:
-        """The object as it is written."""
+        """The object's text."""
         return self.document.text[self.node.start : self.node.end].encode("utf-8", "replace")
 
 
 def read(path: str) -> SourceFile:
-    """Reads a file; why it cannot be used is its first finding."""
-    page, data = _bytes(path)
-    if data is None or not _read_document(page, data):
-        return page
+    """Reads a file; if it is invalid, the reason is its first finding."""
+    source, data = _read_bytes(path)
+    if data is None or not _read_document(source, data):
+        return source
     try:
-        page.network = networks.parse(data, path)
+        source.network = networks.parse(data, path)
     except OSError as error:
-        page.add(Severity.ERROR, f"its plugins cannot be read: {error.filename}: {error.strerror}")
+        source.add(Severity.ERROR, f"its plugins cannot be read: {error.filename}: {error.strerror}")
     except ValueError as error:
-        page.add(Severity.ERROR, str(error))
+        source.add(Severity.ERROR, str(error))
     except CniError as error:
         text = error.msg.removeprefix("network configuration: ")
-        if page.root:
-            first = text.split('"')[1] if text.startswith('"') else ""  # the key, be it missing
-            page.root.add(Severity.ERROR, page.root.named_in(error) or first, text, error.details)
+        if source.root:
+            first = text.split('"')[1] if text.startswith('"') else ""  # the key, which may be missing
+            source.root.add(Severity.ERROR, source.root.key_of(error) or first, text, error.details)
         else:
-            page.add(Severity.ERROR, text, 'write {"cniVersion": ..., "name": ..., "plugins": [...]}')
-    return page
+            source.add(Severity.ERROR, text, 'write {"cniVersion": ..., "name": ..., "plugins": [...]}')
+    return source
 
 
 def read_part(path: str) -> SourceFile:
-    """Reads a file with one plugin of a network that is in another file."""
-    page, data = _bytes(path)
+    """Reads a file with one plugin of a network that another file defines."""
+    source, data = _read_bytes(path)
     if data is not None:
-        _read_document(page, data)
-    return page
+        _read_document(source, data)
+    return source
 
 
-def _bytes(path: str) -> tuple[SourceFile, bytes | None]:
-    page = SourceFile(path)
+def _read_bytes(path: str) -> tuple[SourceFile, bytes | None]:
+    source = SourceFile(path)
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
-            return page, files.read(path, gojson.MAX_BYTES)
-        page.add(Severity.ERROR, "it is no regular file", "a runtime would wait for its end")
+            return source, files.read(path, gojson.MAX_BYTES)
+        source.add(Severity.ERROR, "it is not a regular file", "replace it: a runtime would wait for its end")
     except OSError as error:
-        page.add(Severity.ERROR, f"it cannot be read: {error.strerror}")
+        source.add(Severity.ERROR, f"it cannot be read: {error.strerror}")
     except ValueError as error:
-        page.add(Severity.ERROR, str(error), "no configuration is as long")
-    return page, None
+        source.add(Severity.ERROR, str(error), "replace it: no valid configuration is this long")
+    return source, None
 
 
-def _read_document(page: SourceFile, data: bytes) -> bool:
+def _read_document(source: SourceFile, data: bytes) -> bool:
     try:
-        page.document = positions.parse(data)
+        source.document = positions.parse(data)
     except JsonSyntaxError as error:
         line, column = positions.position(data, error.offset)
-        page.findings.append(Finding(Severity.ERROR, line, column, "", error.problem, error.hint))
-    return page.document is not None
+        source.findings.append(Finding(Severity.ERROR, line, column, "", error.problem, error.hint))
+    return source.document is not None

@@ -1,6 +1,6 @@
-"""One look at the node.
+"""Reads the whole node, and returns it as a `Node` value.
 
-One rule: pods come and go meanwhile, so what is wrong is looked at twice, and told only if it is still so.
+One rule: pods start and stop meanwhile, so a leak is reported only if a second snapshot shows it again.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ _LIMIT_S = 10.0  # for CHECK of all pods; a hundred take one to two and a half s
 
 
 def read_snapshot(directories: Directories, network: str = "", *, rules: bool = True) -> Snapshot:
-    """Looks once; the packet filter only if `rules` are asked for. Raises CniError(7) if nobody knows `network`."""
+    """Reads files and kernel once, the packet filter only with `rules`; raises CniError(7) for an unknown network."""
     records = records_module.read_records(directories)
     if network and not records.has_network(network):
         raise networks.unknown_network(network, directories.conf_dir, records.files)
     kernel = links.read_kernel(item.netns for item in records.cached if item.netns)
-    found = rules_module.read_rules() if rules else Rules()
-    return Snapshot(records, kernel, found, attachments.results_dir(directories.cache_dir))
+    owned_rules = rules_module.read_rules() if rules else Rules()
+    return Snapshot(records, kernel, owned_rules, attachments.results_dir(directories.cache_dir))
 
 
 def inspect_node(directories: Directories, checker: Checker, network: str = "") -> Node:
-    """Returns the node, or what belongs to one network of it; raises CniError(7) for one that nobody knows.
+    """Returns the node, or only the parts of one network; raises CniError(7) for an unknown network.
 
-    Pods whose interface is there are judged by `checker`.
+    `checker` runs CHECK for the pods whose interface exists.
     """
     snapshot = read_snapshot(directories, network)
-    found = find_leaks(snapshot)
-    if found:
+    leaks = find_leaks(snapshot)
+    if leaks:
         snapshot = read_snapshot(directories)
-        before = {(item.kind, item.description) for item in found}
-        found = tuple(item for item in find_leaks(snapshot) if (item.kind, item.description) in before)
+        before = {(leak.kind, leak.description) for leak in leaks}
+        leaks = tuple(leak for leak in find_leaks(snapshot) if (leak.kind, leak.description) in before)
     node = Node(
         tuple(_networks(snapshot)),
         snapshot.pods,
         tuple(_bridges(snapshot)),
         tuple(_host_interfaces(snapshot)),
-        found,
+        leaks,
         tuple(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *snapshot.rules.unseen))),
     )
-    return _judged(snapshot, _only(node, network) if network else node, checker)
+    return _run_checks(snapshot, _only_network(node, network) if network else node, checker)
 
 
-def _judged(snapshot: Snapshot, node: Node, checker: Checker) -> Node:
-    """Returns the node with the states of its pods as CHECK of their plugins has them."""
+def _run_checks(snapshot: Snapshot, node: Node, checker: Checker) -> Node:
+    """Runs CHECK for each pod whose interface exists, and returns the node with the resulting states."""
     known = {(item.network_name, item.attachment): item for item in snapshot.records.cached}
     end = time.monotonic() + _LIMIT_S
     pods, unseen = [], dict[str, int]()
@@ -85,18 +85,18 @@ def _with_verdict(pod: Pod, verdict: Verdict) -> Pod:
         problems = tuple(f"{failure.plugin}: {failure.error.msg}" for failure in verdict.failures)
         ports = pod.host_ports
         if any(failure.plugin == "portmap" for failure in verdict.failures):
-            # A rule of one IP version, or one that stands behind another pod's, is not all of it.
+            # The rule that exists may cover one IP version only, or follow another pod's rule for the same port.
             ports = tuple(replace(port, confirmed=None) if port.confirmed else port for port in ports)
         return replace(pod, state=State.FAILED, problems=problems, host_ports=ports)
     return replace(pod, state=State.NOT_CHECKED) if verdict.skipped or verdict.unseen else pod
 
 
-def _only(node: Node, network: str) -> Node:
-    own = tuple(item for item in node.networks if item.name == network)
-    names = {name for item in own for name in item.bridges}
+def _only_network(node: Node, network: str) -> Node:
+    selected = tuple(item for item in node.networks if item.name == network)
+    names = {name for item in selected for name in item.bridges}
     return replace(
         node,
-        networks=own,
+        networks=selected,
         pods=tuple(item for item in node.pods if item.network == network),
         bridges=tuple(item for item in node.bridges if item.name in names),
         leaks=tuple(item for item in node.leaks if item.network == network),
@@ -107,31 +107,31 @@ def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
     counts: dict[str, int] = {}
     for pod in snapshot.pods:
         counts[pod.network] = counts.get(pod.network, 0) + 1
-    used = {network.path: network for network in snapshot.records.networks.values()}
+    paths = {network.path for network in snapshot.records.networks.values()}
     for file in snapshot.records.files:
-        yield _configured(snapshot.records, file, counts, is_used=file.path in used)
+        yield _from_file(snapshot.records, file, counts, is_used=file.path in paths)
     rest = [
         *(pod.network for pod in snapshot.pods),
         *(pool.network for pool in snapshot.records.pools if pool.reservations),
     ]
     for name in dict.fromkeys(rest):
         if name not in snapshot.records.networks:
-            made = next(
+            used = next(
                 (item.network for item in snapshot.records.cached if item.network_name == name and item.network), None
             )
-            types = tuple(str(plugin["type"]) for plugin in made.plugins) if made else ()
+            types = tuple(str(plugin["type"]) for plugin in used.plugins) if used else ()
             yield NodeNetwork(
                 name,
                 "",
                 types,
-                bridge_names(made),
+                bridge_names(used),
                 tuple(_ranges(snapshot.records, name)),
                 counts.get(name, 0),
-                "" if made and set(types) == {"loopback"} else "no file in net.d",
+                "" if used and set(types) == {"loopback"} else "no file in net.d",
             )
 
 
-def _configured(records: Records, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NodeNetwork:
+def _from_file(records: Records, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NodeNetwork:
     if file.network is None:
         return NodeNetwork("", file.path, problem=file.problem.msg if file.problem else "cannot be used")
     name = file.network.name
@@ -147,29 +147,29 @@ def _configured(records: Records, file: NetworkFile, counts: dict[str, int], *, 
 def _ranges(records: Records, network: str) -> Iterable[Range]:
     for pool in records.pools:
         if pool.network == network:
-            for number, own in enumerate(pool.range_sets):
-                yield Range(pool.data_dir, number, str(own), own.size, pool.in_use(own))
+            for number, range_set in enumerate(pool.range_sets):
+                yield Range(pool.data_dir, number, str(range_set), range_set.size, pool.in_use(range_set))
 
 
 def _bridges(snapshot: Snapshot) -> Iterable[HostInterface]:
-    wanted = {name for network in snapshot.records.networks.values() for name in bridge_names(network)}
-    wanted |= {name for item in snapshot.records.cached for name in bridge_names(item.network)}
-    for own in snapshot.kernel.links:
-        if own.kind == "bridge" and own.name in wanted:
-            ports = tuple(port.name for port in snapshot.kernel.links if port.master == own.index)
-            yield HostInterface(own.name, _texts(snapshot, own), ports)
+    names = {name for network in snapshot.records.networks.values() for name in bridge_names(network)}
+    names |= {name for item in snapshot.records.cached for name in bridge_names(item.network)}
+    for link in snapshot.kernel.links:
+        if link.kind == "bridge" and link.name in names:
+            ports = tuple(port.name for port in snapshot.kernel.links if port.master == link.index)
+            yield HostInterface(link.name, _addresses(snapshot, link), ports)
 
 
 def _host_interfaces(snapshot: Snapshot) -> Iterable[HostInterface]:
-    """Yields the host's own interfaces: those with addresses that are neither a pod's nor a pods' bridge."""
-    wanted = {item.name for item in _bridges(snapshot)}
-    for own in snapshot.kernel.links:
-        found = _texts(snapshot, own)
-        is_host_end = own.kind in _NO_ADDRESS and own.lower_nsid is not None
-        if found and own.name not in wanted and not own.flags & IFF_LOOPBACK and not is_host_end:
-            yield HostInterface(own.name, found)
+    """Yields the host's interfaces that have addresses, without host veths and bridges of pods."""
+    names = {item.name for item in _bridges(snapshot)}
+    for link in snapshot.kernel.links:
+        addresses = _addresses(snapshot, link)
+        is_host_end = link.kind in _NO_ADDRESS and link.lower_nsid is not None
+        if addresses and link.name not in names and not link.flags & IFF_LOOPBACK and not is_host_end:
+            yield HostInterface(link.name, addresses)
 
 
-def _texts(snapshot: Snapshot, own: Link) -> tuple[str, ...]:
-    found: Iterable[Interface] = snapshot.kernel.addresses.get(own.index, ())
-    return tuple(str(item) for item in found if not item.ip.is_link_local)
+def _addresses(snapshot: Snapshot, link: Link) -> tuple[str, ...]:
+    addresses: Iterable[Interface] = snapshot.kernel.addresses.get(link.index, ())
+    return tuple(str(item) for item in addresses if not item.ip.is_link_local)

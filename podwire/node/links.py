@@ -1,7 +1,7 @@
-"""What the kernel has of this node's pods: interfaces here and in every network namespace that can be found, limits.
+"""The kernel's objects of this node's pods: interfaces of the host and of every network namespace, and rate limits.
 
-One rule: it is looked at through descriptors of the namespaces themselves: an index or a name alone proves nothing.
-Without root other namespaces cannot be entered; which of the host's interfaces lead into them is told all the same.
+One rule: namespaces are identified by descriptors of their own, because an interface index or a name alone proves
+nothing. Without root podwire cannot enter other namespaces, but still knows which host veths have their peer there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kernel.link import Link
 from kernel.netns import NAMED, Netns
 from kernel.rtnl import Socket
 
-_AT_ONCE = 64  # descriptors, of which a process may have 1024
+_BATCH = 64  # namespaces opened in parallel: a process may have 1024 descriptors
 
 
 @dataclass(frozen=True)
 class NetworkNamespace:
-    """One network namespace: its path, the host's number for it (None: nothing of the host leads there).
+    """One network namespace: its path, and its nsid in the host's namespace (None: the host has no peer in it).
 
-    `links` by name, None where it could not be entered; `addresses` by the index of their interface.
+    `links` are by name, None if the namespace could not be entered; `addresses` are by interface index.
     """
 
     path: str
@@ -38,9 +38,9 @@ class NetworkNamespace:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The host's links and addresses, the namespaces by path, limits in bytes/s by the interface that has them.
+    """The host's links, its addresses by interface index, the namespaces by path, and rate limits.
 
-    `unseen` says in words what could not be looked at.
+    `limits` are in bytes/s, by interface index. `unseen` describes what could not be read.
     """
 
     links: tuple[Link, ...] = ()
@@ -52,62 +52,66 @@ class Kernel:
     @cached_property
     def by_name(self) -> Mapping[str, Link]:
         """The host's links by name."""
-        return {own.name: own for own in self.links}
+        return {link.name: link for link in self.links}
 
     @cached_property
     def by_index(self) -> Mapping[int, Link]:
         """The host's links by index."""
-        return {own.index: own for own in self.links}
+        return {link.index: link for link in self.links}
 
     @cached_property
     def interfaces_by_address(self) -> Mapping[Address, list[tuple[NetworkNamespace, str]]]:
-        """Where each address is configured in other namespaces than the host's: namespace and interface."""
-        found: dict[Address, list[tuple[NetworkNamespace, str]]] = {}
-        for inside in {inside.path: inside for inside in self.namespaces.values()}.values():
-            names = {own.index: own.name for own in (inside.links or {}).values()}
-            for index, addresses in inside.addresses.items():
+        """The interfaces that have each address, as (namespace, ifname), without those of the host."""
+        users: dict[Address, list[tuple[NetworkNamespace, str]]] = {}
+        for namespace in {namespace.path: namespace for namespace in self.namespaces.values()}.values():
+            names = {link.index: link.name for link in (namespace.links or {}).values()}
+            for index, addresses in namespace.addresses.items():
                 for item in addresses:
-                    found.setdefault(item.ip, []).append((inside, names.get(index, "")))
-        return found
+                    users.setdefault(item.ip, []).append((namespace, names.get(index, "")))
+        return users
 
-    def host_veth(self, inside: NetworkNamespace, ifname: str, told: Iterable[str] = ()) -> Link | None:
-        """Returns the host's end of a veth in a namespace; one that cannot be entered is asked for by the host's ends.
+    def host_veth(self, namespace: NetworkNamespace, ifname: str, names: Iterable[str] = ()) -> Link | None:
+        """Returns the host's end of the veth pair that ends at `ifname` in a namespace, None if there is none.
 
-        Of several that lead there it is the one of those that are `told` then.
+        For a namespace that could not be entered: the only host veth with its peer there, among `names` if any.
         """
-        if inside.links is None:
-            ends = [own for own in self.host_veths_of(inside) if own.name in told or not told]
-            return ends[0] if len(ends) == 1 else None
-        own = inside.links.get(ifname)
-        found = self.by_index.get(own.lower) if own and own.kind == "veth" and own.lower else None
-        leads = own and found and found.kind == "veth" and found.lower == own.index
-        return found if leads and found and found.lower_nsid == inside.nsid else None
-
-    def host_veths_of(self, inside: NetworkNamespace) -> list[Link]:
-        """Returns the host's ends of veths into a namespace."""
-        if inside.nsid is None:
-            return []
-        return [own for own in self.links if own.kind == "veth" and own.lower_nsid == inside.nsid]
-
-    def namespace_behind(self, own: Link) -> NetworkNamespace | None:
-        """Returns the namespace in which a veth's other end is, None where that was not found."""
-        if own.lower_nsid is None:
+        if namespace.links is None:
+            candidates = [veth for veth in self.host_veths_of(namespace) if veth.name in names or not names]
+            return candidates[0] if len(candidates) == 1 else None
+        container_veth = namespace.links.get(ifname)
+        if container_veth is None or container_veth.kind != "veth" or not container_veth.lower:
             return None
-        return next((inside for inside in self.namespaces.values() if inside.nsid == own.lower_nsid), None)
+        peer = self.by_index.get(container_veth.lower)
+        is_pair = peer is not None and peer.kind == "veth" and peer.lower == container_veth.index
+        return peer if peer and is_pair and peer.lower_nsid == namespace.nsid else None
+
+    def host_veths_of(self, namespace: NetworkNamespace) -> list[Link]:
+        """Returns the host veths whose peer is in a namespace."""
+        if namespace.nsid is None:
+            return []
+        return [link for link in self.links if link.kind == "veth" and link.lower_nsid == namespace.nsid]
+
+    def namespace_behind(self, host_veth: Link) -> NetworkNamespace | None:
+        """Returns the namespace of a veth's peer, None if it is unknown."""
+        if host_veth.lower_nsid is None:
+            return None
+        return next(
+            (namespace for namespace in self.namespaces.values() if namespace.nsid == host_veth.lower_nsid), None
+        )
 
     @property
     def has_hidden_namespaces(self) -> bool:
-        """Tells whether there may be pods' namespaces into which we did not look.
+        """Whether there may be pods in namespaces that were not read.
 
-        Where no veth leads anywhere this may not be the pods' host at all, but some other namespace.
+        Without a veth into another namespace, podwire itself may be running in a namespace other than the host's.
         """
-        unentered = any(inside.links is None for inside in self.namespaces.values())
-        leading = any(own.kind == "veth" and own.lower_nsid is not None for own in self.links)
-        return unentered or not leading or _leads_elsewhere(self.links, self.addresses, self.namespaces.values())
+        unentered = any(namespace.links is None for namespace in self.namespaces.values())
+        has_peers = any(link.kind == "veth" and link.lower_nsid is not None for link in self.links)
+        return unentered or not has_peers or _has_hidden_peers(self.links, self.addresses, self.namespaces.values())
 
 
 def read_kernel(paths: Iterable[str]) -> Kernel:
-    """Looks at the host, at the namespaces at `paths` and at all that have a name or a process."""
+    """Reads the host's interfaces, and those of the namespaces at `paths` and of all that have a name or a process."""
     unseen: list[str] = []
     try:
         with Socket() as host:
@@ -117,72 +121,72 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
             except CniError as error:
                 limits = {}
                 unseen.append(f"limits: {error.msg}")
-            by_inode, aliases, hidden = _namespaces(paths)
-            found = list(_insides(host, list(by_inode.values())))
+            by_inode, aliases, hidden = _list_paths(paths)
+            read = list(_read_namespaces(host, list(by_inode.values())))
     except CniError as error:
         return Kernel(unseen=(f"the kernel's interfaces: {error.msg}", *unseen))
-    if unentered := sum(inside.links is None for inside in found):
+    if unentered := sum(namespace.links is None for namespace in read):
         unseen.append(f"the inside of {unentered} network namespaces: that needs root")
-    if _leads_elsewhere(links, addresses, found):
+    if _has_hidden_peers(links, addresses, read):
         reason = f": we have no rights to trace {hidden} process(es)" if hidden else " from here"
         unseen.append(f"network namespaces that interfaces of this host lead to cannot be seen{reason}")
-    own = {inside.path: inside for inside in found}
-    namespaces = own | {path: own[first] for path, first in aliases.items() if first in own}
+    by_path = {namespace.path: namespace for namespace in read}
+    namespaces = by_path | {path: by_path[first] for path, first in aliases.items() if first in by_path}
     return Kernel(links, addresses, namespaces, limits, tuple(unseen))
 
 
 def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
-    return {index: tuple(item.address for item in found) for index, found in address.list_by_link(socket).items()}
+    return {index: tuple(item.address for item in assigned) for index, assigned in address.list_by_link(socket).items()}
 
 
-def _leads_elsewhere(
-    links: Iterable[Link], addresses: Mapping[int, tuple[Interface, ...]], found: Iterable[NetworkNamespace]
+def _has_hidden_peers(
+    links: Iterable[Link], addresses: Mapping[int, tuple[Interface, ...]], namespaces: Iterable[NetworkNamespace]
 ) -> bool:
-    """Returns whether a veth that may be a pod's leads into a namespace that is none of those `found`."""
-    numbers = {inside.nsid for inside in found}
-    hidden = (own for own in links if own.kind == "veth" and own.lower_nsid not in (None, *numbers))
-    return any(not _is_uplink(own, addresses.get(own.index, ())) for own in hidden)
+    """Returns whether the peer of a veth that may be a pod's is in none of `namespaces`."""
+    nsids = {namespace.nsid for namespace in namespaces}
+    hidden = (link for link in links if link.kind == "veth" and link.lower_nsid not in (None, *nsids))
+    return any(not _is_uplink(link, addresses.get(link.index, ())) for link in hidden)
 
 
-def _is_uplink(own: Link, addresses: Iterable[Interface]) -> bool:
-    """Returns whether a veth is the uplink of a host that is a container itself (kind, LXC): it has a subnet.
+def _is_uplink(veth: Link, addresses: Iterable[Interface]) -> bool:
+    """Returns whether a veth is the uplink of a host that is itself a container (kind, LXC): it has a subnet.
 
-    A pod's veth is a port of a bridge, or (ptp) has gateway addresses without a subnet.
+    A pod's host veth is the port of a bridge, or (ptp) has gateway addresses without a subnet.
     """
     routable = (item for item in addresses if not item.ip.is_link_local)
-    return not own.master and any(item.network.prefixlen < item.ip.max_prefixlen for item in routable)
+    return not veth.master and any(item.network.prefixlen < item.ip.max_prefixlen for item in routable)
 
 
-def _namespaces(paths: Iterable[str]) -> tuple[dict[int, str], dict[str, str], int]:
-    """Returns a path for each namespace but our own, by inode, and for each of `paths` the one that stands for it.
+def _list_paths(paths: Iterable[str]) -> tuple[dict[int, str], dict[str, str], int]:
+    """Returns one path for each other namespace, by inode; aliases; the number of processes that may not be traced.
 
-    The last is the number of processes that we have no rights to trace, so that their namespaces are not known.
+    The aliases map each of `paths` to the path that is used for the same namespace.
     """
-    own = os.stat("/proc/self/ns/net").st_ino
-    found: dict[int, str] = {}
+    this_inode = os.stat("/proc/self/ns/net").st_ino
+    by_inode: dict[int, str] = {}
     aliases = {}
     for path in paths:
-        if (inode := _inode(path)) and inode != own:
-            aliases[path] = found.setdefault(inode, path)
+        if (inode := _inode(path)) and inode != this_inode:
+            aliases[path] = by_inode.setdefault(inode, path)
     try:
         named = sorted(os.listdir(NAMED))
     except OSError:
         named = []
     hidden = 0
     for path in (f"{NAMED}/{name}" for name in named):
-        if (inode := _inode(path)) and inode != own:
-            found.setdefault(inode, path)
+        if (inode := _inode(path)) and inode != this_inode:
+            by_inode.setdefault(inode, path)
     for pid in (name for name in os.listdir("/proc") if name.isdecimal()):
         path = f"/proc/{pid}/ns/net"
         inode = _inode(path)
         hidden += inode < 0
-        if inode > 0 and inode != own:
-            found.setdefault(inode, path)
-    return found, aliases, hidden
+        if inode > 0 and inode != this_inode:
+            by_inode.setdefault(inode, path)
+    return by_inode, aliases, hidden
 
 
 def _inode(path: str) -> int:
-    """Returns the number of the namespace at a path, 0 where there is none, -1 where we may not know."""
+    """Returns the inode of the namespace at a path, 0 if there is none, -1 without the rights to read it."""
     try:
         status = os.stat(path)
         return status.st_ino if status.st_dev == os.stat("/proc/self/ns/net").st_dev else 0
@@ -192,24 +196,24 @@ def _inode(path: str) -> int:
         return 0
 
 
-def _insides(host: Socket, paths: list[str]) -> Iterator[NetworkNamespace]:
-    for start in range(0, len(paths), _AT_ONCE):
+def _read_namespaces(host: Socket, paths: list[str]) -> Iterator[NetworkNamespace]:
+    for start in range(0, len(paths), _BATCH):
         with ExitStack() as stack:
             opened = []
-            for path in paths[start : start + _AT_ONCE]:
+            for path in paths[start : start + _BATCH]:
                 try:
                     opened.append(stack.enter_context(Netns(path)))
-                except CniError:  # gone since, or not for us
+                except CniError:  # deleted meanwhile, or no rights
                     continue
-            numbers = link.get_namespace_ids(host, opened)
-            for namespace, number in zip(opened, numbers, strict=True):
-                yield _inside(namespace, number)
+            nsids = link.get_namespace_ids(host, opened)
+            for netns, nsid in zip(opened, nsids, strict=True):
+                yield _read_namespace(netns, nsid)
 
 
-def _inside(namespace: Netns, number: int | None) -> NetworkNamespace:
+def _read_namespace(netns: Netns, nsid: int | None) -> NetworkNamespace:
     try:
-        with Sandbox(namespace, "") as sandbox:
-            links = {own.name: own for own in link.list_all(sandbox.socket)}
-            return NetworkNamespace(namespace.path, number, links, _addresses(sandbox.socket))
+        with Sandbox(netns, "") as sandbox:
+            links = {each.name: each for each in link.list_all(sandbox.socket)}
+            return NetworkNamespace(netns.path, nsid, links, _addresses(sandbox.socket))
     except CniError:
-        return NetworkNamespace(namespace.path, number)
+        return NetworkNamespace(netns.path, nsid)

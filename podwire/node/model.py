@@ -1,6 +1,6 @@
-"""The node as a value, and as a document.
+"""The node's networks, attachments and leaks as values, and as the document that `podwire show --json` prints.
 
-One rule: pure. What could not be seen is None or named in `unseen`: nothing is told that is not known.
+One rule: pure. What could not be read is None or described in `unseen`; nothing unknown is reported as fact.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ DOCUMENT = """\
                   "limits": {"receives", "sends"}, "problems": ["..."]}],
  "bridges": [{"name", "addresses", "ports"}], "hostInterfaces": [{"name", "addresses"}],
  "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "complete", "unseen": ["..."]}
-Limits are in bits/s, null for none; "confirmed" tells whether the packet filter has the host port's rule, null where it
-could not be read or CHECK of portmap fails. "complete" is false if anything is "unseen"."""
+Limits are in bits/s, null for none. "confirmed": whether the packet filter has the host port's rule; null if it could
+not be read or CHECK of portmap fails. "complete" is false if anything is "unseen"."""
 
 
 class State(StrEnum):
-    """How an attachment is."""
+    """The state of an attachment."""
 
-    OK = "ok"  # its interface is there, and CHECK of podwire's plugins passes
-    FAILED = "check failed"  # its interface is there, and CHECK of a plugin fails
-    NOT_CHECKED = "not checked"  # its interface is there, and no plugin could be asked for CHECK
-    GONE = "gone"  # its network namespace is proven gone, but it stands in the runtime's cache
-    NO_CACHE = "no cache"  # it has an address reserved, but the runtime's cache does not know it
-    NO_INTERFACE = "no interface"  # its namespace is there, its interface is not
-    NOT_SEEN = "not seen"  # its namespace exists, and cannot be looked into from here
-    UNKNOWN = "unknown"  # its namespace is missing here, and nothing proves that it is gone
+    OK = "ok"  # its interface exists, and CHECK of podwire's plugins passes
+    FAILED = "check failed"  # its interface exists, and CHECK of a plugin fails
+    NOT_CHECKED = "not checked"  # its interface exists, but CHECK could not be run
+    GONE = "gone"  # its network namespace provably no longer exists, but the runtime's cache still lists it
+    NO_CACHE = "no cache"  # it has an address reserved, but the runtime's cache does not list it
+    NO_INTERFACE = "no interface"  # its namespace exists, its interface does not
+    NOT_SEEN = "not seen"  # its namespace exists, but podwire cannot enter it
+    UNKNOWN = "unknown"  # its namespace is missing here, which does not prove that the container has stopped
 
 
 @dataclass(frozen=True)
 class HostPort:
-    """A port of the host that the runtime asked for; `confirmed` None where the packet filter could not be read."""
+    """A host port in the runtime's request; `confirmed`: its rule exists, None if the rules could not be read."""
 
     host_port: int
     container_port: int
@@ -50,7 +50,7 @@ class HostPort:
 
     @property
     def key(self) -> str:
-        """What rules are about: "8080/tcp"."""
+        """The port as rules name it: "8080/tcp"."""
         return f"{self.host_port}/{self.protocol}"
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class HostPort:
 
 @dataclass(frozen=True)
 class Pod:
-    """One attachment: `pod` is "namespace/name" if known, `addresses` are texts, limits bits/s.
+    """One attachment: `pod` is "namespace/name" if known, `addresses` are in CIDR notation.
 
-    `receives` and `sends` are from the pod's point of view. `leaked`: no running container has it. `problems` are the
-    errors of its plugins' CHECK.
+    `receives` and `sends` are rate limits in bits/s, from the pod's point of view. `leaked`: its container is no longer
+    running. `problems` are the errors of its plugins' CHECK.
     """
 
     network: str
@@ -81,7 +81,7 @@ class Pod:
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Returns its part of the document."""
+        """Returns this object's part of the JSON document."""
         return {
             "network": self.network,
             "containerID": self.attachment.container_id,
@@ -110,7 +110,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Range:
-    """A range set: how many addresses it has, and how many of them are reserved."""
+    """A range set of host-local: its size, and how many of its addresses are reserved."""
 
     data_dir: str
     number: int
@@ -119,7 +119,7 @@ class Range:
     in_use: int
 
     def to_json(self) -> dict[str, object]:
-        """Returns its part of the document."""
+        """Returns this object's part of the JSON document."""
         return {
             "dataDir": self.data_dir,
             "set": self.number,
@@ -131,7 +131,7 @@ class Range:
 
 @dataclass(frozen=True)
 class NodeNetwork:
-    """A network; `file` is "" for one that only the cache or a store knows, `problem` what is wrong with its file."""
+    """A network; `file` is "" if only the cache or a store names it, `problem` is the error in its file."""
 
     name: str
     file: str = ""
@@ -142,7 +142,7 @@ class NodeNetwork:
     problem: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Returns its part of the document."""
+        """Returns this object's part of the JSON document."""
         return {
             "name": self.name,
             "path": self.file,
@@ -156,7 +156,7 @@ class NodeNetwork:
 
 @dataclass(frozen=True)
 class HostInterface:
-    """An interface of the host with its addresses; `ports` are a bridge's."""
+    """An interface of the host with its addresses; `ports` are the ports of a bridge."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ class HostInterface:
 
 @dataclass(frozen=True)
 class Leak:
-    """Something whose owner is gone: what kind of thing, which one, whose it was, and what takes it away."""
+    """A leaked object, its former owner, and `fix`: a command that removes the object, or advice."""
 
     kind: str
     description: str
@@ -174,7 +174,7 @@ class Leak:
     attachment: Attachment = NO_ATTACHMENT
 
     def to_json(self) -> dict[str, object]:
-        """Returns its part of the document."""
+        """Returns this object's part of the JSON document."""
         return {
             "kind": self.kind,
             "what": self.description,
@@ -187,7 +187,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Node:
-    """All that is known of the node's networks; `unseen` says in words what could not be looked at."""
+    """Everything known about the node's networks; `unseen` describes what could not be read."""
 
     networks: tuple[NodeNetwork, ...] = ()
     pods: tuple[Pod, ...] = ()
@@ -197,7 +197,7 @@ class Node:
     unseen: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Returns the document."""
+        """Returns the JSON document."""
         return {
             "networks": [item.to_json() for item in self.networks],
             "attachments": [item.to_json() for item in self.pods],
@@ -213,7 +213,7 @@ class Node:
 
 
 def format_rate(bits: int) -> str:
-    """Returns a rate for a person: "10 Mbit/s"."""
+    """Returns a human-readable rate: "10 Mbit/s"."""
     for unit, size in (("Tbit/s", 10**12), ("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
         if bits >= size:
             return f"{bits / size:.3f}".rstrip("0").rstrip(".") + f" {unit}"
@@ -221,5 +221,5 @@ def format_rate(bits: int) -> str:
 
 
 def short_id(container_id: str) -> str:
-    """Returns a container's ID as crictl and podman print it; one that is no hash, but a name, is whole."""
+    """Returns a container ID cut to 12 digits, as crictl and podman print it; an ID that is not a hash stays whole."""
     return container_id[:12] if _HASH.fullmatch(container_id) else container_id

@@ -1,7 +1,7 @@
-"""What is written down of this node's pods: net.d, libcni's result cache, host-local's stores.
+"""The files that record this node's pods: net.d, libcni's result cache, host-local's stores.
 
-One rule: the files are read as they are; what they mean together is found out elsewhere, and what could not be read is
-told.
+One rule: the files are read as they are and not compared here (snapshot.py does that); every file that could not be
+read is reported.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from podwire.attachments import CachedAttachment
 from podwire.networks import Network, NetworkFile
 
 _NS = 1_000_000_000
-RECENT_NS = 60 * _NS  # an ADD may be under way: libcni writes its cache when the last plugin is done
+RECENT_NS = 60 * _NS  # the ADD may still be running: libcni writes its cache after the last plugin has returned
 _BRIDGE = "cni0"  # the bridge plugin's default
 
 
 @dataclass(frozen=True)
 class Directories:
-    """Where to look: net.d, the directory that has libcni's `results`, host-local's directory unless configured."""
+    """The directories to read: net.d, the parent of libcni's `results`, host-local's default `dataDir`."""
 
     conf_dir: str
     cache_dir: str
@@ -45,7 +45,7 @@ class Directories:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One reserved address of host-local; `remark` is the text of one that an administrator keeps to himself."""
+    """One reserved address of host-local."""
 
     data_dir: str
     network: str
@@ -54,33 +54,37 @@ class Reservation:
 
     @property
     def address(self) -> Address:
-        """The address."""
+        """The reserved address."""
         return ip_address(self.file.name)
 
     @property
     def attachment(self) -> Attachment:
-        """Whose it is; both names are "" where the file names nobody, a legacy one has no ifname."""
+        """The owner; both fields are "" if the file names none, `ifname` is "" in files of old host-local versions."""
         return attachment_of(self.file.owner)
 
     @property
     def is_remark(self) -> bool:
-        """Tells whether no runtime can have written it."""
+        """Whether its text is no container ID: an administrator wrote it, to keep the address unallocated."""
         return bool(self.file.owner) and not VALID_NAME.fullmatch(self.attachment.container_id)
 
     @property
     def has_container(self) -> bool:
-        """Tells whether it names a container."""
+        """Whether it names a container."""
         return bool(self.file.owner) and not self.is_remark
 
     @property
     def is_recent(self) -> bool:
-        """Tells whether it was made within the last minute, so that its ADD may still be under way."""
+        """Whether it is less than a minute old, so that its ADD may still be running."""
         return time.time_ns() - self.file.written_ns < RECENT_NS
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The store of one network: its reservations, where the next search begins, files that are none of host-local's."""
+    """host-local's store of one network.
+
+    `last_reserved` is the last address of each range set, after which the next search starts. `foreign` are names of
+    files that host-local did not write.
+    """
 
     data_dir: str
     network: str
@@ -90,20 +94,22 @@ class Pool:
     range_sets: tuple[RangeSet, ...] = ()
 
     def store(self) -> Store:
-        """Returns the store itself."""
+        """Returns the store, for reading and releasing."""
         return Store(self.data_dir, self.network)
 
-    def in_use(self, own: RangeSet) -> int:
+    def in_use(self, range_set: RangeSet) -> int:
         """Returns how many addresses of a range set are reserved."""
         addresses = (item.address for item in self.reservations if not item.file.residue)
-        return sum(address.version == own.version and own.holds(int(address)) for address in addresses)
+        return sum(address.version == range_set.version and range_set.holds(int(address)) for address in addresses)
 
 
 @dataclass(frozen=True)
 class Records:
-    """All of it; `unread` says in words what could not be read, `whole` whether all of the cache could be.
+    """The contents of all these files.
 
-    `backups` are tuning's: directory, network, attachment.
+    `networks` are the configured networks by name, `cached` the attachments in libcni's cache, `backups` those that the
+    tuning plugin has saved settings for (directory, network, attachment). `unread` describes files that could not be
+    read; `is_cache_complete`: none of them belongs to the cache.
     """
 
     files: tuple[NetworkFile, ...]
@@ -115,14 +121,14 @@ class Records:
     backups: tuple[tuple[str, str, Attachment], ...] = ()
 
     def has_network(self, network: str) -> bool:
-        """Tells whether anything is written down of a network."""
+        """Returns whether a configuration, the cache or a reservation names the network."""
         named = (item.network_name for item in self.cached)
         stored = (pool.network for pool in self.pools if pool.reservations)
         return network in self.networks or network in {*named, *stored}
 
 
 def read_records(directories: Directories) -> Records:
-    """Reads everything; nothing that is missing or broken is an error."""
+    """Reads all files; a missing or invalid file is described in `unread`, and raises nothing."""
     unread: list[str] = []
     try:
         files = networks.read_directory(directories.conf_dir)
@@ -133,7 +139,7 @@ def read_records(directories: Directories) -> Records:
     known = tuple(attachments.list_cached(directories.cache_dir))
     unread_cache = _unread_cache(directories.cache_dir, known)
     configured = networks.by_name(files)
-    all_networks = [*configured.values(), *_made(known)]
+    all_networks = [*configured.values(), *_used_networks(known)]
     pools = _pools(all_networks, directories.data_dir, unread)
     unread_cache += _missing_cache(directories.cache_dir, pools)
     unread += unread_cache
@@ -143,36 +149,36 @@ def read_records(directories: Directories) -> Records:
 
 def bridge_names(network: Network | None) -> tuple[str, ...]:
     """Returns the names of the bridges of a network."""
-    found = (item for item in (network.plugins if network else ()) if item.get("type") == "bridge")
-    return tuple(dict.fromkeys(str(item.get("bridge") or _BRIDGE) for item in found))
+    plugins = (plugin for plugin in (network.plugins if network else ()) if plugin.get("type") == "bridge")
+    return tuple(dict.fromkeys(str(plugin.get("bridge") or _BRIDGE) for plugin in plugins))
 
 
-def _made(known: Iterable[CachedAttachment]) -> list[Network]:
-    """Returns the configurations with which attachments were made, those alike once."""
-    found: list[Network] = []
+def _used_networks(known: Iterable[CachedAttachment]) -> list[Network]:
+    """Returns the configurations that the cached attachments were created with, without consecutive duplicates."""
+    used: list[Network] = []
     for item in known:
-        if item.network and item.network not in found[-1:]:
-            found.append(item.network)
-    return found
+        if item.network and item.network not in used[-1:]:
+            used.append(item.network)
+    return used
 
 
 def host_local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]:
-    """Returns the directory and ranges of each plugin that has host-local give its addresses; broken ones have none."""
-    found = []
+    """Returns the directory and ranges of each plugin whose IPAM is host-local; invalid ranges are ()."""
+    pools = []
     for plugin in network.plugins:
         items = dict(plugin)
-        conf = NetConf(network.name, network.version, Fields(items), items)
+        net_conf = NetConf(network.name, network.version, Fields(items), items)
         try:
-            if conf.ipam_type == "host-local":
-                found.append((host_local.data_dir(conf), _range_sets(conf)))
+            if net_conf.ipam_type == "host-local":
+                pools.append((host_local.data_dir(net_conf), _range_sets(net_conf)))
         except CniError:
             continue
-    return found
+    return pools
 
 
-def _range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
+def _range_sets(net_conf: NetConf) -> tuple[RangeSet, ...]:
     try:
-        return host_local.range_sets(conf)
+        return host_local.range_sets(net_conf)
     except CniError:
         return ()
 
@@ -198,24 +204,24 @@ def _missing_cache(cache_dir: str, pools: Iterable[Pool]) -> list[str]:
     return [f"the runtime's cache: {directory} is missing, and {number} addresses are reserved for pods"]
 
 
-def _backups(found: Iterable[Network], unread: list[str]) -> Iterable[tuple[str, str, Attachment]]:
-    """Yields what tuning has noted in the directories of the networks that have it."""
-    plugins = (plugin for network in found for plugin in network.plugins if plugin.get("type") == "tuning")
+def _backups(used: Iterable[Network], unread: list[str]) -> Iterable[tuple[str, str, Attachment]]:
+    """Yields the owners of the tuning plugin's backups, as (directory, network, attachment)."""
+    plugins = (plugin for network in used for plugin in network.plugins if plugin.get("type") == "tuning")
     for data_dir in dict.fromkeys(str(plugin.get("dataDir") or tuning.DATA_DIR) for plugin in plugins):
         try:
             for network, attachment in backup.list_attachments(data_dir):
                 yield data_dir, network, attachment
         except OSError as error:
-            unread.append(f"tuning's notes in {data_dir}: {error.strerror}")
+            unread.append(f"tuning's backups in {data_dir}: {error.strerror}")
         except ValueError:
-            continue  # it is no path
+            continue  # not a valid path
 
 
-def _pools(found: Iterable[Network], default: str, unread: list[str]) -> tuple[Pool, ...]:
-    """Returns the stores of the networks, and all others beside them: a network may have lost its file."""
+def _pools(used: Iterable[Network], default: str, unread: list[str]) -> tuple[Pool, ...]:
+    """Reads the stores of the networks, and all others in the same directories: a network's file may be missing."""
     ranges: dict[tuple[str, str], tuple[RangeSet, ...]] = {}
     directories = {default: None}
-    for network in found:
+    for network in used:
         for data_dir, sets in host_local_pools(network):
             directories[data_dir] = None
             if not ranges.get((data_dir, network.name)):
@@ -246,7 +252,7 @@ def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[
         files = listing.list_reservations(store)
         last, foreign = listing.read_other_files(store)
         if any(file.unreadable for file in files):
-            unread.append(f"who has the addresses in {store.directory}: Permission denied")
+            unread.append(f"the owners of the addresses in {store.directory}: Permission denied")
         with store.origins() as origins:
             reservations = tuple(
                 Reservation(data_dir, network, file, _is_before_boot(file, origins(file.owner, file.name)))
@@ -259,7 +265,7 @@ def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[
 
 
 def _is_before_boot(file: ReservationFile, origin: Origin) -> bool:
-    """Tells whether a reservation outlived a boot: by the index, or by its file's time."""
+    """Returns whether a reservation is from an earlier boot: by the index, else by its file's change time."""
     if origin is Origin.UNKNOWN:
         return file.changed_ns < time.time_ns() - int(time.clock_gettime(time.CLOCK_BOOTTIME) * _NS)
     return origin is Origin.EARLIER_BOOT

@@ -1,6 +1,6 @@
-"""host-local's addresses, compared with who lives: what each reservation is, and what is wrong with them.
+"""Compares host-local's reservations with the running attachments: the state of each, and the faults.
 
-One rule: it reads only. An address is called gone only where `Snapshot.is_gone` says so.
+One rule: it changes nothing. An address counts as gone only if `Snapshot.is_gone` says so.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _NS = 1_000_000_000
 
 
 class ReservationState(StrEnum):
-    """What a file of a store is."""
+    """The state of one file in a store."""
 
-    LIVING = "living"
-    GONE = "gone"  # surely nobody lives who has it
-    NEW = "new"  # not a minute old and unknown to the cache: an ADD may be under way
-    UNKNOWN = "unknown"  # its container may be running: not everything could be looked at from here
-    REMARK = "remark"  # of an administrator, who keeps the address to himself
-    EMPTY = "empty"  # residue of a killed ADD: it is free
-    FOREIGN = "foreign"  # it names nobody, so that the address is not given to anybody
+    RUNNING = "living"  # its container may be running, and the cache or an interface shows it
+    GONE = "gone"  # its container is provably no longer running
+    NEW = "new"  # less than a minute old and not in the cache: its ADD may still be running
+    UNKNOWN = "unknown"  # its container may be running: not everything could be read from here
+    REMARK = "remark"  # written by an administrator, to keep the address unallocated
+    EMPTY = "empty"  # residue of a killed ADD: the address is free
+    FOREIGN = "foreign"  # it names no owner, so the address is never allocated
     UNREADABLE = "not readable"  # without root
-    LAST = "last_reserved"  # no reservation: behind it the next search begins
+    LAST = "last_reserved"  # not a reservation: the last address of a range set, where the next search starts
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a store for a person or a program; `since` in ns of the epoch."""
+    """One file of a store, as `podwire ipam list` prints it; `since` is in ns since the epoch, 0 if unknown."""
 
     address: str
     network: str
@@ -52,11 +52,11 @@ class Entry:
 
     @property
     def when(self) -> str:
-        """Since when it is so."""
+        """When the address was reserved."""
         return "before boot" if self.before_boot else format_time(self.since)
 
     def to_json(self) -> dict[str, object]:
-        """Returns its part of the document."""
+        """Returns this object's part of the JSON document."""
         return {
             "address": self.address,
             "network": self.network,
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong: `kind` for programs, `what` and `cure` for a person."""
+    """A fault: `kind` is for programs, `description` and `fix` for an operator."""
 
     kind: str
     network: str
@@ -81,7 +81,7 @@ class Finding:
     fix: str
 
     def to_json(self) -> dict[str, object]:
-        """Returns its part of the document."""
+        """Returns this object's part of the JSON document."""
         return {
             "kind": self.kind,
             "network": self.network,
@@ -92,12 +92,12 @@ class Finding:
 
 
 def format_time(since_ns: int) -> str:
-    """Returns a moment as RFC 3339 has it, in UTC; "" for none."""
+    """Returns a time in ns since the epoch as RFC 3339 in UTC, "" for 0."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_ns // _NS)) if since_ns else ""
 
 
 def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
-    """Yields what there is in the stores of a network, or of all."""
+    """Yields the files in the stores of a network, or of all networks."""
     for pool in _pools(snapshot, network):
         for item in pool.reservations:
             pods = snapshot.pods_of(item.network, item.attachment) if item.has_container else []
@@ -118,18 +118,18 @@ def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
 
 
 def unproven_owners(snapshot: Snapshot, network: str = "") -> Iterator[str]:
-    """Yields for each network the addresses that may be in use, as nothing proves here that their owners are gone."""
-    addresses: dict[str, list[str]] = {}
-    for line in entries(snapshot, network):
-        if line.state is ReservationState.UNKNOWN:
-            addresses.setdefault(line.network, []).append(line.address)
-    for name, found in addresses.items():
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"network {name}: nothing proves here that the owner of {found[0]}{more} is gone"
+    """Yields, for each network, a description of the addresses whose owners may or may not be running."""
+    by_network: dict[str, list[str]] = {}
+    for entry in entries(snapshot, network):
+        if entry.state is ReservationState.UNKNOWN:
+            by_network.setdefault(entry.network, []).append(entry.address)
+    for name, addresses in by_network.items():
+        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
+        yield f"network {name}: nothing proves here that the owner of {addresses[0]}{more} is gone"
 
 
 def state_of(snapshot: Snapshot, item: Reservation) -> ReservationState:
-    """Returns what a reservation is."""
+    """Returns the state of a reservation."""
     if item.file.residue:
         return ReservationState.EMPTY
     if item.file.unreadable:
@@ -140,27 +140,27 @@ def state_of(snapshot: Snapshot, item: Reservation) -> ReservationState:
         return ReservationState.GONE
     states = {pod.state for pod in snapshot.pods_of(item.network, item.attachment)}
     if snapshot.is_configured(item) or states - {State.NO_CACHE, State.UNKNOWN}:
-        return ReservationState.LIVING
+        return ReservationState.RUNNING
     if State.UNKNOWN in states:
         return ReservationState.UNKNOWN
-    # A container with several addresses gets them one after another.
+    # A container with several addresses gets them sequentially.
     return (
         ReservationState.NEW
-        if any(own.is_recent for own in snapshot.reservations[item.network, item.attachment])
+        if any(one.is_recent for one in snapshot.reservations[item.network, item.attachment])
         else ReservationState.UNKNOWN
     )
 
 
 def findings(snapshot: Snapshot, network: str = "") -> Iterator[Finding]:
-    """Yields what is wrong in the stores of a network, or of all, and with their attachments."""
+    """Yields the faults in the stores of a network, or of all networks, and of their attachments."""
     for pool in _pools(snapshot, network):
         yield from _gone(snapshot, pool)
         yield from _foreign(snapshot, pool)
         yield from _full(snapshot, pool)
         yield from _index(pool)
-    living = [pod for pod in snapshot.pods if not pod.leaked and pod.state is not State.NO_CACHE]
-    yield from _unreserved(snapshot, [pod for pod in living if network in ("", pod.network)])
-    yield from _twice(snapshot, living, network)
+    running = [pod for pod in snapshot.pods if not pod.leaked and pod.state is not State.NO_CACHE]
+    yield from _unreserved(snapshot, [pod for pod in running if network in ("", pod.network)])
+    yield from _duplicates(snapshot, running, network)
 
 
 def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:
@@ -170,37 +170,41 @@ def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:
 def _gone(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
     for item in pool.reservations:
         if state_of(snapshot, item) is ReservationState.GONE:
-            what = f"{item.file.name} is reserved for {_name(item.attachment)}, which is gone"
+            description = f"{item.file.name} is reserved for {_name(item.attachment)}, which is no longer running"
             fix = f"podwire ipam free {item.file.name} {pool.network}"
-            yield Finding("gone", pool.network, item.file.name, what, fix)
+            yield Finding("gone", pool.network, item.file.name, description, fix)
 
 
 def _foreign(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
     directory = pool.store().directory
     for name in pool.foreign:
-        yield Finding("foreign", pool.network, "", f"{directory}/{name} is none of host-local's files", "move it away")
+        path = quote(f"{directory}/{name}")
+        description = f"{directory}/{name} was not written by host-local"
+        yield Finding("foreign", pool.network, "", description, f"move the file out of the store: {path}")
     for item in pool.reservations:
-        own = item.file.name
+        name = item.file.name
         if state_of(snapshot, item) is ReservationState.FOREIGN:
-            what = f"{directory}/{own} names no container, so that the address is given to nobody"
-            fix = f"podwire ipam free {own} {pool.network} --force"
-            yield Finding("foreign", pool.network, own, what, fix)
-        elif str(item.address) != own:
-            what = f"{directory}/{own} is not how host-local writes {item.address}: it may give that address again"
-            fix = f"mv -n {quote(f'{directory}/{own}')} {quote(f'{directory}/{item.address}')}"
-            yield Finding("foreign", pool.network, own, what, fix)
+            description = f"{directory}/{name} names no container, so the address is never allocated"
+            fix = f"podwire ipam free {name} {pool.network} --force"
+            yield Finding("foreign", pool.network, name, description, fix)
+        elif str(item.address) != name:
+            description = f"{directory}/{name} is not how host-local spells {item.address}: it may allocate it again"
+            fix = f"mv -n {quote(f'{directory}/{name}')} {quote(f'{directory}/{item.address}')}"
+            yield Finding("foreign", pool.network, name, description, fix)
 
 
 def _full(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
-    for own in pool.range_sets:
-        in_use = pool.in_use(own)
-        if in_use * 100 < own.size * _FULL_PERCENT:
+    for range_set in pool.range_sets:
+        in_use = pool.in_use(range_set)
+        if in_use * 100 < range_set.size * _FULL_PERCENT:
             continue
-        ours = (item for item in pool.reservations if item.address.version == own.version)
-        gone = sum(own.holds(int(item.address)) for item in ours if snapshot.is_gone(item))
-        free = f"podwire ipam free --gone {pool.network} frees {gone}" if gone else "none of them is of somebody gone"
-        what = f"{in_use} of {own.size} addresses of {own} are in use"
-        yield Finding("full", pool.network, "", what, f"{free}; give the network a larger range")
+        same_version = (item for item in pool.reservations if item.address.version == range_set.version)
+        gone = sum(range_set.holds(int(item.address)) for item in same_version if snapshot.is_gone(item))
+        description = f"{in_use} of {range_set.size} addresses of {range_set} are in use"
+        if gone:
+            description += f", {gone} of them by containers that are no longer running"
+        fix = f"podwire ipam free --gone {pool.network}" if gone else "give the network a larger range"
+        yield Finding("full", pool.network, "", description, fix)
 
 
 def _index(pool: Pool) -> Iterator[Finding]:
@@ -208,57 +212,61 @@ def _index(pool: Pool) -> Iterator[Finding]:
     try:
         wrong = listing.list_unindexed(store)
     except OSError:
-        return  # what cannot be read has been told
+        return  # `Records.unread` describes it
     if wrong:
         index = f"{pool.data_dir.rstrip('/')}.podwire/{pool.network}"
-        what = f"the index {index} does not know {', '.join(wrong)}: somebody has edited the files"
-        yield Finding("index", pool.network, wrong[0], what, f"rm {quote(index)} (it is written anew)")
+        description = f"the index {index} lacks {', '.join(wrong)}: the files of the store were edited by hand"
+        yield Finding("index", pool.network, wrong[0], description, f"rm {quote(index)}  # the next ADD writes it anew")
 
 
 def _unreserved(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[Finding]:
-    """Yields the addresses that living attachments have and that are not reserved for them."""
+    """Yields the addresses of running attachments that are not reserved for them."""
     for pod in pods:
         pools = list(_pools(snapshot, pod.network))
-        inside = snapshot.kernel.namespaces.get(pod.netns)
+        namespace = snapshot.kernel.namespaces.get(pod.netns)
         for text in pod.addresses:
-            own = ip_interface(text).ip
-            if not any(range_set.range_of(own) for pool in pools for range_set in pool.range_sets):
+            address = ip_interface(text).ip
+            if not any(range_set.range_of(address) for pool in pools for range_set in pool.range_sets):
                 continue
-            places = {found.path for found, _ in snapshot.kernel.interfaces_by_address.get(own, ())}
-            if inside and inside.links is not None and inside.path not in places:
-                continue  # it has lost the address, which is nobody's then
-            yield from _owned_by_another(pod, own, pools)
+            paths = {used_in.path for used_in, _ in snapshot.kernel.interfaces_by_address.get(address, ())}
+            if namespace and namespace.links is not None and namespace.path not in paths:
+                continue  # the pod no longer has the address
+            yield from _owned_by_another(pod, address, pools)
 
 
-def _owned_by_another(pod: Pod, own: Address, pools: Iterable[Pool]) -> Iterator[Finding]:
-    found = [item for pool in pools for item in pool.reservations if item.address == own and not item.file.residue]
-    mine = (pod.attachment, Attachment(pod.attachment.container_id, ""))
-    if any(item.file.unreadable or item.attachment in mine for item in found):
+def _owned_by_another(pod: Pod, address: Address, pools: Iterable[Pool]) -> Iterator[Finding]:
+    same_address = (item for pool in pools for item in pool.reservations if item.address == address)
+    reservations = [item for item in same_address if not item.file.residue]
+    expected = (pod.attachment, Attachment(pod.attachment.container_id, ""))
+    if any(item.file.unreadable or item.attachment in expected for item in reservations):
         return
     owner = _name(pod.attachment)
-    if found:
-        what = f"{own} is in use by {owner}, but reserved for {_name(found[0].attachment)}"
-        fix = "remove both and create them again"
-        yield Finding("of another", pod.network, str(own), what, fix)
+    if reservations:
+        description = f"{address} is in use by {owner}, but reserved for {_name(reservations[0].attachment)}"
+        fix = "remove both containers and create them again"
+        yield Finding("of another", pod.network, str(address), description, fix)
     else:
-        fix = "remove it and create it again: the address may be given to another"
-        yield Finding("not reserved", pod.network, str(own), f"{own} is in use by {owner}, but not reserved", fix)
+        description = (
+            f"{address} is in use by {owner}, but not reserved: host-local may allocate it to another container"
+        )
+        fix = "remove the container and create it again"
+        yield Finding("not reserved", pod.network, str(address), description, fix)
 
 
-def _twice(snapshot: Snapshot, living: Iterable[Pod], network: str) -> Iterator[Finding]:
-    """Yields the addresses that two living attachments of a network, or on one bridge, have."""
+def _duplicates(snapshot: Snapshot, running: Iterable[Pod], network: str) -> Iterator[Finding]:
+    """Yields the addresses that two running attachments of a network, or on one bridge, have."""
     bridges = {pod.network: pod.bridge for pod in snapshot.pods if pod.bridge}
-    found: dict[tuple[str, str], list[Pod]] = {}
-    for pod in living:
+    users: dict[tuple[str, str], list[Pod]] = {}
+    for pod in running:
         for text in pod.addresses:
-            own = ip_interface(text).ip
-            if not own.is_loopback:  # every pod has those: the runtimes' own network "cni-loopback"
-                place = bridges.get(pod.network) or f"network {pod.network}"
-                found.setdefault((place, str(own)), []).append(pod)
-    for (_, address), pods in found.items():
+            ip = ip_interface(text).ip
+            if not ip.is_loopback:  # every pod has those: the runtimes' network "cni-loopback"
+                segment = bridges.get(pod.network) or f"network {pod.network}"
+                users.setdefault((segment, str(ip)), []).append(pod)
+    for (_, address), pods in users.items():
         if len(pods) > 1 and network in ("", *(pod.network for pod in pods)):
             owners = " and ".join(_name(pod.attachment) for pod in pods)
-            fix = "remove all but one of them and create them again"
+            fix = "remove all of these containers but one, and create them again"
             yield Finding("twice", pods[0].network, address, f"{address} is in use by {owners}", fix)
 
 

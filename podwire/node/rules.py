@@ -1,6 +1,6 @@
-"""The packet filter's rules of this node's pods, with whose they are: all backends, all plugins that make some.
+"""The packet filter rules of this node's pods with their owners, of all backends and all plugins that create rules.
 
-One rule: the plugins read their own rules; here they are only brought together.
+One rule: each plugin reads its own rules; this module only collects them.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _BY_PROGRAM: Mapping[str, Callable[[], list[OwnedRule]]] = {
 
 @dataclass(frozen=True)
 class Rules:
-    """All rules that say whose they are; `unseen` says in words what could not be looked at."""
+    """All rules that name their owner; `unseen` describes what could not be read."""
 
-    found: tuple[OwnedRule, ...] = ()
+    owned: tuple[OwnedRule, ...] = ()
     unseen: tuple[str, ...] = ()
 
     @cached_property
     def _ports(self) -> Mapping[object, set[str]]:
-        found: dict[object, set[str]] = {}
-        for item in self.found:
+        by_owner: dict[object, set[str]] = {}
+        for item in self.owned:
             if item.what == HOST_PORT and item.about:
-                found.setdefault(item.mark or item.container_id, set()).add(item.about)
-        return found
+                by_owner.setdefault(item.mark or item.container_id, set()).add(item.about)
+        return by_owner
 
-    def ports(self, network: str, attachment: Attachment) -> set[str]:
-        """Returns the host ports ("8080/tcp") that lead to an attachment, by its marks or its container's name."""
+    def published_ports(self, network: str, attachment: Attachment) -> set[str]:
+        """Returns the host ports ("8080/tcp") that are published for an attachment, by its marks or container ID."""
         names = (*marks_of(network, attachment), attachment.container_id)
         return {port for name in names for port in self._ports.get(name, ())}
 
 
 def read_rules() -> Rules:
-    """Reads all rules; what cannot be read is told."""
-    found: list[OwnedRule] = []
+    """Reads all rules; what cannot be read is described in `unseen`."""
+    owned: list[OwnedRule] = []
     unseen: list[str] = []
     try:
         with nft.open_socket() as socket:
             for what, by_netlink in _BY_NETLINK.items():
                 try:
-                    found += by_netlink(socket)
+                    owned += by_netlink(socket)
                 except CniError as error:
                     unseen.append(f"{what}: {error.msg}")
     except nft.UnavailableError:
@@ -68,10 +68,10 @@ def read_rules() -> Rules:
         unseen.append(f"the packet filter's rules: {error.msg}")
     for what, by_program in _BY_PROGRAM.items():
         try:
-            found += by_program()
+            owned += by_program()
         except CniError as error:
             unseen.append(f"{what} of iptables-legacy: {error.msg}")
-    return Rules(tuple(dict.fromkeys(found)), tuple(unseen))
+    return Rules(tuple(dict.fromkeys(owned)), tuple(unseen))
 
 
 def marks_of(network: str, attachment: Attachment) -> Iterable[bytes]:

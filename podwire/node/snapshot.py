@@ -1,7 +1,7 @@
-"""Who is who: the attachments of cache and stores, joined with what the kernel has of each.
+"""One snapshot of the node: the attachments in the cache and the stores, matched with the kernel's objects of each.
 
-One rule: an attachment may be running until the contrary is proven: its namespace is gone (presences.py), or it has no
-namespace, no interface and no entry in the cache, and its ADD cannot be under way any more.
+One rule: an attachment counts as running until the contrary is proven: its namespace no longer exists (presences.py),
+or it has no namespace, no interface and no entry in the cache, and its ADD cannot be running any more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from podwire.node.rules import Rules
 _BITS = 8
 
 
-class _Outside(TypedDict):
+class _HostFields(TypedDict):
     host_interface: str
     bridge: str
     receives: int | None
@@ -42,7 +42,7 @@ class _Outside(TypedDict):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that was looked at, side by side; `cache_dir` is libcni's `results`."""
+    """Everything read from files and kernel at one moment; `cache_dir` is libcni's `results`."""
 
     records: Records
     kernel: Kernel
@@ -52,8 +52,8 @@ class Snapshot:
 
     @cached_property
     def pods(self) -> tuple[Pod, ...]:
-        """All attachments: those of the cache, then those that only have an address reserved."""
-        return tuple(sorted((*map(self._known, self.records.cached), *self._unknown()), key=_by_name))
+        """All attachments, sorted by name: those in the cache, and those that only have an address reserved."""
+        return tuple(sorted((*map(self._cached_pod, self.records.cached), *self._uncached_pods()), key=_by_name))
 
     @cached_property
     def presences(self) -> Presences:
@@ -62,54 +62,58 @@ class Snapshot:
 
     @cached_property
     def reservations(self) -> Mapping[tuple[str, Attachment], list[Reservation]]:
-        """The reservations of attachments, by network and attachment; remarks and residue are none."""
-        found: dict[tuple[str, Attachment], list[Reservation]] = {}
+        """The reservations that name a container, by network and attachment."""
+        by_owner: dict[tuple[str, Attachment], list[Reservation]] = {}
         for pool in self.records.pools:
             for item in pool.reservations:
                 if item.has_container:
-                    found.setdefault((item.network, item.attachment), []).append(item)
-        return found
+                    by_owner.setdefault((item.network, item.attachment), []).append(item)
+        return by_owner
 
     @cached_property
     def cached_by_network(self) -> Mapping[str, set[Attachment]]:
         """The attachments of the runtime's cache, by network."""
-        found: dict[str, set[Attachment]] = {}
+        by_network: dict[str, set[Attachment]] = {}
         for item in self.records.cached:
-            found.setdefault(item.network_name, set()).add(item.attachment)
-        return found
+            by_network.setdefault(item.network_name, set()).add(item.attachment)
+        return by_network
 
     @cached_property
     def _by_container(self) -> Mapping[tuple[str, str], list[Pod]]:
-        found: dict[tuple[str, str], list[Pod]] = {}
+        by_container: dict[tuple[str, str], list[Pod]] = {}
         for pod in self.pods:
-            found.setdefault((pod.network, pod.attachment.container_id), []).append(pod)
-        return found
+            by_container.setdefault((pod.network, pod.attachment.container_id), []).append(pod)
+        return by_container
 
     def pods_of(self, network: str, attachment: Attachment) -> list[Pod]:
-        """Returns the attachment as one, without an ifname all of its container; none when it is not known."""
-        found = self._by_container.get((network, attachment.container_id), [])
-        return [pod for pod in found if attachment.ifname in ("", pod.attachment.ifname)]
+        """Returns the pod of an attachment, or all of its container if its ifname is ""; [] if it is unknown."""
+        pods = self._by_container.get((network, attachment.container_id), [])
+        return [pod for pod in pods if attachment.ifname in ("", pod.attachment.ifname)]
 
     def is_configured(self, item: Reservation) -> bool:
-        """Tells whether an interface of the network has the reserved address, in whichever namespace."""
-        return bool(self.places(item.network, item.address))
+        """Returns whether an interface of the network has the reserved address, in any namespace."""
+        return bool(self.interfaces_with(item.network, item.address))
 
-    def places(self, network: str, address: Address) -> list[tuple[NetworkNamespace, str]]:
-        """Returns where an address of a network is in use: the namespaces and the interfaces that have it."""
-        return self.presences.places(network, address)
+    def interfaces_with(self, network: str, address: Address) -> list[tuple[NetworkNamespace, str]]:
+        """Returns the interfaces of a network that have an address, as (namespace, ifname)."""
+        return self.presences.interfaces_with(network, address)
 
     def is_gone(self, item: Reservation) -> bool:
-        """Tells whether surely nobody lives who has the reserved address."""
+        """Returns whether the owner of a reserved address is provably no longer running."""
         pods = self.pods_of(item.network, item.attachment)
         return item.has_container and all(pod.leaked for pod in pods) and not self.is_configured(item)
 
-    def _known(self, item: CachedAttachment) -> Pod:
+    def _cached_pod(self, item: CachedAttachment) -> Pod:
         result = item.typed_result
         ifname = item.attachment.ifname
-        told = [own.name for own in result.interfaces if not own.sandbox]
-        inside = self.kernel.namespaces.get(item.netns) or self._behind(told) or self._holder(item, result)
+        host_names = [interface.name for interface in result.interfaces if not interface.sandbox]
+        namespace = (
+            self.kernel.namespaces.get(item.netns)
+            or self._namespace_behind(host_names)
+            or self._namespace_with_addresses(item, result)
+        )
         presence = self.presences.by_file[item.path]
-        outside = self.kernel.host_veth(inside, ifname, told) if inside else None
+        host_veth = self.kernel.host_veth(namespace, ifname, host_names) if namespace else None
         try:
             addresses = tuple(str(ip.address) for ip in attachment_ips(result, ifname, strict=False))
         except CniError:
@@ -117,52 +121,56 @@ class Snapshot:
         return Pod(
             item.network_name,
             item.attachment,
-            _state(item, presence, inside, outside),
+            _state(item, presence, namespace, host_veth),
             item.pod,
-            item.netns or (inside.path if inside else ""),
+            item.netns or (namespace.path if namespace else ""),
             addresses=addresses,
             host_ports=tuple(self._host_ports(item)),
             leaked=presence is Presence.GONE,
-            **self._outside(item.network_name, item.attachment, outside),
+            **self._host_fields(item.network_name, item.attachment, host_veth),
         )
 
-    def _unknown(self) -> Iterable[Pod]:
-        known = {(item.network_name, item.attachment) for item in self.records.cached}
-        containers = {(network, attachment.container_id) for network, attachment in known}
-        for (network, attachment), found in self.reservations.items():
+    def _uncached_pods(self) -> Iterable[Pod]:
+        """Yields the attachments that have reservations, but no entry in the cache."""
+        cached = {(item.network_name, item.attachment) for item in self.records.cached}
+        containers = {(network, attachment.container_id) for network, attachment in cached}
+        for (network, attachment), reservations in self.reservations.items():
             is_legacy = not attachment.ifname and (network, attachment.container_id) in containers
-            if (network, attachment) in known or is_legacy:
+            if (network, attachment) in cached or is_legacy:
                 continue
-            inside, ifname = self._place(network, (item.address for item in found))
-            outside = self.kernel.host_veth(inside, ifname) if inside else None
+            namespace, ifname = self._interface_behind_veth(network, (item.address for item in reservations))
+            host_veth = self.kernel.host_veth(namespace, ifname) if namespace else None
             yield Pod(
                 network,
                 attachment,
                 State.NO_CACHE,
-                netns=inside.path if inside else "",
-                addresses=tuple(item.file.name for item in found),
-                leaked=not any(map(self._may_live, found)),
-                **self._outside(network, attachment, outside),
+                netns=namespace.path if namespace else "",
+                addresses=tuple(item.file.name for item in reservations),
+                leaked=not any(map(self._may_run, reservations)),
+                **self._host_fields(network, attachment, host_veth),
             )
 
-    def _holder(self, item: CachedAttachment, result: Result) -> NetworkNamespace | None:
-        """Returns where the addresses are of one whose namespace the cache does not have (results before 0.3.0)."""
+    def _namespace_with_addresses(self, item: CachedAttachment, result: Result) -> NetworkNamespace | None:
+        """Returns the namespace that has an attachment's addresses, if the cache has no path (results before 0.3.0)."""
         addresses = (ip.address.ip for ip in result.ips)
-        inside, ifname = self._place(item.network_name, addresses) if not item.netns else (None, "")
-        return inside if ifname == item.attachment.ifname else None
+        namespace, ifname = self._interface_behind_veth(item.network_name, addresses) if not item.netns else (None, "")
+        return namespace if ifname == item.attachment.ifname else None
 
-    def _behind(self, told: Iterable[str]) -> NetworkNamespace | None:
-        """Returns the namespace that one of these host veths leads into, whatever its path is here."""
-        ends = (self.kernel.by_name.get(name) for name in told)
-        return next((found for end in ends if end and (found := self.kernel.namespace_behind(end))), None)
+    def _namespace_behind(self, names: Iterable[str]) -> NetworkNamespace | None:
+        """Returns the namespace of the other end of the first of these host veths that has one."""
+        veths = (self.kernel.by_name.get(name) for name in names)
+        return next(
+            (namespace for veth in veths if veth and (namespace := self.kernel.namespace_behind(veth))),
+            None,
+        )
 
-    def _place(self, network: str, addresses: Iterable[Address]) -> tuple[NetworkNamespace | None, str]:
-        """Returns where one of a network's addresses is configured, by a veth pair of the host."""
-        found = (place for address in addresses for place in self.places(network, address))
-        return next((place for place in found if self.kernel.host_veth(*place)), (None, ""))
+    def _interface_behind_veth(self, network: str, addresses: Iterable[Address]) -> tuple[NetworkNamespace | None, str]:
+        """Returns the first container veth that has one of a network's addresses, (None, "") if there is none."""
+        interfaces = (user for address in addresses for user in self.interfaces_with(network, address))
+        return next((user for user in interfaces if self.kernel.host_veth(*user)), (None, ""))
 
-    def _may_live(self, item: Reservation) -> bool:
-        """Tells whether a container that the cache does not know may be running with the reserved address."""
+    def _may_run(self, item: Reservation) -> bool:
+        """Returns whether a container that is not in the cache may be running with the reserved address."""
         if item.is_recent or self.is_configured(item):
             return True
         if item.before_boot:
@@ -171,52 +179,54 @@ class Snapshot:
             self._caches[item.network] = ResultCache.read(item.network, self.cache_dir)
         cache = self._caches[item.network]
         if not self.records.is_cache_complete and cache.has_file(item.attachment):
-            return True  # a pod may have lost its address
+            return True  # its pod may be running without the address
         if self.presences.hidden_ports(item.network):
             return True
         return self.kernel.has_hidden_namespaces and not (
             self.records.is_cache_complete and cache.is_gone(item.attachment)
         )
 
-    def _outside(self, network: str, attachment: Attachment, outside: Link | None) -> _Outside:
-        """Returns what is told of the host's end."""
+    def _host_fields(self, network: str, attachment: Attachment, host_veth: Link | None) -> _HostFields:
+        """Returns the fields of a pod that come from the host's interfaces."""
         owner = Owner(network, *attachment)
         ifbs = select_ifbs(owner, (self.kernel.by_name.get(name) for name in owner.names))
         sends = next((rate for ifb in ifbs if (rate := self.kernel.limits.get(ifb.index))), None)
-        receives = self.kernel.limits.get(outside.index) if outside else None
-        master = self.kernel.by_index.get(outside.master) if outside else None
+        receives = self.kernel.limits.get(host_veth.index) if host_veth else None
+        master = self.kernel.by_index.get(host_veth.master) if host_veth else None
         return {
-            "host_interface": outside.name if outside else "",
+            "host_interface": host_veth.name if host_veth else "",
             "bridge": master.name if master else "",
             "receives": receives and receives * _BITS,
             "sends": sends and sends * _BITS,
         }
 
     def _host_ports(self, item: CachedAttachment) -> Iterable[HostPort]:
-        """Yields the host ports that were asked for, each of them confirmed if there is a rule for it."""
+        """Yields the host ports in the runtime's request; one is confirmed if the packet filter has its rule."""
         for plugin in item.network.plugins if item.network else ():
             if item.network and plugin.get("type") == "portmap":
                 items = item.network.build_config(plugin, capability_args=item.capability_args)
-                conf = NetConf(item.network_name, item.network.version, Fields(items), items)
+                net_conf = NetConf(item.network_name, item.network.version, Fields(items), items)
                 args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
-                there = self.rules.ports(item.network_name, item.attachment)
-                for mapping in portmap.parse_leniently(args, conf).mappings:
-                    own_ip = str(mapping.only_to or "")
-                    port = HostPort(mapping.host_port, mapping.container_port, mapping.protocol, own_ip)
-                    confirmed = True if port.key in there else None if self.rules.unseen else False
-                    yield HostPort(port.host_port, port.container_port, port.protocol, own_ip, confirmed)
+                with_rule = self.rules.published_ports(item.network_name, item.attachment)
+                for mapping in portmap.parse_leniently(args, net_conf).mappings:
+                    host_ip = str(mapping.only_to or "")
+                    port = HostPort(mapping.host_port, mapping.container_port, mapping.protocol, host_ip)
+                    confirmed = True if port.key in with_rule else None if self.rules.unseen else False
+                    yield HostPort(port.host_port, port.container_port, port.protocol, host_ip, confirmed)
 
 
-def _state(item: CachedAttachment, presence: Presence, inside: NetworkNamespace | None, outside: Link | None) -> State:
+def _state(
+    item: CachedAttachment, presence: Presence, namespace: NetworkNamespace | None, host_veth: Link | None
+) -> State:
     if presence is Presence.GONE:
         return State.GONE
-    if outside:
+    if host_veth:
         return State.OK
     if presence is Presence.UNKNOWN and item.netns:
         return State.UNKNOWN
-    if inside is None or inside.links is None:
+    if namespace is None or namespace.links is None:
         return State.NOT_SEEN
-    return State.OK if item.attachment.ifname in inside.links else State.NO_INTERFACE
+    return State.OK if item.attachment.ifname in namespace.links else State.NO_INTERFACE
 
 
 def _by_name(pod: Pod) -> tuple[str, str, Attachment]:

@@ -89,7 +89,7 @@ def test_the_way_out_is_the_default_route_that_is_taken(clinic, sandbox):
     found = clinic.everything()
     assert [one["text"] for one in found if one["name"] == "mtu"] == ['pods 1500, "out0" 1500'], found
     clinic.host.ip("route", "del", "default", "dev", "out0")
-    assert '"out1", the way out, has 1400' in clinic.found("mtu-too-large")["text"]
+    assert 'the uplink "out1" has 1400' in clinic.found("mtu-too-large")["text"]
 
 
 def test_what_was_looked_at_is_said(clinic, sandbox):
@@ -99,4 +99,4 @@ def test_what_was_looked_at_is_said(clinic, sandbox):
     (line,) = [line for line in done.stdout.splitlines() if "at the hook forward" in line]
     assert line.startswith("ok packet filter: the policies of ")
     assert line.endswith("none drops the pods' packets; rules that drop were not looked for")
-    assert "nobody drops" not in done.stdout
+    assert "nothing drops" not in done.stdout

@@ -308,7 +308,7 @@ def test_the_same_address_twice(clinic, network, new_sandbox):
     ("before", "text"),
     [
         ("mount -t tmpfs -o ro podwire {store}", "read-only"),
-        ("mount -t tmpfs -o nr_inodes=1 podwire {store}", "no more files"),
+        ("mount -t tmpfs -o nr_inodes=1 podwire {store}", "no free inodes"),
         ("chown nobody {store}; trap 'chown root {store}' EXIT", "belongs to user"),
         ("mkdir -p {store}/podwire-podman/lock", "lock is a directory"),
     ],
@@ -327,7 +327,7 @@ def test_a_store_that_is_a_file(clinic, network, sandbox):
     store = clinic.directory / "leases" / "podwire-podman"
     shutil.rmtree(store)
     store.touch()
-    assert clinic.found("store-unusable")["text"] == f"{store} is no directory"
+    assert clinic.found("store-unusable")["text"] == f"{store} is not a directory"
     found = clinic.everything()
     assert [one for one in found if one["name"] == "not-seen"] == []
     assert [one["severity"] for one in found if one["name"] == "cache"] == ["ok"]
@@ -387,4 +387,4 @@ def test_ranges_that_are_full(clinic, new_sandbox):
         if number == 11:
             assert clinic.found("range-nearly-full")["severity"] == "warning"
     assert [one["name"] for one in bad(clinic.findings())] == ["range-full"]
-    assert clinic.found("range-full")["cure"] == 'give a larger "subnet" in /etc/cni/net.d/10-small.conflist'
+    assert clinic.found("range-full")["cure"] == 'set a larger "subnet" in /etc/cni/net.d/10-small.conflist'

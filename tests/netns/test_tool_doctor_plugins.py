@@ -37,7 +37,7 @@ def test_no_network_at_all(clinic, absent):
     """A net.d that is absent or empty is a problem, with what to put there."""
     before = "umount /etc/cni/net.d; rmdir /etc/cni/net.d" if absent else ""
     found = clinic.found("no-network", before=before)
-    assert found["text"].startswith("it is not there" if absent else "it has no configuration")
+    assert found["text"].startswith("it does not exist" if absent else "it has no usable configuration")
     assert "podwire lint /etc/cni/net.d" in found["cure"]
 
 
@@ -49,7 +49,7 @@ def test_a_file_that_no_runtime_can_use(clinic):
     assert [(one["name"], one["cure"]) for one in bad(found)] == [
         ("file-unusable", "podwire lint /etc/cni/net.d/05-broken.conflist")
     ]
-    assert any(one["subject"].endswith("10-pods.conflist") and "take it" in one["text"] for one in found)
+    assert any(one["subject"].endswith("10-pods.conflist") and "use this file" in one["text"] for one in found)
 
 
 def test_two_files_with_one_network(clinic):

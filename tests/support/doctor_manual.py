@@ -32,7 +32,7 @@ def made(text: str) -> str:
 
 
 def _rows(faults: list[Fault]) -> str:
-    lines = ["| finding | severity | meaning | cure |", "|---|---|---|---|"]
+    lines = ["| finding | severity | meaning | fix |", "|---|---|---|---|"]
     lines += [f"| `{one.name}` | {one.severity.value} | {one.meaning} | {one.fix} |" for one in faults]
     return "\n".join(lines) + "\n"
 

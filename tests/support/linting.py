@@ -23,7 +23,7 @@ def lint(path: Path, text: str | bytes | dict[str, Any]) -> SourceFile:
     """Writes a file and checks it."""
     data = json.dumps(text) if isinstance(text, dict) else text
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return directory.lint_file(str(path), PLUGINS, ()).pages[0]
+    return directory.lint_file(str(path), PLUGINS, ()).files[0]
 
 
 def network(*plugins: dict[str, Any], **keys: Any) -> dict[str, Any]:

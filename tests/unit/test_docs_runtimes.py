@@ -62,7 +62,7 @@ def test_containerds_template(tmp_path, cidr):
         accept({"cniVersion": network["cniVersion"], "name": network["name"], **plugin})
     path = tmp_path / "10-containerd-net.conflist"
     path.write_text(text)
-    (page,) = directory.lint_file(str(path), PLUGINS, ()).pages
+    (page,) = directory.lint_file(str(path), PLUGINS, ()).files
     assert page.findings == []
     installed = json.loads((manifests.INSTALL / "10-podwire.conflist").read_text())
     installed["plugins"][0]["ipam"]["ranges"] = [[{"subnet": cidr}]]

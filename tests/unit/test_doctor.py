@@ -128,7 +128,7 @@ def test_a_clock_that_was_set_back(node, tmp_path, ahead_s, told):
 def test_a_command_that_is_told_has_the_directories_that_were_given(node):
     """Who looks at other directories than the usual ones is told commands that do, too."""
     own = Node(
-        PLUGINS, {}, "net.d", ("bin",), "a b", given={"--conf-dir": "net.d", "--bin-dir": "", "--cache-dir": "a b"}
+        PLUGINS, {}, "net.d", ("bin",), "a b", options={"--conf-dir": "net.d", "--bin-dir": "", "--cache-dir": "a b"}
     )
     assert own.command("gc", "net") == "podwire gc net --conf-dir net.d --cache-dir 'a b'"
     assert node.command("gc", "net") == "podwire gc net"
@@ -143,7 +143,7 @@ def full(**values: int) -> Callable[[str], os.statvfs_result]:
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"f_bavail": 0}, "full"), ({"f_favail": 0}, "no more files"), ({"f_flag": os.ST_RDONLY}, "read-only"), ({}, "")],
+    [({"f_bavail": 0}, "full"), ({"f_favail": 0}, "no free inodes"), ({"f_flag": os.ST_RDONLY}, "read-only"), ({}, "")],
 )
 def test_a_disk_without_room(node, monkeypatch, tmp_path, values, text):
     """A cache on a file system that is full or read-only is told, and so is a store."""
@@ -272,7 +272,7 @@ def test_a_file_of_networkd_that_takes_a_bridge(node, monkeypatch, tmp_path, tex
     """A .network file whose pattern matches the bridge or a pod's interface is a note."""
     (tmp_path / "10.network").write_text(text)
     monkeypatch.setattr(links, "_NETWORKD", (str(tmp_path),))
-    monkeypatch.setattr(links, "_runs", lambda directory: "systemd" in directory)
+    monkeypatch.setattr(links, "_is_running", lambda directory: "systemd" in directory)
     assert [one.name for one in look(node, "managed")] == ["managed-by-others"] * told
 
 
@@ -327,7 +327,7 @@ def test_the_host_keeps_the_addresses_that_it_needs(node, tmp_path, name, flags,
     node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
     node.addresses = {1: (AssignedAddress(bytes([10, 9, 0, 2]), 24, 0),)}
     (found,) = look(node, "twice")
-    assert found.fix.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; only if")
+    assert found.fix.startswith("ip address del 10.9.0.2/24 dev lo" if told else "remove the pod of c2 eth0; or, ")
 
 
 @pytest.mark.parametrize("version", ["", "1", "$(id)", "1.0.0.0", "9.9.9"])
@@ -352,7 +352,7 @@ def test_a_net_d_that_is_no_directory(node, tmp_path):
     node.conf_dir = f"{tmp_path}/a file"
     Path(node.conf_dir).touch()
     (found,) = look(node, "files")
-    assert (found.severity, found.text) == (Severity.PROBLEM, "it is no directory")
+    assert (found.severity, found.text) == (Severity.PROBLEM, "it is not a directory")
     assert found.fix == f"mv '{node.conf_dir}' '{node.conf_dir}'.old; mkdir '{node.conf_dir}'"
 
 

@@ -71,4 +71,4 @@ def test_a_lock_whose_taker_has_ended(node, monkeypatch, tmp_path):
         finally:
             os.kill(holder, signal.SIGKILL)
     assert (found.subject, found.fix) == ("iptables", f"kill {holder}")
-    assert f"{path} is held by process {holder} (sleep 60)" in found.text
+    assert f"process {holder} (sleep 60) holds {path}" in found.text

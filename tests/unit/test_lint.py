@@ -29,7 +29,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     "comment": (network({**BRIDGE, "_comment": "why", "//": "why"}), []),
     "key of a network": (network(BRIDGE, disabelGC=True), [("warning", "disabelGC", "unknown key")]),
     "runtime's own key": (network(BRIDGE, nerdctlID="x", args={}), []),
-    "plugin's key": (network(BRIDGE, ipam={}), [("warning", "ipam", "counts for nothing")]),
+    "plugin's key": (network(BRIDGE, ipam={}), [("warning", "ipam", "has no effect here")]),
     "foreign key": (network(BRIDGE, colour=1), [("note", "colour", "unknown key")]),
     "foreign plugin": (network({"type": "calico", "colour": 1, "ipam": {"type": "calico-ipam", "x": 1}}), []),
     "foreign ipam": (network({**BRIDGE, "ipam": {"type": "whereabouts", "range": "10.0.0.0/8"}}), []),
@@ -38,7 +38,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
         [("warning", "plugins[0].delegate.hairpin", "unknown key")],
     ),
     "args": (network({**BRIDGE, "args": {"cni": {"labels": []}, "x": 1}}), []),
-    "runtime's key": (network({**BRIDGE, "prevResult": {}}), [("warning", "plugins[0].prevResult", "for the runtime")]),
+    "runtime's key": (
+        network({**BRIDGE, "prevResult": {}}),
+        [("warning", "plugins[0].prevResult", "set by the runtime")],
+    ),
     # Types
     "boolean in quotes": (
         network({**BRIDGE, "ipMasq": "true"}),
@@ -144,11 +147,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
             BRIDGE,
             {"type": "bandwidth", "capabilities": {"bandwidth": True}, "ingressRate": 8000, "ingressBurst": 8000},
         ),
-        [("warning", "plugins[1].ingressRate", "count for nothing")],
+        [("warning", "plugins[1].ingressRate", "overrides the runtime's limits")],
     ),
     "useless capability": (
         network({**BRIDGE, "capabilities": {"portMappings": True}}),
-        [("note", "plugins[0].capabilities.portMappings", "no use for")],
+        [("note", "plugins[0].capabilities.portMappings", "does not use")],
     ),
     "ipam's capability": (network({**BRIDGE, "capabilities": {"ips": True, "mac": True}}), []),
     # Settings that do nothing
@@ -166,7 +169,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     ),
     "range without subnet": (
         network(ipam(rangeStart="10.1.0.5")),
-        [("warning", "plugins[0].ipam.rangeStart", "counts for nothing")],
+        [("warning", "plugins[0].ipam.rangeStart", "does nothing without")],
     ),
     "masqAll": (
         network(BRIDGE, {**PORTMAP, "masqAll": True, "snat": False}),
@@ -174,7 +177,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     ),
     "static without addresses": (
         network({**BRIDGE, "ipam": {"type": "static"}}),
-        [("warning", "plugins[0].ipam", "no address to give")],
+        [("warning", "plugins[0].ipam", "no address to allocate")],
     ),
     # Ranges
     "gateway elsewhere": (
@@ -188,7 +191,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     "tiny range": (network(ipam(ranges=[[{"subnet": "10.1.0.0/29"}]])), []),
     "tinier range": (
         network(ipam(ranges=[[{"subnet": "10.1.0.0/30"}]])),
-        [("note", "plugins[0].ipam.ranges[0][0].subnet", "1 address to give")],
+        [("note", "plugins[0].ipam.ranges[0][0].subnet", "1 address to allocate")],
     ),
     "range of a gateway": (
         network(ipam(ranges=[[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.1"}]])),
@@ -203,8 +206,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
         [("warning", "plugins[0].ipam.ranges[0][0].subnet", "not routed")],
     ),
     # The list
-    "chained first": (network(PORTMAP, BRIDGE), [("error", "plugins[0].type", "none stands before")]),
-    "tuning alone": (network({"type": "tuning"}), [("error", "plugins[0].type", "none stands before")]),
+    "chained first": (network(PORTMAP, BRIDGE), [("error", "plugins[0].type", "but it is the first")]),
+    "tuning alone": (network({"type": "tuning"}), [("error", "plugins[0].type", "but it is the first")]),
     "two interfaces": (
         network(BRIDGE, {"type": "macvlan", "master": "eth0"}),
         [("warning", "plugins[1].type", "second interface")],
@@ -212,7 +215,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
     "ipam in the list": (
         network(BRIDGE, {"type": "host-local", "ipam": IPAM}),
-        [("warning", "plugins[1].type", "does nothing for a list")],
+        [("warning", "plugins[1].type", "does nothing in a list")],
     ),
     "both backends": (
         network({**BRIDGE, "ipMasq": True, "ipMasqBackend": "nftables"}, {**PORTMAP, "backend": "iptables"}),
@@ -220,10 +223,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     ),
     "policy without bridge": (
         network({"type": "ptp", "ipam": IPAM}, {"type": "firewall", "ingressPolicy": "isolated"}),
-        [("warning", "plugins[1].ingressPolicy", "about bridges")],
+        [("warning", "plugins[1].ingressPolicy", "needs a bridge")],
     ),
-    "misspelt type": (network({**BRIDGE, "type": "brigde"}), [("error", "plugins[0].type", 'no plugin "brigde"')]),
-    "path as type": (network({"type": "../bridge"}), [("error", "plugins[0].type", "no name of a plugin")]),
+    "misspelt type": (network({**BRIDGE, "type": "brigde"}), [("error", "plugins[0].type", 'unknown plugin "brigde"')]),
+    "path as type": (network({"type": "../bridge"}), [("error", "plugins[0].type", "not a valid plugin name")]),
     # The network
     "no version": ({"name": "net", "plugins": [BRIDGE]}, [("note", "cniVersion", "means 0.1.0")]),
     "short version": (network(BRIDGE, cniVersion="1.0"), [("error", "cniVersion", '"1.0" is unknown')]),
@@ -231,11 +234,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
     "new version": (network(BRIDGE, cniVersion="1.1.0"), [("note", "cniVersion", "containerd 1.6")]),
     "old version": (
         network(BRIDGE, {"type": "firewall"}, cniVersion="0.3.1"),
-        [("error", "plugins[1].type", "begins with 0.4.0")],
+        [("error", "plugins[1].type", "only 0.4.0 or later")],
     ),
     "old version for vrf": (
         network(BRIDGE, {"type": "vrf"}, cniVersion="0.3.0"),
-        [("error", "plugins[1].type", "does not know cniVersion 0.3.0")],
+        [("error", "plugins[1].type", "does not support cniVersion 0.3.0")],
     ),
     "no name": ({"cniVersion": "1.0.0", "plugins": [BRIDGE]}, [("error", "name", "is missing")]),
     "bad name": (network(BRIDGE, name="a/b"), [("error", "name", "not allowed")]),

@@ -38,7 +38,7 @@ def lint(place: Path, **files: str) -> LintResult:
 def told(linted: LintResult) -> list[tuple[str, str, str]]:
     return [
         (os.path.basename(page.path), str(found.severity), found.text)
-        for page in linted.pages
+        for page in linted.files
         for found in page.findings
     ]
 
@@ -148,7 +148,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "one bridge, two gateways": (
         bridge("10.1.0.0/16", isGateway=True),
         bridge("10.2.0.0/16", isDefaultGateway=True),
-        ["is to be 10.2.0.1 here and 10.1.0.1"],
+        ["has the address 10.2.0.1 here, but 10.1.0.1"],
     ),
     "one bridge, two families": (bridge("10.1.0.0/16", isGateway=True), bridge("fd00::/64", isGateway=True), []),
     "one bridge, forced": (
@@ -159,13 +159,13 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "one bridge, one VLAN": (
         {"type": "bridge", "vlan": 5},
         {"type": "bridge"},
-        ["has no VLAN here, and some for"],
+        ["has no VLAN here, but some in"],
     ),
-    "one bridge, two mtus": (bridge("10.1.0.0/16", mtu=1400), bridge("10.2.0.0/16"), ["to have mtu 0 here and 1400"]),
+    "one bridge, two mtus": (bridge("10.1.0.0/16", mtu=1400), bridge("10.2.0.0/16"), ["has mtu 0 here, but 1400"]),
     "one bridge by default": (
         {**bridge("10.1.0.0/16", mtu=1400), "bridge": None},
         bridge("10.2.0.0/16", mtu=1500),
-        ["mtu 1500 here and 1400"],
+        ["mtu 1500 here, but 1400"],
     ),
 }
 
@@ -190,8 +190,8 @@ def test_two_halves_of_a_subnet_on_two_bridges_are_told_of(tmp_path):
         for number, half in enumerate(halves)
     ]
     found = told(lint(tmp_path, f10_a__conflist=network("a", plugins[0]), f20_b__conflist=network("b", plugins[1])))
-    assert [text.partition(" for ")[0] for _, _, text in found] == [
-        '10.1.0.0/16 is on bridge "cni1", and on bridge "cni0"'
+    assert [text.partition(" in ")[0] for _, _, text in found] == [
+        '10.1.0.0/16 is on bridge "cni1" here, but on bridge "cni0"'
     ]
     plugins[1]["bridge"] = "cni0"
     same = lint(tmp_path, f10_a__conflist=network("a", plugins[0]), f20_b__conflist=network("b", plugins[1]))
@@ -218,10 +218,10 @@ def test_files_that_are_none_do_not_stop_the_others(tmp_path):
     linted = lint(tmp_path, f20_b__conflist=network("b", {"type": "calico"}))
     assert winner(linted) == "20-b.conflist"
     assert [text for _, severity, text in told(linted) if severity == "error"] == [
-        "it is no regular file",
+        "it is not a regular file",
         "it cannot be read: No such file or directory",
         "it has more than 2048 KiB",
-        "it is no regular file",
+        "it is not a regular file",
         "the file is empty",
     ]
 
@@ -244,7 +244,7 @@ def test_very_many_networks_are_told_of_in_time(tmp_path):
     assert time.process_time() - start < 20
     last = [text for _, _, text in told(linted) if "n399" not in text and "mtu 1399 here" in text]
     assert len(last) == 10
-    overlaps = [found for page in linted.pages for found in page.findings if "overlaps 10.1.0" in found.text]
+    overlaps = [found for page in linted.files for found in page.findings if "overlaps 10.1.0" in found.text]
     assert len(overlaps) == sum(min(index, 10) for index in range(number))
 
 
@@ -254,7 +254,7 @@ def test_overlaps_are_found_whatever_lies_between(tmp_path):
     files = {f"{n}.conflist": network(f"n{n}", bridge(own, f"br{n}")) for n, own in enumerate(subnets)}
     found = {
         (os.path.basename(page.path)[0], one.text.split(" of network ")[-1][:4])
-        for page in lint(tmp_path, **files).pages
+        for page in lint(tmp_path, **files).files
         for one in page.findings
         if " overlaps " in one.text
     }

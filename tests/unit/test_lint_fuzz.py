@@ -24,7 +24,7 @@ OURS = "defect of podwire"
 def check(path, data):
     """Checks one text in every way, and demands what is so of all."""
     path.write_bytes(data)
-    page = directory.lint_file(str(path), PLUGINS, ()).pages[0]
+    page = directory.lint_file(str(path), PLUGINS, ()).files[0]
     lines = data.decode("utf-8", "replace").split("\n")
     for found in page.findings:
         assert OURS not in found.text + found.hint, (found, data)

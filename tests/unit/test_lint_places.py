@@ -14,7 +14,7 @@ BROKEN = ROOT / "tests/data/netd/broken"
 
 def test_places_are_those_in_the_text():
     """A file full of mistakes: each is told with the line and the column where it stands."""
-    page = directory.lint_file(str(BROKEN / "10-misspelt.conflist"), PLUGINS, ()).pages[0]
+    page = directory.lint_file(str(BROKEN / "10-misspelt.conflist"), PLUGINS, ()).files[0]
     assert [(found.line, found.column, found.severity, found.key.rpartition(".")[2]) for found in page.findings] == [
         (4, 3, "warning", "disabelCheck"),
         (5, 3, "warning", "ipam"),
@@ -65,9 +65,9 @@ def test_the_nearest_key_is_offered(written, meant, tmp_path):
         ("vlan", "x", "JSON types are not converted"),
         ("vlanTrunk", "1", "write it in brackets: [...]"),
         ("bridge", 5, "write it in double quotes"),
-        ("disableCheck", True, 'it belongs beside "plugins"'),
-        ("subnet", "10.1.0.0/16", 'it belongs into "ipam"'),
-        ("cni", {}, 'it belongs into "args"'),
+        ("disableCheck", True, 'move it beside "plugins"'),
+        ("subnet", "10.1.0.0/16", 'move it into "ipam"'),
+        ("cni", {}, 'move it into "args"'),
         ("colour", 1, "it is ignored"),
     ],
 )
@@ -128,11 +128,11 @@ def test_plugins_beside_a_list_are_checked(tmp_path):
     (tmp_path / "net/20-portmap.conf").write_text('{"type": "portmap",\n "backnd": "iptables"}')
     path = tmp_path / "10-net.conflist"
     path.write_text(json.dumps(network(BRIDGE)))
-    first, second = directory.lint_file(str(path), PLUGINS, ()).pages
+    first, second = directory.lint_file(str(path), PLUGINS, ()).files
     assert told(first) == []
     assert [(found.line, found.key) for found in second.findings] == [(1, "type"), (2, "backnd")]
     path.write_text(json.dumps(network(BRIDGE, loadOnlyInlinedPlugins=True)))
-    assert len(directory.lint_file(str(path), PLUGINS, ()).pages) == 1
+    assert len(directory.lint_file(str(path), PLUGINS, ()).files) == 1
 
 
 def test_a_plugin_that_is_not_installed_is_told(tmp_path):
@@ -141,6 +141,6 @@ def test_a_plugin_that_is_not_installed_is_told(tmp_path):
     (tmp_path / "bin/bridge").touch()
     path = tmp_path / "10-net.conflist"
     path.write_text(json.dumps(network(BRIDGE)))
-    page = directory.lint_file(str(path), PLUGINS, (str(tmp_path / "bin"),)).pages[0]
+    page = directory.lint_file(str(path), PLUGINS, (str(tmp_path / "bin"),)).files[0]
     assert [found.key for found in page.findings] == ["plugins[0].ipam.type"]
     assert 'no plugin "host-local" in' in page.findings[0].text

@@ -84,9 +84,9 @@ def test_an_index_alone_proves_nothing():
         ({}, ReservationState.GONE),
         ({"reservations": [reserved("10.22.0.9", b"not a name")]}, ReservationState.REMARK),
         ({"reservations": [reserved("10.22.0.9", b"")]}, ReservationState.FOREIGN),
-        ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, ReservationState.LIVING),
-        ({"reservations": [reserved("10.22.0.9", b"a")]}, ReservationState.LIVING),  # a legacy one, without interface
-        ({"reservations": [reserved("10.22.0.2", b"x\r\neth0")]}, ReservationState.LIVING),  # configured in a namespace
+        ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, ReservationState.RUNNING),
+        ({"reservations": [reserved("10.22.0.9", b"a")]}, ReservationState.RUNNING),  # a legacy one, without interface
+        ({"reservations": [reserved("10.22.0.2", b"x\r\neth0")]}, ReservationState.RUNNING),  # on an interface
     ],
 )
 def test_what_a_reservation_is(keys, expected):
