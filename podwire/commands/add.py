@@ -69,15 +69,15 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
 
 def _try_in_copy(context: Context, options: Namespace, network: Network, pod: Pod) -> Status:
     runtime = build_runtime(context, options, dry_run=True)
-    stage = dry_run.enter(network, options.cache_dir)
-    runtime.serve = dry_run.rehearsing(context.plugins, stage)
-    runtime.report = lambda step: printing.print_plan(context.out, dry_run.renamed(step, stage, pod.netns))
+    copy = dry_run.enter(network, options.cache_dir)
+    runtime.serve = dry_run.runner_in(context.plugins, copy)
+    runtime.report = lambda step: printing.print_plan(context.out, dry_run.renamed(step, copy, pod.netns))
     print_header(context, network, pod)
-    result = dry_run.replaced(network_list.add(runtime, network, pod), stage, pod.netns)
-    runtime.done = [dry_run.renamed(step, stage, pod.netns) for step in runtime.done]
-    print_outcome(context, runtime, network, pod, result, missing=list(stage.missing))
+    result = dry_run.replaced(network_list.add(runtime, network, pod), copy, pod.netns)
+    runtime.done = [dry_run.renamed(step, copy, pod.netns) for step in runtime.done]
+    print_outcome(context, runtime, network, pod, result, missing=list(copy.missing))
     if not context.out.as_json:
-        for text in stage.missing:
+        for text in copy.missing:
             context.out.print(f"not known: {text}")
         context.out.print("Nothing was changed: this was tried in a copy of the host. MAC addresses will be others.")
     return Status.WRONG if runtime.failed else Status.FINE

@@ -1,1 +1,1 @@
-"""Verbs run by hand: a network's plugins called as libcni calls them, or their changes told without being made."""
+"""Verbs run by hand: calls a network's plugins as libcni does, or prints their changes without making them."""

@@ -1,6 +1,6 @@
-"""--explain: what our own plugins tell of their steps and changes, read from the log they write for us.
+"""--explain: runs podwire's plugins with a log of their own and prints the steps and changes in it.
 
-One rule: the log is ours alone, one for each call, and goes with it; nobody else's is written to.
+One rule: each call has its own temporary log, deleted afterwards; the configured log is not written to.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from podwire.verbs.invoke import Call, Step
 from podwire.verbs.log_text import format_line
 from process import files
 
-_DIRECTORIES = ("/run", "/tmp")  # the second for who is not root
-_TOLD = ("network", "containerID", "ifname", "netns")  # in the command's first line
+_DIRECTORIES = ("/run", "/tmp")  # the second without root
+_IN_HEADER = ("network", "containerID", "ifname", "netns")  # in the command's first line
 _MOST_BYTES = 1 << 22
 
 
 def execute_with_log(call: Call) -> Step:
-    """Runs a plugin's file with a log of ours, and hands over what was written to it."""
+    """Runs a plugin's file with a temporary log; the step has the log's lines."""
     directory = next((one for one in _DIRECTORIES if os.access(one, os.W_OK)), _DIRECTORIES[-1])
     path = f"{directory}/podwire-{os.getpid()}.log"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot make {path}: {error.strerror}", "--explain needs this file") from error
+        raise CniError(
+            Code.IO_FAILURE, f"cannot create {path}: {error.strerror}", "--explain needs this file"
+        ) from error
     try:
         done = invoke.execute(replace(call, env={**call.env, "PODWIRE_LOG": path, "PODWIRE_LOG_LEVEL": "debug"}))
         return replace(done, account=_lines(files.read(path, _MOST_BYTES)))
@@ -40,21 +42,21 @@ def execute_with_log(call: Call) -> Step:
 
 
 def print_explained(out: Output, done: Step) -> None:
-    """Prints a call and the account that its plugin gave of it."""
+    """Prints a step and the log lines of its plugin."""
     printing.print_step(out, done)
     if out.as_json:
         return
     for line in done.account:
-        for text in format_line({key: value for key, value in line.items() if key not in _TOLD}):
+        for text in format_line({key: value for key, value in line.items() if key not in _IN_HEADER}):
             out.print(f"    {text}")
     if not done.account:
-        out.print(f"    {done.kind} gave no account of it: it is not podwire's, or an older one")
+        out.print(f"    {done.kind} wrote no log: it is not podwire's, or an older version")
 
 
 def _lines(text: bytes) -> tuple[Mapping[str, object], ...]:
-    found = []
+    objects = []
     for line in text.splitlines():
         with suppress(ValueError):
             value = gojson.loads(line)
-            found += [value] if isinstance(value, dict) else []
-    return tuple(found)
+            objects += [value] if isinstance(value, dict) else []
+    return tuple(objects)

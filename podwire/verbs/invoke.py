@@ -1,6 +1,6 @@
-"""Running one verb of one plugin as libcni does: the file found on the bin path, its environment, its input.
+"""Runs one verb of one plugin as libcni does: finds its file in CNI_PATH, sets its environment, writes its input.
 
-One rule: whatever becomes of a plugin is a value, `Step`; only a signal is raised.
+One rule: every outcome, errors included, is a value (`Step`); only signals raise.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from process import child
 from process.child import Outcome, Spawn
 
 _NO_ATTACHMENT = Attachment("", "")
-_SHOWN = 200  # of what a plugin printed instead of a result
+_SHOWN = 200  # bytes shown of an invalid result
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One attachment as a verb names it: where, and what the runtime says besides; of "" for GC, STATUS, VERSION.
+    """One attachment and its arguments; all "" for GC, STATUS and VERSION.
 
-    `cni_args` is CNI_ARGS ("K=V;K=V"), `capability_args` what each capability is given.
+    `cni_args` is CNI_ARGS ("K=V;K=V"), `capability_args` the value of each capability.
     """
 
     attachment: Attachment = _NO_ATTACHMENT
@@ -50,9 +50,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """What became of a call: its time, ADD's result as JSON, or the error; what was told on stderr.
+    """The outcome of a call: its time, ADD's result as JSON or the error, and its stderr.
 
-    `changes` are those that it made, or would make, None where nobody can know; `account` is its log (cni.verb_log).
+    `changes` are those made or planned, None if unknown; `account` has the lines of its log.
     """
 
     kind: str
@@ -80,13 +80,13 @@ class Step:
         return body if self.changes is None else {**body, "changes": list(self.changes)}
 
 
-# Serves a call in one way or another: by running the file, or by telling what that would do.
+# Runs a call: executes the plugin's file, or plans its changes.
 Serve = Callable[[Call], Step]
 
 
 def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str, ...]) -> dict[str, str]:
-    """Returns a plugin's environment: the caller's, with all CNI_* parameters ours (libcni)."""
-    own = {
+    """Returns a plugin's environment: the caller's, with all CNI_* parameters replaced (as libcni)."""
+    parameters = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": pod.attachment.container_id,
         "CNI_NETNS": pod.netns,
@@ -94,17 +94,17 @@ def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str,
         "CNI_IFNAME": pod.attachment.ifname,
         "CNI_PATH": ":".join(path),
     }
-    return {**env, **own}
+    return {**env, **parameters}
 
 
 def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Step:
-    """Runs the file to its end; started by `spawn`, which says what becomes of it when we are killed."""
+    """Runs the plugin's file and waits for it; `spawn` starts it."""
     start_ns = time.perf_counter_ns()
     result, error, stderr, program = None, None, "", ""
     try:
         program = delegate.find(call.kind, call.path)
         command = child.Command((program,), call.env, call.stdin, capture_stderr=True)
-        # Without a limit: the operator watches it, and can end it.
+        # No time limit: the operator watches it and can end it.
         (outcome,) = child.run(command, spawn=spawn, limit_s=None)
         stderr = outcome.stderr.decode("utf-8", "replace")
         result = parse_answer(outcome, call)
@@ -116,7 +116,7 @@ def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Step:
 
 
 def parse_answer(outcome: Outcome, call: Call) -> object:
-    """Returns what a plugin answered, None where nothing is to be; raises its error, as libcni reads it."""
+    """Returns the JSON that a plugin printed, None for verbs without a result; raises its error, as libcni does."""
     if outcome.status == 0 and call.command not in ("ADD", "VERSION"):
         return None
     try:
@@ -126,7 +126,7 @@ def parse_answer(outcome: Outcome, call: Call) -> object:
     if outcome.status == 0:
         if not isinstance(body, dict):
             raise CniError(Code.DECODING_FAILURE, f"{call.kind} printed no result", _shown(outcome))
-        # As libcni: a result without a version is of the version that was asked for.
+        # As libcni: a result without a version has the request's.
         return body if body.get("cniVersion") else {**body, "cniVersion": call.request.get("cniVersion")}
     code, msg = (body.get("code"), body.get("msg")) if isinstance(body, dict) else (None, None)
     if isinstance(body, dict) and isinstance(code, int) and isinstance(msg, str) and msg:
@@ -135,12 +135,12 @@ def parse_answer(outcome: Outcome, call: Call) -> object:
     raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.ending}", _shown(outcome))
 
 
-def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Step:
-    """Serves a call inside this process: `served` returns the result or raises, `changes` tells what it noted."""
+def timed(call: Call, serve: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Step:
+    """Runs a call in this process: `serve` returns the result or raises, `changes` returns the recorded changes."""
     start_ns = time.perf_counter_ns()
     result, error = None, None
     try:
-        result = served()
+        result = serve()
     except Exception as failure:
         error = skel.as_cni_error(failure)
     ms = (time.perf_counter_ns() - start_ns) / 1e6
@@ -149,4 +149,4 @@ def timed(call: Call, served: Callable[[], object], changes: Callable[[], tuple[
 
 def _shown(outcome: Outcome) -> str:
     text = outcome.stdout[:_SHOWN].decode("utf-8", "replace").strip()
-    return f"it printed: {text}" if text else "it printed nothing; its own words are above"
+    return f"it printed: {text}" if text else "it printed nothing on stdout; its stderr is above"

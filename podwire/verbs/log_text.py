@@ -1,6 +1,6 @@
-"""A line of the log (cni.verb_log) as text for a person: what a verb did, how long it took, and why it failed.
+"""Formats a line of the log as text: what a verb did, how long it took, and why it failed.
 
-One rule: a line may come from any release, or from an editor: what is not as expected is left out.
+One rule: a line may come from any release or from an editor; unexpected values are left out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ _INDENT = "  "
 
 
 def format_line(line: Mapping[str, object]) -> list[str]:
-    """Returns the lines to print, the first of which says all in short; control characters are for the caller."""
+    """Returns the lines to print, the first a summary; the caller escapes control characters."""
     lines = [_headline(line)]
-    lines += [_INDENT + said for said in _identities(line)]
+    lines += [_INDENT + text for text in _identities(line)]
     error = _object(line.get("error"))
     if error:
         lines.append(f"{_INDENT}error {error.get('code', '?')}: {error.get('msg', '')}")
@@ -32,7 +32,7 @@ def _headline(line: Mapping[str, object]) -> str:
 
 
 def _identities(line: Mapping[str, object]) -> list[str]:
-    found = []
+    lines = []
     for words, keys in (
         ("network", ("network",)),
         ("container", ("containerID", "ifname")),
@@ -42,8 +42,8 @@ def _identities(line: Mapping[str, object]) -> list[str]:
     ):
         values = [str(line[key]) for key in keys if line.get(key)]
         if values:
-            found.append(f"{words} {' '.join(values)}")
-    return found
+            lines.append(f"{words} {' '.join(values)}")
+    return lines
 
 
 def _part(name: str, items: list[str]) -> list[str]:
@@ -51,7 +51,7 @@ def _part(name: str, items: list[str]) -> list[str]:
 
 
 def _step(item: object) -> str:
-    """Returns "   0.42 ms  host-local ADD", or what stands there instead of a step: how many more there were."""
+    """Returns "   0.42 ms  host-local ADD", or the text that counts omitted steps."""
     step = _object(item)
     return f"{_ms(step.get('ms')):>11}  {step.get('what', '?')}" if step else str(item)
 

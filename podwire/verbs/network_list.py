@@ -1,8 +1,8 @@
-"""The verbs of a whole network: its plugins one after the other, as libcni runs them (libcni/api.go).
+"""Runs the verbs of a whole network: its plugins in sequence, as libcni does (libcni/api.go).
 
-One rule: what libcni's callers do is done here, in its order: ADD forwards, each plugin with the result of the one
-before, CHECK with the cached one, DEL backwards; the first failure of ADD and DEL ends it. Unlike cnitool a failed ADD
-is followed by DEL, as every runtime does, so that nothing is left; CHECK, GC and STATUS ask all that there are.
+One rule: the order is libcni's: ADD forwards, each plugin with the previous one's result; CHECK with the cached
+result; DEL backwards. ADD and DEL stop at the first failure. Unlike cnitool, a failed ADD is followed by DEL, as in
+every runtime, so that nothing remains; CHECK, GC and STATUS run every plugin.
 
 Unlike libcni, GC and STATUS also run podwire's own plugins in lists before CNI 1.1.0.
 """
@@ -25,9 +25,9 @@ from process import signals
 
 @dataclass
 class Runtime:
-    """Who runs the plugins: where they are, what they inherit, how they are served, and who is told of each.
+    """How plugins are run: CNI_PATH, environment, the function that runs a call, the one that reports its outcome.
 
-    With `writes` off the cache stays as it is. `done` is what has been run so far.
+    Without `writes` the cache is not changed. `done` has the steps run so far.
     """
 
     path: tuple[str, ...]
@@ -40,11 +40,11 @@ class Runtime:
 
     @property
     def failed(self) -> bool:
-        """Tells whether any plugin has failed so far."""
+        """Whether any plugin has failed so far."""
         return any(step.error for step in self.done)
 
     def run(self, command: str, pod: Pod, plugin: Mapping[str, object], request: Mapping[str, object]) -> Step:
-        """Runs a verb of one plugin and tells of it."""
+        """Runs a verb of one plugin and reports its outcome."""
         env = environment(command, pod, self.env, self.path)
         call = Call(str(plugin.get("type")), command, request, env, self.path)
         step = replace(self.serve(call), attachment=pod.attachment)
@@ -54,9 +54,9 @@ class Runtime:
 
 
 def add(runtime: Runtime, network: Network, pod: Pod) -> object:
-    """Attaches a pod, remembers it, and returns the last result; after a failure detaches it, and returns None.
+    """Attaches a pod, writes the cache and returns the last result; after a failure detaches it and returns None.
 
-    Raises CniError(5) when it cannot be remembered, and Terminated, with the pod detached in both cases.
+    Raises CniError(5) if the cache cannot be written, and Terminated; the pod is detached in both cases.
     """
     result: object = None
     try:
@@ -93,13 +93,13 @@ def check(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
 
 
 def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) -> bool:
-    """Detaches a pod and forgets it; tells whether all plugins succeeded. The first failure ends it."""
+    """Detaches a pod and deletes its cache entry; returns whether all plugins succeeded. Stops at the first failure."""
     prev_result = None
     if result is not None and versions.at_least(network.version, "0.4.0"):
         try:
             prev_result = convert_result(result, network.version)
         except CniError:
-            prev_result = None  # as libcni: DEL goes on without what cannot be read
+            prev_result = None  # as libcni: DEL continues without an unreadable result
     for plugin in reversed(network.plugins):
         request = network.build_config(plugin, capability_args=pod.capability_args, prev_result=prev_result)
         if runtime.run("DEL", pod, plugin, request).error:
@@ -129,7 +129,7 @@ def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachme
 
 
 def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
-    """Asks every plugin whether it is ready; returns the types of those without STATUS, which are asked for VERSION."""
+    """Runs STATUS of every plugin that has it, VERSION of the others; returns the types of the others."""
     unasked = []
     for plugin in network.plugins:
         serving = _serving("STATUS", runtime, network, plugin)
@@ -142,10 +142,10 @@ def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
 
 
 def _serving(command: str, runtime: Runtime, network: Network, plugin: Mapping[str, object]) -> Network | None:
-    """Returns the network in the version in which a plugin serves GC or STATUS, None when it does not.
+    """Returns the network in the version in which a plugin has GC or STATUS, None if it has none.
 
-    libcni asks no plugin of a list before 1.1.0. podwire's plugins are asked in the current version instead: what they
-    look at and what they remove does not depend on it.
+    libcni runs these for no list before 1.1.0. podwire's plugins are run in the current version instead: what they
+    read and remove does not depend on it.
     """
     if network.version not in versions.SUPPORTED:
         return None
@@ -164,7 +164,7 @@ def convert_result(result: object, version: str) -> object:
 
 
 def unreadable(names: Iterable[str], network: str, known: Iterable[Entry]) -> list[str]:
-    """Returns the files of the cache that may be the network's and are none of `known`, all that can be read."""
+    """Returns the files of the cache that may be the network's and are not among `known`, the readable ones."""
     read = {entry.path.rpartition("/")[2] for entry in known}
     return sorted(name for name in names if name.startswith(f"{network}-") and name not in read)
 
@@ -174,14 +174,14 @@ def _write_cache(runtime: Runtime, network: Network, pod: Pod, result: object) -
         result_cache.write_entry(runtime.cache_dir, network, pod, result)
     except OSError as error:
         path = result_cache.path_of(runtime.cache_dir, network.name, pod)
-        hint = "without it nobody could detach the pod as it was attached, so it has been detached"
+        hint = "without the entry the pod could not be detached later, so it has been detached now"
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error
 
 
 def _roll_back(runtime: Runtime, network: Network, pod: Pod) -> None:
-    """Runs DEL of every plugin, whatever becomes of the others, as a runtime does after a failed ADD."""
+    """Runs DEL of every plugin, even if others fail, as a runtime does after a failed ADD."""
     if not runtime.writes:
-        return  # what was tried in a copy goes with the copy
+        return  # the copy of the host is removed as a whole
     with signals.ignored():
         for plugin in reversed(network.plugins):
             runtime.run("DEL", pod, plugin, network.build_config(plugin, capability_args=pod.capability_args))

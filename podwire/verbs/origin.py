@@ -1,6 +1,6 @@
-"""Whether the file of a plugin is podwire's or another maker's.
+"""Detects whether a plugin's file is podwire's.
 
-One rule: the file itself says so, in the line that it prints when it is run without CNI_COMMAND.
+One rule: the line that the file prints when run without CNI_COMMAND decides.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def about(program: str, env: Mapping[str, str]) -> str:
 
 
 def is_podwire(line: str) -> bool:
-    """Tells whether a plugin that prints `line` about itself is podwire's."""
+    """Returns whether a plugin that prints `line` about itself is podwire's."""
     return _MARK in line
 
 
 def is_all_podwire(plugin: Mapping[str, object], path: tuple[str, ...], env: Mapping[str, str]) -> bool:
-    """Tells whether a plugin of a list and its IPAM plugin are podwire's files; False for files that do not start."""
+    """Returns whether a plugin of a list and its IPAM plugin are podwire's files; False for files that do not start."""
     try:
         ipam = Fields(plugin).section("ipam").string("type")
         names = filter(None, (str(plugin.get("type")), ipam))

@@ -1,6 +1,6 @@
-"""What DEL and GC would do: our own plugins run in this process, and note each change instead of making it.
+"""Dry runs of DEL and GC: podwire's plugins run in this process and record each change instead of making it.
 
-One rule: another's plugin is never run, since it would do what it is asked; nobody can tell what that is.
+One rule: other vendors' plugins are never run, since they would make their changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from process import record
 _ITSELF = "/proc/self/exe"
 
 
-class Inside(NamedTuple):
+class PreparedVerb(NamedTuple):
     """A verb of one of our plugins, ready to be served in this process."""
 
     plugin: Plugin
@@ -32,22 +32,22 @@ class Inside(NamedTuple):
     conf: NetConf
 
     def serve(self) -> object:
-        """Serves it; returns ADD's result as JSON, else None."""
+        """Runs the verb; returns ADD's result as JSON, else None."""
         result = skel.run_verb(self.plugin, self.args, self.conf)
         return result and result.to_json(self.conf.cni_version)
 
 
-def own(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
-    """Returns the plugin that the file named `kind` is, if it is this very program; raises CniError(7) for no file.
+def own_plugin(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
+    """Returns the plugin in the file named `kind` if that file is this program; raises CniError(7) if there is none.
 
-    Run from the sources this process is Python's, so there every plugin that we have counts.
+    Run from source, this process is Python: there every plugin of podwire matches.
     """
     program = delegate.find(kind, path)
     return plugins.get(kind) if _is_ours(program) else None
 
 
 def _is_ours(program: str) -> bool:
-    """Tells whether a file is this one, or a copy of it: what was installed from elsewhere."""
+    """Returns whether a file is this executable or a copy of it."""
     itself = os.readlink(_ITSELF)
     if os.path.basename(itself).startswith("python"):
         return True
@@ -57,30 +57,32 @@ def _is_ours(program: str) -> bool:
         return False
 
 
-def inside(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> Inside:
-    """Reads a call as skel reads a process's environment and input; raises CniError."""
+def prepare(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> PreparedVerb:
+    """Parses a call's environment and stdin as skel does; raises CniError."""
     args = replace(cni_args.from_env(call.env), stdin=call.stdin, delegates=plugins)
     conf = cni_conf.parse(call.stdin)
     delegated = conf.ipam_type
-    return Inside(
-        plugin, replace(args, in_process=bool(delegated) and own(delegated, call.path, plugins) is not None), conf
+    return PreparedVerb(
+        plugin,
+        replace(args, in_process=bool(delegated) and own_plugin(delegated, call.path, plugins) is not None),
+        conf,
     )
 
 
-def noting(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Step:
-    """Serves a call inside this process and notes the changes, which are made unless they are only `planned`."""
-    with record.recording(dry_run=planned) as noted:
-        return timed(call, lambda: inside(call, plugin, plugins).serve(), lambda: tuple(noted.changes))
+def run_recorded(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Step:
+    """Runs a call in this process and records its changes; with `planned` they are not made."""
+    with record.recording(dry_run=planned) as recorded:
+        return timed(call, lambda: prepare(call, plugin, plugins).serve(), lambda: tuple(recorded.changes))
 
 
 def planning(plugins: Mapping[str, Plugin]) -> Serve:
-    """Returns what serves a call by noting what it would change; of another's plugin nothing is known."""
+    """Returns a function that runs a call without making its changes; those of other vendors' plugins are unknown."""
 
     def serve(call: Call) -> Step:
         try:
-            plugin = own(call.kind, call.path, plugins)
+            plugin = own_plugin(call.kind, call.path, plugins)
         except CniError as error:
             return Step(call.kind, call.command, 0.0, error=error)
-        return noting(call, plugin, plugins, planned=True) if plugin else Step(call.kind, call.command, 0.0)
+        return run_recorded(call, plugin, plugins, planned=True) if plugin else Step(call.kind, call.command, 0.0)
 
     return serve

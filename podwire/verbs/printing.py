@@ -1,6 +1,6 @@
-"""What became of a network's verbs, for a person: a line for each plugin as soon as it is done, then the result.
+"""Prints a network's verbs: a line for each plugin as soon as it has run, then the result.
 
-One rule: an error stands in the line of the plugin that met it, and what to do about it below.
+One rule: an error is in the line of its plugin, with the hint below.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from podwire.verbs.invoke import Step
 _NAME_WIDTH = 12
 
 
-def print_step(out: Output, done: Step) -> None:
-    """Prints the line of one call, and below what else is known of it; nothing with --json."""
+def print_step(out: Output, step: Step) -> None:
+    """Prints the line of one step, with its hint and stderr below; nothing with --json."""
     if out.as_json:
         return
-    end = Cell("ok", "good") if done.error is None else Cell(f"error: {done.error.msg}", "bad")
-    out.print(done.kind.ljust(_NAME_WIDTH), done.command.ljust(6), f"{done.ms:8.1f} ms ", end)
-    if done.error and done.error.details:
-        out.print(f"  {done.error.details}")
-    for text in done.stderr.splitlines():
-        out.print(f"  it said: {text}")
+    end = Cell("ok", "good") if step.error is None else Cell(f"error: {step.error.msg}", "bad")
+    out.print(step.kind.ljust(_NAME_WIDTH), step.command.ljust(6), f"{step.ms:8.1f} ms ", end)
+    if step.error and step.error.details:
+        out.print(f"  {step.error.details}")
+    for text in step.stderr.splitlines():
+        out.print(f"  stderr: {text}")
 
 
-def print_plan(out: Output, done: Step) -> None:
-    """Prints what one call would change; nothing with --json."""
+def print_plan(out: Output, step: Step) -> None:
+    """Prints what one step would change; nothing with --json."""
     if out.as_json:
         return
-    known = done.changes is not None or done.error
-    nothing = " change nothing" if done.changes == () and not done.error else ":"
+    known = step.changes is not None or step.error
+    nothing = " change nothing" if step.changes == () and not step.error else ":"
     if known:
-        out.print(Cell(f"{done.kind} {done.command}", "bold"), f"would{nothing}")
+        out.print(Cell(f"{step.kind} {step.command}", "bold"), f"would{nothing}")
     else:
-        out.print(Cell(f"{done.kind} {done.command}", "bold"), f"cannot be told: {done.kind} is not podwire's")
-    for change in done.changes or ():
+        out.print(Cell(f"{step.kind} {step.command}", "bold"), f"unknown: {step.kind} is not podwire's")
+    for change in step.changes or ():
         out.print(f"  {change}")
-    if done.error:
-        out.print(" ", Cell(f"fail: {done.error.msg}", "bad"))
-        if done.error.details:
-            out.print(f"    {done.error.details}")
+    if step.error:
+        out.print(" ", Cell(f"fail: {step.error.msg}", "bad"))
+        if step.error.details:
+            out.print(f"    {step.error.details}")
 
 
 def print_result(out: Output, value: object, network: Network) -> None:
     """Prints the interfaces and addresses of an attachment as a table."""
-    own = value.get("cniVersion") if isinstance(value, Mapping) else None
+    version = value.get("cniVersion") if isinstance(value, Mapping) else None
     try:
-        found = from_json(value, own if isinstance(own, str) and own else network.version)
+        parsed = from_json(value, version if isinstance(version, str) and version else network.version)
     except CniError as error:
         out.print(f"its result cannot be read: {error.msg}")
         return
-    rows = _rows(found)
+    rows = _rows(parsed)
     if rows:
         out.print_table(("INTERFACE", "WHERE", "MAC", "ADDRESS", "GATEWAY"), rows)
-    for route in found.routes:
+    for route in parsed.routes:
         out.print(f"route {route.dst}" + (f" via {route.gw}" if route.gw else ""))
 
 
-def _rows(found: Result) -> list[tuple[str, ...]]:
+def _rows(parsed: Result) -> list[tuple[str, ...]]:
     """Returns a row for each interface and further ones for its further addresses; results before 0.3.0 have none."""
     rows: list[tuple[str, ...]] = []
-    for index, interface in enumerate(found.interfaces):
+    for index, interface in enumerate(parsed.interfaces):
         where = interface.sandbox or "host"
-        own = [ip for ip in found.ips if ip.interface == index]
+        ips = [ip for ip in parsed.ips if ip.interface == index]
         first = (interface.name, where, interface.mac)
-        pairs = [(str(ip.address), str(ip.gateway or "")) for ip in own] or [("", "")]
+        pairs = [(str(ip.address), str(ip.gateway or "")) for ip in ips] or [("", "")]
         rows += [(*(first if number == 0 else ("", "", "")), *pair) for number, pair in enumerate(pairs)]
-    known = range(len(found.interfaces))
-    loose = [ip for ip in found.ips if ip.interface is None or ip.interface not in known]
+    known = range(len(parsed.interfaces))
+    loose = [ip for ip in parsed.ips if ip.interface is None or ip.interface not in known]
     return rows + [("", "", "", str(ip.address), str(ip.gateway or "")) for ip in loose]

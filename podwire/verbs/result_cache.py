@@ -1,7 +1,7 @@
-"""Writing libcni's result cache, so that podwire, cnitool and the runtimes know of each other's attachments.
+"""Writes libcni's result cache, so that podwire, cnitool and the runtimes see each other's attachments.
 
-One rule: an entry is there as a whole or not at all: it is written beside and renamed. What it holds is libcni's
-(cachedInfo in libcni/api.go, kind cniCacheV1), keys in its order, as is its mode.
+One rule: an entry is written atomically (temporary file, rename). Keys, their order and the mode are libcni's
+(cachedInfo in libcni/api.go, kind cniCacheV1).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def path_of(cache_dir: str, network: str, pod: Pod) -> str:
 
 
 def entry_of(network: Network, pod: Pod, result: object) -> dict[str, object]:
-    """Returns what is remembered of an attachment; what is empty is left out, as Go does."""
+    """Returns the content of an attachment's entry; empty values are left out, as in Go."""
     pairs = [pair.split("=", 1) for pair in pod.cni_args.split(";") if pair]
     filled = {"netns": pod.netns, "cniArgs": pairs, "capabilityArgs": dict(pod.capability_args), "result": result}
     return {
@@ -38,7 +38,7 @@ def entry_of(network: Network, pod: Pod, result: object) -> dict[str, object]:
 
 
 def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> None:
-    """Writes the entry of an attachment, in place of one that is there; raises OSError."""
+    """Writes the entry of an attachment, replacing an existing one; raises OSError."""
     path = path_of(cache_dir, network.name, pod)
     directories.create(os.path.dirname(path), 0o700)
     draft = os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}")
@@ -56,7 +56,7 @@ def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> N
 
 
 def delete_entry(cache_dir: str, network: str, pod: Pod) -> None:
-    """Removes the entry of an attachment; none is success. Raises OSError."""
+    """Deletes the entry of an attachment; a missing one is success. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path_of(cache_dir, network, pod))
 
@@ -69,7 +69,7 @@ def _sorted(value: object) -> object:
 
 
 def _whole(network: Network) -> bytes:
-    """Returns the list with all its plugins, those of files beside it, too: it stands for itself from now on."""
+    """Returns the self-contained list as JSON: with all plugins, also those from files beside it."""
     items: dict[str, object] = {"cniVersion": network.version, "name": network.name}
     items |= {"disableCheck": True} if network.disable_check else {}
     items |= {"disableGC": True} if network.disable_gc else {}

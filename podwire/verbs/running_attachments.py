@@ -1,7 +1,7 @@
-"""Which attachments of a network are running, before GC takes the rest for garbage.
+"""Finds the running attachments of a network before GC removes everything else.
 
-One rule: the cache is not the only witness. It is written when the last plugin of an ADD is done, and a second runtime
-may have another: who has an address that is young or configured somewhere is kept, too.
+One rule: the cache is not the only evidence. It is written after the last plugin's ADD, and a second runtime may have
+another cache: attachments with a new address, or one configured in a namespace, are kept, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _RUNNING = {Presence.HERE, Presence.ELSEWHERE}
 
 @dataclass(frozen=True)
 class RunningAttachments:
-    """The running attachments of `network`: the kernel is looked at once, the files each time that they are listed.
+    """The running attachments of `network`: the kernel's state is read once, files at each listing.
 
-    `forced` are containers that the operator knows to be gone.
+    `forced` are containers that the operator declares to be no longer running.
     """
 
     snapshot: Snapshot
@@ -39,7 +39,7 @@ class RunningAttachments:
 
     @classmethod
     def read(cls, places: Directories, network: str, forced: Iterable[str] = ()) -> RunningAttachments:
-        """Looks at the node; raises CniError(4) for a forced container that is running or has no attachment."""
+        """Reads the node's state; raises CniError(4) for a forced container that is running or has no attachment."""
         found = cls(read_snapshot(places, rules=False), places, network, frozenset(forced))
         for name in sorted(found.forced):
             found._require_forcible(name)
@@ -50,7 +50,7 @@ class RunningAttachments:
         return self.snapshot.presences.by_file.get(one.path, one.presence)
 
     def is_gone(self, one: CachedAttachment) -> bool:
-        """Tells whether an attachment is to be collected: proven gone, or forced."""
+        """Returns whether GC removes an attachment: proven to be no longer running, or forced."""
         return self.presence(one) is Presence.GONE or self._is_forced(one)
 
     def valid(self) -> list[Attachment]:
@@ -60,15 +60,15 @@ class RunningAttachments:
         return sorted({*kept, *self.unlisted()})
 
     def unlisted(self) -> list[Attachment]:
-        """Returns those of them that the cache does not know."""
+        """Returns the running attachments that are not in the cache."""
         fresh = replace(self.snapshot, records=records.read_records(self.places))
-        own = (pod for pod in fresh.pods if pod.network == self.network and pod.state is State.NO_CACHE)
-        return sorted(pod.attachment for pod in own if not pod.leaked and pod.attachment.ifname)
+        pods = (pod for pod in fresh.pods if pod.network == self.network and pod.state is State.NO_CACHE)
+        return sorted(pod.attachment for pod in pods if not pod.leaked and pod.attachment.ifname)
 
     def require_proof(self) -> None:
         """Raises CniError(5) if nothing proves whether an attachment is running, unless `forced` names containers."""
-        own = (item for item in self.snapshot.records.cached if item.network_name == self.network and item.netns)
-        unproven_owners = [item for item in own if self.presence(item) is Presence.UNKNOWN]
+        attached = (item for item in self.snapshot.records.cached if item.network_name == self.network and item.netns)
+        unproven_owners = [item for item in attached if self.presence(item) is Presence.UNKNOWN]
         if not unproven_owners or self.forced:
             return
         first = unproven_owners[0]
@@ -100,11 +100,11 @@ class RunningAttachments:
 def require_witness(known: Iterable[CachedAttachment], results: str, network: str) -> None:
     """Raises CniError(5) for a cache without any attachment of the network, which may be the wrong one."""
     if not any(True for _ in known):
-        hint = "give the runtime's with --cache-dir; if no pod of it lives, --all removes whatever is left of it"
+        hint = "give the runtime's with --cache-dir; if no pod of the network is running, --all removes all its remains"
         raise CniError(Code.IO_FAILURE, f'the cache {results} knows no attachment of "{network}"', hint)
 
 
 def is_unchanged(one: CachedAttachment) -> bool:
-    """Tells whether the cache still has an attachment as it was: a runtime may have deleted it, or made it again."""
-    found = attachments.read(one.path)
-    return found is not None and (found.attachment, found.presence) == (one.attachment, one.presence)
+    """Returns whether the cache's entry is unchanged: a runtime may have deleted or recreated the attachment."""
+    current = attachments.read(one.path)
+    return current is not None and (current.attachment, current.presence) == (one.attachment, one.presence)

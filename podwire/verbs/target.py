@@ -1,7 +1,7 @@
-"""What a person names on the command line: a namespace, a container, an attachment of the cache.
+"""Resolves names on the command line: a namespace, a container, an attachment of the cache.
 
-One rule: what is meant is what cnitool means by it, so that both know the other's attachments; a namespace that a
-runtime has attached is found by itself, whatever path it was given by.
+One rule: names mean the same as for cnitool, so that both find each other's attachments; a namespace that a runtime
+attached is found by its inode, whatever its path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def namespace_path(text: str) -> str:
 
 
 def require_namespace(path: str) -> None:
-    """Raises CniError(8) for what is no network namespace, naming those that there are, and for the host's own."""
+    """Raises CniError(8) if `path` is not a network namespace, or is the host's; the hint lists existing ones."""
     try:
         with Netns(path) as namespace:
             is_own = namespace.is_current()
@@ -47,17 +47,16 @@ def require_namespace(path: str) -> None:
         except OSError:
             names = "none"
         hint = f"give a path, a process's PID, or a name in {NAMED}: {names}"
-        raise CniError(Code.INVALID_NETNS, f"{path} is no network namespace", hint) from error
+        raise CniError(Code.INVALID_NETNS, f"{path} is not a network namespace", hint) from error
     if is_own:
         hint = "give the network namespace of a pod; a pod with hostNetwork has none, and is attached to no network"
         raise CniError(Code.INVALID_NETNS, f"{path} is this host's own network namespace, not a pod's", hint)
 
 
 def namespace_lock(netns: str) -> AbstractContextManager[None]:
-    """Keeps other podwires from attaching and detaching a namespace meanwhile; raises CniError(11) when one does.
+    """Locks a namespace against other podwire processes; raises CniError(11) if another one holds the lock.
 
-    Of two ADDs at once one fails, and its DEL would take away what the other has made. A namespace that is not there
-    cannot be locked, and needs not be.
+    Of two parallel ADDs one fails, and its DEL would remove the other's interface. A missing namespace is not locked.
     """
     try:
         descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if netns else -1
@@ -74,7 +73,7 @@ def cnitool_container_id(netns: str) -> str:
 def require_free(netns: str, ifname: str) -> None:
     """Raises CniError(4) when the namespace has an interface of that name.
 
-    A failed ADD is followed by DEL, which would take away what somebody else has attached.
+    A failed ADD is followed by DEL, which would delete the existing interface.
     """
     with Netns(netns) as namespace, Sandbox(namespace, ifname) as sandbox:
         if ifname != "lo" and sandbox.find_link():
@@ -89,17 +88,17 @@ def find_attachment(
 
     None when there is none, or (of those in `netns`) more than one.
     """
-    own = [one for one in attachments.list_cached(cache_dir, network) if one.attachment.ifname == ifname]
-    wanted = name or (cnitool_container_id(netns) if netns else "")
-    for one in own:
-        if one.attachment.container_id == wanted:
+    candidates = [one for one in attachments.list_cached(cache_dir, network) if one.attachment.ifname == ifname]
+    requested = name or (cnitool_container_id(netns) if netns else "")
+    for one in candidates:
+        if one.attachment.container_id == requested:
             return one
-    inside = [one for one in own if netns and not name and is_same(one.netns, netns)]
-    return inside[0] if len(inside) == 1 else None
+    in_namespace = [one for one in candidates if netns and not name and is_same(one.netns, netns)]
+    return in_namespace[0] if len(in_namespace) == 1 else None
 
 
 def is_same(one: str, other: str) -> bool:
-    """Tells whether two paths lead to one namespace."""
+    """Returns whether two paths lead to the same namespace."""
     try:
         return os.path.samestat(os.stat(one), os.stat(other))
     except (OSError, ValueError):
@@ -107,7 +106,7 @@ def is_same(one: str, other: str) -> bool:
 
 
 def require_names(container: str, ifname: str) -> None:
-    """Refuses a container ID or an interface name that no plugin takes, as libcni does; raises CniError(4)."""
+    """Refuses an invalid container ID or interface name, as libcni does; raises CniError(4)."""
     if not VALID_NAME.fullmatch(container):
         raise UsageError(
             Code.INVALID_ENVIRONMENT, f"not a valid container ID: {container}", "letters, digits, . _ - are allowed"
@@ -152,7 +151,7 @@ def require_declared(network: Network, plugins: Mapping[str, Plugin], arguments:
 
 
 def cni_args(pairs: list[str]) -> str:
-    """Joins --args to CNI_ARGS; raises CniError(4) for what is no K=V."""
+    """Joins --args to CNI_ARGS; raises CniError(4) for an argument that is not K=V."""
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals and value) or "=" in value or ";" in pair:

@@ -116,7 +116,7 @@ def test_add_runs_the_plugins_of_others_in_the_copy(node: Tool, reference: Path,
     assert document["result"]["ips"][0]["address"] == "10.22.0.2/24"
     assert [interface.get("sandbox") for interface in document["result"]["interfaces"]][-1] == sandbox.path
     assert not any("changes" in step for step in document["steps"])
-    assert "cannot be told: firewall is not podwire's" in theirs.ok("add", "net", sandbox.name, "--dry-run")
+    assert "unknown: firewall is not podwire's" in theirs.ok("add", "net", sandbox.name, "--dry-run")
 
 
 def test_what_a_plugin_writes_stays_in_the_copy(node: Tool, sandbox: Namespace):
@@ -243,5 +243,5 @@ def test_of_others_nothing_is_known(node: Tool, reference: Path, sandbox: Namesp
     theirs = Tool(node.host, node.directory, reference)
     before = machine(node, sandbox)
     for command in (("del", "net", sandbox.name), ("gc", "net")):
-        assert "cannot be told: bridge is not podwire's" in theirs.ok(*command, "--dry-run")
+        assert "unknown: bridge is not podwire's" in theirs.ok(*command, "--dry-run")
     assert differences(before, machine(node, sandbox)) == []

@@ -245,7 +245,7 @@ def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
     """Unknown networks and namespaces, bad arguments and lack of root are refused with what there is instead."""
     assert "networks there: net" in tool.wrong(3, "add", "other", sandbox.name)
     assert "give a path" in tool.wrong(3, "add", "net", "absent")
-    assert "is no network namespace" in tool.wrong(3, "add", "net", str(tool.directory))
+    assert "is not a network namespace" in tool.wrong(3, "add", "net", str(tool.directory))
     assert "says the cache" in tool.wrong(3, "check", "net", sandbox.name)
     assert "--container-id ID" in tool.wrong(2, "del", "net")
     assert "KEY=VALUE" in tool.wrong(2, "add", "net", sandbox.name, "--args", "K")
