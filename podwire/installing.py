@@ -1,7 +1,7 @@
-"""Installing: one file under all its names in a directory of plugins, and what was there before kept beside.
+"""Installs one file under all its names in a directory of plugins, and keeps the files that were there before.
 
-One rule: at every moment each name stands for a whole file, the old one or the new one, whoever runs it or kills us:
-names are changed by rename alone. Before that, what is replaced is kept, and what is ours is noted.
+One rule: at every moment each name is a complete file, old or new, even if this process is killed: names change only
+by rename. Before that, the replaced file is kept, and the manifest lists the new one.
 
     <directory>/.podwire-replaced/manifest.json   {"ours": [sha256, ...], "conf": {path: sha256}}
     <directory>/.podwire-replaced/<name>          what was there before the first installation; later ones <name>~2, ...
@@ -31,7 +31,7 @@ _PACKAGE = "/var/lib/dpkg/info/podwire.list"  # what dpkg has installed of the D
 _DRAFTS = (".new", ".podwire-new")  # of what is kept, and of the manifest
 _CHUNK_BYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
-_CURES = {
+_HINTS = {
     errno.EACCES: "this needs root",
     errno.EPERM: "this needs root; a file may also be immutable (lsattr)",
     errno.EROFS: "it is mounted read-only: choose another directory, which the runtime searches, or remount it",
@@ -52,34 +52,34 @@ class Manifest:
 
 @dataclass
 class Directory:
-    """A directory of plugins. With `dry_run` nothing is changed; what is done is noted in `told`, in words."""
+    """A directory of plugins. With `dry_run` nothing is changed; `actions` describes what was done."""
 
     path: str
     names: Sequence[str]
     dry_run: bool = False
-    told: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
     _hashes: dict[tuple[int, int, int], str] = field(default_factory=dict)
 
     def install(self, program: str) -> None:
         """Puts `program` under all names; raises CniError(5), CniError(11)."""
-        own = self._hash(program)
-        with _telling(f"install into {self.path}"):
-            self._refuse_strange()
+        new_hash = self._hash(program)
+        with _filesystem_errors(f"install into {self.path}"):
+            self._require_regular_files()
             if self.dry_run:
-                self._plan(own)
+                self._plan(new_hash)
                 return
             os.makedirs(self.path, mode=0o755, exist_ok=True)
             with self.locked():
                 self._sweep()
-                todo = [name for name in self.names if self._present(name) != own]
+                todo = [name for name in self.names if self._present(name) != new_hash]
                 if not todo:
-                    self.told.append(f"nothing to do: {self.path} has this podwire under all its names")
+                    self.actions.append(f"nothing to do: {self.path} has this podwire under all its names")
                     return
                 fresh = os.path.join(self.path, _NEW)
                 try:
                     _copy(program, fresh)
                     _try(fresh, self.names)
-                    self._keep(todo, own)
+                    self._keep(todo, new_hash)
                     for name in todo:
                         self._put(fresh, name)
                 finally:
@@ -87,36 +87,36 @@ class Directory:
                     _sync(self.path)
 
     def uninstall(self, program: str) -> None:
-        """Puts back what was replaced and removes the rest of ours; what is not ours stays. Raises CniError(5)."""
-        with _telling(f"uninstall from {self.path}"):
+        """Restores the replaced files and removes podwire's others; other files stay. Raises CniError(5)."""
+        with _filesystem_errors(f"uninstall from {self.path}"):
             if not os.path.isdir(self.path):
-                self.told.append(f"nothing to do: there is no {self.path}")
+                self.actions.append(f"nothing to do: there is no {self.path}")
                 return
-            self._refuse_strange()
+            self._require_regular_files()
             self._refuse_packaged()
             if self.dry_run:
-                self._take_away(program)
+                self._remove_installed(program)
                 return
             with self.locked():
                 self._sweep()
-                self._take_away(program)
+                self._remove_installed(program)
                 self._forget()
                 _sync(self.path)
 
     def remove_links(self, links: Sequence[str]) -> None:
         """Removes symbolic links to the tool if the tool itself is removed."""
-        own = os.path.join(self.path, "podwire")
-        for link in links if self.dry_run or not os.path.lexists(own) else ():
-            self.told.append(f"removed the link {link}")
+        tool = os.path.join(self.path, "podwire")
+        for link in links if self.dry_run or not os.path.lexists(tool) else ():
+            self.actions.append(f"removed the link {link}")
             if not self.dry_run:
-                with _telling(f"remove {link}"):
+                with _filesystem_errors(f"remove {link}"):
                     os.unlink(link)
 
     def is_current(self, program: str) -> bool:
-        """Tells whether each name is a file equal to `program`; not if one cannot be read."""
+        """Returns whether each name is a file equal to `program`; not if one cannot be read."""
         try:
-            own = self._hash(program)
-            return all(self._present(name) == own for name in self.names)
+            new_hash = self._hash(program)
+            return all(self._present(name) == new_hash for name in self.names)
         except OSError:
             return False
 
@@ -148,57 +148,57 @@ class Directory:
             text = f"{self.path} has podwire from its Debian package"
             raise CniError(Code.IO_FAILURE, text, "apt-get remove podwire: it gives back what was there before")
 
-    def _plan(self, own: str) -> None:
+    def _plan(self, new_hash: str) -> None:
         for name in self.names:
             present = self._present(name)
-            done = "make" if not present else "leave" if present == own else "replace"
-            self.told.append(f"{done} {os.path.join(self.path, name)}")
+            done = "make" if not present else "leave" if present == new_hash else "replace"
+            self.actions.append(f"{done} {os.path.join(self.path, name)}")
 
-    def _keep(self, names: Sequence[str], own: str) -> None:
-        """Notes that `own` is ours from now on, after a link to what others have under each name is kept."""
+    def _keep(self, names: Sequence[str], new_hash: str) -> None:
+        """Notes that `new_hash` is ours from now on, after a link to what others have under each name is kept."""
         manifest = self.manifest()
         directory = os.path.join(self.path, _KEPT)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         for name in names:
             present, kept = self._present(name), self._kept(name)
-            if not present or present in (*manifest.ours, own):
+            if not present or present in (*manifest.ours, new_hash):
                 continue
             if is_damaged(os.path.join(self.path, name)):
-                self.told.append(f"replaced {os.path.join(self.path, name)}: it was a damaged podwire")
+                self.actions.append(f"replaced {os.path.join(self.path, name)}: it was a damaged podwire")
                 continue
             if kept and self._hash(kept[-1]) == present:
                 continue  # of an installation that was interrupted
             place = os.path.join(directory, f"{name}~{_number(kept[-1]) + 1}" if kept else name)
             _link(os.path.join(self.path, name), place, f"{place}.new")
-            self.told.append(f"kept what was {name}: {place}")
+            self.actions.append(f"kept what was {name}: {place}")
         _sync(directory)
-        if own not in manifest.ours:
-            self.note(Manifest([*manifest.ours, own], manifest.conf))
+        if new_hash not in manifest.ours:
+            self.note(Manifest([*manifest.ours, new_hash], manifest.conf))
 
     def _put(self, fresh: str, name: str) -> None:
         place = os.path.join(self.path, f"{_NEW}-{name}")
         _link(fresh, place, f"{_NEW}-copy")
         os.rename(place, os.path.join(self.path, name))
-        self.told.append(f"installed {os.path.join(self.path, name)}")
+        self.actions.append(f"installed {os.path.join(self.path, name)}")
 
-    def _take_away(self, program: str) -> None:
+    def _remove_installed(self, program: str) -> None:
         manifest = self.manifest()
         self._restore({*manifest.ours, self._hash(program)})
         for path, sha256 in manifest.conf.items():
             self._unconfigure(path, sha256)
 
     def _restore(self, ours: set[str]) -> None:
-        """Takes ours away, podwire itself last, and puts back the last that was kept under each name."""
+        """Removes podwire's files, the tool last, and restores the newest kept file of each name."""
         for name in self.names:
             path, present, kept = os.path.join(self.path, name), self._present(name), self._kept(name)
             if present and present not in ours and not is_damaged(os.path.join(self.path, name)):
-                self.told.append(f"left {path}: it is not podwire's")
+                self.actions.append(f"left {path}: it is not podwire's")
             elif present and kept:
-                self.told.append(f"put back {path}")
+                self.actions.append(f"put back {path}")
                 if not self.dry_run:
                     os.rename(kept[-1], path)
             elif present:
-                self.told.append(f"removed {path}")
+                self.actions.append(f"removed {path}")
                 if not self.dry_run:
                     os.unlink(path)
 
@@ -211,7 +211,7 @@ class Directory:
             same = False  # a directory, a device, a longer file
         if same and not self.dry_run:
             os.unlink(path)
-        self.told.append(f"removed {path}" if same else f"left {path}: it was changed since")
+        self.actions.append(f"removed {path}" if same else f"left {path}: it was changed since")
 
     def _forget(self) -> None:
         """Removes the manifest, and the directory of what was kept unless something is left in it."""
@@ -227,14 +227,14 @@ class Directory:
         except FileNotFoundError:
             pass
         except OSError:
-            self.told.append(f"left {directory}: older files of others are in it")
+            self.actions.append(f"left {directory}: older files of others are in it")
 
     def _kept(self, name: str) -> list[str]:
         """Returns what was kept under a name, the oldest first; some of them may have been put back."""
         directory = os.path.join(self.path, _KEPT)
-        found = os.listdir(directory) if os.path.isdir(directory) else []
-        own = [one for one in found if re.fullmatch(rf"{re.escape(name)}(~[1-9][0-9]*)?", one)]
-        return sorted((os.path.join(directory, one) for one in own), key=_number)
+        entries = os.listdir(directory) if os.path.isdir(directory) else []
+        kept_names = [one for one in entries if re.fullmatch(rf"{re.escape(name)}(~[1-9][0-9]*)?", one)]
+        return sorted((os.path.join(directory, one) for one in kept_names), key=_number)
 
     def _present(self, name: str) -> str:
         """Returns the hash of what has a name, "" where nothing has it; a symbolic link is what it points to."""
@@ -242,17 +242,17 @@ class Directory:
         return self._hash(path) if os.path.lexists(path) else ""
 
     def _hash(self, path: str) -> str:
-        """Returns what tells a file from others: its SHA-256 sum, of a symbolic link its text."""
+        """Returns a file's SHA-256 sum, or a symbolic link's target."""
         if os.path.islink(path) and not path.startswith("/proc/"):
             return f"-> {os.readlink(path)}"
-        found = os.stat(path)
-        known = found.st_dev, found.st_ino, found.st_mtime_ns
+        status = os.stat(path)
+        known = status.st_dev, status.st_ino, status.st_mtime_ns
         if known not in self._hashes:
             with open(path, "rb") as file:
                 self._hashes[known] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._hashes[known]
 
-    def _refuse_strange(self) -> None:
+    def _require_regular_files(self) -> None:
         for name in self.names:
             path = os.path.join(self.path, name)
             with suppress(FileNotFoundError):
@@ -261,7 +261,7 @@ class Directory:
                     raise CniError(Code.IO_FAILURE, f"{path} is neither a file nor a link", "move it away")
 
     def _sweep(self) -> None:
-        """Removes what is half made, ours now or that of one that was killed."""
+        """Removes incomplete files, of this process or of one that was killed."""
         kept = os.path.join(self.path, _KEPT)
         half = [os.path.join(self.path, name) for name in os.listdir(self.path) if name.startswith(_NEW)]
         if os.path.isdir(kept):
@@ -270,7 +270,7 @@ class Directory:
             os.unlink(path)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keeps other installations away; raises CniError(11) when one is at work."""
+        """Locks the directory against other installations; raises CniError(11) if one is running."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return exclusive_lock(descriptor, f"is installing into {self.path}")
 
@@ -293,19 +293,19 @@ def write_atomically(path: str, content: bytes, mode: int = 0o644) -> None:
     _sync(os.path.dirname(path) or ".")
 
 
-def filesystem_error(doing: str, error: OSError) -> CniError:
+def filesystem_error(action: str, error: OSError) -> CniError:
     """Returns a failure of the file system as an error that says what to do."""
     where = f" ({error.filename})" if error.filename else ""
-    msg = f"cannot {doing}: {error.strerror}{where}"
-    return CniError(Code.IO_FAILURE, msg, _CURES.get(error.errno or 0, ""))
+    msg = f"cannot {action}: {error.strerror}{where}"
+    return CniError(Code.IO_FAILURE, msg, _HINTS.get(error.errno or 0, ""))
 
 
 @contextmanager
-def _telling(doing: str) -> Iterator[None]:
+def _filesystem_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise filesystem_error(doing, error) from error
+        raise filesystem_error(action, error) from error
 
 
 def _manifest(body: object) -> Manifest:
@@ -349,20 +349,20 @@ def _link(source: str, target: str, draft: str) -> None:
         os.symlink(os.readlink(source), draft)
     else:
         _copy(source, draft)
-        found = os.stat(source)
-        os.utime(draft, ns=(found.st_atime_ns, found.st_mtime_ns))
-        os.chmod(draft, stat.S_IMODE(found.st_mode))
+        status = os.stat(source)
+        os.utime(draft, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.chmod(draft, stat.S_IMODE(status.st_mode))
     os.rename(draft, target)
 
 
 def _try(program: str, names: Sequence[str]) -> None:
     """Runs the new file in its place before any name leads to it; raises CniError(5)."""
-    doing = f"run {program}"
+    action = f"run {program}"
     try:
         (outcome,) = child.run(child.Command((program, "list"), {}, capture_stderr=True), limit_s=30)
     except OSError as error:
         hint = "the file system is mounted noexec, or forbids it: choose another directory, or remount it with exec"
-        raise CniError(Code.IO_FAILURE, f"cannot {doing}: {error.strerror}; nothing has been changed", hint) from error
+        raise CniError(Code.IO_FAILURE, f"cannot {action}: {error.strerror}; nothing has been changed", hint) from error
     if outcome.status or {*outcome.stdout.decode("utf-8", "replace").split(), "podwire"} != {*names}:
         hint = "install by the executable of dist/bin: ./podwire install"
         msg = f"{program} does not work here ({outcome.ending}); nothing has been changed"

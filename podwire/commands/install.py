@@ -1,6 +1,6 @@
 """`podwire install` and `podwire uninstall`: this file under the names of its plugins, and back.
 
-One rule: nobody's file is lost: what is replaced is kept, what is not podwire's is left.
+One rule: no other vendor's file is lost: replaced files are kept, files that are not podwire's stay.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ uninstall`. An installation that is interrupted leaves every name working; the n
 --conf also writes a network into {CONF_DIR}: of FILE, or without one {default_network.FILE}, a masqueraded bridge with
 host ports and limits. Its addresses are what --subnet says, or --node, a file with this node's object of Kubernetes;
 a FILE has them itself, or gets them where its host-local has no "ranges". Runtimes use the first file in lexicographic
-order. A file that podwire has written and nobody changed since is replaced, another one is not overwritten. A change of
+order. A file that podwire has written and that is unchanged is replaced, another one is not overwritten. A change of
 the network's addresses is printed, and refused without --force while pods run on its bridge: the bridge has their
 gateway, and new pods would fail.
 
@@ -62,7 +62,7 @@ reference's."""
 
 def _add_directory(parser: ArgumentParser) -> None:
     parser.add_argument("--bin-dir", metavar="DIR", default=BIN_DIR, help=f"the directory of plugins ({BIN_DIR})")
-    parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
 
 
 def _add_install(parser: ArgumentParser) -> None:
@@ -98,13 +98,13 @@ def _install(context: Context, options: Namespace) -> Status:
         if content is not None:
             _configure(directory, path, content)
     finally:
-        _tell(context, directory)
+        _print_actions(context, directory)
     if change:
         context.out.print(f"{change}{_advice(change, options)}")
-    own = os.path.join(directory.path, "podwire")
-    found = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
-    if not (directory.dry_run or any(os.access(one, os.X_OK) for one in found)):
-        context.out.print(f"the tool is not on PATH yet: ln -s {own} {_LINK_DIR}/")
+    tool = os.path.join(directory.path, "podwire")
+    paths = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
+    if not (directory.dry_run or any(os.access(one, os.X_OK) for one in paths)):
+        context.out.print(f"the tool is not on PATH yet: ln -s {tool} {_LINK_DIR}/")
     written_to = os.path.dirname(path) if content is not None else ""
     for runtime in runtimes.list_installed(context.env):
         for line in _about(runtime, directory, written_to):
@@ -152,16 +152,16 @@ def _uninstall(context: Context, options: Namespace) -> Status:
         directory.uninstall(_PROGRAM)
         directory.remove_links(links)
     finally:
-        _tell(context, directory)
+        _print_actions(context, directory)
     return Status.FINE
 
 
 def _links(context: Context, directory: Directory) -> list[str]:
     """Returns the symbolic links on PATH that lead to the tool in a directory, as `ln -s` has made them."""
-    own = os.path.join(directory.path, "podwire")
+    tool = os.path.join(directory.path, "podwire")
     places = [one for one in (*context.env.get("PATH", "").split(":"), _LINK_DIR) if os.path.isabs(one)]
     paths = dict.fromkeys(os.path.join(os.path.realpath(one), "podwire") for one in places)
-    return [path for path in paths if path != own and os.path.islink(path) and _target(path) == own]
+    return [path for path in paths if path != tool and os.path.islink(path) and _target(path) == tool]
 
 
 def _target(link: str) -> str:
@@ -172,8 +172,8 @@ def _directory(context: Context, options: Namespace) -> Directory:
     return Directory(os.path.abspath(options.bin_dir), (*sorted(context.plugins), "podwire"), options.dry_run)
 
 
-def _tell(context: Context, directory: Directory) -> None:
-    for line in directory.told:
+def _print_actions(context: Context, directory: Directory) -> None:
+    for line in directory.actions:
         context.out.print(*(["would:"] if directory.dry_run else []), line)
 
 
@@ -211,15 +211,15 @@ def _with_subnets(network: Mapping[str, object], subnets: Sequence[str], options
 
 
 def _refuse_overwriting(directory: Directory, path: str, content: bytes) -> None:
-    """Refuses a file under this name that somebody else wrote, or changed, before anything is done."""
-    found = _found(path)
-    if found is not None and found != content and not _is_ours(directory.manifest(), path, found):
+    """Refuses a file under this name that podwire did not write or that was changed, before changing anything."""
+    existing = _read_existing(path)
+    if existing is not None and existing != content and not _is_ours(directory.manifest(), path, existing):
         hint = "compare the two; --force overwrites it, and keeps a copy"
         raise CniError(Code.IO_FAILURE, f"{path} is there and is different", hint)
 
 
-def _found(path: str) -> bytes | None:
-    """Returns what is under this name, None where nothing is; raises CniError(5)."""
+def _read_existing(path: str) -> bytes | None:
+    """Returns the content of an existing file, None if there is none; raises CniError(5)."""
     try:
         return files.read(path, gojson.MAX_BYTES)
     except FileNotFoundError:
@@ -235,31 +235,31 @@ def _is_ours(manifest: Manifest, path: str, content: bytes) -> bool:
 def _configure(directory: Directory, path: str, content: bytes) -> None:
     try:
         if directory.dry_run:
-            same = _found(path) == content
-            directory.told.append(_same(path) if same else f"wrote {path}")
+            same = _read_existing(path) == content
+            directory.actions.append(_same(path) if same else f"wrote {path}")
             return
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with directory.locked():
-            directory.told.append(_written(directory, path, content))
+            directory.actions.append(_written(directory, path, content))
     except OSError as error:
         raise filesystem_error(f"write {path}", error) from error
 
 
 def _written(directory: Directory, path: str, content: bytes) -> str:
-    """Writes the network, keeping a copy of what somebody else wrote under that name; returns what was done."""
-    manifest, found, told = directory.manifest(), _found(path), f"wrote {path}"
-    if found == content:
-        told = _same(path)
+    """Writes the network, keeping a copy of a file that podwire did not write; returns what was done."""
+    manifest, existing, action = directory.manifest(), _read_existing(path), f"wrote {path}"
+    if existing == content:
+        action = _same(path)
     else:
-        if found is not None and not _is_ours(manifest, path, found):
+        if existing is not None and not _is_ours(manifest, path, existing):
             backup = _backup(path)
-            write_atomically(backup, found, stat.S_IMODE(os.stat(path).st_mode))
-            told += f"; what was there is in {backup}"
+            write_atomically(backup, existing, stat.S_IMODE(os.stat(path).st_mode))
+            action += f"; what was there is in {backup}"
         write_atomically(path, content)
     # After the file: killed in between, the same installation finds the same content and notes it then.
     if not _is_ours(manifest, path, content):
         directory.note(Manifest(manifest.ours, {**manifest.conf, path: hashlib.sha256(content).hexdigest()}))
-    return told
+    return action
 
 
 def _same(path: str) -> str:
@@ -285,7 +285,7 @@ INSTALL = Command(
         ("podwire install", f"into {BIN_DIR}"),
         ("podwire install --conf --subnet 10.22.0.0/16", f"with the standard network in {CONF_DIR}"),
         ("podwire install --conf --node node.json", "the same with the podCIDRs of a node of Kubernetes"),
-        ("podwire install --bin-dir /usr/lib/cni --dry-run", "only tell what would be replaced there"),
+        ("podwire install --bin-dir /usr/lib/cni --dry-run", "only print what would be replaced there"),
     ),
 )
 UNINSTALL = Command(

@@ -22,7 +22,7 @@ _BAD = (Severity.ERROR, Severity.WARNING)
 def _run(context: Context, options: Namespace) -> Status:
     places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
     linted = [_lint(path, context, places) for path in options.paths or [conf_dir(context, options)]]
-    counts = Counter(found.severity for one in linted for page in one.files for found in page.findings)
+    counts = Counter(finding.severity for one in linted for page in one.pages for finding in page.findings)
     is_empty = any(one.is_directory and one.winner is None for one in linted)
     if context.out.as_json:
         _print_json(context, linted, counts)
@@ -39,18 +39,18 @@ def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:
 
 
 def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
-    for page in (page for one in linted for page in one.files):
-        for found in page.findings:
-            where = f"{page.path}:{found.line}:{found.column}:"
-            context.out.print(where, Cell(f"{found.severity}:", _STYLES[found.severity]), found.text)
-            if found.hint:
-                context.out.print(f"    {found.hint}")
+    for page in (page for one in linted for page in one.pages):
+        for finding in page.findings:
+            where = f"{page.path}:{finding.line}:{finding.column}:"
+            context.out.print(where, Cell(f"{finding.severity}:", _STYLES[finding.severity]), finding.text)
+            if finding.hint:
+                context.out.print(f"    {finding.hint}")
     for one in linted:
         if one.is_directory:
             _print_winner(context, one)
-    number = sum(len(one.files) for one in linted)
-    said = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
-    context.out.print(f"{plural(number, 'file')}: {said or 'nothing to say'}")
+    number = sum(len(one.pages) for one in linted)
+    summary = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
+    context.out.print(f"{plural(number, 'file')}: {summary or 'nothing to say'}")
 
 
 def _print_winner(context: Context, one: LintResult) -> None:
@@ -78,14 +78,14 @@ def _file(page: SourceFile, linted: LintResult) -> dict[str, object]:
         "wins": page is linted.winner if linted.is_directory else None,
         "findings": [
             {
-                "severity": str(found.severity),
-                "line": found.line,
-                "column": found.column,
-                "key": _printable(found.key),
-                "text": _printable(found.text),
-                "hint": _printable(found.hint),
+                "severity": str(finding.severity),
+                "line": finding.line,
+                "column": finding.column,
+                "key": _printable(finding.key),
+                "text": _printable(finding.text),
+                "hint": _printable(finding.hint),
             }
-            for found in page.findings
+            for finding in page.findings
         ],
     }
 
@@ -105,7 +105,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 _DESCRIPTION = """\
-Reads network configurations as the runtimes and the plugins do, and tells what is wrong with them, with the place in
+Reads network configurations as the runtimes and the plugins do, and prints what is wrong with them, with the place in
 the file and what to write instead. Nothing is changed, and nothing is started.
 
   error    a runtime or a plugin will refuse it: pods do not start

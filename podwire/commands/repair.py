@@ -1,4 +1,4 @@
-"""`podwire repair`: makes again what a flush of the packet filter took from the pods that live.
+"""`podwire repair`: restores rules of running pods after a flush of the packet filter.
 
 One rule: pods are not restarted, and what is in place is not touched.
 """
@@ -56,8 +56,8 @@ _SAID = {
 _BAD = (FAILED, UNSEEN, UNKNOWN, UNTRIED)
 
 _DESCRIPTION = """\
-Makes again what somebody has flushed: masquerading, MAC spoof checks, host ports, the firewall's rules and firewalld's
-sources, IP forwarding, of every pod that lives, from what libcni's cache remembers of its ADD. No pod is restarted, and
+Restores rules that were flushed: masquerading, MAC spoof checks, host ports, the firewall's rules and firewalld's
+sources, IP forwarding, of every running pod, from its ADD in libcni's cache. No pod is restarted, and
 connections go on. Run it after `nft flush ruleset`, `iptables -F`, a reload or restart of firewalld.
 
 Each plugin's own CHECK decides what is missing. What CHECK passes is not touched: where nothing is missing nothing is
@@ -81,8 +81,8 @@ def _arguments(parser: ArgumentParser) -> None:
     add_conf_dir(parser)
     add_bin_dir(parser)
     add_cache_dir(parser)
-    parser.add_argument("--dry-run", action="store_true", help="tell what is missing, exit with 1 if something is")
-    parser.add_argument("--quiet", action="store_true", help="tell of failures only")
+    parser.add_argument("--dry-run", action="store_true", help="print what is missing, exit with 1 if something is")
+    parser.add_argument("--quiet", action="store_true", help="print failures only")
     parser.add_argument(
         "--settle", metavar="SECONDS", type=_seconds, default=_SETTLING_S, help=f"how long to watch ({_SETTLING_S:g})"
     )
@@ -107,10 +107,10 @@ def _run(context: Context, options: Namespace) -> Status:
     outcomes: dict[str, Outcome] = {}
     for outcome in repairer.repair(known):
         outcomes[outcome.known.path] = outcome
-        _tell(context.out, outcome, options)
+        _print_outcome(context.out, outcome, options)
     for outcome in repairer.settle([*outcomes.values()], options.settle):
         outcomes[outcome.known.path] = outcome
-        _tell(context.out, outcome, options)
+        _print_outcome(context.out, outcome, options)
     unread = [path for path in unread if os.path.lexists(path) and attachments.read(path) is None]  # still so
     _sum_up(context.out, [*outcomes.values()], unread, options)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
@@ -132,11 +132,11 @@ def _unread(options: Namespace, known: Iterable[attachments.CachedAttachment]) -
     )
     entries |= {os.path.basename(one.path) for one in known}
     prefix = options.network and f"{options.network}-"
-    own = (name for name in names if name.startswith(prefix) and not name.startswith("."))
-    return sorted(os.path.join(directory, name) for name in own if name not in entries)
+    candidates = (name for name in names if name.startswith(prefix) and not name.startswith("."))
+    return sorted(os.path.join(directory, name) for name in candidates if name not in entries)
 
 
-def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
+def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
     if out.as_json or (options.quiet and outcome.state not in _BAD):
         return
     known = outcome.known
@@ -150,14 +150,14 @@ def _tell(out: Output, outcome: Outcome, options: Namespace) -> None:
             out.print(Cell(f"    {part.plugin}: {part.error.msg}", "bad"))
             if part.error.details:
                 out.print(f"        {part.error.details}")
-    out.stream.flush()  # somebody watches
+    out.stream.flush()  # an operator is watching
 
 
 def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Namespace) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     if out.as_json:
-        told_of = [_as_json(outcome) for outcome in outcomes]
-        out.print_json({"attachments": told_of, "counts": dict(sorted(counts.items())), "unread": unread})
+        documents = [_as_json(outcome) for outcome in outcomes]
+        out.print_json({"attachments": documents, "counts": dict(sorted(counts.items())), "unread": unread})
         return
     for path in unread:
         out.print(Cell(f"cannot read {path}: nothing was done for its pod; create it again", "bad"))
@@ -170,8 +170,8 @@ def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Na
         where = f" of network {options.network}" if options.network else ""
         out.print(f"no attachments{where} in {options.cache_dir}/results")
         return
-    told = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    out.print(f"{plural(len(outcomes), 'attachment')}: {told}")
+    summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    out.print(f"{plural(len(outcomes), 'attachment')}: {summary}")
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:
@@ -189,23 +189,23 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
 
 def _parts_as_json(parts: Iterable[Part]) -> Iterable[dict[str, object]]:
     for part in parts:
-        told: dict[str, object] = {"plugin": part.plugin, "changes": [*part.changes]}
+        document: dict[str, object] = {"plugin": part.plugin, "changes": [*part.changes]}
         if part.foreign:
-            told["foreign"] = True
+            document["foreign"] = True
         if part.error:
-            told["error"] = {"code": int(part.error.code), "msg": part.error.msg, "details": part.error.details}
-        yield told
+            document["error"] = {"code": int(part.error.code), "msg": part.error.msg, "details": part.error.details}
+        yield document
 
 
 COMMAND = Command(
     "repair",
-    "rebuild flushed rules of the pods that live",
+    "restore flushed rules of running pods",
     _DESCRIPTION,
     _run,
     _arguments,
     (
         ("podwire repair", "after a flush: all networks"),
-        ("podwire repair --dry-run", "only tell what is missing; exit status 1 if something is"),
+        ("podwire repair --dry-run", "only print what is missing; exit status 1 if something is"),
         ("podwire repair podwire --json", "one network, for a program"),
     ),
 )

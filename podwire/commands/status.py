@@ -48,8 +48,8 @@ def _run_status(context: Context, runtime: Runtime, network: Network) -> dict[st
     if not context.out.as_json:
         context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
     unasked = network_list.status(runtime, network)
-    asked_versions = (step for step in runtime.done if step.command == "VERSION" and not step.error)
-    unsupporting = [step.kind for step in asked_versions if not _supports(step.result, network)]
+    version_steps = (step for step in runtime.done if step.command == "VERSION" and not step.error)
+    unsupporting = [step.kind for step in version_steps if not _supports(step.result, network)]
     if not context.out.as_json:
         for kind in unsupporting:
             context.out.print(Cell(f"{kind} does not support cniVersion {network.version}", "bad"))

@@ -4,7 +4,7 @@ One rule: the order is libcni's: ADD forwards, each plugin with the previous one
 result; DEL backwards. ADD and DEL stop at the first failure. Unlike cnitool, a failed ADD is followed by DEL, as in
 every runtime, so that nothing remains; CHECK, GC and STATUS run every plugin.
 
-Unlike libcni, GC and STATUS also run podwire's own plugins in lists before CNI 1.1.0.
+Unlike libcni, GC and STATUS also run podwire's version_of_result plugins in lists before CNI 1.1.0.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ def _serving(command: str, runtime: Runtime, network: Network, plugin: Mapping[s
 
 def convert_result(result: object, version: str) -> object:
     """Returns a result in the shape of `version`, untouched when it is of that version; raises CniError(7)."""
-    own = result.get("cniVersion") if isinstance(result, dict) else None
-    if not isinstance(own, str) or own == version:
+    version_of_result = result.get("cniVersion") if isinstance(result, dict) else None
+    if not isinstance(version_of_result, str) or version_of_result == version:
         return result
-    return from_json(result, own).to_json(version)
+    return from_json(result, version_of_result).to_json(version)
 
 
 def unreadable(names: Iterable[str], network: str, known: Iterable[Entry]) -> list[str]:

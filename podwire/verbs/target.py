@@ -1,7 +1,7 @@
 """Resolves names on the command line: a namespace, a container, an attachment of the cache.
 
 One rule: names mean the same as for cnitool, so that both find each other's attachments; a namespace that a runtime
-attached is found by its inode, whatever its path.
+attached is arguments by its inode, whatever its path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def require_namespace(path: str) -> None:
     """Raises CniError(8) if `path` is not a network namespace, or is the host's; the hint lists existing ones."""
     try:
         with Netns(path) as namespace:
-            is_own = namespace.is_current()
+            is_host = namespace.is_current()
     except CniError as error:
         try:
             names = ", ".join(sorted(os.listdir(NAMED))) or "none"
@@ -48,7 +48,7 @@ def require_namespace(path: str) -> None:
             names = "none"
         hint = f"give a path, a process's PID, or a name in {NAMED}: {names}"
         raise CniError(Code.INVALID_NETNS, f"{path} is not a network namespace", hint) from error
-    if is_own:
+    if is_host:
         hint = "give the network namespace of a pod; a pod with hostNetwork has none, and is attached to no network"
         raise CniError(Code.INVALID_NETNS, f"{path} is this host's own network namespace, not a pod's", hint)
 
@@ -120,12 +120,12 @@ def require_names(container: str, ifname: str) -> None:
 def capability_args(text: str) -> dict[str, object]:
     """Reads --capability-args or CAP_ARGS; raises CniError(6)."""
     try:
-        found = positions.loads(text.encode("utf-8", "replace")) if text else {}
+        arguments = positions.loads(text.encode("utf-8", "replace")) if text else {}
     except ValueError as error:
         raise _bad_capabilities(str(error)) from None
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise _bad_capabilities("it is not a JSON object")
-    return found
+    return arguments
 
 
 def require_declared(network: Network, plugins: Mapping[str, Plugin], arguments: Iterable[str]) -> None:

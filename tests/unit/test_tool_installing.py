@@ -61,7 +61,7 @@ def test_what_has_a_networks_name_since_is_left(tmp_path, kind):
     directory.uninstall("/proc/self/exe")
     assert list((tmp_path / "bin").iterdir()) == []
     told = [] if kind == "below a file" else [f"left {path}: it was changed since"]
-    assert directory.told == told
+    assert directory.actions == told
 
 
 @pytest.mark.parametrize(
