@@ -33,8 +33,8 @@ Looks at everything that pods' network on this node depends on: net.d and the pl
 the packet filter, each living attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the runtimes'
 directories and cache. It changes nothing.
 
-Problems come first. Below each stands, after "fix:", what repairs it: a command, or advice. A problem is why
-pods have no network now or the next ADD fails; a warning can become one; a note helps if the reason is still not found.
+Problems come first. Below each, after "cure:", is the fix: a command, or the key to set. A problem is why
+pods have no network now or the next ADD fails; a warning can become one; a note helps if the cause is still unknown.
 What could not be looked at is a note named "not-seen". All findings and what they mean: docs/doctor.md.
 
 Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everything could be looked at (root is needed,
@@ -43,12 +43,12 @@ a wrong --cache-dir, a file that cannot be read, time was up): whether the node 
 --json: {"complete", "checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is
 "problem", "warning", "note" or "ok", cure "" where there is none; complete is false if anything is "not-seen"."""
 
-Found = Sequence[tuple[Check, Finding]]
+Findings = Sequence[tuple[Check, Finding]]
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="look at this network only")
-    parser.add_argument("--all", action="store_true", help="tell each thing that is in order, too")
+    parser.add_argument("--all", action="store_true", help="also print what is in order")
     add_conf_dir(parser)
     add_bin_dir(parser)
     add_cache_dir(parser)
@@ -63,19 +63,19 @@ def _run(context: Context, options: Namespace) -> Status:
         bin_dirs(context, options),
         options.cache_dir,
         options.network,
-        _given(options),
+        _directory_options(options),
     )
     node.require_network()
-    found = run_checks(node)
-    complete = all(finding.name != UNSEEN.name for _, finding in found)
+    findings = run_checks(node)
+    complete = all(finding.name != UNSEEN.name for _, finding in findings)
     if context.out.as_json:
-        context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in found]})
+        context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in findings]})
     else:
-        _print(found, context.out, everything=options.all)
-    return exit_status(wrong=any(finding.severity in _BAD for _, finding in found), complete=complete)
+        _print(findings, context.out, everything=options.all)
+    return exit_status(wrong=any(finding.severity in _BAD for _, finding in findings), complete=complete)
 
 
-def _given(options: Namespace) -> dict[str, str]:
+def _directory_options(options: Namespace) -> dict[str, str]:
     """Returns the options that name other directories than the environment or the usual ones."""
     cache_dir = options.cache_dir if options.cache_dir != CACHE_DIR else ""
     return {"--conf-dir": options.conf_dir, "--bin-dir": options.bin_dir, "--cache-dir": cache_dir}
@@ -92,35 +92,35 @@ def _json(check: Check, finding: Finding) -> dict[str, str]:
     }
 
 
-def _print(found: Found, out: Output, *, everything: bool) -> None:
+def _print(findings: Findings, out: Output, *, everything: bool) -> None:
     for severity in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE):
-        for check, finding in found:
+        for check, finding in findings:
             if finding.severity == severity and finding.name != UNSEEN.name:
                 _print_one(check, finding, out)
-    unseen = [(check, finding) for check, finding in found if finding.name == UNSEEN.name]
+    unseen = [(check, finding) for check, finding in findings if finding.name == UNSEEN.name]
     _print_unseen(unseen, out)
-    for group in dict.fromkeys(check.group for check, _ in found):
-        fine = [finding for check, finding in found if check.group == group and finding.severity == Severity.OK]
+    for group in dict.fromkeys(check.group for check, _ in findings):
+        fine = [finding for check, finding in findings if check.group == group and finding.severity == Severity.OK]
         if everything:
             for finding in fine:
                 out.print(Cell("ok", "good"), f"{group}:", *_subject(finding), finding.text)
         elif fine:
             out.print(Cell("ok", "good"), f"{group}: {len(fine)} in order")
-    counts = [sum(finding.severity == severity for _, finding in found) for severity in Severity]
+    counts = [sum(finding.severity == severity for _, finding in findings) for severity in Severity]
     words = (("problem", counts[0]), ("warning", counts[1]), ("note", counts[2]))
-    told = ", ".join(plural(number, word) for word, number in words)
-    told += "; incomplete: not everything could be looked at" if unseen else ""
-    out.print(Cell(told, "bad" if counts[0] else "warning" if counts[1] or unseen else "good"))
+    summary = ", ".join(plural(number, word) for word, number in words)
+    summary += "; incomplete: not everything could be looked at" if unseen else ""
+    out.print(Cell(summary, "bad" if counts[0] else "warning" if counts[1] or unseen else "good"))
 
 
-def _print_unseen(unseen: Found, out: Output) -> None:
+def _print_unseen(unseen: Findings, out: Output) -> None:
     """Prints what could not be looked at; several things for the same reason as one."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for _, finding in unseen:
         subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
-    for (text, cure), names in subjects.items():
+    for (text, fix), names in subjects.items():
         out.print(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
-        out.print("  fix:", Cell(cure, "bold"))
+        out.print("  cure:", Cell(fix, "bold"))
 
 
 def _print_one(check: Check, finding: Finding, out: Output) -> None:

@@ -41,7 +41,7 @@ STATE   living        its container is running, or the address is in use in a na
                       host of any pod
         remark        of an administrator, who keeps the address to himself
         empty         left by a killed ADD; it is free
-        foreign       the file names nobody, so that the address is given to nobody
+        foreign       the file names no owner, so the address is never allocated
         last_reserved with --json only, no reservation: behind this address the next free one is searched
 
 Exit status: 0, or 4 when not everything could be looked at.
@@ -51,7 +51,7 @@ _VERIFY = """\
 Compares the reservations with the runtime's cache and the kernel, both ways: addresses of containers that are gone,
 addresses in use that are not reserved (another pod may get them) or that are reserved for another, addresses that two
 pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree
-with the files. Each with its cure. Nothing is changed.
+with the files. Each with its fix. Nothing is changed.
 
 Exit status: 0 nothing wrong, 1 something is, 4 nothing wrong was found, but not everything could be looked at.
 
@@ -65,7 +65,7 @@ A pod that lives and loses its reservation keeps its address until another pod g
 
 --json prints {"freed": [{"address", "network", "containerID", "ifname"}], "kept": [the same with "reason"]}."""
 _EXAMPLES = {
-    "list": (("podwire ipam list podnet", "the addresses of a network, by whom and since when"),),
+    "list": (("podwire ipam list podnet", "the addresses of a network, with owner and time"),),
     "verify": (("podwire ipam verify", "what is wrong with the reservations of all networks"),),
     "free": (
         ("podwire ipam free --gone podnet", "release what dead containers have left"),
@@ -76,12 +76,12 @@ _EXAMPLES = {
 
 def _list(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
-    found, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
+    items, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
     if context.out.as_json:
-        context.out.print_json([line.to_json() for line in found])
-    elif found := [line for line in found if line.state is not ReservationState.LAST]:
+        context.out.print_json([line.to_json() for line in items])
+    elif items := [line for line in items if line.state is not ReservationState.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
-        context.out.print_table(headers, [_row(line) for line in found])
+        context.out.print_table(headers, [_row(line) for line in items])
     elif not unseen:
         context.out.print("no addresses are reserved")
     if not context.out.as_json:
@@ -103,19 +103,19 @@ def _row(line: Entry) -> list[Text]:
 
 def _verify(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
-    found = list(reservations.findings(snapshot, options.network))
-    if found:  # pods come and go: what is still so at a second look
+    items = list(reservations.findings(snapshot, options.network))
+    if items:  # pods come and go: what is still so at a second look
         snapshot = read_snapshot(places(context, options), rules=False)
-        before = {(item.kind, item.network, item.address) for item in found}
+        before = {(item.kind, item.network, item.address) for item in items}
         again = reservations.findings(snapshot, options.network)
-        found = [item for item in again if (item.kind, item.network, item.address) in before]
+        items = [item for item in again if (item.kind, item.network, item.address) in before]
     unseen = _unseen(snapshot, options.network)
     if context.out.as_json:
-        document = {"findings": [item.to_json() for item in found], "unseen": unseen}
+        document = {"findings": [item.to_json() for item in items], "unseen": unseen}
         context.out.print_json({"complete": not unseen, **document})
     else:
-        _print(context, snapshot, found, unseen, options.network)
-    return exit_status(wrong=bool(found), complete=not unseen)
+        _print(context, snapshot, items, unseen, options.network)
+    return exit_status(wrong=bool(items), complete=not unseen)
 
 
 def _unseen(snapshot: Snapshot, network: str) -> list[str]:
@@ -129,12 +129,12 @@ def _print_unseen(context: Context, unseen: Iterable[str]) -> None:
         context.out.print(Cell("not seen:", "warning"), text)
 
 
-def _print(context: Context, snapshot: Snapshot, found: list[Finding], unseen: list[str], network: str) -> None:
-    for item in found:
+def _print(context: Context, snapshot: Snapshot, items: list[Finding], unseen: list[str], network: str) -> None:
+    for item in items:
         context.out.print(f"{item.network}:", Cell(item.description, "bad"))
         context.out.print(" ", item.fix)
     _print_unseen(context, unseen)
-    if not found:
+    if not items:
         number = sum(line.state is not ReservationState.LAST for line in reservations.entries(snapshot, network))
         if unseen:
             context.out.print(Cell(f"{number} reservations; whether anything is wrong is not known", "warning"))
@@ -153,11 +153,11 @@ def _free(context: Context, options: Namespace) -> Status:
         freed = [item.to_json() for item in results if not item.reason]
         context.out.print_json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
     else:
-        _tell(context, results, where)
+        _print_outcomes(context, results, where)
     return Status.WRONG if any(item.reason for item in results) else Status.FINE
 
 
-def _tell(context: Context, results: Iterable[Outcome], where: Directories) -> None:
+def _print_outcomes(context: Context, results: Iterable[Outcome], where: Directories) -> None:
     results = list(results)
     for item in results:
         attachment = item.item.attachment
@@ -189,30 +189,30 @@ def _chosen(snapshot: Snapshot, options: Namespace, network: str) -> list[Reserv
     if options.gone:
         return [item for item in every if reservations.state_of(snapshot, item) is ReservationState.GONE]
     if options.container:
-        found = _of_container(every, options.container)
+        items = _of_container(every, options.container)
     else:
-        found = [item for item in every if item.file.name == options.words[0]]
-    if found:
-        return found
+        items = [item for item in every if item.file.name == options.words[0]]
+    if items:
+        return items
     what = f"container {options.container}" if options.container else f"address {options.words[0]}"
     raise CniError(Code.UNKNOWN_CONTAINER, f"no reservation of {what}", "podwire ipam list shows those that there are")
 
 
-def _of_container(every: list[Reservation], wanted: str) -> list[Reservation]:
+def _of_container(every: list[Reservation], requested: str) -> list[Reservation]:
     """Returns a container's, by its ID or the beginning of it if that is long and only one begins so."""
-    exact = [item for item in every if item.attachment.container_id == wanted]
-    if exact or len(wanted) < _LEAST:
+    exact = [item for item in every if item.attachment.container_id == requested]
+    if exact or len(requested) < _LEAST:
         return exact
-    found = [item for item in every if item.attachment.container_id.startswith(wanted)]
-    if len({item.attachment.container_id for item in found}) > 1:
-        raise CniError(Code.UNKNOWN_CONTAINER, f"several containers begin with {wanted}", "give the whole ID")
-    return found
+    items = [item for item in every if item.attachment.container_id.startswith(requested)]
+    if len({item.attachment.container_id for item in items}) > 1:
+        raise CniError(Code.UNKNOWN_CONTAINER, f"several containers begin with {requested}", "give the whole ID")
+    return items
 
 
 def _arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add(commands, "list", "the addresses in use", _LIST, _list)
-    _add(commands, "verify", "compare the reservations with who lives", _VERIFY, _verify)
+    _add(commands, "verify", "compare the reservations with running containers", _VERIFY, _verify)
     free = _add(commands, "free", "release addresses whose owner is gone", _FREE, _free)
     free.add_argument("--container", metavar="ID", help="all addresses of this container")
     free.add_argument("--gone", action="store_true", help="all addresses whose owner is gone")
@@ -227,17 +227,19 @@ def _add(
     run: Callable[[Context, Namespace], Status],
 ) -> ArgumentParser:
     epilog = "\n".join(["examples:", *(f"  {line}\n      {purpose}" for line, purpose in _EXAMPLES[name])])
-    own = commands.add_parser(
+    subparser = commands.add_parser(
         name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
     )
     if name == "free":
-        own.add_argument("words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and of which network")
+        subparser.add_argument(
+            "words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and of which network"
+        )
     else:
-        own.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
-    add_places(own)
-    add_json(own)
-    own.set_defaults(subcommand=run, parser=own)
-    return own
+        subparser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
+    add_places(subparser)
+    add_json(subparser)
+    subparser.set_defaults(subcommand=run, parser=subparser)
+    return subparser
 
 
 def _run(context: Context, options: Namespace) -> Status:
@@ -247,7 +249,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 COMMAND = Command(
     "ipam",
-    "host-local's addresses: who has them, what is wrong, releasing those of the dead",
+    "host-local's addresses: list, verify, release stale ones",
     _DESCRIPTION,
     _run,
     _arguments,

@@ -1,4 +1,4 @@
-"""`podwire show`: who is who on this node, and what is left of pods that are gone.
+"""`podwire show`: networks and attachments of this node, and objects leaked by deleted pods.
 
 One rule: it reads only.
 """
@@ -46,15 +46,15 @@ STATE   ok            its namespace and its interface are there, and CHECK of po
         gone          its namespace is proven gone, but the runtime's cache still has it: DEL was not run
         no cache      an address is reserved for it, but the runtime's cache does not know it: an ADD that is under way
                       or was killed, or a runtime that keeps no cache
-        no interface  its namespace is there, the interface is not: somebody deleted it; remove the pod, create it again
+        no interface  its namespace is there, the interface is not: it was deleted; remove the pod, create it again
         not seen      its namespace exists, and cannot be looked into: without root, or not from here, as in a container
         unknown       its namespace is missing here, and nothing proves that it is gone: it may be running
 
 HOST PORTS  8080->80/tcp: port 8080 of the host is forwarded to port 80 of the pod. "!": the packet filter has no rule
             for it. "?": the packet filter could not be read, or CHECK of portmap fails.
 
-LEAKED lists what is left of attachments that are gone, each with the command that takes it away. Whatever may belong to
-somebody who lives is not listed there. Nothing is changed.
+LEAKED lists objects of deleted pods, each with the command that removes it. Objects that may belong to a running
+container are not listed. Nothing is changed.
 
 Exit status: 0 all in order; 1 something is leaked, or wrong with a pod; 4 neither, but not everything could be looked
 at: NOT SEEN lists it.
@@ -116,10 +116,10 @@ def _draw(node: Node, path: str, out: Output) -> None:
 
 
 def _print(node: Node, out: Output, *, everything: bool) -> None:
-    own = {} if everything else _of_lo(node)
-    _networks(tuple(item for item in node.networks if item.name not in own), out)
-    _pods(tuple(pod for pod in node.pods if pod.network not in own or pod.state not in _FINE), out)
-    for name, number in own.items():
+    loopback = {} if everything else _of_lo(node)
+    _networks(tuple(item for item in node.networks if item.name not in loopback), out)
+    _pods(tuple(pod for pod in node.pods if pod.network not in loopback or pod.state not in _FINE), out)
+    for name, number in loopback.items():
         out.print()
         out.print(Cell(f"lo of {number} pod{'' if number == 1 else 's'}: podwire show {name}", "dim"))
     _leaks(node.leaks, out)
@@ -132,8 +132,8 @@ def _print(node: Node, out: Output, *, everything: bool) -> None:
 
 def _of_lo(node: Node) -> dict[str, int]:
     """Returns the networks that runtimes have for lo alone, and of how many pods."""
-    own = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
-    return {name: sum(pod.network == name and pod.state in _FINE for pod in node.pods) for name in own}
+    names = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
+    return {name: sum(pod.network == name and pod.state in _FINE for pod in node.pods) for name in names}
 
 
 def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
@@ -141,11 +141,11 @@ def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
     if leaks:
         out.print()
         out.print(Cell("LEAKED", "bad"), f"{len(leaks)} left of attachments that are gone")
-    for cure in dict.fromkeys(leak.fix for leak in leaks):
-        out.print(" ", Cell(cure, "bold"))
+    for fix in dict.fromkeys(leak.fix for leak in leaks):
+        out.print(" ", Cell(fix, "bold"))
         for leak in leaks:
             owner = " ".join(filter(None, (leak.network, *leak.attachment)))
-            if leak.fix == cure:
+            if leak.fix == fix:
                 out.print("     ", Cell(leak.description, "bad"), *([f"of {owner}"] if owner else []))
 
 
@@ -219,13 +219,13 @@ def _row(pod: Pod) -> list[Text]:
 
 def limits(pod: Pod) -> str:
     """Returns the limits of an attachment: what it receives, then what it sends."""
-    found = (("receives", pod.receives), ("sends", pod.sends))
-    return ", ".join(f"{word} {format_rate(bits)}" for word, bits in found if bits)
+    directions = (("receives", pod.receives), ("sends", pod.sends))
+    return ", ".join(f"{word} {format_rate(bits)}" for word, bits in directions if bits)
 
 
 COMMAND = Command(
     "show",
-    "who is who on this node: networks, attachments, what is left of those that are gone",
+    "networks, attachments, and objects leaked by deleted pods",
     _DESCRIPTION,
     _run,
     _arguments,

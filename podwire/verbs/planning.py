@@ -37,7 +37,7 @@ class PreparedVerb(NamedTuple):
         return result and result.to_json(self.conf.cni_version)
 
 
-def own_plugin(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
+def podwire_plugin(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
     """Returns the plugin in the file named `kind` if that file is this program; raises CniError(7) if there is none.
 
     Run from source, this process is Python: there every plugin of podwire matches.
@@ -64,7 +64,7 @@ def prepare(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> Prepar
     delegated = conf.ipam_type
     return PreparedVerb(
         plugin,
-        replace(args, in_process=bool(delegated) and own_plugin(delegated, call.path, plugins) is not None),
+        replace(args, in_process=bool(delegated) and podwire_plugin(delegated, call.path, plugins) is not None),
         conf,
     )
 
@@ -80,7 +80,7 @@ def planning(plugins: Mapping[str, Plugin]) -> Serve:
 
     def serve(call: Call) -> Step:
         try:
-            plugin = own_plugin(call.kind, call.path, plugins)
+            plugin = podwire_plugin(call.kind, call.path, plugins)
         except CniError as error:
             return Step(call.kind, call.command, 0.0, error=error)
         return run_recorded(call, plugin, plugins, planned=True) if plugin else Step(call.kind, call.command, 0.0)

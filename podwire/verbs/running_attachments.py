@@ -40,10 +40,10 @@ class RunningAttachments:
     @classmethod
     def read(cls, places: Directories, network: str, forced: Iterable[str] = ()) -> RunningAttachments:
         """Reads the node's state; raises CniError(4) for a forced container that is running or has no attachment."""
-        found = cls(read_snapshot(places, rules=False), places, network, frozenset(forced))
-        for name in sorted(found.forced):
-            found._require_forcible(name)
-        return found
+        running = cls(read_snapshot(places, rules=False), places, network, frozenset(forced))
+        for name in sorted(running.forced):
+            running._require_forcible(name)
+        return running
 
     def presence(self, one: CachedAttachment) -> Presence:
         """Returns whether an attachment's namespace exists, by its path and the kernel's interfaces."""
@@ -84,8 +84,8 @@ class RunningAttachments:
 
     def _require_forcible(self, container_id: str) -> None:
         """Raises CniError(4) for a container that is proven to be running, or that the cache does not know."""
-        own = [item for item in self.snapshot.records.cached if item.network_name == self.network]
-        judged = {self.presence(item) for item in own if item.attachment.container_id == container_id}
+        cached = [item for item in self.snapshot.records.cached if item.network_name == self.network]
+        judged = {self.presence(item) for item in cached if item.attachment.container_id == container_id}
         if not judged:
             msg = f'--force: the cache knows no container {container_id} of "{self.network}"'
             raise CniError(Code.INVALID_ENVIRONMENT, msg, "podwire show --json lists the containers with their IDs")
