@@ -238,7 +238,7 @@ def test_the_documents(tool: Tool, sandbox: Namespace):
     assert "result" not in tool.json("check", "net", sandbox.name)
     assert [step["plugin"] for step in tool.json("del", "net", sandbox.name)["steps"]] == ["portmap", "bridge"]
     refused = tool.json("add", "net", "absent", status=3)
-    assert (refused["code"], "no network namespace" in refused["msg"]) == (8, True)
+    assert (refused["code"], "not a network namespace" in refused["msg"]) == (8, True)
 
 
 def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
