@@ -65,13 +65,13 @@ def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
 def list_owned_rules(socket: nft.NftSocket) -> list[OwnedRule]:
     """Lists the owners of the rules that netlink can read; raises KernelError."""
     return [
-        found for found, _ in iptables_nft.list_owned_rules(socket, CHAINS, MASQUERADE)
+        owned for owned, _ in iptables_nft.list_owned_rules(socket, CHAINS, MASQUERADE)
     ] + nftables.list_owned_rules(socket)
 
 
 def list_legacy_owned_rules() -> list[OwnedRule]:
     """Lists the owners of iptables-legacy's rules; raises CniError."""
-    return [found for found, _ in iptables_chains.list_legacy_owned_rules([CHAINS], MASQUERADE)]
+    return [owned for owned, _ in iptables_chains.list_legacy_owned_rules([CHAINS], MASQUERADE)]
 
 
 def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:

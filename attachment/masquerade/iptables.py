@@ -44,19 +44,19 @@ def add(spec: Masquerade) -> None:
     chain = chain_name(spec.network, spec.container_id)
 
     def missing(family: int, listing: list[str]) -> list[str]:
-        found = _parse(listing)
+        existing = _parse(listing)
         exceptions, masquerade, jumps = _rules(spec, family)
         comment = _comment(spec)
         lines = [] if f"-N {chain}" in listing else [f"-N {chain}"]
-        absent = [rule for rule in exceptions if rule not in _before(masquerade, found)]
-        if masquerade in found:  # exceptions stand before it
+        absent = [rule for rule in exceptions if rule not in _before(masquerade, existing)]
+        if masquerade in existing:  # exceptions stand before it
             lines += [rule.line("-I", comment) for rule in reversed(absent)]
         else:
             lines += [rule.line("-A", comment) for rule in (*absent, masquerade)]
-        return lines + [rule.line("-A", comment) for rule in jumps if rule not in found]
+        return lines + [rule.line("-A", comment) for rule in jumps if rule not in existing]
 
-    doing = f"add masquerade rules to chain {chain}"
-    iptables_chains.change(_families(spec), CHAINS, chain, missing, doing)
+    description = f"add masquerade rules to chain {chain}"
+    iptables_chains.change(_families(spec), CHAINS, chain, missing, description)
 
 
 def delete_legacy(spec: Masquerade, others: Collection[Interface] = ()) -> None:
@@ -68,8 +68,8 @@ def delete_legacy(spec: Masquerade, others: Collection[Interface] = ()) -> None:
     """
     chain = chain_name(spec.network, spec.container_id)
     kept = _sources(others)
-    doing = f"delete masquerade rules of chain {chain}"
-    iptables_chains.delete_legacy({chain: CHAINS}, doing, stays=lambda jump: _source(jump) in kept)
+    description = f"delete masquerade rules of chain {chain}"
+    iptables_chains.delete_legacy({chain: CHAINS}, description, stays=lambda jump: _source(jump) in kept)
 
 
 def check(spec: Masquerade) -> None:
@@ -80,11 +80,11 @@ def check(spec: Masquerade) -> None:
     for family, listing in iptables.read(_families(spec), TABLE, [ENTRY, chain]).items():
         if f"-N {chain}" not in listing:
             raise missing_error("masquerade", f"chain {chain}", family)
-        found = _parse(listing)
+        existing = _parse(listing)
         exceptions, masquerade, jumps = _rules(spec, family)
-        effective = set(_before(masquerade, found))
+        effective = set(_before(masquerade, existing))
         absent = [rule for rule in exceptions if rule not in effective]
-        absent += [rule for rule in (masquerade, *jumps) if rule not in found]
+        absent += [rule for rule in (masquerade, *jumps) if rule not in existing]
         if absent:
             comment = _comment(spec)
             raise missing_error("masquerade", f"rule {absent[0].line('-A', comment)}", family)
@@ -125,9 +125,9 @@ def _stand(socket: NftSocket, spec: Masquerade, family: int) -> bool:
     spared, (last, *entries) = (
         [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
     )
-    found = match_lines(family, [*spared, last], nft.list_rules(socket, Chain(table, chain))) or []
+    existing = match_lines(family, [*spared, last], nft.list_rules(socket, Chain(table, chain))) or []
     leading = match_lines(family, entries, nft.list_rules(socket, Chain(table, ENTRY), chain + "\0")) or []
-    return found[-1:] == [last] and set(spared) == set(found[:-1]) and set(entries) == set(leading)
+    return existing[-1:] == [last] and set(spared) == set(existing[:-1]) and set(entries) == set(leading)
 
 
 @dataclass(frozen=True)
@@ -169,17 +169,17 @@ def _comment(spec: Masquerade) -> str:
 
 def _parse(listing: list[str]) -> list[_Rule]:
     """Returns the rules that have the form of ours; other rules are none of them."""
-    found = []
+    existing = []
     for line in listing:
         if match := _RULE.fullmatch(line):
             source, destination = _network(match["source"]), _network(match["destination"])
-            found.append(_Rule(match["chain"], match["target"], source, destination, bool(match["inverted"])))
-    return found
+            existing.append(_Rule(match["chain"], match["target"], source, destination, bool(match["inverted"])))
+    return existing
 
 
-def _before(rule: _Rule, found: list[_Rule]) -> list[_Rule]:
+def _before(rule: _Rule, existing: list[_Rule]) -> list[_Rule]:
     """Returns the rules in front of `rule`: behind it, in its chain, an exception is none."""
-    return found[: found.index(rule)] if rule in found else found
+    return existing[: existing.index(rule)] if rule in existing else existing
 
 
 def _sources(addresses: Iterable[Interface]) -> set[Network | None]:

@@ -72,13 +72,13 @@ def check(spec: Masquerade) -> None:
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     """Deletes the rules of a network's attachments that are not `valid`; raises KernelError."""
     kept = {_prefix(network, item.container_id, item.ifname) for item in valid}
-    own = _hash(network) + "-"
+    network_prefix = _hash(network) + "-"
 
     def attempt() -> None:
         stale = []
-        for rule in nft.list_rules(socket, _CHECKS, own):
+        for rule in nft.list_rules(socket, _CHECKS, network_prefix):
             prefix = rule.comment.partition(",")[0]
-            if prefix.startswith(own) and prefix not in kept:
+            if prefix.startswith(network_prefix) and prefix not in kept:
                 stale.append(rule)
         _delete(socket, stale)
 
@@ -87,13 +87,13 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
 def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
     """Returns whose the rules are, each marked as by `mark_of`; raises KernelError."""
-    found = []
+    existing = []
     for rule in nft.list_rules(socket, _CHECKS):
         comment = rule.comment
         named = _NAMED.fullmatch(comment) if len(comment.encode()) < nft_rule.COMMENT_MAX else None
         names = (named["network"], named["container_id"], named["ifname"]) if named else ("", "", "")
-        found.append(OwnedRule(MASQUERADE, NFTABLES, f"chain {_CHECKS}", comment.partition(",")[0].encode(), *names))
-    return found
+        existing.append(OwnedRule(MASQUERADE, NFTABLES, f"chain {_CHECKS}", comment.partition(",")[0].encode(), *names))
+    return existing
 
 
 def mark_of(network: str, container_id: str, ifname: str) -> bytes:
@@ -127,9 +127,9 @@ def _add(socket: NftSocket, spec: Masquerade) -> None:
 
 def _wrong_way(socket: NftSocket) -> str:
     """Tells what is wrong with the way into the chain of rules, "" when nothing."""
-    (found,) = nft.get_chains(socket, _POSTROUTING)
-    if found != _POSTROUTING:
-        return f"chain {_POSTROUTING} is {'not called for NAT' if found else 'missing'}"
+    (existing,) = nft.get_chains(socket, _POSTROUTING)
+    if existing != _POSTROUTING:
+        return f"chain {_POSTROUTING} is {'not called for NAT' if existing else 'missing'}"
     rules = nft.list_rules(socket, _POSTROUTING)  # with the reference, too, nobody else's rules stand here
     same = len(rules) == len(_ENTRY) and all(
         nft_rule.is_same_rule(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
@@ -153,18 +153,18 @@ def _own(socket: NftSocket, spec: Masquerade) -> list[Rule]:
 
 def _rules(spec: Masquerade) -> list[tuple[str, bytes]]:
     """Returns text and expressions of the rules of an attachment, in order."""
-    found = []
-    for own in spec.addresses:
-        ip = "ip" if own.version == 4 else "ip6"
-        start = nft_rule.of_version(own.version) + nft_rule.source(own.ip)
+    rules = []
+    for address in spec.addresses:
+        ip = "ip" if address.version == 4 else "ip6"
+        start = nft_rule.of_version(address.version) + nft_rule.source(address.ip)
         for network in spec.exempt:
-            if network.version == own.version:
-                text = f'"{ip} saddr {own.ip} {ip} daddr {network} return"'
-                found.append((text, start + nft_rule.destination(network) + RETURN))
-        text = f'"{ip} saddr {own.ip} {ip} daddr != {own.network} masquerade"'
-        outside = nft_rule.destination(own.network, inside=False)
-        found.append((text, start + outside + nft_rule.masquerade()))
-    return found
+            if network.version == address.version:
+                text = f'"{ip} saddr {address.ip} {ip} daddr {network} return"'
+                rules.append((text, start + nft_rule.destination(network) + RETURN))
+        text = f'"{ip} saddr {address.ip} {ip} daddr != {address.network} masquerade"'
+        destination = nft_rule.destination(address.network, positive=False)
+        rules.append((text, start + destination + nft_rule.masquerade()))
+    return rules
 
 
 def _problem(socket: NftSocket) -> str:

@@ -139,6 +139,6 @@ def _deletion(entry: Flow) -> Request:
     attributes: Attributes = [("CTA_TUPLE_ORIG", {"attrs": direction}), ("CTA_ID", entry.number)]
     if entry.zone is not None:
         attributes.append(("CTA_ZONE", entry.zone))
-    doing = f"delete the tracked UDP flow from {entry.source} to {entry.destination} port {entry.port}"
+    description = f"delete the tracked UDP flow from {entry.source} to {entry.destination} port {entry.port}"
     values = {"family": _FAMILIES[version]}
-    return Request(doing, ConntrackMessage, _DELETE, NLM_F_ACK, values, attributes, (errno.ENOENT,))
+    return Request(description, ConntrackMessage, _DELETE, NLM_F_ACK, values, attributes, (errno.ENOENT,))

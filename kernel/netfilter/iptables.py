@@ -98,22 +98,22 @@ def list_chains(
     Those are lines like "-C CHAIN -j ACCEPT"; what stands behind one that is refused is not printed.
     Raises RefusedError for a chain that is not there, or has a rule that iptables cannot express, and else as `read`.
     """
-    lines = {family: [f"-S {chain}" for chain in own] or ["-S"] for family, own in chains.items()}
+    lines = {family: [f"-S {chain}" for chain in items] or ["-S"] for family, items in chains.items()}
     for family, further in (checks or {}).items():
         lines[family] += further
     listings = {}
     for family, (listing, ended) in _listed(lines, table).items():
-        found = {line.split()[1] for line in listing if line.startswith(("-P ", "-N "))}
-        if not chains[family] and not found:
+        existing = {line.split()[1] for line in listing if line.startswith(("-P ", "-N "))}
+        if not chains[family] and not existing:
             raise _unusable(ended)
-        if missing := [chain for chain in chains[family] if chain not in found]:
+        if missing := [chain for chain in chains[family] if chain not in existing]:
             raise _unlisted(missing[0], ended)
         listings[family] = listing
     return listings
 
 
-def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legacy: bool = False) -> None:
-    """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `doing` is for the errors.
+def apply(changes: Mapping[int, Sequence[str]], table: str, description: str, *, legacy: bool = False) -> None:
+    """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `description` is for errors.
 
     Where it can be done without the programs (kernel.netfilter.iptables_direct), it is. With `legacy` iptables-legacy
     applies them.
@@ -131,7 +131,7 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, doing: str, *, legac
     if record.is_recording():
         record.change(*_words({family: lines for family, lines in changes.items() if family not in failed}, table))
     for family, one in failed.items():
-        raise _failure(doing, family, one)
+        raise _failure(description, family, one)
 
 
 def is_accepted(family: int, table: str, lines: Sequence[str]) -> bool:
@@ -144,14 +144,14 @@ def get_candidate_families(families: Iterable[int], table: str, chain: str) -> s
 
     iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
     """
-    asked = list(families)
-    legacy = {family for family in asked if has_legacy(family, table)}
+    requested = list(families)
+    legacy = {family for family in requested if has_legacy(family, table)}
     try:
         with nft.open_socket() as socket:
-            found = nft.get_chains(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in asked))
+            existing = nft.get_chains(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in requested))
     except KernelError:  # the kernel lacks nftables, or refuses to list it: the programs decide
-        return set(asked)
-    return legacy | {family for family, present in zip(asked, found, strict=True) if present}
+        return set(requested)
+    return legacy | {family for family, present in zip(requested, existing, strict=True) if present}
 
 
 def has_legacy(family: int, table: str) -> bool:
@@ -169,12 +169,12 @@ def has_legacy(family: int, table: str) -> bool:
 
 def get_legacy_families(table: str) -> list[int]:
     """Returns the families in which iptables-legacy has created `table`, of those with an installed program."""
-    found = [family for family in FAMILIES if has_legacy(family, table)]
-    missing = [family for family in found if not _find(family, legacy=True)]
+    existing = [family for family in FAMILIES if has_legacy(family, table)]
+    missing = [family for family in existing if not _find(family, legacy=True)]
     if missing:
         names = ", ".join(_LEGACY_PROGRAMS[family] for family in missing)
         print(f"podwire: rules of iptables-legacy were not looked for: no {names}", file=sys.stderr)
-    return [family for family in found if family not in missing]
+    return [family for family in existing if family not in missing]
 
 
 def get_problem(families: Iterable[int], table: str = "nat", chain: str = "POSTROUTING") -> str:
@@ -209,15 +209,15 @@ def _legacy_tables(family: int) -> list[str]:
 def _listed(
     lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = False
 ) -> dict[int, tuple[list[str], _ProgramOutcome]]:
-    found = {}
-    texts = {family: _document(table, own) for family, own in lines.items()}
+    existing = {}
+    texts = {family: _document(table, items) for family, items in lines.items()}
     for family, ended in _run(texts, legacy=legacy).items():
         if ended.outcome.status not in (0, _REFUSED):
             raise _unusable(ended)
         said = ended.outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
         # An empty answer has a first line, too; a word alone is none of -P, -N and -A, which name a chain.
-        found[family] = [line for line in said if len(line.split(maxsplit=1)) != 1] or [""], ended
-    return found
+        existing[family] = [line for line in said if len(line.split(maxsplit=1)) != 1] or [""], ended
+    return existing
 
 
 def _document(table: str, lines: Sequence[str]) -> bytes:
@@ -319,11 +319,11 @@ def _unlisted(chain: str, ended: _ProgramOutcome) -> RefusedError:
     return RefusedError(Code.INTERNAL, msg, _said(ended.outcome) or "does `iptables-save` list it?")
 
 
-def _failure(doing: str, family: int, ended: _ProgramOutcome) -> CniError:
+def _failure(description: str, family: int, ended: _ProgramOutcome) -> CniError:
     status, said = ended.outcome.status, _said(ended.outcome)
     if status == _VERSION_PROBLEM:
         return _unusable(ended)
-    msg = f"failed to {doing}: {ended.program} ended with {ended.outcome.ending}"
+    msg = f"failed to {description}: {ended.program} ended with {ended.outcome.ending}"
     if status == _PARAMETER_PROBLEM:
         return LineSyntaxError(family, Code.INTERNAL, msg, said)
     return (RefusedError if status == _REFUSED else CniError)(Code.INTERNAL, msg, said)

@@ -66,7 +66,7 @@ def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
     return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
 
 
-def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Plan, doing: str) -> None:
+def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Plan, description: str) -> None:
     """Reads the entry chain and `chain`, applies the lines of `plan`, and retries if the rules changed in between.
 
     Raises as kernel.netfilter.iptables.apply.
@@ -75,11 +75,11 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
         present = iptables.get_candidate_families(families, TABLE, chain)
         listings = iptables.read(present, TABLE, list(dict.fromkeys((kind.entry, chain))))
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
-        if apply_plan(TABLE, absent | listings, plan, doing, may_fail=tries_left > 0):
+        if apply_plan(TABLE, absent | listings, plan, description, may_fail=tries_left > 0):
             return
 
 
-def change_legacy(table: str, plan: Plan, doing: str) -> None:
+def change_legacy(table: str, plan: Plan, description: str) -> None:
     """Applies a plan with iptables-legacy, in the families where it has created `table`; `plan` gets the whole table.
 
     Retries if the rules changed in between. Without its program nothing is done.
@@ -88,26 +88,26 @@ def change_legacy(table: str, plan: Plan, doing: str) -> None:
     families = iptables.get_legacy_families(table)
     for tries_left in reversed(range(_ROUNDS if families else 0)):
         listings = iptables.read(families, table, legacy=True)
-        if apply_plan(table, listings, plan, doing, may_fail=tries_left > 0, legacy=True):
+        if apply_plan(table, listings, plan, description, may_fail=tries_left > 0, legacy=True):
             return
 
 
-def missing_error(doing: str, what: str, version: int) -> CniError:
+def missing_error(description: str, what: str, version: int) -> CniError:
     """Returns (does not raise) CHECK's error for a chain or a rule that is not there."""
     return CniError(
         Code.INTERNAL,
-        f"{doing}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
+        f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
         REPAIR_HINT,
     )
 
 
 def apply_plan(
-    table: str, listings: dict[int, list[str]], plan: Plan, doing: str, *, may_fail: bool, legacy: bool = False
+    table: str, listings: dict[int, list[str]], plan: Plan, description: str, *, may_fail: bool, legacy: bool = False
 ) -> bool:
     """Applies the plan's lines for the listings; returns False if they were refused and `may_fail`."""
     changes = {family: plan(family, listing) for family, listing in listings.items()}
     try:
-        iptables.apply(changes, table, doing, legacy=legacy)
+        iptables.apply(changes, table, description, legacy=legacy)
     except iptables.RefusedError:
         if not may_fail:
             raise
@@ -116,14 +116,14 @@ def apply_plan(
 
 
 def delete_legacy(
-    chains: Mapping[str, ContainerChains], doing: str, stays: Callable[[str], object] = lambda jump: False
+    chains: Mapping[str, ContainerChains], description: str, stays: Callable[[str], object] = lambda jump: False
 ) -> None:
     """Deletes of what iptables-legacy made the jumps to `chains`, and each chain with the last of them.
 
-    Jumps that `stays` tells of stay. Absent is success; a chain to which something else jumps stays, empty, and that
-    is told on stderr. Raises as kernel.netfilter.iptables.apply.
+    Jumps for which `stays` is true remain. Absence is fine; a chain to which something else jumps stays, empty, and is
+    reported on stderr. Raises as kernel.netfilter.iptables.apply.
     """
-    change_legacy(TABLE, lambda family, listing: removal_lines(chains, listing, stays), doing)
+    change_legacy(TABLE, lambda family, listing: removal_lines(chains, listing, stays), description)
 
 
 def removal_lines(
@@ -143,31 +143,31 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
     """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as above.
 
     A jump is the network's when its comment names network and container and its chain is the one that follows from
-    both. Where the comment was cut this cannot be proven: such jumps stay, and their number is told on stderr.
+    both. Where the comment was cut this cannot be proven: such jumps stay, and their number is reported on stderr.
     """
 
     def stale(family: int, listing: list[str], kind: ContainerChains) -> list[str]:
         mark = quoted(kind.comment(network))[:-1]
         entries = [line for line in listing if line.startswith(f"-A {kind.entry} ")]
-        own = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
-        chains = dict.fromkeys(chain for line in own if (chain := _proven_chain(kind, line)))
-        if doubtful := [line for line in own if chains.keys().isdisjoint(line.split())]:
+        own_lines = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
+        chains = dict.fromkeys(chain for line in own_lines if (chain := _proven_chain(kind, line)))
+        if doubtful := [line for line in own_lines if chains.keys().isdisjoint(line.split())]:
             report_unproven(len(doubtful), kind, network)
         lines = []
         for chain in chains:
             lines += deletion_lines(jump_lines(kind.entry, chain, listing)) + _removal(kind, chain, listing)
         return lines
 
-    doing = f"delete stale rules of network {network}"
+    description = f"delete stale rules of network {network}"
     change_legacy(
-        TABLE, lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], doing
+        TABLE, lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], description
     )
 
 
 def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list[tuple[OwnedRule, str]]:
     """Lists the owners of iptables-legacy's jumps to such chains, with their lines; raises CniError.
 
-    Names are told where they prove themselves, see `gc_legacy`. One program is run where there is such a table.
+    Names are set only if the chain's name proves them, see `gc_legacy`. One program is run where there is such a table.
     """
     families = iptables.get_legacy_families(TABLE)
     listed = [
@@ -175,7 +175,7 @@ def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list
         for listing in (iptables.read(families, TABLE, legacy=True) if families else {}).values()
         for line in listing
     ]
-    found = []
+    existing = []
     for kind in kinds:
         name = re.compile(rf" -[jg] ({re.escape(kind.start)}[0-9a-f]+)$")
         for line in listed:
@@ -184,8 +184,8 @@ def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list
                 owner = _OWNER.search(line) if _proven_chain(kind, line) else None
                 network, container_id = (owner["network"], owner["container_id"]) if owner else ("", "")
                 where = f"chain {target[1]} (legacy)"
-                found.append((OwnedRule(what, IPTABLES, where, target[1].encode(), network, container_id), line))
-    return found
+                existing.append((OwnedRule(what, IPTABLES, where, target[1].encode(), network, container_id), line))
+    return existing
 
 
 def report_unproven(number: int, kind: ContainerChains, network: str) -> None:

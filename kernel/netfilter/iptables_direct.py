@@ -44,14 +44,14 @@ def apply_by_netlink(changes: Mapping[int, Sequence[str]], table: str, programs:
     for version, lines in changes.items():
         if len(lines) > _LINES_MAX:
             continue
-        own = Table(nft.NFPROTO[version], table)
+        kernel_table = Table(nft.NFPROTO[version], table)
         rules = [parse_line(version, line) for line in lines]
         if not lines or not all(rules) or not is_nft(programs[version]):
             continue
-        made = [rule for rule in rules if rule]
-        names = dict.fromkeys(rule.chain for rule in made if (table, rule.chain) in _BUILT_IN)
-        built_in += [Chain(own, name, _BUILT_IN[table, name]) for name in names]
-        requests += [_request(own, rule) for rule in made]
+        parsed = [rule for rule in rules if rule]
+        names = dict.fromkeys(rule.chain for rule in parsed if (table, rule.chain) in _BUILT_IN)
+        built_in += [Chain(kernel_table, name, _BUILT_IN[table, name]) for name in names]
+        requests += [_request(kernel_table, rule) for rule in parsed]
         done.append(version)
     if not requests:
         return frozenset()
@@ -74,16 +74,16 @@ class LineMatcher:
 
     def __init__(self, version: int, lines: Iterable[str]) -> None:
         self._version = version
-        self._made: dict[str, ParsedLine | None] = {}
+        self._parsed: dict[str, ParsedLine | None] = {}
         self._lines = list(dict.fromkeys(lines))
 
     def line(self, rule: Rule) -> str:
         """Returns the line that equals a rule, "" if none does; each line matches one rule only."""
         for line in self._lines:
-            if line not in self._made:
-                self._made[line] = parse_line(self._version, line)
-            made = self._made[line]
-            if made and not rule.userdata and made.is_rule(rule.expressions):
+            if line not in self._parsed:
+                self._parsed[line] = parse_line(self._version, line)
+            parsed = self._parsed[line]
+            if parsed and not rule.userdata and parsed.is_rule(rule.expressions):
                 self._lines.remove(line)
                 return line
         return ""
@@ -94,8 +94,8 @@ def match_lines(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> li
     if len(lines) > _LINES_MAX:
         return None
     known = LineMatcher(version, lines)
-    found = [known.line(rule) for rule in rules]
-    return found if all(found) else None
+    matched = [known.line(rule) for rule in rules]
+    return matched if all(matched) else None
 
 
 def is_nft(program: str) -> bool:

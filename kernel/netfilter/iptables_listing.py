@@ -41,31 +41,33 @@ def render_comment(text: str) -> str:
 def render_line(chain: str, rule: Rule, version: int) -> str:
     """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" if any part is unknown."""
     loaded, end, understood = "", "", ""
-    found: dict[str, str] = {}
+    rendered: dict[str, str] = {}
     matches = []
-    for name, own in _expressions(rule.expressions):
+    for name, attributes in _expressions(rule.expressions):
         if name == "counter":
             continue
         if end:
             return ""
         if name in ("payload", "meta") and not loaded:
-            loaded = _loaded(name, own, version)
-            understood = "" if loaded in found else loaded
+            loaded = _loaded(name, attributes, version)
+            understood = "" if loaded in rendered else loaded
         elif name == "cmp" and loaded:
-            understood = found[loaded] = _compared(loaded, own)
+            understood = rendered[loaded] = _compared(loaded, attributes)
             loaded = ""
         elif name == "match":
-            understood = _match(own)
+            understood = _match(attributes)
             matches.append(understood)
         else:
-            understood = end = _verdict(own) if name == "immediate" else ""
+            understood = end = _verdict(attributes) if name == "immediate" else ""
         if not understood:
             return ""
     if loaded:
         return ""
     if rule.comment:  # as newer versions keep it
         matches.append(render_comment(rule.comment))
-    return " ".join((f"-A {chain}", *(found[key] for key in _ORDER if key in found), *matches, *filter(None, [end])))
+    return " ".join(
+        (f"-A {chain}", *(rendered[key] for key in _ORDER if key in rendered), *matches, *filter(None, [end]))
+    )
 
 
 def _expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
@@ -80,25 +82,25 @@ def _content(data: bytes) -> dict[int, bytes]:
     return {kind: value for kind, _, value in expression.attributes(data)}
 
 
-def _number(own: dict[int, bytes], key: int) -> int | None:
-    value = own.get(key, b"")
+def _number(attributes: dict[int, bytes], key: int) -> int | None:
+    value = attributes.get(key, b"")
     return _NUMBER.unpack(value)[0] if len(value) == _NUMBER.size else None
 
 
-def _loaded(name: str, own: dict[int, bytes], version: int) -> str:
+def _loaded(name: str, attributes: dict[int, bytes], version: int) -> str:
     """Returns the option for the field that an expression loads."""
     if name == "meta":
-        return _INTERFACES.get(_number(own, 2) or 0, "")
-    offset, length = _number(own, 3), _number(own, 4)
-    if _number(own, 2) != expression.NETWORK_HEADER or offset is None or length is None:
+        return _INTERFACES.get(_number(attributes, 2) or 0, "")
+    offset, length = _number(attributes, 3), _number(attributes, 4)
+    if _number(attributes, 2) != expression.NETWORK_HEADER or offset is None or length is None:
         return ""
     return _FIELDS[version].get((offset, length), "")
 
 
-def _compared(option: str, own: dict[int, bytes]) -> str:
+def _compared(option: str, attributes: dict[int, bytes]) -> str:
     """Returns an option with its value; an interface without a NUL behind its name is all that begin so."""
-    data = _content(own.get(3, b"")).get(expression.DATA_VALUE, b"")
-    operation = _number(own, 2)
+    data = _content(attributes.get(3, b"")).get(expression.DATA_VALUE, b"")
+    operation = _number(attributes, 2)
     if operation not in (expression.EQ, expression.NEQ):
         return ""
     inverted = "! " if operation == expression.NEQ else ""
@@ -108,10 +110,10 @@ def _compared(option: str, own: dict[int, bytes]) -> str:
     return f"{inverted}{option} {name.decode(errors='surrogateescape')}" if name and end and not any(rest) else ""
 
 
-def _match(own: dict[int, bytes]) -> str:
+def _match(attributes: dict[int, bytes]) -> str:
     """Returns the words of an extension."""
-    kind = own.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(own, 2)
-    info = own.get(3, b"")
+    kind = attributes.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(attributes, 2)
+    info = attributes.get(3, b"")
     if kind == _COMMENT:
         return render_comment(info.partition(b"\0")[0].decode(errors="surrogateescape"))
     if kind == _STATES:
@@ -119,10 +121,10 @@ def _match(own: dict[int, bytes]) -> str:
     return ""
 
 
-def _verdict(own: dict[int, bytes]) -> str:
-    content = _content(_content(own.get(2, b"")).get(2, b""))
+def _verdict(attributes: dict[int, bytes]) -> str:
+    content = _content(_content(attributes.get(2, b"")).get(2, b""))
     code = _number(content, 1)
-    if _number(own, 1) != 0 or code is None:
+    if _number(attributes, 1) != 0 or code is None:
         return ""
     if code == _JUMP:
         return f"-j {content.get(2, b'').rstrip(chr(0).encode()).decode(errors='surrogateescape')}"

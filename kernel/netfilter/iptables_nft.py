@@ -64,15 +64,15 @@ def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> lis
 
     An owner's names are set only if the chain's name proves them, see `gc`.
     """
-    found = []
+    existing = []
     pattern = chain_name_pattern(kind)
     for table in TABLES.values():
         for rule in nft.list_rules(socket, Chain(table, kind.entry), kind.start):
             for chain in dict.fromkeys(pattern.findall(rule.expressions)):
                 owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(kind, rule) else None
                 names = [item.decode(errors="replace") for item in owner.groups()] if owner else []
-                found.append((OwnedRule(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
-    return found
+                existing.append((OwnedRule(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
+    return existing
 
 
 def chain_name_pattern(kind: ContainerChains) -> re.Pattern[bytes]:
@@ -106,9 +106,9 @@ def _delete(
 ) -> None:
     """Deletes the jumps to chains, and each chain by the request of `end`, in one transaction for both families."""
     requests: list[Request] = []
-    found = iter(nft.get_chains(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
+    existing = iter(nft.get_chains(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
     for version, table in TABLES.items():
-        chains = [chain for _, chain in zip(names, found, strict=False) if chain]
+        chains = [chain for _, chain in zip(names, existing, strict=False) if chain]
         if not chains:
             continue
         entry = Chain(table, kind.entry)
@@ -125,13 +125,13 @@ def _delete(
 
 def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Iterable[Chain]) -> dict[str, list[Rule]]:
     """Returns the rules of chain `entry` that lead to `chains`, by their names, from one listing."""
-    found: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
-    names = {name.encode() for name in found}
+    existing: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
+    names = {name.encode() for name in existing}
     pattern = chain_name_pattern(kind)
     for rule in nft.list_rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
         for name in names.intersection(pattern.findall(rule.expressions)):
-            found[name.decode()].append(rule)
-    return found
+            existing[name.decode()].append(rule)
+    return existing
 
 
 def _proven_chain(kind: ContainerChains, rule: Rule) -> str:

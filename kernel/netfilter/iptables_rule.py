@@ -53,9 +53,9 @@ class ParsedLine(NamedTuple):
         """The rule's expressions, with a new counter."""
         return self.matches + expression.COUNTER + self.action
 
-    def is_rule(self, found: bytes) -> bool:
+    def is_rule(self, existing: bytes) -> bool:
         """Returns whether the kernel's rule is this one, whatever its counters."""
-        return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, found)
+        return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, existing)
 
 
 class _UnknownError(ValueError):
@@ -89,20 +89,20 @@ def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> ParsedLi
     """Reads a rule's words: the header's matches stand in the kernel's order, then extensions in the line's."""
     header: dict[str, bytes] = {}
     matches, action, protocol = b"", b"", 0
-    inside = True
+    positive = True
     for word in words:
         if action:
             raise _UnknownError  # nothing is expected behind the target
         if word == "!":
-            inside = False
+            positive = False
             continue
         if word in _HEADER:
             if word in header:
                 raise _UnknownError
             value = next(words)
-            header[word] = _HEADER[word](version, value, inside)
+            header[word] = _HEADER[word](version, value, positive)
             protocol = nft_rule.PROTOCOLS[value] if word == "-p" else protocol
-        elif not inside:
+        elif not positive:
             raise _UnknownError
         elif word == "-m":
             matches += _match(next(words), words, protocol)
@@ -110,39 +110,39 @@ def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> ParsedLi
             action = _target(version, next(words), words)
         else:
             raise _UnknownError
-        inside = True
+        positive = True
     start = b"".join(header[word] for word in _HEADER if word in header)
     return ParsedLine(verb, chain, start + matches, action, protocol)
 
 
 def _interface(key: int) -> Callable[[int, str, bool], bytes]:
-    def match(_version: int, name: str, inside: bool) -> bytes:
+    def match(_version: int, name: str, positive: bool) -> bytes:
         data = name.encode() + b"\0"
         if name.endswith("+") or not 1 < len(data) <= _IFNAMSIZ:
             raise _UnknownError
-        return expression.meta(key) + expression.compare(EQ if inside else NEQ, data)
+        return expression.meta(key) + expression.compare(EQ if positive else NEQ, data)
 
     return match
 
 
-def _protocol(_version: int, name: str, inside: bool) -> bytes:
-    if not inside:
+def _protocol(_version: int, name: str, positive: bool) -> bytes:
+    if not positive:
         raise _UnknownError
     return nft_rule.transport(name)
 
 
 class _AddressMatch(Protocol):
-    def __call__(self, where: IPv4Network | IPv6Network, *, inside: bool) -> bytes: ...
+    def __call__(self, where: IPv4Network | IPv6Network, *, positive: bool) -> bytes: ...
 
 
 def _address(match: _AddressMatch) -> Callable[[int, str, bool], bytes]:
-    def matched(version: int, text: str, inside: bool) -> bytes:
+    def matched(version: int, text: str, positive: bool) -> bytes:
         host, slash, prefix = text.partition("/")
         packed = inet_pton(_FAMILIES[version], host)
         bits = _port(prefix) if slash else len(packed) * 8  # iptables reads other masks otherwise
         if not bits:
             raise _UnknownError
-        return match(_NETWORKS[version]((packed, bits)), inside=inside)
+        return match(_NETWORKS[version]((packed, bits)), positive=positive)
 
     return matched
 

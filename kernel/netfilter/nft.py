@@ -49,7 +49,7 @@ ABSENT_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two
 
 Done = TypeVar("Done")
 _More = Callable[[], str] | None
-_Wanted = Callable[[bytes], object] | None
+_BodyFilter = Callable[[bytes], object] | None
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ def retry_with_generation(socket: NftSocket, attempt: Callable[[int], Done]) -> 
     """
     request = Request("look nftables up", GenerationMessage, _GETGEN, 0, {}, [], ignore=ABSENT_ERRNOS)
     for _ in range(_LOOKS):
-        (found,) = socket.get(request)
+        (answers,) = socket.get(request)
         try:
-            return attempt(found.get_attr("NFTA_GEN_ID") or 0 if found else 0)
+            return attempt(answers.get_attr("NFTA_GEN_ID") or 0 if answers else 0)
         except KernelError as error:
             if error.errno != errno.ERESTART:
                 raise
@@ -231,49 +231,49 @@ def delete_or_flush(delete: Callable[[Callable[[Chain], Request]], None]) -> boo
     return True
 
 
-def table_request(own: Table) -> Request:
+def table_request(table: Table) -> Request:
     """Builds the request that creates a table; an existing one is left unchanged."""
-    attributes: Attributes = [("NFTA_TABLE_NAME", own.name)]
-    if own.comment:
-        attributes.append(("NFTA_TABLE_USERDATA", comment_userdata(own.comment)))
-    return _request(f"add table {own.name}", TableMessage, _NEWTABLE, own, attributes, NLM_F_CREATE)
+    attributes: Attributes = [("NFTA_TABLE_NAME", table.name)]
+    if table.comment:
+        attributes.append(("NFTA_TABLE_USERDATA", comment_userdata(table.comment)))
+    return _request(f"add table {table.name}", TableMessage, _NEWTABLE, table, attributes, NLM_F_CREATE)
 
 
-def chain_request(own: Chain, *, new: bool = False) -> Request:
+def chain_request(chain: Chain, *, new: bool = False) -> Request:
     """Builds the request that creates a chain; an existing one is left unchanged, or with `new` refused (EEXIST).
 
     An existing chain with another hook is always refused (EEXIST).
     """
-    attributes = _named(own)
-    if own.hook:
-        hook: Attributes = [("NFTA_HOOK_HOOKNUM", own.hook.number), ("NFTA_HOOK_PRIORITY", own.hook.priority)]
-        attributes.append(("NFTA_CHAIN_TYPE", own.hook.kind))
+    attributes = _named(chain)
+    if chain.hook:
+        hook: Attributes = [("NFTA_HOOK_HOOKNUM", chain.hook.number), ("NFTA_HOOK_PRIORITY", chain.hook.priority)]
+        attributes.append(("NFTA_CHAIN_TYPE", chain.hook.kind))
         attributes.append(("NFTA_CHAIN_HOOK", {"attrs": hook}))
-    if own.comment:
-        attributes.append(("NFTA_CHAIN_USERDATA", comment_userdata(own.comment)))
+    if chain.comment:
+        attributes.append(("NFTA_CHAIN_USERDATA", comment_userdata(chain.comment)))
     flags = NLM_F_CREATE | (NLM_F_EXCL if new else 0)
-    return _request(f"add chain {own}", ChainMessage, _NEWCHAIN, own.table, attributes, flags)
+    return _request(f"add chain {chain}", ChainMessage, _NEWCHAIN, chain.table, attributes, flags)
 
 
-def delete_chain_request(own: Chain) -> Request:
+def delete_chain_request(chain: Chain) -> Request:
     """Builds the request that deletes a chain with its rules; refused if in use (EBUSY) or absent (ENOENT)."""
-    return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own))
+    return _request(f"delete chain {chain}", ChainMessage, _DELCHAIN, chain.table, _named(chain))
 
 
-def delete_empty_chain_request(own: Chain) -> Request:
+def delete_empty_chain_request(chain: Chain) -> Request:
     """Builds the request that deletes a chain; refused if it has a rule (EBUSY), perhaps another process's."""
-    return _request(f"delete chain {own}", ChainMessage, _DELCHAIN, own.table, _named(own), _NLM_F_NONREC)
+    return _request(f"delete chain {chain}", ChainMessage, _DELCHAIN, chain.table, _named(chain), _NLM_F_NONREC)
 
 
 def rule_request(
-    own: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0, *, first: bool = False, protocol: int = 0
+    chain: Chain, expressions: bytes, userdata: bytes = b"", before: int = 0, *, first: bool = False, protocol: int = 0
 ) -> Request:
     """Builds the request that appends a rule, or inserts it before the rule with the handle `before` (absent: ENOENT).
 
     `expressions` and `userdata` come from kernel.netfilter.nft_rule. Rules inserted before the same rule keep their
     order. `first` inserts at the chain's start. The kernel checks iptables matches against `protocol` (IPPROTO_*).
     """
-    attributes = [*_of(own), ("NFTA_RULE_EXPRESSIONS", expressions)]
+    attributes = [*_of(chain), ("NFTA_RULE_EXPRESSIONS", expressions)]
     if userdata:
         attributes.append(("NFTA_RULE_USERDATA", userdata))
     if before:
@@ -281,30 +281,34 @@ def rule_request(
     if protocol:
         attributes.append(("NFTA_RULE_COMPAT", compatibility(protocol)))
     flags = NLM_F_CREATE if before or first else NLM_F_CREATE | _NLM_F_APPEND
-    doing = f"add a rule to chain {own}"
-    return _request(doing, RuleMessage, _NEWRULE, own.table, attributes, flags, Rule(0, expressions, userdata).describe)
+    description = f"add a rule to chain {chain}"
+    return _request(
+        description, RuleMessage, _NEWRULE, chain.table, attributes, flags, Rule(0, expressions, userdata).describe
+    )
 
 
-def delete_rule_request(own: Chain, which: Rule | int) -> Request:
+def delete_rule_request(chain: Chain, which: Rule | int) -> Request:
     """Builds the request that deletes a rule, given as Rule or as handle; refused if absent (ENOENT)."""
     handle, details = (which, None) if isinstance(which, int) else (which.handle, which.describe)
-    attributes = [*_of(own), ("NFTA_RULE_HANDLE", handle)]
-    return _request(f"delete rule {handle} of chain {own}", RuleMessage, _DELRULE, own.table, attributes, 0, details)
+    attributes = [*_of(chain), ("NFTA_RULE_HANDLE", handle)]
+    return _request(
+        f"delete rule {handle} of chain {chain}", RuleMessage, _DELRULE, chain.table, attributes, 0, details
+    )
 
 
-def flush_chain_request(own: Chain) -> Request:
+def flush_chain_request(chain: Chain) -> Request:
     """Builds the request that deletes all rules of a chain; refused if the chain is absent (ENOENT)."""
-    return _request(f"flush chain {own}", RuleMessage, _DELRULE, own.table, _of(own))
+    return _request(f"flush chain {chain}", RuleMessage, _DELRULE, chain.table, _of(chain))
 
 
-def list_rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
+def list_rules(socket: NftSocket, chain: Chain, body_filter: str | Callable[[bytes], object] = "") -> list[Rule]:
     """Lists the rules of a chain in order, none if the chain does not exist; raises KernelError.
 
-    `wanted` is a text that the message must contain, or a filter on its bytes; other rules are not decoded, as there
-    may be hundreds.
+    `body_filter` is a text that the message must contain, or a filter on its bytes; other rules are not decoded,
+    as there may be hundreds.
     """
-    having = _having(wanted.encode()) if isinstance(wanted, str) else wanted
-    request = _question(f"list chain {own}", RuleMessage, _GETRULE, own.table, _of(own), NLM_F_DUMP, having)
+    having = _having(body_filter.encode()) if isinstance(body_filter, str) else body_filter
+    request = _question(f"list chain {chain}", RuleMessage, _GETRULE, chain.table, _of(chain), NLM_F_DUMP, having)
     return [
         Rule(
             message.need_attr("NFTA_RULE_HANDLE"),
@@ -313,7 +317,7 @@ def list_rules(socket: NftSocket, own: Chain, wanted: str | Callable[[bytes], ob
         )
         for message in socket.dump(request, merge_key=lambda rule: rule.need_attr("NFTA_RULE_HANDLE"))
         # Kernels before 4.12 send the rules of all chains.
-        if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (own.table.name, own.name)
+        if (message.get_attr("NFTA_RULE_TABLE"), message.get_attr("NFTA_RULE_CHAIN")) == (chain.table.name, chain.name)
     ]
 
 
@@ -323,18 +327,18 @@ def _having(text: bytes) -> Callable[[bytes], bool]:
 
 def get_chains(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
     """Reads chains by table and name, each with its actual hook, None for an absent one; raises KernelError."""
-    found = socket.get(*map(_look_up, chains))
-    return [message and _found(own, message) for own, message in zip(chains, found, strict=True)]
+    answers = socket.get(*map(_look_up, chains))
+    return [message and _parse_chain(chain, message) for chain, message in zip(chains, answers, strict=True)]
 
 
-def _look_up(own: Chain) -> Request:
-    return _question(f"look up chain {own}", ChainMessage, _GETCHAIN, own.table, _named(own))
+def _look_up(chain: Chain) -> Request:
+    return _question(f"look up chain {chain}", ChainMessage, _GETCHAIN, chain.table, _named(chain))
 
 
-def _found(own: Chain, message: ChainMessage) -> Chain:
+def _parse_chain(chain: Chain, message: ChainMessage) -> Chain:
     """Returns the chain in a message."""
     drops = message.get_attr("NFTA_CHAIN_POLICY") == 0  # NF_DROP
-    return Chain(own.table, own.name, _hook(message), own.comment, message.get_attr("NFTA_CHAIN_USE") or 0, drops)
+    return Chain(chain.table, chain.name, _hook(message), chain.comment, message.get_attr("NFTA_CHAIN_USE") or 0, drops)
 
 
 def _hook(message: ChainMessage) -> Hook | None:
@@ -345,24 +349,38 @@ def _hook(message: ChainMessage) -> Hook | None:
     return Hook(message.need_attr("NFTA_CHAIN_TYPE"), number, priority)
 
 
-def _named(own: Chain) -> Attributes:
-    return [("NFTA_CHAIN_TABLE", own.table.name), ("NFTA_CHAIN_NAME", own.name)]
+def _named(chain: Chain) -> Attributes:
+    return [("NFTA_CHAIN_TABLE", chain.table.name), ("NFTA_CHAIN_NAME", chain.name)]
 
 
-def _of(own: Chain) -> Attributes:
-    return [("NFTA_RULE_TABLE", own.table.name), ("NFTA_RULE_CHAIN", own.name)]
+def _of(chain: Chain) -> Attributes:
+    return [("NFTA_RULE_TABLE", chain.table.name), ("NFTA_RULE_CHAIN", chain.name)]
 
 
 def _request(
-    doing: str, kind: type[object], number: int, table: Table, content: Attributes, flags: int = 0, more: _More = None
+    description: str,
+    kind: type[object],
+    number: int,
+    table: Table,
+    content: Attributes,
+    flags: int = 0,
+    more: _More = None,
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": table.family}, content, silent=True, details=more)
+    return Request(description, kind, number, flags, {"family": table.family}, content, silent=True, details=more)
 
 
 def _question(
-    doing: str, kind: type[object], number: int, own: Table, content: Attributes, flags: int = 0, wanted: _Wanted = None
+    description: str,
+    kind: type[object],
+    number: int,
+    table: Table,
+    content: Attributes,
+    flags: int = 0,
+    body_filter: _BodyFilter = None,
 ) -> Request:
-    return Request(doing, kind, number, flags, {"family": own.family}, content, ABSENT_ERRNOS, body_filter=wanted)
+    return Request(
+        description, kind, number, flags, {"family": table.family}, content, ABSENT_ERRNOS, body_filter=body_filter
+    )
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:

@@ -129,8 +129,8 @@ def nested(kind: int, *contents: bytes) -> bytes:
 
 def value(kind: int, data: bytes) -> bytes:
     """Returns one netlink attribute that has data to compare with, or to load, in it."""
-    own = attribute(DATA_VALUE, data)
-    return ATTRIBUTE.pack(ATTRIBUTE.size + len(own), kind | NESTED) + own
+    inner = attribute(DATA_VALUE, data)
+    return ATTRIBUTE.pack(ATTRIBUTE.size + len(inner), kind | NESTED) + inner
 
 
 def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bool, bytes]]:

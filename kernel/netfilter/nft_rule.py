@@ -64,20 +64,20 @@ def of_version(version: int) -> bytes:
     return _OF_VERSION[version]
 
 
-def source(where: Address | Network, *, inside: bool = True) -> bytes:
-    """Matches `ip saddr <address or network>` (or ip6), or `ip saddr != ...` with `inside` off."""
-    return _address(_SADDR, where, inside)
+def source(where: Address | Network, *, positive: bool = True) -> bytes:
+    """Matches `ip saddr <address or network>` (or ip6), or `ip saddr != ...` with `positive` off."""
+    return _address(_SADDR, where, positive)
 
 
-def destination(where: Address | Network, *, inside: bool = True) -> bytes:
-    """Matches `ip daddr <address or network>` (or ip6), or `ip daddr != ...` with `inside` off."""
-    return _address(_DADDR, where, inside)
+def destination(where: Address | Network, *, positive: bool = True) -> bytes:
+    """Matches `ip daddr <address or network>` (or ip6), or `ip daddr != ...` with `positive` off."""
+    return _address(_DADDR, where, positive)
 
 
-def _address(field: dict[int, tuple[int, int]], where: Address | Network, inside: bool) -> bytes:
+def _address(field: dict[int, tuple[int, int]], where: Address | Network, positive: bool) -> bytes:
     """Looks only at the bytes of the prefix when these are whole, as nft does."""
     offset, length = field[where.version]
-    operation = EQ if inside else NEQ
+    operation = EQ if positive else NEQ
     if isinstance(where, (IPv4Network, IPv6Network)):
         packed, bits, mask = where.network_address.packed, where.prefixlen, where.netmask.packed
     else:
@@ -90,19 +90,19 @@ def _address(field: dict[int, tuple[int, int]], where: Address | Network, inside
     return load + expression.bitwise(mask) + expression.compare(operation, packed)
 
 
-def source_range(first: Address, last: Address, *, inside: bool = True) -> bytes:
-    """Matches `ip saddr <first>-<last>` (or ip6), or `ip saddr != ...` with `inside` off."""
-    return _addresses(_SADDR, first, last, inside)
+def source_range(first: Address, last: Address, *, positive: bool = True) -> bytes:
+    """Matches `ip saddr <first>-<last>` (or ip6), or `ip saddr != ...` with `positive` off."""
+    return _addresses(_SADDR, first, last, positive)
 
 
-def destination_range(first: Address, last: Address, *, inside: bool = True) -> bytes:
-    """Matches `ip daddr <first>-<last>` (or ip6), or `ip daddr != ...` with `inside` off."""
-    return _addresses(_DADDR, first, last, inside)
+def destination_range(first: Address, last: Address, *, positive: bool = True) -> bytes:
+    """Matches `ip daddr <first>-<last>` (or ip6), or `ip daddr != ...` with `positive` off."""
+    return _addresses(_DADDR, first, last, positive)
 
 
-def _addresses(field: dict[int, tuple[int, int]], first: Address, last: Address, inside: bool) -> bytes:
+def _addresses(field: dict[int, tuple[int, int]], first: Address, last: Address, positive: bool) -> bytes:
     load = expression.payload(expression.NETWORK_HEADER, *field[first.version])
-    return load + expression.between(EQ if inside else NEQ, first.packed, last.packed)
+    return load + expression.between(EQ if positive else NEQ, first.packed, last.packed)
 
 
 def from_interface(name: str) -> bytes:
@@ -194,8 +194,8 @@ def compared_byte_pairs(message: bytes) -> list[bytes]:
 
     It costs a microsecond; decoding the message takes fifty.
     """
-    found: list[bytes] = _COMPARED.findall(message)
-    return found
+    values: list[bytes] = _COMPARED.findall(message)
+    return values
 
 
 def ether_source(mac: bytes) -> bytes:
@@ -230,11 +230,11 @@ def comment_userdata(text: str, *further: tuple[int, bytes]) -> bytes:
 
 def parse_userdata(data: bytes) -> dict[int, bytes]:
     """Returns the items of a rule's userdata by type; what is cut off is left out."""
-    found = {}
+    values = {}
     while len(data) >= 2:
-        found[data[0]] = data[2 : 2 + data[1]]
+        values[data[0]] = data[2 : 2 + data[1]]
         data = data[2 + data[1] :]
-    return found
+    return values
 
 
 def parse_comment(data: bytes) -> str:
@@ -257,35 +257,35 @@ class MatchedDestination(NamedTuple):
 def parse_destination(expressions: bytes) -> MatchedDestination:
     """Parses the destination that a rule matches, of rules built here or by any version of nft; accepts any bytes."""
     loaded: tuple[int, ...] = ()
-    found: dict[tuple[int, ...], bytes] = {}
+    values: dict[tuple[int, ...], bytes] = {}
     further, load = b"", b""  # the latter is not compared yet
     for part in split_expressions(expressions):
         content = _content(_content(part).get(expression.LIST_ELEM, b""))
-        name, own = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
-        if name == b"cmp\0" and own.get(2) == _NUMBER.pack(EQ) and loaded in _TARGET_AT and loaded not in found:
-            found[loaded] = _content(own.get(3, b"")).get(DATA_VALUE, b"")
+        name, fields = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
+        if name == b"cmp\0" and fields.get(2) == _NUMBER.pack(EQ) and loaded in _TARGET_AT and loaded not in values:
+            values[loaded] = _content(fields.get(3, b"")).get(DATA_VALUE, b"")
             load = b""
         elif name in _LOADS:
-            loaded = tuple(_NUMBER.unpack(own[key])[0] for key in _LOADS[name] if len(own.get(key, b"")) == 4)
+            loaded = tuple(_NUMBER.unpack(fields[key])[0] for key in _LOADS[name] if len(fields.get(key, b"")) == 4)
             further, load = further + load, part
         else:
             loaded = loaded if name == b"cmp\0" else ()
             if name not in _ACTIONS:
                 further, load = further + load + part, b""
-    protocol = next((_BY_NUMBER[found[at]] for at in _PROTOCOL_AT if found.get(at) in _BY_NUMBER), "")
-    address = next((found[at] for at in _ADDRESS_AT if len(found.get(at, b"")) == at[2]), b"")
-    port = int.from_bytes(found.get(_DPORT, b"")[:2], "big")
+    protocol = next((_BY_NUMBER[values[at]] for at in _PROTOCOL_AT if values.get(at) in _BY_NUMBER), "")
+    address = next((values[at] for at in _ADDRESS_AT if len(values.get(at, b"")) == at[2]), b"")
+    port = int.from_bytes(values.get(_DPORT, b"")[:2], "big")
     return MatchedDestination(protocol, port, ip_address(address) if address else None, further + load)
 
 
 def split_expressions(expressions: bytes) -> list[bytes]:
     """Splits a rule into its expressions; concatenated they are the rule again."""
-    found, offset = [], 0
+    values, offset = [], 0
     while offset + ATTRIBUTE.size <= len(expressions):
         length = max(ATTRIBUTE.size, (ATTRIBUTE.unpack_from(expressions, offset)[0] + 3) & ~3)
-        found.append(expressions[offset : offset + length])
+        values.append(expressions[offset : offset + length])
         offset += length
-    return found
+    return values
 
 
 def is_same_rule(ours: bytes, theirs: bytes) -> bool:

@@ -65,7 +65,7 @@ class Element(NamedTuple):
 
 
 def byte_filter(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
-    """Returns what tells by an element's bytes whether one of `parts` stands in it, for `elements`."""
+    """Returns a filter that accepts bytes containing one of `parts`, for `elements`."""
     known = tuple(parts)
     return lambda data: any(part in data for part in known)
 
@@ -75,113 +75,119 @@ def interface_key(*names: str) -> bytes:
     return b"".join(fsencode(name)[: _IFNAMSIZ - 1].ljust(_IFNAMSIZ, b"\0") for name in names)
 
 
-def set_request(own: Set) -> Request:
+def set_request(nft_set: Set) -> Request:
     """Builds the request that creates a set; an existing one is left unchanged (EEXIST: its key differs)."""
-    number, size = _type(own)
-    order = own.key[0].order if len(own.key) == 1 else _NONE
+    number, size = _type(nft_set)
+    order = nft_set.key[0].order if len(nft_set.key) == 1 else _NONE
     userdata = bytes((_UDATA_KEY_BYTE_ORDER, 4)) + order.to_bytes(4, "little")
-    if own.comment:
-        text = fsencode(own.comment)[: nft_rule.COMMENT_MAX] + b"\0"
+    if nft_set.comment:
+        text = fsencode(nft_set.comment)[: nft_rule.COMMENT_MAX] + b"\0"
         userdata += bytes((_UDATA_COMMENT, len(text))) + text
     attributes: Attributes = [
-        ("NFTA_SET_TABLE", own.table.name),
-        ("NFTA_SET_NAME", own.name),
+        ("NFTA_SET_TABLE", nft_set.table.name),
+        ("NFTA_SET_NAME", nft_set.name),
         ("NFTA_SET_FLAGS", 0),
         ("NFTA_SET_KEY_TYPE", number),
         ("NFTA_SET_KEY_LEN", size),
         ("NFTA_SET_ID", _ID),
         ("NFTA_SET_USERDATA", userdata),
     ]
-    return _request(f"add set {own}", SetMessage, _NEWSET, own, attributes, NLM_F_CREATE)
+    return _request(f"add set {nft_set}", SetMessage, _NEWSET, nft_set, attributes, NLM_F_CREATE)
 
 
-def add_element_requests(own: Set, elements: Iterable[Element]) -> list[Request]:
+def add_element_requests(nft_set: Set, elements: Iterable[Element]) -> list[Request]:
     """Builds the requests that add elements; existing keys are left unchanged."""
     written, keys = [], []
     for item in elements:
         keys.append(item.key)
         userdata = attribute(_ELEM_USERDATA, item.userdata) if item.userdata else b""
         written.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
-    return _of_many(f"add to set {own}", _NEWSETELEM, own, written, keys, NLM_F_CREATE)
+    return _of_many(f"add to set {nft_set}", _NEWSETELEM, nft_set, written, keys, NLM_F_CREATE)
 
 
-def delete_element_requests(own: Set, keys: Iterable[bytes]) -> list[Request]:
+def delete_element_requests(nft_set: Set, keys: Iterable[bytes]) -> list[Request]:
     """Builds the requests that delete elements; refused if one is absent (ENOENT)."""
     gone = list(keys)
     written = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in gone]
-    return _of_many(f"delete from set {own}", _DELSETELEM, own, written, gone)
+    return _of_many(f"delete from set {nft_set}", _DELSETELEM, nft_set, written, gone)
 
 
 def get_key_matches(socket: NftSocket, *sets: Set) -> list[bool | None]:
     """Returns whether each existing set has the desired key type, None for an absent set; raises KernelError."""
     requests = []
-    for own in sets:
-        named: Attributes = [("NFTA_SET_TABLE", own.table.name), ("NFTA_SET_NAME", own.name)]
-        asked = _request(f"look up set {own}", SetMessage, _GETSET, own, named)
-        requests.append(asked._replace(ignore=ABSENT_ERRNOS, silent=False))
+    for nft_set in sets:
+        named: Attributes = [("NFTA_SET_TABLE", nft_set.table.name), ("NFTA_SET_NAME", nft_set.name)]
+        request = _request(f"look up set {nft_set}", SetMessage, _GETSET, nft_set, named)
+        requests.append(request._replace(ignore=ABSENT_ERRNOS, silent=False))
     return [
-        message and (message.get_attr("NFTA_SET_KEY_TYPE"), message.get_attr("NFTA_SET_KEY_LEN")) == _type(own)
-        for own, message in zip(sets, socket.get(*requests), strict=True)
+        message and (message.get_attr("NFTA_SET_KEY_TYPE"), message.get_attr("NFTA_SET_KEY_LEN")) == _type(nft_set)
+        for nft_set, message in zip(sets, socket.get(*requests), strict=True)
     ]
 
 
-def list_elements(socket: NftSocket, own: Set, wanted: Callable[[bytes], object] | None = None) -> list[Element]:
+def list_elements(
+    socket: NftSocket, nft_set: Set, body_filter: Callable[[bytes], object] | None = None
+) -> list[Element]:
     """Lists the elements of a set, unordered; none if the set is absent or its keys have another size.
 
-    `wanted` is a filter on an element's bytes; the others are not decoded. Raises KernelError.
+    `body_filter` is a filter on an element's bytes; the others are not decoded. Raises KernelError.
     """
-    asked = _request(f"list set {own}", SetElementsMessage, _GETSETELEM, own, _named(own), NLM_F_DUMP)._replace(
+    request = _request(
+        f"list set {nft_set}", SetElementsMessage, _GETSETELEM, nft_set, _named(nft_set), NLM_F_DUMP
+    )._replace(
         ignore=ABSENT_ERRNOS,
         silent=False,
-        body_filter=wanted,
+        body_filter=body_filter,
     )
-    _, size = _type(own)
-    found: dict[bytes, Element] = {}
-    for message in socket.dump(asked, merge_key=id):
+    _, size = _type(nft_set)
+    existing: dict[bytes, Element] = {}
+    for message in socket.dump(request, merge_key=id):
         for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
-            if wanted is None or wanted(content):
+            if body_filter is None or body_filter(content):
                 element = _read(content)
                 if len(element.key) == size:
-                    found[element.key] = element
-    return list(found.values())
+                    existing[element.key] = element
+    return list(existing.values())
 
 
-def _type(own: Set) -> tuple[int, int]:
+def _type(nft_set: Set) -> tuple[int, int]:
     """Returns number and length of a set's key."""
     number = 0
-    for part in own.key:
+    for part in nft_set.key:
         number = number << _TYPE_BITS | part.number
-    return number, sum(part.size for part in own.key)
+    return number, sum(part.size for part in nft_set.key)
 
 
-def _named(own: Set) -> Attributes:
-    return [("NFTA_SET_ELEM_LIST_TABLE", own.table.name), ("NFTA_SET_ELEM_LIST_SET", own.name)]
+def _named(nft_set: Set) -> Attributes:
+    return [("NFTA_SET_ELEM_LIST_TABLE", nft_set.table.name), ("NFTA_SET_ELEM_LIST_SET", nft_set.name)]
 
 
-def _request(doing: str, kind: type[object], number: int, own: Set, attributes: Attributes, flags: int = 0) -> Request:
-    return Request(doing, kind, number, flags, {"family": own.table.family}, attributes, silent=True)
+def _request(
+    description: str, kind: type[object], number: int, nft_set: Set, attributes: Attributes, flags: int = 0
+) -> Request:
+    return Request(description, kind, number, flags, {"family": nft_set.table.family}, attributes, silent=True)
 
 
 def _of_many(
-    doing: str, number: int, own: Set, written: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
+    description: str, number: int, nft_set: Set, written: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
 ) -> list[Request]:
     """Builds the requests for elements, several if one message has no room for all."""
     requests = []
     for start in range(0, len(written), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
-        attributes = [*_named(own), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[part]))]
-        made = _request(doing, SetElementsMessage, number, own, attributes, flags)
-        requests.append(made._replace(details=partial(_text, own, keys[part])))
+        attributes = [*_named(nft_set), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[part]))]
+        request = _request(description, SetElementsMessage, number, nft_set, attributes, flags)
+        requests.append(request._replace(details=partial(_text, nft_set, keys[part])))
     return requests
 
 
-def _text(own: Set, keys: Sequence[bytes]) -> str:
+def _text(nft_set: Set, keys: Sequence[bytes]) -> str:
     """Returns keys as `nft list` shows them: "{ 10.1.2.3 . eth0, ... }"."""
-    return "{ " + ", ".join(" . ".join(_parts(own, key)) for key in keys) + " }"
+    return "{ " + ", ".join(" . ".join(_parts(nft_set, key)) for key in keys) + " }"
 
 
-def _parts(own: Set, key: bytes) -> Iterator[str]:
-    for part in own.key:
+def _parts(nft_set: Set, key: bytes) -> Iterator[str]:
+    for part in nft_set.key:
         text, key = key[: part.size], key[part.size :]
         if part is INTERFACE_NAME:
             yield text.rstrip(b"\0").decode("utf-8", "replace")
@@ -190,6 +196,6 @@ def _parts(own: Set, key: bytes) -> Iterator[str]:
 
 
 def _read(element: bytes) -> Element:
-    found = {kind: content for kind, _, content in attributes(element)}
-    data = {kind: content for kind, _, content in attributes(found.get(_ELEM_KEY, b""))}
-    return Element(data.get(DATA_VALUE, b""), found.get(_ELEM_USERDATA, b""))
+    existing = {kind: content for kind, _, content in attributes(element)}
+    data = {kind: content for kind, _, content in attributes(existing.get(_ELEM_KEY, b""))}
+    return Element(data.get(DATA_VALUE, b""), existing.get(_ELEM_USERDATA, b""))

@@ -173,11 +173,11 @@ def _address(version: int, side: str) -> _Selector:
             if dash:
                 ends = parse_ip(first), parse_ip(last)
                 if [end.version for end in ends] == [version, version] and ends[0].packed <= ends[1].packed:
-                    return several(*ends, inside=inside)
+                    return several(*ends, positive=inside)
             else:
                 network = ip_network(value, strict=False)
                 if network.version == version:
-                    return one(network, inside=inside)
+                    return one(network, positive=inside)
         except ValueError:
             pass
         raise ValueError(f'has no IPv{version} address, prefix or range: "{value}"')

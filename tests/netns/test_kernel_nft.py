@@ -30,7 +30,7 @@ MADE = {
     "goto other": nft_rule.goto("other"),
 } | {
     f"{ip} daddr {sign}{text} return": version
-    + nft_rule.destination(ip_network(text), inside=not sign)
+    + nft_rule.destination(ip_network(text), positive=not sign)
     + nft_rule.RETURN
     for ip, version, texts in (
         ("ip", IPV4, ("10.0.0.0/8", "10.22.0.0/16", "10.22.0.0/17", "10.22.3.4", "0.0.0.0/0", "224.0.0.0/4")),
