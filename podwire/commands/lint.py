@@ -22,7 +22,7 @@ _BAD = (Severity.ERROR, Severity.WARNING)
 def _run(context: Context, options: Namespace) -> Status:
     places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
     linted = [_lint(path, context, places) for path in options.paths or [conf_dir(context, options)]]
-    counts = Counter(finding.severity for one in linted for page in one.pages for finding in page.findings)
+    counts = Counter(finding.severity for one in linted for page in one.files for finding in page.findings)
     is_empty = any(one.is_directory and one.winner is None for one in linted)
     if context.out.as_json:
         _print_json(context, linted, counts)
@@ -39,7 +39,7 @@ def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:
 
 
 def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
-    for page in (page for one in linted for page in one.pages):
+    for page in (page for one in linted for page in one.files):
         for finding in page.findings:
             where = f"{page.path}:{finding.line}:{finding.column}:"
             context.out.print(where, Cell(f"{finding.severity}:", _STYLES[finding.severity]), finding.text)
@@ -48,7 +48,7 @@ def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]
     for one in linted:
         if one.is_directory:
             _print_winner(context, one)
-    number = sum(len(one.pages) for one in linted)
+    number = sum(len(one.files) for one in linted)
     summary = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
     context.out.print(f"{plural(number, 'file')}: {summary or 'nothing to say'}")
 
