@@ -1,1 +1,1 @@
-"""portmap: host ports that lead to a pod."""
+"""portmap: publishes host ports of a pod."""

@@ -1,8 +1,8 @@
 """Conditions in nft's language ("ip daddr != 192.0.2.9"), compiled without the `nft` tool.
 
-One rule: what is not understood is refused with the word; what is understood becomes the bytes that nft makes of it,
-except that a set of values becomes several rules, which need no set that would outlive them, and that an interface is
-compared by its name, as its index changes when it is made anew.
+One rule: an unknown word is refused and named; a supported condition becomes the bytes that nft creates, with two
+exceptions: a set of values becomes several rules, so that no set remains when they are deleted, and an interface is
+compared by name, since its ifindex changes when it is created again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernel.netfilter import nft_rule
 from kernel.netfilter.nft_expression import EQ, NEQ
 from process.values import dataclass
 
-UNDERSTOOD = (
+SUPPORTED_CONDITIONS = (
     'understood are "ip saddr", "ip daddr", "ip protocol" (in conditionsV6 "ip6 saddr", "ip6 daddr"), "tcp", "udp", '
     '"sctp" or "th" with "sport" or "dport", "iif", "oif", "iifname", "oifname", "meta l4proto", "meta mark", '
     '"ct mark", "ct state", "fib saddr type" and "fib daddr type", each with or without "==" or "!=", and a value or '
@@ -45,7 +45,7 @@ _ADDRESS_TYPES = {  # RTN_* (linux/rtnetlink.h)
 
 @dataclass(frozen=True)
 class _Rule:
-    """The beginning of one rule; `protocol` is the transport that it demands, "" for none."""
+    """The beginning of one rule; `protocol` is the transport protocol that it matches, "" for any."""
 
     expressions: bytes = b""
     protocol: str = ""
@@ -53,9 +53,9 @@ class _Rule:
 
 @dataclass(frozen=True)
 class _Selector:
-    """What can be looked at: `compare` takes operation ("", "==", "!="), value and mask (0 for none).
+    """A field that a condition can match: `compare` gets operation ("", "==", "!="), value and mask (0 for none).
 
-    `protocol` is what must be demanded before; with `is_protocol` the value itself is one.
+    `protocol` must be matched before it, "" for any; with `is_protocol` the value itself is a protocol.
     """
 
     compare: Callable[[str, str, int], bytes]
@@ -64,10 +64,10 @@ class _Selector:
     has_mask: bool = False
 
 
-def compiled(words: Sequence[str], version: int) -> tuple[bytes, ...]:
-    """Returns the beginnings of rules, at least one, of which one must match for the conditions to be fulfilled.
+def compile_conditions(words: Sequence[str], version: int) -> tuple[bytes, ...]:
+    """Returns the beginnings of one or more rules; the conditions are met if one of them matches.
 
-    `words` may be split anyhow. Raises ValueError that says what is not understood.
+    `words` may be split anywhere. Raises ValueError that names what is not supported.
     """
     tokens = _Tokens(_TOKEN.findall(" ".join(words)))
     rules = [_Rule()]
@@ -79,7 +79,7 @@ def compiled(words: Sequence[str], version: int) -> tuple[bytes, ...]:
 
 
 class _Tokens:
-    """The words that are left to read."""
+    """The words that have not been read yet."""
 
     def __init__(self, left: list[str]) -> None:
         self.left = left
@@ -88,17 +88,17 @@ class _Tokens:
         """Returns the next word, "" at the end."""
         return self.left.pop(0) if self.left else ""
 
-    def accept(self, *wanted: str) -> str:
-        """Returns the next word if it is one of `wanted`, else ""."""
-        return self.take() if self.left and self.left[0] in wanted else ""
+    def accept(self, *words: str) -> str:
+        """Returns the next word if it is one of `words`, else ""."""
+        return self.take() if self.left and self.left[0] in words else ""
 
     def selector(self, known: dict[str, _Selector]) -> _Selector:
-        """Returns what the longest run of words names."""
+        """Returns the selector with the longest name that the next words form."""
         for count in range(_SELECTOR_WORDS, 0, -1):
-            found = known.get(" ".join(self.left[:count]))
-            if found and len(self.left) >= count:
+            selector = known.get(" ".join(self.left[:count]))
+            if selector and len(self.left) >= count:
                 del self.left[:count]
-                return found
+                return selector
         raise ValueError(f'has what is not understood here: "{" ".join(self.left[:2])}"')
 
 
@@ -113,9 +113,9 @@ def _matched(tokens: _Tokens, rules: list[_Rule], version: int) -> list[_Rule]:
     operation = tokens.accept("==", "!=")
     values, in_set = _values(tokens)
     if operation == "!=":
-        found = b"".join(selector.compare(operation, value, mask) for value in values)
-        return [_joined(rule, selector, found) for rule in rules]
-    operation = "" if in_set else operation  # nft tells `ct state new` from `ct state == new`
+        matches = b"".join(selector.compare(operation, value, mask) for value in values)
+        return [_joined(rule, selector, matches) for rule in rules]
+    operation = "" if in_set else operation  # for nft `ct state new` and `ct state == new` differ
     return [
         _joined(rule, selector, selector.compare(operation, value, mask), value) for rule in rules for value in values
     ]
@@ -144,8 +144,8 @@ def _value(tokens: _Tokens) -> str:
     return value.strip('"')
 
 
-def _joined(rule: _Rule, selector: _Selector, found: bytes, value: str = "") -> _Rule:
-    """Adds a match, and before it the transport that it is about, unless that is demanded already (as nft does)."""
+def _joined(rule: _Rule, selector: _Selector, match: bytes, value: str = "") -> _Rule:
+    """Adds a match, and before it one on its transport protocol unless the rule has that already (like nft)."""
     before, protocol = b"", rule.protocol
     if selector.protocol and selector.protocol != protocol:
         if protocol:
@@ -153,7 +153,7 @@ def _joined(rule: _Rule, selector: _Selector, found: bytes, value: str = "") -> 
         before, protocol = nft_rule.transport(selector.protocol), selector.protocol
     if selector.is_protocol and value in nft_rule.PROTOCOLS:
         protocol = value
-    return _Rule(rule.expressions + before + found, protocol)
+    return _Rule(rule.expressions + before + match, protocol)
 
 
 def _operation(text: str) -> int:
@@ -167,17 +167,17 @@ def _address(version: int, side: str) -> _Selector:
     }[side]
 
     def compare(operation: str, value: str, mask: int) -> bytes:
-        inside = operation != "!="
+        is_positive = operation != "!="
         try:
             first, dash, last = value.partition("-")
             if dash:
                 ends = parse_ip(first), parse_ip(last)
                 if [end.version for end in ends] == [version, version] and ends[0].packed <= ends[1].packed:
-                    return several(*ends, positive=inside)
+                    return several(*ends, positive=is_positive)
             else:
                 network = ip_network(value, strict=False)
                 if network.version == version:
-                    return one(network, positive=inside)
+                    return one(network, positive=is_positive)
         except ValueError:
             pass
         raise ValueError(f'has no IPv{version} address, prefix or range: "{value}"')

@@ -1,6 +1,6 @@
 """The configuration of portmap: read, checked, turned into one frozen value.
 
-One rule: nothing here touches the kernel, and below here nothing is checked again.
+One rule: nothing here touches the kernel; values are checked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from attachment.host_veth import host_veth
 from cni.address import Interface
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime_config
 from cni.result import Result
-from plugins.portmap.conditions import UNDERSTOOD, compiled
+from plugins.portmap.conditions import SUPPORTED_CONDITIONS, compile_conditions
 from plugins.portmap.spec import HostPorts, PortMapping
 from process.values import dataclass
 
@@ -27,9 +27,9 @@ _CONTEXT = "failed to parse network configuration"  # the reference's
 _PORT_MAX = 65535
 _MARK_BIT = 13  # the reference's: mark 0x2000
 _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
-_CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # what is one word to iptables-restore as it stands
-_QUOTED_BYTES = 3  # that a word becomes longer on such a line, apart from what is escaped in it
-_WORDS_BYTES = 4096  # iptables-restore takes what is behind 10,239 bytes of a line for another line
+_CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # one word for iptables-restore without quoting
+_QUOTED_BYTES = 3  # added to a word by quoting it, without escapes
+_WORDS_BYTES = 4096  # iptables-restore splits a line after 10,239 bytes
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 KEYS = (
@@ -52,24 +52,26 @@ KEYS = (
 
 @dataclass(frozen=True)
 class PortmapConf:
-    """What is asked for: `backend` is "iptables", "nftables", or "" for the first of them that works here."""
+    """The parsed configuration: `backend` is "iptables", "nftables", or "" for the first of them that works."""
 
     backend: str
     ports: HostPorts
 
 
-def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> PortmapConf:
-    """Reads the whole configuration; `prev_result` gives the pod's addresses.
+def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None = None) -> PortmapConf:
+    """Parses the whole configuration; `prev_result` contains the pod's addresses.
 
-    Raises CniError(7) (reference: code 999, its texts).
+    Raises CniError(7) with the reference's texts (reference: code 999).
     """
-    fields = conf.fields.with_context(_CONTEXT)
+    fields = net_conf.fields.with_context(_CONTEXT)
     mark_bit = fields.integer("markMasqBit")
     external = fields.string("externalSetMarkChain")
     if external and mark_bit is not None:
-        raise _wrong("Cannot specify externalSetMarkChain and markMasqBit", "the chain sets its own mark: remove one")
+        raise invalid_conf(
+            "Cannot specify externalSetMarkChain and markMasqBit", "the chain sets its own mark: remove one"
+        )
     if mark_bit is not None and not 0 <= mark_bit <= 31:
-        raise _wrong("MasqMarkBit must be between 0 and 31", f'"markMasqBit" is {mark_bit}')
+        raise invalid_conf("MasqMarkBit must be between 0 and 31", f'"markMasqBit" is {mark_bit}')
     _check_words(fields, "externalSetMarkChain", (external,))
     if external and (len(external.encode()) > _CHAIN_NAME_MAX or not _CHAIN_NAME.fullmatch(external)):
         hint = f"write up to {_CHAIN_NAME_MAX} bytes without blanks, quotes and backslashes, no - or ! in front"
@@ -78,7 +80,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
     for version, key in _CONDITIONS.items():
         _check_words(fields, key, conditions[version])
     ports = HostPorts(
-        network=conf.name,
+        network=net_conf.name,
         container_id=args.container_id,
         ifname=args.ifname,
         mappings=_mappings(fields),
@@ -88,7 +90,7 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
         mark_bit=_MARK_BIT if mark_bit is None else mark_bit,
         external_mark_chain=external,
         conditions=conditions,
-        refuse_taken=_refuse_taken(fields),
+        refuse_conflicts=_refuse_conflicts(fields),
         netns=args.netns,
         host_interfaces=_host_interfaces(prev_result),
         host_veth=_host_veth(prev_result, args),
@@ -99,46 +101,46 @@ def parse(args: CmdArgs, conf: NetConf, prev_result: Result | None = None) -> Po
     return PortmapConf(backend, ports)
 
 
-def parse_leniently(args: CmdArgs, conf: NetConf) -> HostPorts:
-    """Returns what DEL needs: whose rules they are and, as far as can be read, the ports and addresses."""
+def parse_leniently(args: CmdArgs, net_conf: NetConf) -> HostPorts:
+    """Returns what DEL needs: the owner of the rules, and the valid part of the ports and addresses."""
     try:
-        prev_result = conf.prev_result()
+        prev_result = net_conf.prev_result()
     except CniError:
         prev_result = None
-    found = []
-    for item in _asked(conf):
+    mappings = []
+    for item in _valid_mapping_list(net_conf):
         with suppress(CniError):
-            found.append(_mapping(item))
-    addresses = _addresses(prev_result, args.ifname) if prev_result else {}
+            mappings.append(_mapping(item))
     return HostPorts(
-        conf.name,
+        net_conf.name,
         args.container_id,
         args.ifname,
-        tuple(found),
-        addresses,
+        tuple(mappings),
+        _addresses(prev_result, args.ifname) if prev_result else {},
         host_interfaces=_host_interfaces(prev_result),
         host_veth=_host_veth(prev_result, args),
         netns=args.netns,
     )
 
 
-def may_have_ports(conf: NetConf) -> bool:
-    """Tells whether host ports are asked for, be it by a value of a wrong type: what DEL wants to know."""
+def may_have_host_ports(net_conf: NetConf) -> bool:
+    """Returns whether DEL must look for host ports: portMappings is not empty, or has a wrong type."""
     try:
-        return bool(conf.runtime_config.raw("portMappings"))
+        return bool(net_conf.runtime_config.raw("portMappings"))
     except CniError:
         return True
 
 
 def _mappings(fields: Fields) -> tuple[PortMapping, ...]:
-    """Returns what the runtime asks for (capability portMappings), each mapping once; raises CniError(7)."""
-    found = [_mapping(item) for item in fields.section("runtimeConfig").objects("portMappings")]
-    return tuple(dict.fromkeys(found))
+    """Returns the mappings that the runtime requests (capability portMappings), without repetitions."""
+    mappings = [_mapping(item) for item in fields.section("runtimeConfig").objects("portMappings")]
+    return tuple(dict.fromkeys(mappings))
 
 
-def _asked(conf: NetConf) -> tuple[Fields, ...]:
+def _valid_mapping_list(net_conf: NetConf) -> tuple[Fields, ...]:
+    """Returns the entries of portMappings, none if it is not a list of objects."""
     try:
-        return conf.runtime_config.objects("portMappings")
+        return net_conf.runtime_config.objects("portMappings")
     except CniError:
         return ()
 
@@ -148,10 +150,10 @@ def _mapping(item: Fields) -> PortMapping:
     host_port = _port(item, "hostPort", "Invalid host port number")
     if not item.string("protocol"):
         raise item.error("protocol", "is missing", f"write one of {', '.join(PROTOCOLS)}")
-    protocol = item.string("protocol").lower()  # runtimes send lower case, Kubernetes' objects have capitals
+    protocol = item.string("protocol").lower()  # runtimes send lower case, Kubernetes objects have upper case
     if protocol not in PROTOCOLS:
-        said = item.string("protocol")
-        raise item.error("protocol", f'is unknown: "{said}"', f"write one of {', '.join(PROTOCOLS)}")
+        unknown = item.string("protocol")
+        raise item.error("protocol", f'is unknown: "{unknown}"', f"write one of {', '.join(PROTOCOLS)}")
     try:
         host_ip = item.ip("hostIP")
     except CniError as error:
@@ -163,20 +165,20 @@ def _mapping(item: Fields) -> PortMapping:
 def _port(item: Fields, key: str, text: str) -> int:
     number = item.integer(key) or 0
     if not 0 < number <= _PORT_MAX:
-        raise _wrong(f"{text}: {number}", f'"{item.path(key)}" must be between 1 and {_PORT_MAX}')
+        raise invalid_conf(f"{text}: {number}", f'"{item.path(key)}" must be between 1 and {_PORT_MAX}')
     return number
 
 
 def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
-    """Returns the first address of each IP version that is the sandbox interface's or, for all we know, may be."""
-    found: dict[int, Interface] = {}
+    """Returns the first address of each IP version that is, or may be, the container interface's."""
+    addresses: dict[int, Interface] = {}
     for ip in result.ips:
         if ip.interface is not None and 0 <= ip.interface < len(result.interfaces):
             interface = result.interfaces[ip.interface]
             if interface.name != ifname or not interface.sandbox:
                 continue
-        found.setdefault(ip.address.version, ip.address)
-    return found
+        addresses.setdefault(ip.address.version, ip.address)
+    return addresses
 
 
 def _host_interfaces(result: Result | None) -> tuple[str, ...]:
@@ -192,14 +194,14 @@ def _host_veth(result: Result | None, args: CmdArgs) -> str:
 
 
 def _backend(fields: Fields, ports: HostPorts) -> str:
-    """Returns the backend that is asked for, be it by conditions in its language (the reference takes iptables then).
+    """Returns the configured backend, or the one whose language the conditions use (the reference: iptables).
 
-    "!" and "-" begin iptables' words, and none of nftables'.
+    iptables' conditions begin with "!" or "-", those of nftables never do.
     """
-    asked = fields.string("backend")
-    if asked not in ("", IPTABLES, NFTABLES):
+    configured = fields.string("backend")
+    if configured not in ("", IPTABLES, NFTABLES):
         hint = f'set it to "{IPTABLES}" or "{NFTABLES}", or leave it out for the one that works'
-        raise _wrong(f'unrecognized backend "{asked}"', f'"backend": {hint}')
+        raise invalid_conf(f'unrecognized backend "{configured}"', f'"backend": {hint}')
     keys: dict[str, list[str]] = {IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [], NFTABLES: []}
     for version, key in _CONDITIONS.items():
         words = ports.conditions[version]
@@ -207,25 +209,25 @@ def _backend(fields: Fields, ports: HostPorts) -> str:
             raise fields.error(key, "begins with an empty word", "leave the key out for no conditions")
         if words:
             keys[IPTABLES if words[0][:1] in ("-", "!") else NFTABLES].append(key)
-    backend = asked or next((name for name, own in keys.items() if own), "")
+    backend = configured or next((name for name, specific in keys.items() if specific), "")
     if backend:
         other = NFTABLES if backend == IPTABLES else IPTABLES
         if keys[other]:
-            cure = f'write conditions in the words of {backend}, or set "backend" to "{other}"'
+            fix = f'write conditions in the words of {backend}, or set "backend" to "{other}"'
             if ports.external_mark_chain:
-                cure = f'leave out "externalSetMarkChain", which is for {IPTABLES} only, or what is for {NFTABLES}'
-            elif not asked:
-                cure = f'{backend} by the words of "{keys[backend][0]}": write all conditions in one language'
-            raise _wrong(
+                fix = f'leave out "externalSetMarkChain", which is for {IPTABLES} only, or what is for {NFTABLES}'
+            elif not configured:
+                fix = f'{backend} by the words of "{keys[backend][0]}": write all conditions in one language'
+            raise invalid_conf(
                 f"{backend} backend was requested but configuration contains {other}-specific options "
                 f"[{' '.join(keys[other])}]",
-                cure,
+                fix,
             )
     return backend
 
 
 def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
-    """Refuses what would end a line in the middle of a word."""
+    """Refuses words that would break a line of iptables-restore."""
     for index, word in enumerate(words):
         if any(ord(character) < 0x20 or character == "\x7f" for character in word):
             hint = f"word {index + 1}: use printable characters"
@@ -235,22 +237,17 @@ def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
 
 
 def _check_conditions(fields: Fields, words: dict[int, tuple[str, ...]]) -> None:
-    """Refuses what we cannot make rules of without `nft`."""
+    """Refuses conditions that cannot be compiled without `nft`."""
     for version, key in _CONDITIONS.items():
         try:
-            compiled(words[version], version)
+            compile_conditions(words[version], version)
         except ValueError as error:
-            raise fields.error(key, str(error), UNDERSTOOD) from None
+            raise fields.error(key, str(error), SUPPORTED_CONDITIONS) from None
 
 
-def _refuse_taken(fields: Fields) -> bool:
-    said = fields.string("onConflict")
-    if said not in ("", "fail"):
+def _refuse_conflicts(fields: Fields) -> bool:
+    policy = fields.string("onConflict")
+    if policy not in ("", "fail"):
         hint = 'set it to "fail", or leave it out: then the container that was first keeps the port'
-        raise fields.error("onConflict", f'is unknown: "{said}"', hint)
-    return bool(said)
-
-
-def _wrong(msg: str, details: str) -> CniError:
-    """Returns the error in the reference's words."""
-    return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
+        raise fields.error("onConflict", f'is unknown: "{policy}"', hint)
+    return bool(policy)

@@ -1,10 +1,10 @@
-"""UDP flows that began before a change of the host ports: they are forgotten, so that the new rules decide.
+"""Deletes conntrack entries of UDP flows to host ports that have changed, so that the new rules apply to them.
 
-Without that a client that goes on sending from one port (a resolver, a telephone, a syslog daemon) is led to a pod that
-is gone, or past the new one, for as long as it sends. TCP needs none of this: its connections end with the pod.
+Otherwise a client that keeps sending from one port (a resolver, a telephone, a syslog daemon) would reach a deleted
+pod, or bypass the new one, as long as it keeps sending. TCP connections end with the pod.
 
-One rule: only what went to a mapped port of this very host is forgotten. Flows that pass through keep their entries:
-with a host port 53, those of the pods' queries to servers elsewhere.
+One rule: only entries of flows to a mapped port of this host are deleted. Forwarded flows keep their entries: with host
+port 53, those of the pods' queries to other servers.
 """
 
 from __future__ import annotations
@@ -21,68 +21,68 @@ from kernel.rtnl import Socket
 from plugins.portmap.spec import HostPorts, PortMapping
 
 
-def delete_flows(wanted: HostPorts) -> None:
-    """Deletes the kernel's entries of flows to the UDP host ports; a failure is told on stderr (reference).
+def delete_flows(host_ports: HostPorts) -> None:
+    """Deletes the entries of flows to the UDP host ports; prints a failure to stderr (reference).
 
-    Costs a message for each IP version, which takes the kernel a while (conntrack.udp); nothing without UDP.
+    Costs one slow netlink message per IP version (conntrack.list_udp_flows); nothing without UDP mappings.
     """
-    if not _mappings(wanted):
+    if not _mappings(host_ports):
         return
     try:
         with nft.open_socket() as socket:
-            delete_flows_with(socket, wanted)
+            delete_flows_with(socket, host_ports)
     except KernelError as error:
-        _tell(error)
+        _warn(error)
 
 
-def delete_stray_flows(wanted: HostPorts) -> None:
-    """Deletes of them those that are not led to the pod: they began while there were no rules.
+def delete_stray_flows(host_ports: HostPorts) -> None:
+    """Deletes the entries of flows that do not reach the pod: they began while rules were missing.
 
-    The others go on: without its entry a pod's next datagram would come from another port, or collide.
+    Flows to the pod continue: without its entry, the pod's next answer would come from another port, or collide.
     """
-    if not _mappings(wanted):
+    if not _mappings(host_ports):
         return
     try:
         with nft.open_socket() as socket:
-            delete_flows_with(socket, wanted, strayed=True)
+            delete_flows_with(socket, host_ports, only_stray=True)
     except KernelError as error:
-        _tell(error)
+        _warn(error)
 
 
-def delete_flows_with(socket: NftSocket, wanted: HostPorts, *, strayed: bool = False) -> None:
-    """Does so with the socket by which rules were deleted: closing another one would wait for those (netfilter.nft)."""
+def delete_flows_with(socket: NftSocket, host_ports: HostPorts, *, only_stray: bool = False) -> None:
+    """Deletes these entries on the socket that deleted rules: closing another one would wait for that deletion."""
     try:
-        # DEL may know no address of the pod: then the mappings alone say which versions.
-        for version in wanted.families or (4, 6):
-            mappings = _mappings(wanted, version)
+        # DEL may not know the pod's addresses: then the mappings decide about IP versions.
+        for version in host_ports.families or (4, 6):
+            mappings = _mappings(host_ports, version)
             if mappings:
                 entries = conntrack.list_udp_flows(socket, version, {mapping.host_port for mapping in mappings})
-                right = _targets(wanted, version) if strayed else set()
-                concerned = [entry for entry in entries if entry.reply_source not in right]
-                conntrack.delete_flows(socket, _concerned(version, mappings, concerned))
+                targets = _targets(host_ports, version) if only_stray else set()
+                entries = [entry for entry in entries if entry.reply_source not in targets]
+                conntrack.delete_flows(socket, _select_entries(version, mappings, entries))
     except KernelError as error:
-        _tell(error)
+        _warn(error)
 
 
-def _mappings(wanted: HostPorts, *versions: int) -> list[PortMapping]:
-    """Returns the UDP mappings that are for one of these IP versions, for any unless given."""
+def _mappings(host_ports: HostPorts, *versions: int) -> list[PortMapping]:
+    """Returns the UDP mappings that apply to one of these IP versions, by default to any."""
     return [
         mapping
-        for mapping in wanted.mappings
-        if mapping.protocol == "udp" and any(map(mapping.serves, versions or (4, 6)))
+        for mapping in host_ports.mappings
+        if mapping.protocol == "udp" and any(map(mapping.applies_to, versions or (4, 6)))
     ]
 
 
-def _targets(wanted: HostPorts, version: int) -> set[tuple[Address, int]]:
-    """Returns where the mappings lead to."""
-    own = wanted.addresses.get(version)
-    return {(own.ip, mapping.container_port) for mapping in _mappings(wanted, version)} if own else set()
+def _targets(host_ports: HostPorts, version: int) -> set[tuple[Address, int]]:
+    """Returns the pod's address and port of each mapping."""
+    pod = host_ports.addresses.get(version)
+    return {(pod.ip, mapping.container_port) for mapping in _mappings(host_ports, version)} if pod else set()
 
 
-def _concerned(version: int, mappings: list[PortMapping], entries: list[Flow]) -> list[Flow]:
-    """Returns the entries that went to a mapping's address, or to any of this host's where it has none.
+def _select_entries(version: int, mappings: list[PortMapping], entries: list[Flow]) -> list[Flow]:
+    """Returns the entries of flows to a mapping's host address, or to any address of this host if it has none.
 
-    Those are asked for only when there is an entry to judge.
+    Reads the host's addresses only if there are entries.
     """
     if not entries:
         return []
@@ -92,11 +92,11 @@ def _concerned(version: int, mappings: list[PortMapping], entries: list[Flow]) -
     def went_to(mapping: PortMapping, entry: Flow) -> bool:
         if mapping.host_port != entry.port:
             return False
-        only_to = mapping.only_to
-        return only_to == entry.destination if only_to else any(entry.destination in network for network in local)
+        bound_ip = mapping.bound_ip
+        return bound_ip == entry.destination if bound_ip else any(entry.destination in network for network in local)
 
     return [entry for entry in entries if any(went_to(mapping, entry) for mapping in mappings)]
 
 
-def _tell(error: KernelError) -> None:
-    print(f"podwire: UDP flows may go on to where they went before: {error}", file=sys.stderr)
+def _warn(error: KernelError) -> None:
+    print(f"podwire: UDP flows may continue to their previous destination: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Whose the host ports of this node are, by the rules that there are.
+"""The host ports of this node and their owners, from the existing rules.
 
-One rule: nothing is changed, and both backends are looked at.
+One rule: nothing is changed, and both backends are read.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ _KINDS = (iptables_rules.CHAINS, OLD_CHAINS)
 
 
 def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
-    """Returns the host ports of which netlink tells, each with its owner; raises KernelError.
+    """Returns the host ports in nftables and iptables-nft, each with its owner; raises KernelError.
 
-    The reference's rules of nftables tell the container only.
+    The reference's nftables rules name only the container.
     """
-    found = []
+    listed = []
     for kind in _KINDS:
         for item, rule in iptables_nft.list_owned_rules(socket, kind, HOST_PORT):
             protocol = nft_rule.parse_destination(rule.expressions).protocol
-            found += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.ports_of(rule)] or [item]
+            listed += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.entry_ports(rule)] or [item]
     for version in rules.CHAINS:
-        for chain in rules.with_rules(version):
+        for chain in rules.attachment_chains(version):
             for rule in nft.list_rules(socket, chain):
-                about = _port(rule) if chain in rules.with_ports(version) else ""
+                about = _port(rule) if chain in rules.port_chains(version) else ""
                 whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX
                 container_id = rule.comment if whole else ""
                 network, where = rules.network(rule), f"chain {rules.family(version)} {chain}"
-                found.append(
+                listed.append(
                     OwnedRule(HOST_PORT, NFTABLES, where, rules.owner(rule), network, container_id, about=about)
                 )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(listed))
 
 
 def list_host_ports_legacy() -> list[OwnedRule]:
-    """Returns the host ports that iptables-legacy leads on; raises CniError."""
-    found = []
+    """Returns the host ports in iptables-legacy, each with its owner; raises CniError."""
+    listed = []
     for item, line in iptables_chains.list_legacy_owned_rules(_KINDS, HOST_PORT):
-        (entry,) = iptables_rules.found_entries([line]) or (None,)
+        (entry,) = iptables_rules.parse_entries([line]) or (None,)
         ports = [f"{port}/{entry.protocol}" for port in entry.ports] if entry else []
-        found += [item._replace(about=about) for about in ports] or [item]
-    return found
+        listed += [item._replace(about=about) for about in ports] or [item]
+    return listed
 
 
 def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
-    """Returns the marks that an attachment's rules may have."""
+    """Returns the names and hashes by which rules refer to an attachment."""
     chains = (kind.name(network, attachment.container_id).encode() for kind in _KINDS)
     return *chains, nft_owner.owner_id(network, *attachment)
 

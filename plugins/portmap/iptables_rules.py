@@ -1,6 +1,6 @@
-r"""The rules of host ports in iptables' words: those that are wanted, and those that are found.
+r"""The iptables rules of host ports: builds the desired ones, and parses existing ones.
 
-One rule: pure; a rule is the line by which `iptables -S` lists it, which iptables-restore takes as well.
+One rule: pure; a rule is a line in the format of `iptables -S`, which iptables-restore accepts as well.
 
     -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT                     (and OUTPUT)
     -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net\" id: \"cid\"" -m multiport --dports 8080,8081
@@ -24,7 +24,7 @@ from process.values import dataclass
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 CHAINS = ContainerChains(DNAT, "CNI-DN-", "dnat ", "host port")
-# Before 0.7.0 the reference masqueraded in chains of their own; nobody makes them any more, DEL and GC remove them.
+# The reference before 0.7.0 masqueraded in separate chains; they are no longer created, but DEL and GC remove them.
 OLD_CHAINS = ContainerChains("CNI-HOSTPORT-SNAT", "CNI-SN-", "snat ", "host port")
 
 _PORTS_OF_A_RULE = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
@@ -43,37 +43,37 @@ _TARGET = re.compile(r" -[jg] (\S+)$")
 _OWNER = re.compile(r' --comment "dnat name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
 
 
-def chain_of(wanted: HostPorts) -> str:
+def chain_name(host_ports: HostPorts) -> str:
     """Returns the name of the container's chain."""
-    return CHAINS.name(wanted.network, wanted.container_id)
+    return CHAINS.name(host_ports.network, host_ports.container_id)
 
 
-def mark_of(wanted: HostPorts) -> int:
+def packet_mark(host_ports: HostPorts) -> int:
     """Returns the mark of packets to masquerade."""
-    return 1 << wanted.mark_bit
+    return 1 << host_ports.mark_bit
 
 
-def shared_chains(wanted: HostPorts) -> tuple[str, ...]:
-    """Returns the chains that all containers share, as far as these host ports need them."""
-    return (DNAT, SETMARK, MASQ) if wanted.snat and not wanted.external_mark_chain else (DNAT,)
+def shared_chains(host_ports: HostPorts) -> tuple[str, ...]:
+    """Returns those of the chains shared by all containers that these host ports need."""
+    return (DNAT, SETMARK, MASQ) if host_ports.snat and not host_ports.external_mark_chain else (DNAT,)
 
 
-def shared_rules(wanted: HostPorts) -> list[str]:
-    """Returns the rules in those chains, and the way into them."""
-    found = [f"-A {chain} -m addrtype --dst-type LOCAL -j {DNAT}" for chain in ("PREROUTING", "OUTPUT")]
-    if MASQ in shared_chains(wanted):
-        mark = f"{mark_of(wanted):#x}/{mark_of(wanted):#x}"
-        found += [
+def shared_rules(host_ports: HostPorts) -> list[str]:
+    """Returns the rules in those chains, and the jumps to them."""
+    rules = [f"-A {chain} -m addrtype --dst-type LOCAL -j {DNAT}" for chain in ("PREROUTING", "OUTPUT")]
+    if MASQ in shared_chains(host_ports):
+        mark = f"{packet_mark(host_ports):#x}/{packet_mark(host_ports):#x}"
+        rules += [
             f'-A {SETMARK} -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark {mark}',
             f"-A {MASQ} -m mark --mark {mark} -j MASQUERADE",
             f'-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j {MASQ}',
         ]
-    return found
+    return rules
 
 
 @dataclass(frozen=True)
 class ChainRule:
-    """One rule of a container's chain; a network that is everything is None, `to` is of DNAT ("10.22.0.2:80")."""
+    """One rule of a container's chain; network None is any, `to` is the destination of DNAT ("10.22.0.2:80")."""
 
     chain: str
     target: str
@@ -85,13 +85,13 @@ class ChainRule:
 
     @property
     def host_ip(self) -> Address | None:
-        """The host's address that the rule is for, None for all of them."""
+        """The host address that the rule matches, None for all."""
         one = self.destination is not None and self.destination.prefixlen == self.destination.max_prefixlen
         return self.destination.network_address if self.destination is not None and one else None
 
     @property
-    def leads_to(self) -> Address | None:
-        """The address to which packets go, None when it is not to be read."""
+    def dnat_ip(self) -> Address | None:
+        """The address to which DNAT forwards, None if it cannot be parsed."""
         try:
             return ip_address(self.to.rpartition(":")[0].strip("[]"))
         except ValueError:
@@ -107,49 +107,50 @@ class ChainRule:
         )
 
 
-def chain_rules(wanted: HostPorts, version: int) -> list[tuple[PortMapping, list[ChainRule], ChainRule]]:
-    """Returns what belongs into the container's chain: for each mapping rules that mark packets, and the DNAT rule."""
-    found = []
-    own = wanted.addresses[version]
+def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortMapping, list[ChainRule], ChainRule]]:
+    """Returns the rules of the container's chain: for each mapping its mark rules, and its DNAT rule."""
+    rules = []
+    pod = host_ports.addresses[version]
     sources: list[Network | None] = []
-    if wanted.snat and wanted.masq_all:
+    if host_ports.snat and host_ports.masq_all:
         sources = [None]
-    elif wanted.snat:
-        sources = [own.network if own.network.prefixlen else None, *([_LOCALHOST] if version == 4 else [])]
-    ip = str(own.ip) if version == 4 else f"[{own.ip}]"
-    target = wanted.external_mark_chain or SETMARK
-    for mapping in wanted.of(version):
-        place = ip_network(mapping.only_to) if mapping.only_to else None
+    elif host_ports.snat:
+        sources = [pod.network if pod.network.prefixlen else None, *([_LOCALHOST] if version == 4 else [])]
+    ip = str(pod.ip) if version == 4 else f"[{pod.ip}]"
+    target = host_ports.external_mark_chain or SETMARK
+    for mapping in host_ports.mappings_for(version):
+        destination = ip_network(mapping.bound_ip) if mapping.bound_ip else None
         to = f"{ip}:{mapping.container_port}"
-        dnat = ChainRule(chain_of(wanted), "DNAT", mapping.protocol, mapping.host_port, None, place, to)
+        dnat = ChainRule(chain_name(host_ports), "DNAT", mapping.protocol, mapping.host_port, None, destination, to)
         marks = [
-            ChainRule(dnat.chain, target, mapping.protocol, mapping.host_port, source, place) for source in sources
+            ChainRule(dnat.chain, target, mapping.protocol, mapping.host_port, source, destination)
+            for source in sources
         ]
-        found.append((mapping, marks, dnat))
-    return found
+        rules.append((mapping, marks, dnat))
+    return rules
 
 
-def entries(wanted: HostPorts, version: int) -> list[str]:
-    """Returns the rules that lead to the container's chain: by protocol, with the ports of all mappings (reference)."""
-    words = "".join(f" {quoted(word)}" for word in wanted.conditions.get(version, ()))
-    comment = quoted(CHAINS.comment(wanted.network, wanted.container_id))
-    found = []
-    for protocol in sorted({mapping.protocol for mapping in wanted.mappings}):
-        ports = [str(mapping.host_port) for mapping in wanted.mappings if mapping.protocol == protocol]
+def desired_entries(host_ports: HostPorts, version: int) -> list[str]:
+    """Returns the entries that jump to the container's chain: by protocol, with all mappings' ports (reference)."""
+    words = "".join(f" {quoted(word)}" for word in host_ports.conditions.get(version, ()))
+    comment = quoted(CHAINS.comment(host_ports.network, host_ports.container_id))
+    rules = []
+    for protocol in sorted({mapping.protocol for mapping in host_ports.mappings}):
+        ports = [str(mapping.host_port) for mapping in host_ports.mappings if mapping.protocol == protocol]
         for start in range(0, len(ports), _PORTS_OF_A_RULE):
             group = ",".join(ports[start : start + _PORTS_OF_A_RULE])
-            found.append(
+            rules.append(
                 f"-A {DNAT} -p {protocol} -m comment --comment {comment} -m multiport --dports {group}{words}"
-                f" -j {chain_of(wanted)}"
+                f" -j {chain_name(host_ports)}"
             )
-    return found
+    return rules
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One rule of CNI-HOSTPORT-DNAT as it was found; no `ports`, or no `protocol`, where it does not name them.
+    """An existing rule of CNI-HOSTPORT-DNAT; `ports` and `protocol` are empty if it does not match on them.
 
-    `conditional` tells that it has further conditions, `network` and `container_id` whose it is, "" if it does not.
+    `conditional`: it has more conditions. `network` and `container_id` are the owner, "" if the rule names none.
     """
 
     line: str
@@ -161,13 +162,13 @@ class Entry:
     container_id: str
 
 
-def found_entries(listing: Iterable[str]) -> list[Entry]:
+def parse_entries(listing: Iterable[str]) -> list[Entry]:
     """Returns the rules of CNI-HOSTPORT-DNAT, in order."""
     return [_entry(line) for line in listing if line.startswith(f"-A {DNAT} ")]
 
 
-def found_chain_rules(listing: Iterable[str], chain: str) -> list[ChainRule]:
-    """Returns the rules of a container's chain that have the form of ours, in order; others are none of them."""
+def parse_chain_rules(listing: Iterable[str], chain: str) -> list[ChainRule]:
+    """Returns the rules of a container's chain that have the form of ours, in order; ignores others."""
     return list(_chain_rules(listing, f"-A {chain} "))
 
 
@@ -196,5 +197,5 @@ def _entry(line: str) -> Entry:
 def _network(text: str | None) -> IPv4Network | IPv6Network | None:
     try:
         return ip_network(text) if text else None
-    except ValueError:  # iptables can match on bits that are no prefix
+    except ValueError:  # iptables also accepts masks that are no prefix
         return None

@@ -1,6 +1,6 @@
-"""What netlink tells of host ports in iptables-nft's tables, so that no program need be run to look.
+"""The existing host ports in iptables-nft's tables, read over netlink, without running a program.
 
-One rule: what is not surely recognised counts as unknown, and the program is asked.
+One rule: a rule that is not recognised for certain counts as unknown; then the program lists the table.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kernel.rtnl import Request
 from plugins.portmap.iptables_rules import (
     CHAINS,
     DNAT,
-    chain_of,
-    chain_rules,
-    entries,
+    chain_name,
+    desired_chain_rules,
+    desired_entries,
     shared_chains,
     shared_rules,
 )
@@ -31,72 +31,72 @@ from plugins.portmap.spec import HostPorts
 from process.values import dataclass
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
-# struct xt_multiport_v1 (linux/netfilter/xt_multiport.h) behind name and revision of the match, as the kernel lists it.
+# struct xt_multiport_v1 (linux/netfilter/xt_multiport.h) after name and revision of the match, as the kernel lists it.
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
 _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
-_OWN_CHAIN = chain_name_pattern(CHAINS)
+_CONTAINER_CHAIN = chain_name_pattern(CHAINS)
 
 
 @dataclass(frozen=True)
-class Seen:
+class TableState:
     """Table nat of one family.
 
-    `listing` has what netlink tells of chains that are ours and of the shared rules, as the program would list it.
-    With `clear` that is all there is to know: nothing is in the way of new rules, or all that is there was recognised.
-    Else the program is to list `chains`, or all when there are none: no built-in one where it is not needed, since that
-    may have rules that iptables cannot express.
+    `listing`: our chains and the recognised shared rules, in the program's format. With `is_complete` this is enough:
+    nothing conflicts with new rules, or every rule was recognised. Otherwise the program has to list `chains`, or the
+    whole table if there are none. Built-in chains are listed only if needed: they may have rules that iptables cannot
+    express.
     """
 
-    clear: bool
+    is_complete: bool
     listing: tuple[str, ...] = ()
     chains: tuple[str, ...] = ()
 
     @property
-    def whole(self) -> bool:
-        """Tells whether nothing is known: iptables-legacy made the table, or netlink does not tell."""
-        return not self.clear and not self.chains
+    def is_unknown(self) -> bool:
+        """Whether nothing is known: iptables-legacy created the table, or netlink could not be used."""
+        return not self.is_complete and not self.chains
 
 
-def look(wanted: HostPorts, *, own: bool = False) -> dict[int, Seen]:
-    """Returns what is seen of each family; one netlink conversation, no process.
+def get_states(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, TableState]:
+    """Returns the state of table nat in each family; uses one netlink socket and no program.
 
-    With `own` also the container's own rules, as far as they are such as we make.
+    `with_container_rules` adds the container's rules, if all have the form that ADD creates.
     """
-    unknown = Seen(clear=False)
-    legacy = {version: unknown for version in wanted.families if iptables.has_legacy(version, TABLE)}
-    asked = [version for version in wanted.families if version not in legacy]
+    unknown = TableState(is_complete=False)
+    legacy = {version: unknown for version in host_ports.families if iptables.has_legacy(version, TABLE)}
+    versions = [version for version in host_ports.families if version not in legacy]
     try:
         with nft.open_socket() as socket:
-            return legacy | _look(socket, wanted, asked, own=own)
+            return legacy | _get_states(socket, host_ports, versions, with_container_rules=with_container_rules)
     except KernelError:
-        return dict.fromkeys(wanted.families, unknown)
+        return dict.fromkeys(host_ports.families, unknown)
 
 
-def forwards_elsewhere(socket: NftSocket, ports: HostPorts, chains: Iterable[Chain]) -> bool:
-    """Tells whether one of the container's `chains` has a rule that forwards to none of `ports.addresses`.
+def has_other_targets(socket: NftSocket, host_ports: HostPorts, chains: Iterable[Chain]) -> bool:
+    """Returns whether one of the container's `chains` has a rule that forwards to none of the pod's addresses.
 
     Costs a netlink message for each chain. Raises KernelError.
     """
-    own = [_range_of(item.ip) for item in ports.addresses.values()]
+    ranges = [_range_of(item.ip) for item in host_ports.addresses.values()]
     rules = [rule for chain in chains for rule in nft.list_rules(socket, chain, "DNAT\0")]
-    return any(not any(part in rule.expressions for part in own) for rule in rules)
+    return any(not any(part in rule.expressions for part in ranges) for rule in rules)
 
 
-def tidy(wanted: HostPorts) -> None:
-    """Deletes shared rules that are there twice, since two first containers made them at once; raises KernelError.
+def delete_duplicate_rules(host_ports: HostPorts) -> None:
+    """Deletes duplicate shared rules, which parallel ADDs on a new host create; raises KernelError.
 
-    iptables-nft, which repeats its commit when another came between, makes them without looking again.
+    iptables-nft retries a commit after a conflict without reading the table again.
     """
     try:
         with nft.open_socket() as socket:
-            nft.retry(lambda: nft.change(socket, *_surplus(socket, wanted)))
+            nft.retry(lambda: nft.change(socket, *_delete_duplicate_requests(socket, host_ports)))
     except nft.UnavailableError:
         return
 
 
-def ports_of(rule: Rule) -> tuple[int, ...]:
-    """Returns the ports that an entry is for, none where it does not list them as the reference does."""
+def entry_ports(rule: Rule) -> tuple[int, ...]:
+    """Returns the ports of an entry, none if it does not list them in the reference's form."""
     match = _MULTIPORT.search(rule.expressions)
     if not match:
         return ()
@@ -109,62 +109,76 @@ def _range_of(address: Address) -> bytes:
     return address.packed.ljust(16, b"\0") * 2
 
 
-def _surplus(socket: NftSocket, wanted: HostPorts) -> list[Request]:
-    found = []
-    for version in wanted.families:
-        for rule in shared_rules(wanted):
+def _delete_duplicate_requests(socket: NftSocket, host_ports: HostPorts) -> list[Request]:
+    requests = []
+    for version in host_ports.families:
+        for rule in shared_rules(host_ports):
             chain = Chain(TABLES[version], rule.split()[1])
-            same = [other for other in nft.list_rules(socket, chain) if is_shared(rule, other, wanted, version)]
-            found += [nft.delete_rule_request(chain, other) for other in same[1:]]
-    return found
+            same = [other for other in nft.list_rules(socket, chain) if is_shared(rule, other, host_ports, version)]
+            requests += [nft.delete_rule_request(chain, other) for other in same[1:]]
+    return requests
 
 
-def _look(socket: NftSocket, wanted: HostPorts, versions: Collection[int], *, own: bool) -> dict[int, Seen]:
-    names = [chain_of(wanted), *filter(None, [wanted.external_mark_chain]), *shared_chains(wanted)]
+def _get_states(
+    socket: NftSocket, host_ports: HostPorts, versions: Collection[int], *, with_container_rules: bool
+) -> dict[int, TableState]:
+    names = [chain_name(host_ports), *filter(None, [host_ports.external_mark_chain]), *shared_chains(host_ports)]
     chains = [Chain(TABLES[version], name) for version in versions for name in names]
     present: dict[int, list[str]] = {version: [] for version in versions}
-    for chain, found in zip(chains, nft.get_chains(socket, *chains), strict=True):
-        if found:
+    for chain, existing in zip(chains, nft.get_chains(socket, *chains), strict=True):
+        if existing:
             present[4 if chain.table == TABLES[4] else 6].append(chain.name)
-    return {version: _seen(socket, wanted, version, present[version], own=own) for version in versions}
+    return {
+        version: _get_state(socket, host_ports, version, present[version], with_container_rules=with_container_rules)
+        for version in versions
+    }
 
 
-def _seen(socket: NftSocket, wanted: HostPorts, version: int, present: list[str], *, own: bool) -> Seen:
+def _get_state(
+    socket: NftSocket, host_ports: HostPorts, version: int, present: list[str], *, with_container_rules: bool
+) -> TableState:
     listing = [f"-N {name}" for name in present]
     unknown = []
-    for rule in shared_rules(wanted):
-        found = _candidates(socket, wanted, version, rule, present)
-        if any(is_shared(rule, candidate, wanted, version) for candidate in found):
+    for rule in shared_rules(host_ports):
+        candidates = _list_candidates(socket, host_ports, version, rule, present)
+        if any(is_shared(rule, candidate, host_ports, version) for candidate in candidates):
             listing.append(rule)
-        elif found:
+        elif candidates:
             unknown.append(rule.split()[1])
-    # There is an entry for each port, also for one that this IP version does not serve (reference).
-    ports = frozenset(mapping.host_port for mapping in (wanted.mappings if own else wanted.of(version)))
+    # Entries have all ports, even those without a mapping for this IP version (reference).
+    ports = frozenset(
+        mapping.host_port
+        for mapping in (host_ports.mappings if with_container_rules else host_ports.mappings_for(version))
+    )
     rivals = nft.list_rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)) if DNAT in present else []
-    if own and not unknown and (recognised := _recognised(socket, wanted, version, rivals)):
-        return Seen(clear=True, listing=(*listing, *recognised))
-    clear = not unknown and not rivals and chain_of(wanted) not in present
-    names = [name.decode() for rival in rivals for name in _OWN_CHAIN.findall(rival.expressions)]
-    needed = [name for name in (chain_of(wanted), DNAT) if name in present]
-    return Seen(clear and not own, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names))))
+    if with_container_rules and not unknown and (recognised := _recognised_rules(socket, host_ports, version, rivals)):
+        return TableState(is_complete=True, listing=(*listing, *recognised))
+    is_complete = not unknown and not rivals and chain_name(host_ports) not in present
+    names = [name.decode() for rival in rivals for name in _CONTAINER_CHAIN.findall(rival.expressions)]
+    needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
+    return TableState(
+        is_complete and not with_container_rules, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names)))
+    )
 
 
-def _recognised(socket: NftSocket, wanted: HostPorts, version: int, found: list[Rule]) -> list[str]:
-    """Returns the container's rules, those `found` that are for its ports among them; none if one is not such.
+def _recognised_rules(socket: NftSocket, host_ports: HostPorts, version: int, existing: list[Rule]) -> list[str]:
+    """Returns the container's rules, with the `existing` entries for its ports; none if one is not recognised.
 
-    Conditions only the program can read.
+    Rules with conditions are never recognised: only the program can read them.
     """
-    if wanted.conditions.get(version):
+    if host_ports.conditions.get(version):
         return []
-    chain = chain_of(wanted)
-    made = [str(rule) for _, marks, dnat in chain_rules(wanted, version) for rule in (*marks, dnat)]
-    own = match_lines(version, made, nft.list_rules(socket, Chain(TABLES[version], chain)))
-    leading = match_lines(version, entries(wanted, version), found)
-    return [] if own is None or leading is None else [*own, *leading]
+    chain = chain_name(host_ports)
+    desired = [str(rule) for _, marks, dnat in desired_chain_rules(host_ports, version) for rule in (*marks, dnat)]
+    rules = match_lines(version, desired, nft.list_rules(socket, Chain(TABLES[version], chain)))
+    jumps = match_lines(version, desired_entries(host_ports, version), existing)
+    return [] if rules is None or jumps is None else [*rules, *jumps]
 
 
-def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, present: list[str]) -> list[Rule]:
-    """Returns those rules that may be the shared `rule`: in a chain of ours all, else those that lead to ours."""
+def _list_candidates(
+    socket: NftSocket, host_ports: HostPorts, version: int, rule: str, present: list[str]
+) -> list[Rule]:
+    """Returns the rules that may be the shared `rule`: all of our chains; of built-in chains the jumps to ours."""
     name, target = rule.split()[1], rule.rpartition(" ")[2]
     if name in _BUILT_IN:
         return [] if target not in present else nft.list_rules(socket, Chain(TABLES[version], name), f"{target}\0")
@@ -172,7 +186,7 @@ def _candidates(socket: NftSocket, wanted: HostPorts, version: int, rule: str, p
 
 
 def _perhaps_for(ports: Collection[int]) -> Callable[[bytes], bool]:
-    """Returns what tells of a message whether its rule may be for one of `ports`; it is called for each entry."""
+    """Returns a predicate: whether a message's rule may match one of `ports`. It is called for each entry."""
 
     def perhaps(message: bytes) -> bool:
         match = _MULTIPORT.search(message)

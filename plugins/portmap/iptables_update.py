@@ -1,6 +1,6 @@
-"""What ADD writes, given what there is.
+"""The lines for iptables-restore that ADD and DEL apply, from the existing rules.
 
-One rule: pure; lines in, lines out. No rule of another container is touched.
+One rule: pure; lines in, lines out. No rule of another container is changed.
 """
 
 from __future__ import annotations
@@ -15,91 +15,101 @@ from plugins.portmap.iptables_rules import (
     DNAT,
     ChainRule,
     Entry,
-    chain_of,
-    chain_rules,
-    entries,
-    found_chain_rules,
-    found_entries,
+    chain_name,
+    desired_chain_rules,
+    desired_entries,
+    parse_chain_rules,
+    parse_entries,
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.port_conflicts import Claim, contested, place
+from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position
 from plugins.portmap.spec import HostPorts
 
 
-def lines(wanted: HostPorts, others: Collection[Address], version: int, listing: Sequence[str]) -> list[str]:
-    """Returns what is to be applied so that the rules of `wanted` are there, once, and where they belong.
+def lines_for_add(
+    host_ports: HostPorts, others: Collection[Address], version: int, listing: Sequence[str]
+) -> list[str]:
+    """Returns the lines that create the rules of `host_ports`, once and in position.
 
-    `listing` is what `iptables -S` tells of the built-in and the shared chains, the container's own and those of
-    others that may have a port. Of the own chain what leads to `others` stays, in front.
-    Raises CniError(999) for an external chain that is missing and for a chain that is another container's, CniError(11)
-    for a port that is taken.
+    `listing`: the lines of `iptables -S` for the built-in and shared chains, the container's chain, and the chains of
+    containers that may have the same port. Keeps the rules of the container's chain that forward to `others`, in front.
+    Raises CniError(999) if the external chain is missing or the chain is another container's, CniError(11) for a port
+    in use.
     """
-    _demand_own(wanted, listing)
+    _refuse_foreign_chain(host_ports, listing)
     present = set(listing)
-    if chain := _missing_external(wanted, version, present):
+    if chain := _missing_external(host_ports, version, present):
         raise CniError(
             Code.INTERNAL,
             f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {TOOLS[version]}',
-            "make that chain before the network is used, name one that is there, or leave the key out",
+            "create that chain before the network is used, name an existing one, or leave the key out",
         )
-    shared = [f"-N {chain}" for chain in shared_chains(wanted)] + [_placed(rule) for rule in shared_rules(wanted)]
+    shared = [f"-N {chain}" for chain in shared_chains(host_ports)] + [
+        _insert_line(rule) for rule in shared_rules(host_ports)
+    ]
     needed = [line for line in shared if line not in present and line.replace("-I ", "-A ", 1) not in present]
-    kept = [str(rule) for rule in _kept(wanted, others, listing)]
-    return needed + _chain(wanted, version, present, kept) + _entries(wanted, version, listing, replace=not kept)
+    kept = [str(rule) for rule in _rules_to_keep(host_ports, others, listing)]
+    return (
+        needed + _chain(host_ports, version, present, kept) + _entries(host_ports, version, listing, replace=not kept)
+    )
 
 
-def removal(ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
+def lines_for_removal(host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
     """Returns the lines that delete the container's rules except those that forward to `others`; [] if none do.
 
-    Entries for ports that are still forwarded stay.
+    Keeps entries for ports that are still forwarded.
     """
-    kept = _kept(ports, others, listing)
+    kept = _rules_to_keep(host_ports, others, listing)
     if not kept:
         return []
     forwarded = {(rule.protocol, rule.port) for rule in kept}
-    entries_of = [entry for entry in found_entries(listing) if entry.target == chain_of(ports)]
-    gone = [entry for entry in entries_of if forwarded.isdisjoint((entry.protocol, port) for port in entry.ports)]
-    return [f"-F {chain_of(ports)}", *map(str, kept), *deletion_lines(entry.line for entry in gone)]
+    entries_of = [entry for entry in parse_entries(listing) if entry.target == chain_name(host_ports)]
+    unused = [entry for entry in entries_of if forwarded.isdisjoint((entry.protocol, port) for port in entry.ports)]
+    return [f"-F {chain_name(host_ports)}", *map(str, kept), *deletion_lines(entry.line for entry in unused)]
 
 
-def claims(
-    wanted: HostPorts, version: int, listing: Sequence[str], found: Iterable[Entry]
-) -> list[tuple[Entry, Claim]]:
-    """Returns what the entries take of the ports of `wanted`, in order, each with its entry.
+def foreign_rules(
+    host_ports: HostPorts, version: int, listing: Sequence[str], entries: Iterable[Entry]
+) -> list[tuple[Entry, ForeignRule]]:
+    """Returns the foreign rules for the ports of `host_ports` behind these entries, in order, each with its entry.
 
-    An entry names ports; which of them lead anywhere, and for which address of the host, its chain tells. The
-    container's own on other networks take nothing from it. Conditions only the program can read: those of one network
-    are taken to be the same, if it has any.
+    An entry has the ports; the rules of its chain show which are forwarded, and for which host address. Entries of the
+    same container on other networks do not count. Only the program can read conditions: those of one network are
+    assumed to be equal.
     """
-    has_conditions = bool(wanted.conditions.get(version))
-    asked = {mapping.host_port for mapping in wanted.of(version)}
-    taken = []
-    for entry in found:
-        if entry.container_id == wanted.container_id or (entry.ports and asked.isdisjoint(entry.ports)):
+    has_conditions = bool(host_ports.conditions.get(version))
+    ports = {mapping.host_port for mapping in host_ports.mappings_for(version)}
+    rules = []
+    for entry in entries:
+        if entry.container_id == host_ports.container_id or (entry.ports and ports.isdisjoint(entry.ports)):
             continue
-        conditional = entry.conditional and not (has_conditions and entry.network == wanted.network)
+        conditional = entry.conditional and not (has_conditions and entry.network == host_ports.network)
         owner = entry.network, entry.container_id, conditional
         if f"-N {entry.target}" not in listing:
-            taken += [(entry, Claim(entry.protocol, port, None, *owner)) for port in entry.ports]
+            rules += [(entry, ForeignRule(entry.protocol, port, None, *owner)) for port in entry.ports]
             continue
-        for rule in found_chain_rules(listing, entry.target):
-            ours = entry.protocol in ("", rule.protocol) and (not entry.ports or rule.port in entry.ports)
-            if ours and rule.target == "DNAT":
-                taken.append((entry, Claim(rule.protocol, rule.port, rule.host_ip, *owner)))
-    return taken
+        for rule in parse_chain_rules(listing, entry.target):
+            matches = entry.protocol in ("", rule.protocol) and (not entry.ports or rule.port in entry.ports)
+            if matches and rule.target == "DNAT":
+                rules.append((entry, ForeignRule(rule.protocol, rule.port, rule.host_ip, *owner)))
+    return rules
 
 
-def leads_to(wanted: HostPorts, listing: Iterable[str]) -> set[Address]:
-    """Returns the addresses to which the container's chain leads."""
-    return {rule.leads_to for rule in found_chain_rules(listing, chain_of(wanted)) if rule.leads_to}
+def dnat_addresses(host_ports: HostPorts, listing: Iterable[str]) -> set[Address]:
+    """Returns the addresses to which the container's chain forwards."""
+    return {rule.dnat_ip for rule in parse_chain_rules(listing, chain_name(host_ports)) if rule.dnat_ip}
 
 
-def _demand_own(wanted: HostPorts, listing: Iterable[str]) -> None:
-    """Refuses a chain whose entries name another container: its name says not where the network's name ends."""
-    own = (wanted.network, wanted.container_id)
-    for entry in found_entries(listing):
-        if entry.target == chain_of(wanted) and entry.container_id and (entry.network, entry.container_id) != own:
+def _refuse_foreign_chain(host_ports: HostPorts, listing: Iterable[str]) -> None:
+    """Raises if the chain's entries name another container: the hash joins network and container ID."""
+    owner = (host_ports.network, host_ports.container_id)
+    for entry in parse_entries(listing):
+        if (
+            entry.target == chain_name(host_ports)
+            and entry.container_id
+            and (entry.network, entry.container_id) != owner
+        ):
             raise CniError(
                 Code.INTERNAL,
                 f"chain {entry.target} is that of container {entry.container_id} of network {entry.network}, too",
@@ -107,56 +117,58 @@ def _demand_own(wanted: HostPorts, listing: Iterable[str]) -> None:
             )
 
 
-def _missing_external(wanted: HostPorts, version: int, present: Collection[str]) -> str:
-    chain = wanted.external_mark_chain
-    needed = chain and any(marks for _, marks, _ in chain_rules(wanted, version))
+def _missing_external(host_ports: HostPorts, version: int, present: Collection[str]) -> str:
+    chain = host_ports.external_mark_chain
+    needed = chain and any(marks for _, marks, _ in desired_chain_rules(host_ports, version))
     return chain if needed and f"-N {chain}" not in present else ""
 
 
-def _placed(rule: str) -> str:
-    """Returns a shared rule as it is made: masquerading comes first, before that of whole networks (reference)."""
+def _insert_line(rule: str) -> str:
+    """Returns the line that creates a shared rule; masquerading goes before that of whole networks (reference)."""
     return rule.replace("-A ", "-I ", 1) if rule.startswith("-A POSTROUTING ") else rule
 
 
-def _kept(wanted: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[ChainRule]:
+def _rules_to_keep(host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[ChainRule]:
     """Returns the DNAT rules that forward to `others`, and the rules that mark packets for the same port."""
-    found = found_chain_rules(listing, chain_of(wanted))
-    forwarding = [rule for rule in found if rule.target == "DNAT" and rule.leads_to in others]
+    existing = parse_chain_rules(listing, chain_name(host_ports))
+    forwarding = [rule for rule in existing if rule.target == "DNAT" and rule.dnat_ip in others]
     ports = {(rule.protocol, rule.port, rule.destination) for rule in forwarding}
     return [
         rule
-        for rule in found
+        for rule in existing
         if rule in forwarding or (rule.target != "DNAT" and (rule.protocol, rule.port, rule.destination) in ports)
     ]
 
 
-def _chain(wanted: HostPorts, version: int, present: Collection[str], kept: Sequence[str]) -> list[str]:
-    chain = chain_of(wanted)
-    rules = [str(rule) for _, marks, dnat in chain_rules(wanted, version) for rule in (*marks, dnat)]
+def _chain(host_ports: HostPorts, version: int, present: Collection[str], kept: Sequence[str]) -> list[str]:
+    chain = chain_name(host_ports)
+    rules = [str(rule) for _, marks, dnat in desired_chain_rules(host_ports, version) for rule in (*marks, dnat)]
     start = f"-F {chain}" if f"-N {chain}" in present else f"-N {chain}"
     return [start, *dict.fromkeys((*kept, *rules))]
 
 
-def _entries(wanted: HostPorts, version: int, listing: Sequence[str], *, replace: bool) -> list[str]:
-    """Returns the lines that make the entries, and with `replace` those that delete what there was of them.
+def _entries(host_ports: HostPorts, version: int, listing: Sequence[str], *, replace: bool) -> list[str]:
+    """Returns the lines that create the entries, and with `replace` those that delete the existing ones.
 
-    They stay where they were, unless others that are gone stand before them.
+    Entries keep their position, unless entries of containers that are no longer running come before them.
     """
-    found = found_entries(listing)
-    own = [number for number, entry in enumerate(found) if entry.target == chain_of(wanted)]
-    before = found[: own[0]] if own else found
-    taken = claims(wanted, version, listing, before)
-    number = place(wanted, version, [claim for _, claim in taken])
+    existing = parse_entries(listing)
+    positions = [number for number, entry in enumerate(existing) if entry.target == chain_name(host_ports)]
+    before = existing[: positions[0]] if positions else existing
+    rivals = foreign_rules(host_ports, version, listing, before)
+    number = find_position(host_ports, version, [foreign for _, foreign in rivals])
     if number is not None:
-        # Without a living one before it the very first place is as good, and is right whatever goes meanwhile.
-        living = any(contested(wanted, version, claim) for _, claim in taken[:number])
-        at = before.index(taken[number][0]) if living else 0
+        # If no running container comes before it, the first position is equivalent, and stays correct.
+        has_running = any(conflicting_mapping(host_ports, version, foreign) for _, foreign in rivals[:number])
+        position = before.index(rivals[number][0]) if has_running else 0
     else:
-        at = own[0] if own else len(found)
-    there = {found[number].line for number in own}
-    deleted = deletion_lines(found[number].line for number in own) if replace else []
-    made = [entry for entry in entries(wanted, version) if replace or entry not in there]
-    if at >= len(found) - len(deleted):
-        return deleted + made
-    inserted = [entry.replace(f"-A {DNAT} ", f"-I {DNAT} {at + 1 + number} ", 1) for number, entry in enumerate(made)]
+        position = positions[0] if positions else len(existing)
+    lines = {existing[number].line for number in positions}
+    deleted = deletion_lines(existing[number].line for number in positions) if replace else []
+    created = [entry for entry in desired_entries(host_ports, version) if replace or entry not in lines]
+    if position >= len(existing) - len(deleted):
+        return deleted + created
+    inserted = [
+        entry.replace(f"-A {DNAT} ", f"-I {DNAT} {position + 1 + number} ", 1) for number, entry in enumerate(created)
+    ]
     return deleted + inserted

@@ -1,9 +1,9 @@
 """The guard of an interface: a rule that drops packets for 127.0.0.0/8 that arrive there, before address translation.
 
-The guard is in nftables; only where the kernel has no nftables it is in table mangle of iptables.
+The guard is in nftables, or in table mangle of iptables if the kernel has no nftables.
 
-One rule: a guard is removed only when rtnetlink reports that its interface is gone, or when route_localnet of the
-interface is off. A path that is missing below /proc/sys proves neither: /proc may be mounted with subset=pid.
+One rule: a guard is removed only if rtnetlink reports that its interface does not exist, or if route_localnet of the
+interface is off. A missing path in /proc/sys proves neither: /proc may be mounted with subset=pid.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _TABLE, _ENTRY = "mangle", "PREROUTING"  # of iptables
 _PURPOSE = "only this host reaches its 127.0.0.0/8, although route_localnet is on"
 
 
-def setting(interface: str) -> str:
-    """Returns the name of the setting that lets the kernel route 127.0.0.0/8 by an interface."""
+def route_localnet_setting(interface: str) -> str:
+    """Returns the sysctl that lets the kernel route 127.0.0.0/8 over an interface."""
     return f"ipv4/conf/{interface}/route_localnet"
 
 
-def ensure_by_nftables(interface: str) -> bool:
-    """Creates the guard unless it exists; returns False where the kernel has no nftables that can do it.
+def ensure_in_nftables(interface: str) -> bool:
+    """Creates the guard unless it exists; returns False if the kernel's nftables cannot hold it.
 
-    It deletes nothing: what a failing ADD has not deleted it need not restore.
+    Deletes nothing, so that a failing ADD has nothing to restore.
     """
     try:
         with nft.open_socket() as socket:
             nft.retry(lambda: _ensure(socket, interface))
     except KernelError:
-        return False  # whatever the reason: iptables is next, and its error is reported
+        return False  # for whatever reason: the caller tries iptables, whose error is reported
     return True
 
 
-def ensure_by_iptables(interface: str) -> None:
+def ensure_in_iptables(interface: str) -> None:
     """Creates the guard unless it exists, with one or two processes; raises CniError."""
     line = _line(interface)
     for listing in iptables.read([4], _TABLE, [_ENTRY]).values():
@@ -58,12 +58,12 @@ def ensure_by_iptables(interface: str) -> None:
 
 
 def may_be_in_iptables() -> bool:
-    """Returns whether iptables may have a guard, by asking the kernel and no program."""
+    """Returns whether iptables may have a guard; reads this from the kernel and runs no program."""
     return bool(iptables.get_candidate_families([4], _TABLE, _ENTRY))
 
 
-def is_there(interface: str) -> bool:
-    """Returns whether the interface has its guard; False also where the packet filter cannot be read."""
+def exists(interface: str) -> bool:
+    """Returns whether the interface has its guard; False also if the packet filter cannot be read."""
     try:
         with nft.open_socket() as socket:
             if nft.get_chains(socket, _CHAIN) == [_CHAIN] and _guards(nft.list_rules(socket, _CHAIN), interface):
@@ -76,44 +76,44 @@ def is_there(interface: str) -> bool:
 
 
 def remove(socket: NftSocket, host_veth: str = "", others: Collection[str] = ()) -> None:
-    """Closes a pod's guarded `host_veth`, then deletes its guard and stale guards from nftables; raises KernelError.
+    """Turns route_localnet of the pod's guarded `host_veth` off, then deletes its guard and stale ones from nftables.
 
-    The guard of a `host_veth` that may still be open stays. The guards of the pod's `others`, such as its bridge, stay
-    without a look-up.
+    Keeps the guard of a `host_veth` whose route_localnet may still be on. Keeps the guards of the pod's `others`, such
+    as its bridge, without looking them up. Raises KernelError.
     """
 
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.list_rules(socket, _CHAIN) if (name := _interface(rule))}
-        gone, closed = _close_and_list(rules.values(), host_veth, others)
-        _delete(socket, (rule for rule, name in rules.items() if name in gone or name in closed))
-        return gone
+        missing, closed = _close_and_list(rules.values(), host_veth, others)
+        _delete(socket, (rule for rule, name in rules.items() if name in missing or name in closed))
+        return missing
 
-    # A pod that is attached at this moment may have found the guard of an interface that had the same name.
-    for name, found in _links(nft.retry(attempt)).items():
-        if found:
+    # A parallel ADD may have relied on the guard of an old interface with the same name: create it again.
+    for name, link_now in _links(nft.retry(attempt)).items():
+        if link_now:
             nft.retry(partial(_ensure, socket, name))
 
 
 def remove_legacy(host_veth: str = "", others: Collection[str] = ()) -> None:
-    """Does what `remove` does for the guards in iptables-legacy, where it has made table mangle; raises CniError."""
+    """Deletes the same guards from iptables-legacy if its table mangle exists; raises CniError."""
 
     def stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_in(line))}
-        gone, closed = _close_and_list(lines.values(), host_veth, others)
-        return iptables_chains.deletion_lines(line for line, name in lines.items() if name in gone or name in closed)
+        missing, closed = _close_and_list(lines.values(), host_veth, others)
+        return iptables_chains.deletion_lines(line for line, name in lines.items() if name in missing or name in closed)
 
     iptables_chains.change_legacy(_TABLE, stale, "remove guards of 127.0.0.0/8")
 
 
 def _close_and_list(names: Iterable[str], host_veth: str, others: Collection[str]) -> tuple[set[str], set[str]]:
-    """Closes the pod's own interface; returns the guarded interfaces that are gone, and the own one if it is closed."""
+    """Turns route_localnet of `host_veth` off; returns the missing interfaces, and `host_veth` if it is off."""
     links = _links({name for name in names if name == host_veth or name not in others})
-    gone = {name for name, found in links.items() if found is None}
-    return gone, {name for name, found in links.items() if name == host_veth and found and _close(found)}
+    missing = {name for name, item in links.items() if item is None}
+    return missing, {name for name, item in links.items() if name == host_veth and item and _close(item)}
 
 
 def _links(names: Iterable[str]) -> dict[str, Link | None]:
-    """Returns the links by name, None for those that are gone; raises KernelError."""
+    """Returns the links by name, None for those that do not exist; raises KernelError."""
     listed = list(names)
     if not listed:
         return {}
@@ -121,17 +121,17 @@ def _links(names: Iterable[str]) -> dict[str, Link | None]:
         return dict(zip(listed, link.get(socket, *map(link.by_name_request, listed)), strict=True))
 
 
-def _close(found: Link) -> bool:
-    """Switches route_localnet of a pod's own host veth off; returns False where it may still be on.
+def _close(host_veth: Link) -> bool:
+    """Turns route_localnet of a pod's host veth off; returns False if it may still be on.
 
-    Runtimes call DEL of the plugin that deletes the interface later. No other pod is behind a veth that is no port and
-    whose other end is in another namespace.
+    The plugin that deletes the interface runs DEL later. A veth that is no bridge port and has its peer in another
+    namespace serves no other pod.
     """
-    if found.kind != "veth" or found.master or found.lower_nsid is None:
+    if host_veth.kind != "veth" or host_veth.master or host_veth.lower_nsid is None:
         return False
     try:
-        sysctl.ensure(setting(found.name), "0")
-        return sysctl.get(setting("all")) == "0"
+        sysctl.ensure(route_localnet_setting(host_veth.name), "0")
+        return sysctl.get(route_localnet_setting("all")) == "0"
     except OSError:
         return False
 
@@ -145,28 +145,28 @@ def _ensure(socket: NftSocket, interface: str) -> None:
         nft.chain_request(_CHAIN),
         nft.rule_request(_CHAIN, _expressions(interface), nft_rule.comment_userdata(f"{interface}: {_PURPOSE}")),
     )
-    nft.retry(lambda: _unite(socket, interface))
+    nft.retry(lambda: _delete_duplicates(socket, interface))
 
 
-def _unite(socket: NftSocket, interface: str) -> None:
-    """Deletes duplicate guards, which first pods make that start in parallel; fails when another pod does the same."""
-    nft.change(socket, *map(_deletion, _guards(nft.list_rules(socket, _CHAIN), interface)[1:]))
+def _delete_duplicates(socket: NftSocket, interface: str) -> None:
+    """Deletes duplicate guards, which parallel ADDs create; fails if another process deletes them at the same time."""
+    nft.change(socket, *map(_delete_request, _guards(nft.list_rules(socket, _CHAIN), interface)[1:]))
 
 
 def _delete(socket: NftSocket, rules: Iterable[Rule]) -> None:
-    """Deletes rules, each in a transaction of its own: a stale one that another DEL deletes first is deleted.
+    """Deletes rules, each in its own transaction; one that another DEL has deleted is success.
 
-    In one transaction it would make every other deletion fail, and of many DELs in parallel some would always lose.
+    In one transaction, one missing rule would make all deletions fail, and many parallel DELs would block each other.
     """
     for rule in rules:
         try:
-            nft.change(socket, _deletion(rule))
+            nft.change(socket, _delete_request(rule))
         except KernelError as error:
             if error.errno != errno.ENOENT:
                 raise
 
 
-def _deletion(rule: Rule) -> Request:
+def _delete_request(rule: Rule) -> Request:
     return nft.delete_rule_request(_CHAIN, rule)
 
 
@@ -181,7 +181,7 @@ def _expressions(interface: str) -> bytes:
 
 
 def _interface(rule: Rule) -> str:
-    """Returns the interface of a guard, "" for any other rule; a colon is in no interface's name."""
+    """Returns the interface of a guard, "" for any other rule; interface names cannot contain a colon."""
     interface, _, purpose = rule.comment.partition(": ")
     return interface if purpose == _PURPOSE and _guards([rule], interface) else ""
 

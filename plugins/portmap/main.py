@@ -1,6 +1,6 @@
 """The verbs of portmap.
 
-One rule: each change is followed by its undo, and DEL looks for rules wherever they may be, whatever is configured.
+One rule: each change is followed by its undo, and DEL looks for rules in both backends, whatever is configured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from attachment.repair import repair_if_missing
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf, not_chained
-from cni.errors import CniError, Code, UnchangedError, run_all
+from cni.errors import CniError, Code, UnchangedError, invalid_conf, run_all
 from cni.result import Result
 from cni.skel import Plugin
 from kernel.netfilter import nft
@@ -30,80 +30,81 @@ _BACKENDS: Backends[HostPorts] = Backends(
 )
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Leads the host ports that the runtime asks for to the pod; hands on the earlier plugins' result.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Publishes the host ports that the runtime requests; returns prevResult unchanged.
 
-    A failure leaves nothing behind, except what other pods may use by then: shared chains, and a bridge's setting.
+    A failure leaves nothing behind except what other pods may use by then: shared chains, and a bridge's setting.
     """
-    own, prev_result = _parsed(args, conf)
+    conf, prev_result = _parse_for_add(args, net_conf)
     if prev_result is None:
         raise not_chained("portmap")
-    ports = own.ports
+    ports = conf.ports
     if ports.mappings:
-        _tell_of_idle(ports)
+        _warn_of_unused_mappings(ports)
         with Undo() as undo:
-            undo.push("remove the host ports", partial(_remove, ports, legacy=True))
+            undo.push("remove the host ports", partial(_remove_ports, ports, legacy=True))
             try:
-                _BACKENDS.add(ports, own.backend)
+                _BACKENDS.add(ports, conf.backend)
             except UnchangedError:
-                undo.clear()  # what an earlier ADD made is as it was
+                undo.clear()  # the rules of an earlier ADD are unchanged: keep them
                 raise
-            if ports.refuse_taken:
-                _refuse_overtaken(ports, own.backend)
+            if ports.refuse_conflicts:
+                _refuse_lost_race(ports, conf.backend)
             localhost.ensure(ports)
             conntrack.delete_flows(ports)
     return prev_result
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Removes the attachment's host ports, in both backends; gone is success, and the configuration may be broken."""
-    _remove(portmap_conf.parse_leniently(args, conf), legacy=portmap_conf.may_have_ports(conf))
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Removes the attachment's host ports in both backends; succeeds if there are none or the conf is invalid."""
+    legacy = portmap_conf.may_have_host_ports(net_conf)
+    _remove_ports(portmap_conf.parse_leniently(args, net_conf), legacy=legacy)
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
-    """Checks that the host ports lead to the pod, and that no other container's rule stands before them."""
-    prev_result = conf.prev_result()
-    own = portmap_conf.parse(args, conf, prev_result)
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that the host ports reach the pod, and that no other container's rule comes before them."""
+    prev_result = net_conf.prev_result()
+    conf = portmap_conf.parse(args, net_conf, prev_result)
     if prev_result is None:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "Required prevResult missing", "CHECK needs the result of ADD")
-    if own.ports.mappings:
-        _BACKENDS.check(own.ports, own.backend)
-        localhost.check(own.ports)
+        raise invalid_conf("Required prevResult missing", "CHECK needs the result of ADD")
+    if conf.ports.mappings:
+        _BACKENDS.check(conf.ports, conf.backend)
+        localhost.check(conf.ports)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the host ports of what is no listed attachment; what cannot be proven to be this network's stays."""
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the host ports of attachments that are not in `valid`; keeps rules that may be another network's."""
     rules: list[Callable[[nft.NftSocket], object]] = [
-        lambda socket: iptables.gc(socket, conf.name, valid),
-        lambda socket: nftables.gc(socket, conf.name, valid),
+        lambda socket: iptables.gc(socket, net_conf.name, valid),
+        lambda socket: nftables.gc(socket, net_conf.name, valid),
         localhost.gc,
     ]
-    run_all(partial(iptables.gc_legacy, conf.name, valid), localhost.gc_legacy, partial(nft.run_steps, rules))
+    run_all(partial(iptables.gc_legacy, net_conf.name, valid), localhost.gc_legacy, partial(nft.run_steps, rules))
 
 
-def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served; raises CniError(50)."""
-    own = portmap_conf.parse(args, conf)
-    if problem := _BACKENDS.get_problem(own.backend):
-        cure = 'install what is missing, or set "backend" to the other one'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", cure)
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Raises CniError(50) if ADD would fail because neither backend works."""
+    conf = portmap_conf.parse(args, net_conf)
+    if problem := _BACKENDS.get_problem(conf.backend):
+        fix = 'install what is missing, or set "backend" to the other one'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", fix)
 
 
-def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
-    """Makes again what somebody has flushed of the host ports.
+def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
+    """Creates missing rules of the host ports again, for example after a flush.
 
-    UDP flows that began meanwhile, past the pod, are forgotten; those that are led to the pod go on.
+    Deletes UDP flows that began meanwhile and bypass the pod; flows to the pod continue.
     """
-    own = portmap_conf.parse(args, conf, conf.required_prev_result())
-    ports = own.ports
+    conf = portmap_conf.parse(args, net_conf, net_conf.required_prev_result())
+    ports = conf.ports
     if ports.mappings:
-        look, make = partial(_is_reached, ports, own.backend), partial(_BACKENDS.add, ports, own.backend)
-        lost = repair_if_missing("the host ports", look, make)
-        if lost and not is_dry_run() and look():  # else the flows to the port are those of who was first
+        check, create = partial(_check_rules, ports, conf.backend), partial(_BACKENDS.add, ports, conf.backend)
+        was_missing = repair_if_missing("the host ports", check, create)
+        if was_missing and not is_dry_run() and check():  # otherwise the flows belong to the container that was first
             conntrack.delete_stray_flows(ports)
-        pod_route.interface_to(ports)  # refuses a pod whose route leads elsewhere, which is not portmap's to change
-        guard = partial(localhost.ensure, ports, unguarded=True)
-        repair_if_missing("127.0.0.1:hostPort", partial(localhost.demand, ports), guard)
+        pod_route.get_interface_to_pod(ports)  # raises for a foreign route to the pod, which portmap must not change
+        create_guard = partial(localhost.ensure, ports, unguarded=True)
+        repair_if_missing("127.0.0.1:hostPort", partial(localhost.check_with_guard, ports), create_guard)
 
 
 PLUGIN = Plugin(
@@ -120,17 +121,17 @@ PLUGIN = Plugin(
 )
 
 
-def _parsed(args: CmdArgs, conf: NetConf) -> tuple[PortmapConf, Result | None]:
-    """Reads the configuration for ADD, whose errors have a prefix (reference)."""
+def _parse_for_add(args: CmdArgs, net_conf: NetConf) -> tuple[PortmapConf, Result | None]:
+    """Parses the configuration; errors get the prefix that the reference's ADD has."""
     try:
-        prev_result = conf.prev_result()
-        return portmap_conf.parse(args, conf, prev_result), prev_result
+        prev_result = net_conf.prev_result()
+        return portmap_conf.parse(args, net_conf, prev_result), prev_result
     except CniError as error:
         raise error.prefixed("failed to parse config: ") from None
 
 
-def _is_reached(ports: HostPorts, backend: str) -> bool:
-    """Checks the rules; returns False when another container's stand before them, which no repair changes."""
+def _check_rules(ports: HostPorts, backend: str) -> bool:
+    """Checks the rules; returns False if another container's rules come first, which no repair can change."""
     try:
         _BACKENDS.check(ports, backend)
     except ShadowedError:
@@ -138,40 +139,39 @@ def _is_reached(ports: HostPorts, backend: str) -> bool:
     return True
 
 
-def _refuse_overtaken(ports: HostPorts, backend: str) -> None:
-    """Raises CniError(11) when another ADD, which looked when we did, has put its rule in front of ours.
+def _refuse_lost_race(ports: HostPorts, backend: str) -> None:
+    """Raises CniError(11) if a parallel ADD has put its rule for the same port in front of ours.
 
-    Each looks again when its rules stand: of all who took a port at once only the first one sees nobody before it.
+    Each ADD checks again after it has created its rules: only the one whose rule comes first succeeds.
     """
     try:
         _BACKENDS.check(ports, backend)
     except ShadowedError as error:
         raise CniError(Code.TRY_AGAIN_LATER, error.msg, error.details) from error
     except CniError:
-        return  # whatever else is not as CHECK would have it is CHECK's to tell
+        return  # CHECK reports any other problem
 
 
-def _tell_of_idle(ports: HostPorts) -> None:
-    """Tells on stderr of mappings that the reference accepts as well, and that lead nowhere."""
-    taken: set[tuple[object, ...]] = set()
+def _warn_of_unused_mappings(ports: HostPorts) -> None:
+    """Prints to stderr which mappings have no effect; ADD accepts them like the reference."""
+    used: set[tuple[object, ...]] = set()
     for mapping in ports.mappings:
         port = mapping.protocol, mapping.host_port
-        versions = [version for version in ports.families if mapping.serves(version)]
+        versions = [version for version in ports.families if mapping.applies_to(version)]
         if not versions:
             print(f"portmap: host port {mapping}: {ports.ifname} has no address for it in prevResult", file=sys.stderr)
         for version in versions:
-            if not taken.isdisjoint(((version, *port, None), (version, *port, mapping.only_to))):
-                print(f"portmap: host port {mapping} is asked for twice: the first one gets it", file=sys.stderr)
+            if not used.isdisjoint(((version, *port, None), (version, *port, mapping.bound_ip))):
+                print(f"portmap: host port {mapping} is requested twice: the first mapping gets it", file=sys.stderr)
                 break
-        taken.update((version, *port, mapping.only_to) for version in versions)
+        used.update((version, *port, mapping.bound_ip) for version in versions)
 
 
-def _remove(ports: HostPorts, *, legacy: bool) -> None:
-    """Removes the attachment's rules wherever they are: by netlink, and what iptables-legacy made.
+def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
+    """Removes the attachment's rules wherever they are: over netlink, and with `legacy` from iptables-legacy.
 
-    The latter takes a program and the lock of the host, so `legacy` tells whether there were host ports at all. UDP
-    flows are forgotten when no rule forwards them to the pod any more. The pod's own interface is closed, and its guard
-    removed.
+    The latter runs a program and takes the host's xtables lock, so `legacy` is False if there were no host ports. UDP
+    flows are deleted after the rules that forward them. Turns route_localnet of the host veth off, deletes its guard.
     """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
@@ -180,7 +180,7 @@ def _remove(ports: HostPorts, *, legacy: bool) -> None:
         lambda socket: localhost.delete(socket, ports),
     ]
     steps: list[Callable[[], object]] = [partial(nft.run_steps, rules)]
-    if legacy:  # the guard last: if it was in nftables, the interface is closed by now, and no program is run for it
+    if legacy:  # the guard last: if it was in nftables, route_localnet is off by now, and no program is run
         before = partial(iptables.delete_legacy, ports)
         steps = [before, *steps, partial(localhost.delete_legacy, ports)]
     run_all(*steps)

@@ -1,7 +1,7 @@
-"""Host ports by nftables: the verbs, over netlink, without a process.
+"""Host ports with nftables: the verbs, over netlink, without running programs.
 
-One rule: a verb changes everything in one transaction, both IP versions together, and ADD deletes nothing that is
-right, since deleting is slow. What the rules are stands in nftables_rules.
+One rule: a verb changes both IP versions in one transaction, and ADD keeps correct rules, since deleting is slow. The
+rules themselves are in nftables_rules.
 """
 
 from __future__ import annotations
@@ -19,40 +19,47 @@ from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_state
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.nftables_rules import ALL, CHAINS, ENTRY, Expected
-from plugins.portmap.nftables_state import Look, Placed
-from plugins.portmap.port_conflicts import contested, place
+from plugins.portmap.nftables_rules import ALL, CHAINS, ENTRY, DesiredRule
+from plugins.portmap.nftables_state import LocatedRule, TableReader
+from plugins.portmap.port_conflicts import conflicting_mapping, find_position
 from plugins.portmap.spec import HostPorts
 from plugins.portmap.tables import TABLES
 
-_USES_OF_ALL = 4  # what hostports_all has: two rules, and two that lead to it
+_USES_OF_ALL = 4  # of hostports_all: its two rules, and two jumps to it
 _AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send buffer
 _NEEDS = "host ports with nftables need a kernel that can do NAT and fib in tables of families ip and ip6"
 
 
-def add(wanted: HostPorts) -> None:
-    """Leads the host ports to the attachment; its own rules that are there already are replaced.
+def add(host_ports: HostPorts) -> None:
+    """Publishes the attachment's host ports; replaces its existing rules.
 
-    Raises CniError(11) for a port that is taken if that is refused, CniError(999) with a hint where the kernel cannot
-    do it, UnavailableError.
+    Raises CniError(11) for a port in use if conflicts are refused, CniError(999) with a hint if the kernel lacks a
+    feature, UnavailableError.
     """
     with nft.open_socket() as socket:
         try:
-            nft.retry(lambda: _add(socket, wanted))
+            nft.retry(lambda: _add(socket, host_ports))
         except KernelError as error:
             msg = f"unable to set up nftables rules for port mappings: {error.msg}"
-            raise CniError(error.code, msg, _problem(socket, wanted.families) or error.details) from error
+            raise CniError(error.code, msg, _problem(socket, host_ports.families) or error.details) from error
 
 
-def delete(socket: NftSocket, wanted: HostPorts) -> None:
-    """Deletes the rules of an attachment, whose ports and addresses need not be known; absent is success.
+def delete(socket: NftSocket, host_ports: HostPorts) -> None:
+    """Deletes the rules of an attachment, also without its ports and addresses; absent is success.
 
     Raises CniError(999).
     """
 
     def attempt() -> None:
-        look = Look(socket)
-        _delete(socket, [placed for version in CHAINS for placed in look.own(wanted, rules.with_rules(version))])
+        reader = TableReader(socket)
+        _delete(
+            socket,
+            [
+                located
+                for version in CHAINS
+                for located in reader.list_of_attachment(host_ports, rules.attachment_chains(version))
+            ],
+        )
 
     try:
         nft.retry(attempt)
@@ -60,36 +67,36 @@ def delete(socket: NftSocket, wanted: HostPorts) -> None:
         raise CniError(error.code, f"error deleting nftables rules: {error.msg}", error.details) from error
 
 
-def check(wanted: HostPorts) -> None:
-    """Checks that the host ports lead to the attachment, and that no other container's rule stands before them.
+def check(host_ports: HostPorts) -> None:
+    """Checks that the host ports reach the attachment, and that no other container's rule comes before them.
 
     Raises CniError(999), KernelError.
     """
     with nft.open_socket() as socket:
-        look = Look(socket, wanted.families)
-        for version in wanted.families:
-            nftables_check.check(look, wanted, version)
+        reader = TableReader(socket, host_ports.families)
+        for version in host_ports.families:
+            nftables_check.check(reader, host_ports, version)
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     """Deletes the rules of a network's attachments that are not `valid`.
 
-    The reference's rules do not tell their network: they stay, and are counted on stderr. Raises KernelError.
+    The reference's rules do not name their network: they are kept, and counted on stderr. Raises KernelError.
     """
     attachments = list(valid)
-    own = nft_owner.hash_name(network)
+    network_hash = nft_owner.hash_name(network)
     kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in attachments}
     known = {rules.comment(item.container_id) for item in attachments}
-    chains = [chain for version in CHAINS for chain in rules.with_rules(version)]
+    chains = [chain for version in CHAINS for chain in rules.attachment_chains(version)]
 
     def attempt() -> int:
-        look = Look(socket)
+        reader = TableReader(socket)
         stale, unknown = [], 0
-        for placed in look.placed(chains, partial(rules.may_be_stale, own, kept)):
-            owner = rules.owner(placed.rule)
-            if owner.startswith(own) and owner not in kept:
-                stale.append(placed)
-            unknown += not owner and bool(placed.rule.comment) and placed.rule.comment not in known
+        for located in reader.list_in(chains, partial(rules.may_be_stale, network_hash, kept)):
+            owner = rules.owner(located.rule)
+            if owner.startswith(network_hash) and owner not in kept:
+                stale.append(located)
+            unknown += not owner and bool(located.rule.comment) and located.rule.comment not in known
         _delete(socket, stale)
         return unknown
 
@@ -97,7 +104,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
 
 def get_problem() -> str:
-    """Tells what the kernel lacks for host ports of IPv4, "" when nothing; tries it and leaves nothing behind."""
+    """Returns what the kernel lacks for host ports of IPv4, "" if nothing; tries it and changes nothing."""
     try:
         with nft.open_socket() as socket:
             return _problem(socket, (4,))
@@ -105,77 +112,87 @@ def get_problem() -> str:
         return str(error)
 
 
-def _add(socket: NftSocket, wanted: HostPorts) -> None:
-    look = Look(socket)
+def _add(socket: NftSocket, host_ports: HostPorts) -> None:
+    reader = TableReader(socket)
     requests: list[Request] = []
-    carried: list[Request] = []
+    copies: list[Request] = []
     for version in CHAINS:
-        if version in wanted.families:
-            conditions = _base(look, wanted, version, requests)
-            requests += _ports(look, wanted, version) + _masquerading(look, wanted, version)
-            carried += _carried(look, wanted, version, conditions) if conditions else []
+        if version in host_ports.families:
+            conditions = _base(reader, host_ports, version, requests)
+            requests += _ports(reader, host_ports, version) + _masquerading(reader, host_ports, version)
+            copies += _copy_with_conditions(reader, host_ports, version, conditions) if conditions else []
         else:
-            requests += map(_deletion, look.own(wanted, rules.with_rules(version)))
-    # At the end, since a rule in front of which others are put is replaced by it.
-    nft.change(socket, *requests, *carried)
+            requests += map(_deletion, reader.list_of_attachment(host_ports, rules.attachment_chains(version)))
+    # Last, since these replace rules before which the other requests insert rules.
+    nft.change(socket, *requests, *copies)
 
 
-def _base(look: Look, wanted: HostPorts, version: int, requests: list[Request]) -> set[bytes]:
-    """Adds what makes the shared chains right; returns the conditions that stand there and that it takes away."""
-    own = CHAINS[version]
-    needed = rules.needed(wanted, version)
-    found = [look.rules(chain) for chain in (own.prerouting, own.output)]
-    right = rules.entries(wanted, version)
-    leads = all(len(each) == 1 and nft_rule.is_any_of(right, each[0].expressions) for each in found)
-    # Of hostports_all the count is enough, as nobody else's rules belong there; CHECK looks at each.
-    if leads and all(map(look.has, needed)) and look.uses(own.hostports_all) == _USES_OF_ALL:
+def _base(reader: TableReader, host_ports: HostPorts, version: int, requests: list[Request]) -> set[bytes]:
+    """Adds requests that correct the shared chains; returns the conditions that these requests remove there."""
+    chains = CHAINS[version]
+    needed = rules.required_chains(host_ports, version)
+    entry_rules = [reader.list_rules(chain) for chain in (chains.prerouting, chains.output)]
+    right = rules.entry_rules(host_ports, version)
+    is_correct = all(len(each) == 1 and nft_rule.is_any_of(right, each[0].expressions) for each in entry_rules)
+    # Of hostports_all the count is enough, as it has no rules of other programs; CHECK looks at each.
+    if is_correct and all(map(reader.has, needed)) and reader.uses(chains.hostports_all) == _USES_OF_ALL:
         return set()
-    requests += [nft.table_request(own.hostports.table), *map(nft.chain_request, needed)]
-    for chain, content in ((own.hostports_all, ALL), (own.prerouting, (ENTRY,)), (own.output, (ENTRY,))):
-        # Flushed even when it is empty: another first pod may fill it before us.
+    requests += [nft.table_request(chains.hostports.table), *map(nft.chain_request, needed)]
+    for chain, content in ((chains.hostports_all, ALL), (chains.prerouting, (ENTRY,)), (chains.output, (ENTRY,))):
+        # Flushed even if it is empty: a parallel ADD may fill it before us.
         requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, expressions) for expressions in content)]
-    return {rules.entry_conditions(rule) for each in found for rule in each} - {b""}
+    return {rules.entry_conditions(rule) for each in entry_rules for rule in each} - {b""}
 
 
-def _carried(look: Look, wanted: HostPorts, version: int, conditions: Collection[bytes]) -> list[Request]:
-    """Returns what puts conditions that stood in the base chains in front of each of the reference's rules.
+def _copy_with_conditions(
+    reader: TableReader, host_ports: HostPorts, version: int, conditions: Collection[bytes]
+) -> list[Request]:
+    """Returns requests that copy the conditions of the base chains into each of the reference's rules.
 
-    The reference has the conditions of the last ADD there, for the ports of all networks, and its own next ADD loses
-    them. Ours stand in each rule, so they keep to their network.
+    The reference keeps the conditions of its last ADD in the base chains, for the ports of all networks, and its next
+    ADD loses them. We put them into each rule, so that they apply to their network only.
     """
-    found = look.placed(rules.with_ports(version), rules.names_no_owner)
-    foreign = [placed for placed in found if not (rules.owner(placed.rule) or rules.is_of(placed.rule, wanted))]
+    candidates = reader.list_in(rules.port_chains(version), rules.names_no_owner)
+    foreign = [
+        located
+        for located in candidates
+        if not (rules.owner(located.rule) or rules.belongs_to(located.rule, host_ports))
+    ]
     before, *others = conditions
     if foreign and (others or rules.cannot_be_copied(before)):
         print("portmap: the conditions of rules that the reference made are lost, as by its own ADD", file=sys.stderr)
         return []
     requests = []
-    for placed in foreign:
-        rule = placed.rule
-        requests.append(nft.rule_request(placed.chain, before + rule.expressions, rule.userdata, before=rule.handle))
-        requests.append(_deletion(placed))
+    for located in foreign:
+        rule = located.rule
+        requests.append(nft.rule_request(located.chain, before + rule.expressions, rule.userdata, before=rule.handle))
+        requests.append(_deletion(located))
     return requests
 
 
-def _ports(look: Look, wanted: HostPorts, version: int) -> list[Request]:
-    """Returns what gives the attachment its rules of chain hostports, in their place, unless they are right."""
-    candidates = look.candidates(wanted, version)
-    own = [index for index, placed in enumerate(candidates) if rules.is_of(placed.rule, wanted)]
-    held = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in own}
-    claims = [
-        (index, claim)
-        for index, claim in nftables_state.claims(candidates, wanted, version)
-        # What stands behind a rule of ours for the same port does not get it now either.
-        if not any(at < index and target == (claim.protocol, claim.host_port) for at, target in held.items())
+def _ports(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
+    """Returns requests that put the attachment's rules into chain hostports, in position, unless they are correct."""
+    candidates = reader.list_candidates(host_ports, version)
+    positions = [index for index, located in enumerate(candidates) if rules.belongs_to(located.rule, host_ports)]
+    held = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in positions}
+    foreign_rules = [
+        (index, foreign)
+        for index, foreign in nftables_state.foreign_rules(candidates, host_ports, version)
+        # A rule behind one of ours for the same port already gets no packets.
+        if not any(at < index and target == (foreign.protocol, foreign.host_port) for at, target in held.items())
     ]
-    at = place(wanted, version, [claim for _, claim in claims])
-    before = None if at is None else claims[at][0]
-    expected, old = rules.port_rules(wanted, version), [candidates[index] for index in own]
-    userdata = rules.userdata(wanted)
-    if _are(expected, old, userdata) and (before is None or before > own[0]):
+    at = find_position(host_ports, version, [foreign for _, foreign in foreign_rules])
+    before = None if at is None else foreign_rules[at][0]
+    expected, old = rules.port_rules(host_ports, version), [candidates[index] for index in positions]
+    userdata = rules.userdata(host_ports)
+    if _are_equal(expected, old, userdata) and (before is None or before > positions[0]):
         return []
-    if before is None and own and not any(contested(wanted, version, claim) for _, claim in claims):
-        before = own[0]  # the same place, with another address perhaps
+    if (
+        before is None
+        and positions
+        and not any(conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_rules)
+    ):
+        before = positions[0]  # the same position, maybe with another address
     chain, handle = CHAINS[version].hostports, 0
     if before is not None:
         chain, handle = candidates[before].chain, candidates[before].rule.handle
@@ -184,47 +201,47 @@ def _ports(look: Look, wanted: HostPorts, version: int) -> list[Request]:
     ]
 
 
-def _masquerading(look: Look, wanted: HostPorts, version: int) -> list[Request]:
-    """Returns what gives the attachment its rules of chain masquerading, unless they are right."""
+def _masquerading(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
+    """Returns requests that put the attachment's rules into chain masquerading, unless they are correct."""
     chain = CHAINS[version].masquerading
-    expected, old = rules.masquerading_rules(wanted, version), look.own(wanted, [chain])
-    userdata = rules.userdata(wanted)
-    if _are(expected, old, userdata):
+    expected, old = rules.masquerading_rules(host_ports, version), reader.list_of_attachment(host_ports, [chain])
+    userdata = rules.userdata(host_ports)
+    if _are_equal(expected, old, userdata):
         return []
     return [nft.rule_request(chain, item.expressions, userdata) for item in expected] + [*map(_deletion, old)]
 
 
-def _are(expected: Sequence[Expected], found: Sequence[Placed], userdata: bytes) -> bool:
-    """Tells whether the rules are the expected ones, all of them, in order, and named as ours."""
-    return len(expected) == len(found) and all(
-        placed.rule.userdata == userdata and nft_rule.is_same_rule(item.expressions, placed.rule.expressions)
-        for item, placed in zip(expected, found, strict=True)
+def _are_equal(expected: Sequence[DesiredRule], existing: Sequence[LocatedRule], userdata: bytes) -> bool:
+    """Returns whether the existing rules equal the expected ones, in order, with our userdata."""
+    return len(expected) == len(existing) and all(
+        located.rule.userdata == userdata and nft_rule.is_same_rule(item.expressions, located.rule.expressions)
+        for item, located in zip(expected, existing, strict=True)
     )
 
 
-def _delete(socket: NftSocket, found: Sequence[Placed]) -> None:
-    for start in range(0, len(found), _AT_ONCE):
-        nft.change(socket, *map(_deletion, found[start : start + _AT_ONCE]))
+def _delete(socket: NftSocket, existing: Sequence[LocatedRule]) -> None:
+    for start in range(0, len(existing), _AT_ONCE):
+        nft.change(socket, *map(_deletion, existing[start : start + _AT_ONCE]))
 
 
-def _deletion(placed: Placed) -> Request:
-    return nft.delete_rule_request(placed.chain, placed.rule)
+def _deletion(located: LocatedRule) -> Request:
+    return nft.delete_rule_request(located.chain, located.rule)
 
 
 def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
-    """Has the kernel try what ADD would make, under the same names: others may have made such chains otherwise."""
+    """Tries what ADD creates and changes nothing; returns why the kernel refuses it, "" if it does not."""
     for version in versions:
-        own = CHAINS[version]
-        parts = ((own.prerouting, ENTRY), (own.hostports, rules.example(version)))
+        chains = CHAINS[version]
+        parts = ((chains.prerouting, ENTRY), (chains.hostports, rules.example(version)))
         tried = [nft.rule_request(chain, expressions) for chain, expressions in parts]
-        tried.append(nft.rule_request(own.masquerading, nft_rule.masquerade()))
+        tried.append(nft.rule_request(chains.masquerading, nft_rule.masquerade()))
         try:
-            nft.dry_run(socket, nft.table_request(own.hostports.table), *map(nft.chain_request, own), *tried)
+            nft.dry_run(socket, nft.table_request(chains.hostports.table), *map(nft.chain_request, chains), *tried)
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)
             if error.errno == errno.EEXIST:
                 name = f"{rules.family(version)} {TABLES[version].name}"
-                return f"somebody has made it otherwise: nft list table {name} ({error})"
+                return f"another program created it differently: nft list table {name} ({error})"
             return f"{_NEEDS} ({error})"
     return ""

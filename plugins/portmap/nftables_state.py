@@ -1,6 +1,6 @@
-"""Which rules of host ports are there, and whose they are.
+"""The existing nftables rules of host ports, and their owners.
 
-One rule: nothing is changed, and what cannot matter is not decoded, since a host may have a thousand host ports.
+One rule: nothing is changed, and irrelevant rules are not decoded, since a host may have a thousand host ports.
 """
 
 from __future__ import annotations
@@ -11,67 +11,71 @@ from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.nftables_rules import CHAINS
-from plugins.portmap.port_conflicts import Claim
+from plugins.portmap.port_conflicts import ForeignRule
 from plugins.portmap.spec import HostPorts
 from process.values import dataclass
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A rule where it stands."""
+class LocatedRule:
+    """A rule and its chain."""
 
     chain: Chain
     rule: Rule
 
 
-class Look:
-    """One look at the tables of both IP versions, or of some; raises KernelError everywhere."""
+class TableReader:
+    """Reads the tables of some or both IP versions; the chains are read once. Every method may raise KernelError."""
 
     def __init__(self, socket: NftSocket, versions: Iterable[int] = CHAINS) -> None:
         self._socket = socket
         chains = [chain for version in versions for chain in CHAINS[version]]
-        self._found = dict(zip(chains, nft.get_chains(socket, *chains), strict=True))
+        self._chains = dict(zip(chains, nft.get_chains(socket, *chains), strict=True))
 
     def has(self, chain: Chain) -> bool:
-        """Tells whether a chain is there, called as it should be."""
-        return self._found[chain] == chain
+        """Returns whether the chain exists with the expected hook."""
+        return self._chains[chain] == chain
 
-    def is_there(self, chain: Chain) -> bool:
-        """Tells whether there is a chain of that name."""
-        return self._found[chain] is not None
+    def has_name_of(self, chain: Chain) -> bool:
+        """Returns whether a chain of that name exists, with any hook."""
+        return self._chains[chain] is not None
 
     def uses(self, chain: Chain) -> int:
-        """Returns how many rules a chain has and rules that lead to it."""
-        found = self._found[chain]
-        return found.uses if found else 0
+        """Returns the number of rules in a chain plus the rules that jump to it."""
+        existing = self._chains[chain]
+        return existing.uses if existing else 0
 
-    def rules(self, chain: Chain, wanted: str | Callable[[bytes], object] = "") -> list[Rule]:
-        """Returns the `wanted` rules of a chain, as nft.rules does."""
-        return nft.list_rules(self._socket, chain, wanted) if self.uses(chain) else []
+    def list_rules(self, chain: Chain, predicate: str | Callable[[bytes], object] = "") -> list[Rule]:
+        """Returns the rules of a chain that `predicate` selects, as nft.list_rules does."""
+        return nft.list_rules(self._socket, chain, predicate) if self.uses(chain) else []
 
-    def placed(self, chains: Iterable[Chain], wanted: Callable[[bytes], object]) -> list[Placed]:
-        """Returns the rules of several chains whose messages are `wanted`, in order."""
-        return [Placed(chain, rule) for chain in chains for rule in self.rules(chain, wanted)]
+    def list_in(self, chains: Iterable[Chain], predicate: Callable[[bytes], object]) -> list[LocatedRule]:
+        """Returns the rules of several chains whose messages `predicate` selects, in order."""
+        return [LocatedRule(chain, rule) for chain in chains for rule in self.list_rules(chain, predicate)]
 
-    def own(self, wanted: HostPorts, chains: Iterable[Chain]) -> list[Placed]:
-        """Returns the attachment's rules."""
-        comment = rules.comment(wanted.container_id).encode()
-        found = self.placed(chains, lambda message: comment in message)
-        return [placed for placed in found if rules.is_of(placed.rule, wanted)]
+    def list_of_attachment(self, host_ports: HostPorts, chains: Iterable[Chain]) -> list[LocatedRule]:
+        """Returns the attachment's rules in these chains."""
+        comment = rules.comment(host_ports.container_id).encode()
+        candidates = self.list_in(chains, lambda message: comment in message)
+        return [located for located in candidates if rules.belongs_to(located.rule, host_ports)]
 
-    def candidates(self, wanted: HostPorts, version: int) -> list[Placed]:
-        """Returns the rules of ports that are the container's or for one of its ports, in the order of their effect."""
-        ports = {mapping.host_port.to_bytes(2, "big") for mapping in wanted.of(version)}
-        comment = rules.comment(wanted.container_id).encode()
+    def list_candidates(self, host_ports: HostPorts, version: int) -> list[LocatedRule]:
+        """Returns the port rules that are the container's or match one of its ports, in the order of evaluation."""
+        ports = {mapping.host_port.to_bytes(2, "big") for mapping in host_ports.mappings_for(version)}
+        comment = rules.comment(host_ports.container_id).encode()
 
         def matters(message: bytes) -> bool:
             return comment in message or not ports.isdisjoint(nft_rule.compared_byte_pairs(message))
 
-        return self.placed(rules.with_ports(version), matters)
+        return self.list_in(rules.port_chains(version), matters)
 
 
-def claims(candidates: Sequence[Placed], wanted: HostPorts, version: int) -> list[tuple[int, Claim]]:
-    """Returns the claims of other containers, each with its rule's index."""
-    targets = rules.own_targets(wanted, version)
-    found = ((index, rules.claim_of(placed.rule, wanted, targets)) for index, placed in enumerate(candidates))
-    return [(index, claim) for index, claim in found if claim]
+def foreign_rules(
+    candidates: Sequence[LocatedRule], host_ports: HostPorts, version: int
+) -> list[tuple[int, ForeignRule]]:
+    """Returns the rules of other containers among `candidates`, each with its index."""
+    targets = rules.condition_targets(host_ports, version)
+    rules_by_index = (
+        (index, rules.foreign_rule(located.rule, host_ports, targets)) for index, located in enumerate(candidates)
+    )
+    return [(index, foreign) for index, foreign in rules_by_index if foreign]

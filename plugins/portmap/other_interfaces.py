@@ -1,6 +1,6 @@
-"""Other interfaces of a container on the same network: in iptables they share its chain, which names no interface.
+"""Other interfaces of a container on the same network: in iptables they share its chain.
 
-One rule: an address is another interface's if the container's namespace says so; libcni's cache counts only where that
+One rule: the container's namespace shows which addresses its other interfaces have; libcni's cache is read only if that
 namespace cannot be opened.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attachment.cache import ResultCache
 from attachment.sandbox import Sandbox
-from attachment.veth import list_other_addresses
+from attachment.veth import list_other_addresses as list_addresses_in_sandbox
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
@@ -16,18 +16,18 @@ from kernel.netns import Netns
 from plugins.portmap.spec import HostPorts
 
 
-def addresses(ports: HostPorts) -> frozenset[Address]:
-    """Returns the addresses of the container's other interfaces; costs some ten netlink messages.
+def list_other_addresses(host_ports: HostPorts) -> frozenset[Address]:
+    """Returns the addresses of the container's other interfaces; costs about ten netlink messages.
 
-    Returns none if neither the interface nor its addresses are known: each address may then be the interface's own.
+    Returns none if neither the interface nor its addresses are known: any address may then be that interface's.
     """
-    own = {item.ip for item in ports.addresses.values()}
+    addresses = {item.ip for item in host_ports.addresses.values()}
     try:
-        with Netns(ports.netns) as namespace, Sandbox(namespace, ports.ifname) as sandbox:
-            inside = sandbox.find_link()
-            known = inside is not None or own
-            found = {item.ip for item in list_other_addresses(sandbox, inside)} if known else set()
+        with Netns(host_ports.netns) as namespace, Sandbox(namespace, host_ports.ifname) as sandbox:
+            container_link = sandbox.find_link()
+            is_known = container_link is not None or addresses
+            others = {item.ip for item in list_addresses_in_sandbox(sandbox, container_link)} if is_known else set()
     except CniError:
-        attachment = Attachment(ports.container_id, ports.ifname)
-        return ResultCache.read(ports.network).list_other_addresses(attachment) - own
-    return frozenset(found - own)
+        attachment = Attachment(host_ports.container_id, host_ports.ifname)
+        return ResultCache.read(host_ports.network).list_other_addresses(attachment) - addresses
+    return frozenset(others - addresses)

@@ -1,7 +1,7 @@
-"""The node's route to a pod, which must lead over the pod's own interface.
+"""The node's route to a pod, which must use the pod's own interface.
 
-One rule: the pod's own interfaces are those that prevResult lists on the host. No setting of any other interface is
-changed, neither by portmap nor by a command that it prints.
+One rule: the pod's own interfaces are those that prevResult lists on the host. Neither portmap nor a command
+that it prints changes a setting of any other interface.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from plugins.portmap.spec import HostPorts
 
 
 class WrongRouteError(CniError):
-    """The node's route to a pod does not lead over the pod's own interface."""
+    """The node's route to a pod does not use the pod's own interface."""
 
 
-def interface_to(ports: HostPorts) -> str:
-    """Returns the pod's interface by which the node reaches it; "" where 127.0.0.1 is not served, or there is no route.
+def get_interface_to_pod(host_ports: HostPorts) -> str:
+    """Returns the pod's interface in the node's route to it; "" if 127.0.0.1 is not served, or without a route.
 
-    If prevResult lists no interface on the host, as with third-party plugins, it is the interface of the route. An
-    address of the host itself, routed over the loopback, needs no setting; a guard there would cut the host off.
+    If prevResult lists no interface on the host, as with third-party plugins, any interface is accepted. An address of
+    the host itself, routed over the loopback, needs no sysctl; a guard there would cut the host off.
     Raises WrongRouteError with the fix, KernelError.
     """
-    if not (ports.snat and 4 in ports.addresses and ports.of(4)):
+    if not (host_ports.snat and 4 in host_ports.addresses and host_ports.mappings_for(4)):
         return ""
-    address = ports.addresses[4].ip
+    address = host_ports.addresses[4].ip
     with Socket() as socket:
-        found = route.get_interface_to(socket, address)
-        if found is None or found.flags & IFF_LOOPBACK:
+        interface = route.get_interface_to(socket, address)
+        if interface is None or interface.flags & IFF_LOOPBACK:
             return ""
-        if not ports.host_interfaces or found.name in ports.host_interfaces:
-            return found.name
-        own = " or ".join(f'"{name}"' for name in ports.host_interfaces)
-        msg = f'127.0.0.1 does not lead to the pod: the node reaches {address} by "{found.name}", not by {own}'
-        raise WrongRouteError(Code.INTERNAL, msg, _fix(socket, ports, address))
+        if not host_ports.host_interfaces or interface.name in host_ports.host_interfaces:
+            return interface.name
+        name, expected = interface.name, " or ".join(f'"{name}"' for name in host_ports.host_interfaces)
+        msg = f'127.0.0.1 is not forwarded to the pod: the node reaches {address} by "{name}", not by {expected}'
+        raise WrongRouteError(Code.INTERNAL, msg, _fix(socket, host_ports, address))
 
 
-def _fix(socket: Socket, ports: HostPorts, address: Address) -> str:
-    """Returns the fix: if a foreign route to the pod or its subnet comes first, the command that deletes that route.
+def _fix(socket: Socket, host_ports: HostPorts, address: Address) -> str:
+    """Returns the fix: the command that deletes a foreign route to the pod or its subnet, if one comes first.
 
-    A wider route, the default route say, is used only because the pod's own is missing. It is not to be deleted; nor is
-    the route to the network that an interface of the host is in.
+    A wider route, such as the default route, is used only because the pod's own is missing. It must not be deleted, nor
+    must the connected route of a host interface.
     """
-    links = link.get(socket, *map(link.by_name_request, ports.host_interfaces))
-    if missing := [name for name, found in zip(ports.host_interfaces, links, strict=True) if found is None]:
+    links = link.get(socket, *map(link.by_name_request, host_ports.host_interfaces))
+    if missing := [name for name, item in zip(host_ports.host_interfaces, links, strict=True) if item is None]:
         return f'"{missing[0]}" is gone: remove the container and create it again'
     foreign = route.get_matching(socket, address)
-    if foreign is None or foreign.dst.network.prefixlen < ports.addresses[4].network.prefixlen:
+    if foreign is None or foreign.dst.network.prefixlen < host_ports.addresses[4].network.prefixlen:
         return (
             f"the pod's own route is missing or another one comes first: ip route get {address}; "
             "remove the container and create it again"

@@ -1,7 +1,7 @@
-"""Who else has a host port, and who gets it: a container that lives keeps it, one that is gone loses it.
+"""Conflicts over a host port: a running container keeps it, one that is no longer running loses it.
 
-One rule: no rule of another container is deleted here. That a container is gone is concluded from libcni's cache, which
-knows one only when its last plugin is done; so a wrong conclusion must cost nothing but the order of two rules.
+One rule: no rule of another container is deleted here. libcni's cache shows which containers are running, but it knows
+a container only after its last plugin has finished; so a wrong conclusion may only change the order of two rules.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from process.values import dataclass
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A rule of another container that takes a host port; `network`, `container_id` "" where the rule does not tell.
+class ForeignRule:
+    """A rule of another container that forwards a host port.
 
-    `host_ip` None stands for every address of the host, and for one that was not looked up. With `conditional` the rule
-    has conditions that ours has not: which packets both are for is not known, so they are in each other's way no more
-    than two addresses of the host are.
+    `network` and `container_id` are "" if the rule does not name them. `host_ip` None means every address of the host,
+    or that the address was not looked up. `conditional`: the rule has conditions that ours lacks. Which packets match
+    both is then unknown, so the rule counts as little of a conflict as one for another address of the host.
     """
 
     protocol: str
@@ -34,68 +34,68 @@ class Claim:
 
 
 class ShadowedError(CniError):
-    """A mapping is there, but behind another container's."""
+    """A mapping's rule exists, but another container's rule for the same port comes first."""
 
 
-def contested(wanted: HostPorts, version: int, claim: Claim) -> PortMapping | None:
-    """Returns the mapping of `wanted` that a packet for `claim` can be for as well, None when there is none."""
-    for mapping in wanted.of(version):
-        if mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip):
+def conflicting_mapping(host_ports: HostPorts, version: int, foreign: ForeignRule) -> PortMapping | None:
+    """Returns the first mapping of `host_ports` that shares packets with `foreign`, None if there is none."""
+    for mapping in host_ports.mappings_for(version):
+        if mapping.overlaps(foreign.protocol, foreign.host_port, foreign.host_ip):
             return mapping
     return None
 
 
-def place(
-    wanted: HostPorts,
+def find_position(
+    host_ports: HostPorts,
     version: int,
-    claims: Sequence[Claim],
+    foreign_rules: Sequence[ForeignRule],
     read_cache: Callable[[str], ResultCache] = ResultCache.read,
 ) -> int | None:
-    """Returns the index of the claim in front of which the rules of `wanted` belong, None when they go to the end.
+    """Returns the index of the foreign rule before which the rules of `host_ports` belong, None for the end.
 
-    `claims` stand in the order of their rules; those that are not contested do not count. Rules go behind those of
-    containers that live and in front of those of containers that are gone.
-    Raises CniError(11) for a port that a living container has, if `wanted.refuse_taken`, unless conditionally.
+    `foreign_rules` are in the order of the chain; those without a conflict are ignored. Rules go after those of running
+    containers and before those of containers that are no longer running. Reads libcni's cache.
+    Raises CniError(11) with `host_ports.refuse_conflicts` if a running container's unconditional rule has the port.
     """
     caches: dict[str, ResultCache] = {}
-    found = None
-    for index, claim in enumerate(claims):
-        mapping = contested(wanted, version, claim)
+    position = None
+    for index, foreign in enumerate(foreign_rules):
+        mapping = conflicting_mapping(host_ports, version, foreign)
         if mapping is None:
             continue
-        if claim.network not in caches:
-            caches[claim.network] = read_cache(claim.network)
-        if claim.container_id and caches[claim.network].is_gone(Attachment(claim.container_id, "")):
-            found = index if found is None else found
+        if foreign.network not in caches:
+            caches[foreign.network] = read_cache(foreign.network)
+        if foreign.container_id and caches[foreign.network].is_gone(Attachment(foreign.container_id, "")):
+            position = index if position is None else position
             continue
-        if wanted.refuse_taken and not claim.conditional:
-            raise _taken(mapping, claim)
-        found = None
-    return found
+        if host_ports.refuse_conflicts and not foreign.conditional:
+            raise _conflict_error(mapping, foreign)
+        position = None
+    return position
 
 
-def shadows(claim: Claim, mapping: PortMapping) -> bool:
-    """Tells whether the mapping does not get its port when the claim's rule stands first."""
-    return not claim.conditional and mapping.overlaps(claim.protocol, claim.host_port, claim.host_ip)
+def is_shadowed(foreign: ForeignRule, mapping: PortMapping) -> bool:
+    """Returns whether the mapping gets no packets if the foreign rule comes first."""
+    return not foreign.conditional and mapping.overlaps(foreign.protocol, foreign.host_port, foreign.host_ip)
 
 
-def shadowed(mapping: PortMapping, claim: Claim) -> ShadowedError:
-    """Returns (does not raise) the error of a mapping that is there, but behind another container's."""
+def shadowed_error(mapping: PortMapping, foreign: ForeignRule) -> ShadowedError:
+    """Returns the error of a mapping whose rule comes after another container's."""
     return ShadowedError(
         Code.INTERNAL,
-        f"host port {mapping} leads to {_owner(claim)}, whose rule stands first",
+        f"host port {mapping} leads to {_owner(foreign)}, whose rule stands first",
         "the container that was first keeps a host port; remove one of the two, or GC if that one is gone",
     )
 
 
-def _taken(mapping: PortMapping, claim: Claim) -> CniError:
+def _conflict_error(mapping: PortMapping, foreign: ForeignRule) -> CniError:
     return CniError(
         Code.TRY_AGAIN_LATER,
-        f"host port {mapping} is taken by {_owner(claim)}",
+        f"host port {mapping} is taken by {_owner(foreign)}",
         'remove that container, use another "hostPort" or "hostIP", or leave out "onConflict"',
     )
 
 
-def _owner(claim: Claim) -> str:
-    network = f" of network {claim.network}" if claim.network else ""
-    return f"container {claim.container_id}{network}" if claim.container_id else "a rule that names no container"
+def _owner(foreign: ForeignRule) -> str:
+    network = f" of network {foreign.network}" if foreign.network else ""
+    return f"container {foreign.container_id}{network}" if foreign.container_id else "a rule that names no container"

@@ -1,6 +1,6 @@
 """The nftables tables of host ports, with the reference's names and comment.
 
-One rule: each stands here once, since the backend for nftables and the guard of localhost both make it.
+One rule: each is defined once, since both the nftables backend and the loopback guard create it.
 """
 
 from __future__ import annotations

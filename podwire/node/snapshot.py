@@ -209,7 +209,7 @@ class Snapshot:
                 args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
                 with_rule = self.rules.published_ports(item.network_name, item.attachment)
                 for mapping in portmap.parse_leniently(args, net_conf).mappings:
-                    host_ip = str(mapping.only_to or "")
+                    host_ip = str(mapping.bound_ip or "")
                     port = HostPort(mapping.host_port, mapping.container_port, mapping.protocol, host_ip)
                     confirmed = True if port.key in with_rule else None if self.rules.unseen else False
                     yield HostPort(port.host_port, port.container_port, port.protocol, host_ip, confirmed)

@@ -4,7 +4,7 @@ import pytest
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Table
-from plugins.portmap.conditions import compiled
+from plugins.portmap.conditions import compile_conditions
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
@@ -80,7 +80,8 @@ def compared(host, netfilter):
         for text in texts:
             host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
         nft.change(
-            netfilter, *(nft.rule_request(ours, each + nft_rule.ACCEPT) for each in compiled(words.split(), version))
+            netfilter,
+            *(nft.rule_request(ours, each + nft_rule.ACCEPT) for each in compile_conditions(words.split(), version)),
         )
         lines = [line.strip() for line in nft_rules(host)]
         half = lines.index("chain theirs {")

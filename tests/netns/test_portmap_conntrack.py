@@ -123,14 +123,17 @@ def test_a_kernel_that_does_not_filter(tracking, client, monkeypatch):
             sender.sendto(b"?", (NODE, port))
     filtered, of_one = tracked(), tracked([53])
     request = conntrack.Request
-    seen = []
+    bodies = []
 
-    def without_filter(doing, kind, number, flags, values, attributes, wanted):
-        return request(doing, kind, number, flags, values, [], wanted=lambda data: seen.append(data) or wanted(data))
+    def without_filter(description, kind, number, flags, values, attributes, body_filter):
+        def count(data):
+            return bodies.append(data) or body_filter(data)
+
+        return request(description, kind, number, flags, values, [], body_filter=count)
 
     monkeypatch.setattr(conntrack, "Request", without_filter)
     assert (tracked(), tracked([53])) == (filtered, of_one)
-    assert len(seen) == 6  # three flows, twice
+    assert len(bodies) == 6  # three flows, twice
     assert [key[1] for key in of_one] == [53]
 
 

@@ -233,7 +233,7 @@ def test_what_stands_there_twice_goes(ours, host):
         ours.load(*lines, "-A PREROUTING -j RETURN", *lines, tool=tool)
     with Netns(host.path) as namespace, entered(namespace):
         addresses = dict.fromkeys((4, 6))
-        iptables_state.tidy(Wanted("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), addresses))
+        iptables_state.delete_duplicate_rules(Wanted("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), addresses))
     after = ours.rules()
     for tool in TOOLS:
         assert sorted([*before[tool], "-A PREROUTING -j RETURN"]) == sorted(after[tool])

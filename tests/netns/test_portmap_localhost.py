@@ -216,7 +216,7 @@ def test_check(bridge, capsys):
     """CHECK wants the setting, on the interface or for all, and only tells that a guard is missing."""
     with pytest.raises(CniError) as caught:
         localhost.check(wanted())
-    assert caught.value.msg == "127.0.0.1 does not lead to the pod: net/ipv4/conf/cni0/route_localnet is off"
+    assert caught.value.msg == "127.0.0.1 is not forwarded to the pod: net/ipv4/conf/cni0/route_localnet is off"
     assert caught.value.details == "podwire repair creates the guard of 127.0.0.0/8 and turns it on"
     for interface in ("cni0", "all"):
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "1")

@@ -33,7 +33,7 @@ def guarded(host):
     return [line.split('"')[1] for line in lines if "127.0.0.0/8 drop" in line]
 
 
-def setting(host, interface):
+def route_localnet_setting(host, interface):
     """Returns route_localnet of an interface."""
     return host.sysctl(f"net/ipv4/conf/{interface}/route_localnet")
 
@@ -50,9 +50,9 @@ def collect(network, *living):
 def test_gc_without_a_view_of_the_settings(published, sandbox, tmp_path, way):
     """GC that does not see /proc/sys leaves the guard of a running pod's bridge."""
     published.add(sandbox, "8080:80")
-    assert (guarded(published.host), setting(published.host, "cni0")) == (["cni0"], "1")
+    assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
     collect(replace(published, bin_dir=hidden.plugins(tmp_path / "hidden", "portmap", way=way)), sandbox)
-    assert (guarded(published.host), setting(published.host, "cni0")) == (["cni0"], "1")
+    assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
 
 
 @pytest.mark.parametrize("way", hidden.WAYS)
@@ -69,7 +69,7 @@ def test_a_verb_for_another_pod_without_a_view_of_the_settings(published, routed
     else:
         outcome.silence()
     assert "cni0" in guarded(published.host)
-    assert setting(published.host, "cni0") == "1"
+    assert route_localnet_setting(published.host, "cni0") == "1"
 
 
 def test_the_reference_of_what_is_gone_is_rtnetlink(published, sandbox, monkeypatch):
@@ -94,7 +94,7 @@ def test_deleted_pods_leave_no_guard(ptp, new_sandbox):
     for number, (pod, result) in enumerate(zip(pods, results, strict=True)):
         ptp.portmap("DEL", pod, (f"{8080 + number}:80",), result).silence()
         assert guarded(ptp.host) == names[number + 1 :]
-        assert setting(ptp.host, names[number]) == "0"
+        assert route_localnet_setting(ptp.host, names[number]) == "0"
         ptp.bridge.delete(pod, result)
 
 
@@ -144,7 +144,7 @@ def test_the_guard_of_a_bridge_outlives_its_pods(published, sandbox):
     """DEL leaves the guard of the bridge, which other pods share."""
     result = published.add(sandbox, "8080:80")
     published.delete(sandbox, "8080:80", result=result)
-    assert (guarded(published.host), setting(published.host, "cni0")) == (["cni0"], "1")
+    assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
     assert host_end(result) not in guarded(published.host)
 
 
@@ -203,4 +203,4 @@ def test_del_removes_the_guard_of_iptables(legacy, sandbox):
     host.ip("link", "set", "peer-veth0", "netns", sandbox.name)
     localhost.delete_legacy(pod("veth0"))
     assert not any("127.0.0.0/8" in line for line in iptables_rules(host, f"{tools}/iptables"))
-    assert setting(host, "veth0") == "0"
+    assert route_localnet_setting(host, "veth0") == "0"

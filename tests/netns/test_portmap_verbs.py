@@ -218,8 +218,8 @@ def test_del_removes_what_the_other_backend_made(portmap, backend):
     ("mappings", "said"),
     [
         (["2001:db8::1|8080:80"], "host port [2001:db8::1]:8080/tcp: eth0 has no address for it"),
-        (["8080:80", "8080:81"], "host port 8080/tcp is asked for twice"),
-        (["8080:80", "192.0.2.1|8080:81"], "host port 192.0.2.1:8080/tcp is asked for twice"),
+        (["8080:80", "8080:81"], "host port 8080/tcp is requested twice"),
+        (["8080:80", "192.0.2.1|8080:81"], "host port 192.0.2.1:8080/tcp is requested twice"),
         (["192.0.2.1|8080:81", "8080:80", "8080:80/udp"], ""),
     ],
 )

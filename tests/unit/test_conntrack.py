@@ -157,9 +157,8 @@ def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
     flows.delete_flows_with(None, wanted)
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     flows.delete_flows(wanted)
-    expected = (
-        "podwire: UDP flows may go on to where they went before: list the tracked UDP flows: operation not permitted"
-    )
+    warning = "podwire: UDP flows may continue to their previous destination"
+    expected = f"{warning}: list the tracked UDP flows: operation not permitted"
     assert capsys.readouterr().err.splitlines() == [expected] * 2
 
 

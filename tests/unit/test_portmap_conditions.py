@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.portmap.conditions import compiled
+from plugins.portmap.conditions import compile_conditions
 
 REFUSED = {
     "frobnicate": "not understood",
@@ -48,43 +48,51 @@ REFUSED = {
 def test_what_is_not_understood_is_refused(words):
     """What cannot be compiled is refused with the word that is not understood."""
     with pytest.raises(ValueError, match=re.escape(REFUSED[words])):
-        compiled(words.split(), 4)
+        compile_conditions(words.split(), 4)
 
 
 def test_no_words_are_no_condition():
     """Without words there is one rule with nothing before it."""
-    assert compiled((), 4) == compiled(("", " "), 6) == (b"",)
+    assert compile_conditions((), 4) == compile_conditions(("", " "), 6) == (b"",)
 
 
 def test_words_may_be_split_anyhow():
     """It makes no difference which words stand in one string."""
-    whole = compiled(['ip daddr != { 192.0.2.1, 192.0.2.9 } iifname "eth0"'], 4)
+    whole = compile_conditions(['ip daddr != { 192.0.2.1, 192.0.2.9 } iifname "eth0"'], 4)
     split = ["ip", "daddr", "!=", "{192.0.2.1", ",192.0.2.9}", "iifname", "eth0"]
-    assert compiled(split, 4) == compiled(["ip daddr", "!={192.0.2.1,192.0.2.9} iifname eth0"], 4) == whole
+    assert (
+        compile_conditions(split, 4)
+        == compile_conditions(["ip daddr", "!={192.0.2.1,192.0.2.9} iifname eth0"], 4)
+        == whole
+    )
     assert len(whole) == 1
 
 
 def test_sets_multiply():
     """Of two sets each pair of values is a rule; what would be too many rules is refused."""
-    one = [compiled([f"ip saddr 10.0.0.{last} tcp sport {port}"], 4)[0] for last in (1, 2) for port in (5, 6, 7)]
-    assert list(compiled(["ip saddr { 10.0.0.1, 10.0.0.2, } tcp sport { 5, 6, 7 }"], 4)) == one
+    one = [
+        compile_conditions([f"ip saddr 10.0.0.{last} tcp sport {port}"], 4)[0] for last in (1, 2) for port in (5, 6, 7)
+    ]
+    assert list(compile_conditions(["ip saddr { 10.0.0.1, 10.0.0.2, } tcp sport { 5, 6, 7 }"], 4)) == one
     with pytest.raises(ValueError, match="more than 64 rules"):
-        compiled([f"tcp sport {{ {', '.join(map(str, range(1, 66)))} }}"], 4)
+        compile_conditions([f"tcp sport {{ {', '.join(map(str, range(1, 66)))} }}"], 4)
 
 
 def test_a_transport_is_demanded_once():
     """What demands a transport already is not followed by that demand again; "not tcp" demands none."""
-    assert compiled(["meta l4proto tcp tcp sport 5"], 4) == compiled(["tcp sport 5"], 4)
-    assert len(compiled(["meta l4proto != udp tcp sport 5"], 4)[0]) > len(compiled(["tcp sport 5"], 4)[0])
+    assert compile_conditions(["meta l4proto tcp tcp sport 5"], 4) == compile_conditions(["tcp sport 5"], 4)
+    assert len(compile_conditions(["meta l4proto != udp tcp sport 5"], 4)[0]) > len(
+        compile_conditions(["tcp sport 5"], 4)[0]
+    )
     with pytest.raises(ValueError, match="is about udp and about tcp"):
-        compiled(["meta l4proto { tcp, udp } tcp sport 5"], 4)
+        compile_conditions(["meta l4proto { tcp, udp } tcp sport 5"], 4)
 
 
 @given(st.lists(st.text(max_size=12), max_size=6), st.sampled_from((4, 6)))
 def test_any_words_are_rules_or_refused(words, version):
     """Whatever the words, they are rules or a ValueError."""
     try:
-        assert all(isinstance(rule, bytes) for rule in compiled(words, version))
+        assert all(isinstance(rule, bytes) for rule in compile_conditions(words, version))
     except ValueError:
         return
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
-from plugins.portmap.conf import PortmapConf, may_have_ports, parse, parse_leniently
+from plugins.portmap.conf import PortmapConf, may_have_host_ports, parse, parse_leniently
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 from tests.unit.test_bridge_conf import ENV, JSON
@@ -75,7 +75,7 @@ def test_defaults(keys):
         mark_bit=13,
         external_mark_chain="",
         conditions={4: (), 6: ()},
-        refuse_taken=False,
+        refuse_conflicts=False,
     )
     assert parsed(keys) == PortmapConf("", ports)
 
@@ -92,7 +92,7 @@ def test_defaults(keys):
         ({"externalSetMarkChain": "C" * 28}, "external_mark_chain", "C" * 28),
         ({"conditionsV4": ["-s", "10.0.0.0/8"]}, "conditions", {4: ("-s", "10.0.0.0/8"), 6: ()}),
         ({"conditionsV6": ["!", "-s", "fd00::/8"]}, "conditions", {4: (), 6: ("!", "-s", "fd00::/8")}),
-        ({"onConflict": "fail"}, "refuse_taken", True),
+        ({"onConflict": "fail"}, "refuse_conflicts", True),
     ],
 )
 def test_every_key_has_its_field(keys, field, value):
@@ -297,7 +297,7 @@ def test_del_takes_what_it_can():
 )
 def test_del_looks_for_rules_that_a_better_configuration_made(keys, wanted):
     """DEL knows whether there may have been host ports even where they are of a wrong type."""
-    assert may_have_ports(netconf(keys)) is wanted
+    assert may_have_host_ports(netconf(keys)) is wanted
 
 
 PORT = st.integers(-1, 65536) | JSON
@@ -340,4 +340,4 @@ def test_any_configuration_gives_a_value_or_an_error(keys):
         assert 0 < mapping.container_port < 65536
     assert 0 <= ports.mark_bit <= 31
     assert not any("\n" in word for words in ports.conditions.values() for word in words)
-    assert may_have_ports(conf) in (True, False)
+    assert may_have_host_ports(conf) in (True, False)

@@ -11,21 +11,28 @@ from hypothesis import strategies as st
 from cni.errors import CniError
 from kernel.netfilter.iptables_chains import quoted
 from plugins.portmap import iptables_check, iptables_state, iptables_update
-from plugins.portmap.iptables_rules import CHAINS, OLD_CHAINS, chain_rules, entries, found_entries, shared_rules
-from plugins.portmap.iptables_state import Seen
+from plugins.portmap.iptables_rules import (
+    CHAINS,
+    OLD_CHAINS,
+    desired_chain_rules,
+    desired_entries,
+    parse_entries,
+    shared_rules,
+)
+from plugins.portmap.iptables_state import TableState
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 WANTED = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
 CHAIN = "CNI-DN-f42161b9e0c33131294cd"
-KNOWN = Seen(clear=False, chains=("PREROUTING",))
+KNOWN = TableState(is_complete=False, chains=("PREROUTING",))
 
 
 def after(wanted, listing=(), others=(), version=4):
     """Returns the listing after an ADD: what is applied understood as iptables-restore does."""
     chains: dict[str, list[str]] = {}
-    for line in (*listing, *iptables_update.lines(wanted, others, version, list(listing))):
+    for line in (*listing, *iptables_update.lines_for_add(wanted, others, version, list(listing))):
         command, chain, *rest = line.split(" ", 2)
         rule = rest[0] if rest else ""
         rules = chains.setdefault(chain, [])
@@ -49,7 +56,7 @@ def after(wanted, listing=(), others=(), version=4):
 
 
 def check(wanted, listing, version=4):
-    iptables_check.rules(wanted, version, listing, KNOWN)
+    iptables_check.check_rules(wanted, version, listing, KNOWN)
 
 
 def test_the_names_are_the_references():
@@ -86,10 +93,10 @@ def test_the_shared_rules_are_made_once():
     """Of shared chains and rules only those are made that are not there; the masquerading comes first."""
     listing = after(WANTED)
     other = replace(WANTED, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
-    made = iptables_update.lines(other, (), 4, listing)
+    made = iptables_update.lines_for_add(other, (), 4, listing)
     assert not any(line.startswith("-N CNI-HOSTPORT") or "LOCAL" in line for line in made)
     listing.remove(shared_rules(WANTED)[-1])
-    assert iptables_update.lines(other, (), 4, listing)[0].startswith("-I POSTROUTING -m comment")
+    assert iptables_update.lines_for_add(other, (), 4, listing)[0].startswith("-I POSTROUTING -m comment")
 
 
 @pytest.mark.parametrize("mark", range(32))
@@ -101,7 +108,9 @@ def test_marks(mark):
 def test_a_pod_without_a_subnet_marks_all():
     """An address with the prefix 0 is everybody's subnet, which iptables lists as no source."""
     wanted = replace(WANTED, addresses={4: ip_interface("10.22.0.2/0")})
-    assert str(chain_rules(wanted, 4)[0][1][0]) == f"-A {CHAIN} -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK"
+    assert (
+        str(desired_chain_rules(wanted, 4)[0][1][0]) == f"-A {CHAIN} -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK"
+    )
 
 
 def test_what_leads_to_another_interface_stays_in_front():
@@ -110,7 +119,7 @@ def test_what_leads_to_another_interface_stays_in_front():
     listing = after(second, after(WANTED), others=[ip_address("10.22.0.2")])
     leads = [line.rpartition(" ")[2] for line in listing if "--to-destination" in line]
     assert leads == ["10.22.0.2:80", "10.22.0.9:80"]
-    assert len(found_entries(listing)) == 1
+    assert len(parse_entries(listing)) == 1
     assert after(second, listing, others=[ip_address("10.22.0.2")]) == listing
     leads = [line.rpartition(" ")[2] for line in after(second, listing) if "--to-destination" in line]
     assert leads == ["10.22.0.9:80"]
@@ -129,16 +138,16 @@ ENTRIES = [
 @pytest.mark.parametrize(("text", "read"), ENTRIES)
 def test_entries_of_others(text, read):
     """Of any rule in CNI-HOSTPORT-DNAT it is read what it surely says."""
-    (entry,) = found_entries([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
+    (entry,) = parse_entries([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
     assert (entry.protocol, entry.ports, entry.target) == read
     assert entry.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
 
 
 def test_our_entries_are_read():
     """Owner, ports and conditions of an entry of ours are read."""
-    (entry,) = found_entries(entries(WANTED, 4))
+    (entry,) = parse_entries(desired_entries(WANTED, 4))
     assert (entry.network, entry.container_id, entry.conditional) == ("goldnet", "0123abcdef", False)
-    (entry,) = found_entries(entries(replace(WANTED, conditions={4: ("-i", "eth0")}), 4))
+    (entry,) = parse_entries(desired_entries(replace(WANTED, conditions={4: ("-i", "eth0")}), 4))
     assert entry.conditional
 
 
@@ -149,22 +158,22 @@ def test_our_entries_are_read():
 def test_an_entry_says_less_than_its_chain(target, index):
     """A port that an entry names and its chain does not lead anywhere is not taken; without the chain it may be."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
-    found = iptables_update.claims(WANTED, 4, [target, other], found_entries([other]))
+    found = iptables_update.foreign_rules(WANTED, 4, [target, other], parse_entries([other]))
     assert len(found) == index
 
 
 def test_a_taken_port_is_refused_without_a_name():
     """A rule that does not tell whose it is is nobody's that could be gone."""
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
-    wanted = replace(WANTED, refuse_taken=True)
-    error = failure_of(lambda: iptables_update.lines(wanted, (), 4, [other]), CniError)
+    wanted = replace(WANTED, refuse_conflicts=True)
+    error = failure_of(lambda: iptables_update.lines_for_add(wanted, (), 4, [other]), CniError)
     assert (error.code, error.msg) == (11, "host port 8080/tcp is taken by a rule that names no container")
 
 
 def test_a_container_takes_nothing_from_itself():
     """A port that the container has on another network as well is not taken: not refused, and not shadowed."""
     listing = after(replace(WANTED, network="other"))
-    strict = replace(WANTED, refuse_taken=True)
+    strict = replace(WANTED, refuse_conflicts=True)
     check(strict, after(strict, listing))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from attachment.cache import ResultCache
 from cni.errors import CniError
-from plugins.portmap.port_conflicts import Claim, contested, place, shadowed, shadows
+from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position, is_shadowed, shadowed_error
 from plugins.portmap.spec import HostPorts, PortMapping
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
@@ -17,11 +17,13 @@ HERE = f"/proc/{os.getpid()}/ns/net"
 
 def wanted(*mappings, refuse=False):
     addresses = {4: ip_interface("10.1.2.5/24"), 6: ip_interface("fd00::5/64")}
-    return HostPorts("net", "own", "eth0", mappings or (PortMapping(8080, 80, "tcp"),), addresses, refuse_taken=refuse)
+    return HostPorts(
+        "net", "own", "eth0", mappings or (PortMapping(8080, 80, "tcp"),), addresses, refuse_conflicts=refuse
+    )
 
 
-def claim(container_id="a", port=8080, host_ip=None, network="net", protocol="tcp", conditional=False):
-    return Claim(protocol, port, host_ip, network, container_id, conditional)
+def foreign(container_id="a", port=8080, host_ip=None, network="net", protocol="tcp", conditional=False):
+    return ForeignRule(protocol, port, host_ip, network, container_id, conditional)
 
 
 @pytest.fixture
@@ -71,15 +73,15 @@ def test_another_port_or_protocol_is_no_conflict(protocol, port):
 def test_a_claim_is_compared_with_the_mappings_of_its_family():
     """A mapping for an IPv4 address of the host meets no rule for IPv6."""
     only_v4 = wanted(PortMapping(8080, 80, "tcp", V4))
-    assert contested(only_v4, 4, claim()) == PortMapping(8080, 80, "tcp", V4)
-    assert contested(only_v4, 6, claim()) is None
+    assert conflicting_mapping(only_v4, 4, foreign()) == PortMapping(8080, 80, "tcp", V4)
+    assert conflicting_mapping(only_v4, 6, foreign()) is None
 
 
 def test_where_nobody_else_is_rules_go_to_the_end(cache):
-    """Without contested claims there is no place to be found, and nobody's cache is read."""
+    """Without contested foreign_rules there is no place to be found, and nobody's cache is read."""
     reader, read = cache(gone="a")
-    assert place(wanted(), 4, [], reader) is None
-    assert place(wanted(), 4, [claim(port=1), claim(protocol="udp")], reader) is None
+    assert find_position(wanted(), 4, [], reader) is None
+    assert find_position(wanted(), 4, [foreign(port=1), foreign(protocol="udp")], reader) is None
     assert read == []
 
 
@@ -100,35 +102,35 @@ def test_where_nobody_else_is_rules_go_to_the_end(cache):
 def test_behind_the_living_and_in_front_of_the_gone(cache, owners, index):
     """Rules go behind the last of a living container (a, b) and in front of the first after it of a gone one (x, y)."""
     reader, read = cache(alive="ab", gone="xy")
-    assert place(wanted(), 4, [claim(owner) for owner in owners], reader) == index
+    assert find_position(wanted(), 4, [foreign(owner) for owner in owners], reader) == index
     assert read == ["net"]
 
 
 def test_claims_on_other_ports_do_not_move_the_place(cache):
-    """Rules for other ports count as positions and not as claims."""
+    """Rules for other ports count as positions and not as foreign_rules."""
     reader, _ = cache(alive="a", gone="x")
-    assert place(wanted(), 4, [claim("a", port=1), claim("x"), claim("a", port=2)], reader) == 1
+    assert find_position(wanted(), 4, [foreign("a", port=1), foreign("x"), foreign("a", port=2)], reader) == 1
 
 
 def test_who_is_not_known_lives(cache):
     """A container of which no cache tells keeps its place, and so does a rule that names no container."""
     reader, _ = cache()
-    assert place(wanted(), 4, [claim("a"), claim("a", network="")], reader) is None
+    assert find_position(wanted(), 4, [foreign("a"), foreign("a", network="")], reader) is None
     reader, _ = cache(alive="b")
-    assert place(wanted(), 4, [claim("", network="")], reader) is None
+    assert find_position(wanted(), 4, [foreign("", network="")], reader) is None
 
 
 def test_a_rule_without_network_is_judged_by_all_networks(cache):
     """Where the rule names only a container, its entry in any network's cache tells whether it lives."""
     reader, _ = cache(alive="a", gone="x", network="other")
-    assert place(wanted(), 4, [claim("a", network="")], reader) is None
-    assert place(wanted(), 4, [claim("x", network="")], reader) == 0
+    assert find_position(wanted(), 4, [foreign("a", network="")], reader) is None
+    assert find_position(wanted(), 4, [foreign("x", network="")], reader) == 0
 
 
 def test_each_networks_cache_is_read_once(cache):
     """Many rules of two networks cost two readings."""
     reader, read = cache(alive="a")
-    place(wanted(), 4, [claim("a", network=name) for name in ("net", "other", "net", "other")], reader)
+    find_position(wanted(), 4, [foreign("a", network=name) for name in ("net", "other", "net", "other")], reader)
     assert read == ["net", "other"]
 
 
@@ -137,34 +139,34 @@ def test_a_taken_port_can_be_refused(cache):
     reader, _ = cache(alive="a", gone="x")
     asked = wanted(PortMapping(8080, 80, "tcp", V6), refuse=True)
     with pytest.raises(CniError) as caught:
-        place(asked, 6, [claim("x"), claim("a")], reader)
+        find_position(asked, 6, [foreign("x"), foreign("a")], reader)
     assert caught.value.code == 11
     assert caught.value.msg == "host port [2001:db8::1]:8080/tcp is taken by container a of network net"
     assert '"onConflict"' in caught.value.details
-    assert place(asked, 6, [claim("x")], reader) == 0
-    assert place(asked, 6, [claim("a", port=8081)], reader) is None
+    assert find_position(asked, 6, [foreign("x")], reader) == 0
+    assert find_position(asked, 6, [foreign("a", port=8081)], reader) is None
 
 
 def test_a_claim_with_other_conditions_has_a_place_and_is_no_conflict(cache):
     """A living container with other conditions is not refused and shadows nothing; rules go behind it all the same."""
     reader, _ = cache(alive="a", gone="x")
     asked = wanted(refuse=True)
-    assert place(asked, 4, [claim("x"), claim("a", conditional=True)], reader) is None
-    assert place(asked, 4, [claim("a", conditional=True), claim("x", conditional=True)], reader) == 1
+    assert find_position(asked, 4, [foreign("x"), foreign("a", conditional=True)], reader) is None
+    assert find_position(asked, 4, [foreign("a", conditional=True), foreign("x", conditional=True)], reader) == 1
     (mapping,) = asked.mappings
-    assert shadows(claim("a"), mapping)
-    assert not shadows(claim("a", conditional=True), mapping)
-    assert not shadows(claim("a", port=1), mapping)
+    assert is_shadowed(foreign("a"), mapping)
+    assert not is_shadowed(foreign("a", conditional=True), mapping)
+    assert not is_shadowed(foreign("a", port=1), mapping)
 
 
 def test_an_owner_is_named_as_far_as_it_is_known():
     """CHECK's error names container and network, the container alone, or that neither is known."""
     mapping = PortMapping(8080, 80, "tcp", V4)
     for owner, named in (
-        (claim("a"), "container a of network net"),
-        (claim("a", network=""), "container a"),
-        (claim("", network=""), "a rule that names no container"),
+        (foreign("a"), "container a of network net"),
+        (foreign("a", network=""), "container a"),
+        (foreign("", network=""), "a rule that names no container"),
     ):
-        failure = shadowed(mapping, owner)
+        failure = shadowed_error(mapping, owner)
         assert failure.code == 999
         assert failure.msg == f"host port 192.0.2.1:8080/tcp leads to {named}, whose rule stands first"

@@ -24,7 +24,10 @@ SETTINGS = {
     ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
     ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "off"): "disable_ipv6 of the bridge",
-    ("plugins/portmap/localhost.py", "setting(interface)"): "of an interface of prevResult, behind its guard",
+    (
+        "plugins/portmap/localhost.py",
+        "route_localnet_setting(interface)",
+    ): "of an interface of prevResult, behind its guard",
     ("plugins/ptp/routed.py", "f'ipv6/conf/{host_veth.name}/disable_ipv6'"): "of the pod's host veth",
     ("podwire/doctor/kernel.py", "name"): "the node's forwarding, a network's bridge, accept_ra, a size of a table",
     ("podwire/doctor/kernel.py", "setting"): "disable_ipv6",
