@@ -1,7 +1,7 @@
-"""The configuration of host-local, parsed: typed values or an error that names the key.
+"""The configuration of host-local: typed values, or an error that names the key.
 
-One rule: pure. What DEL and GC need (`data_dir`) can be read although everything else is broken, so that an edited
-configuration never keeps an address from being released.
+One rule: pure. `data_dir`, which DEL and GC need, can be read even if everything else is invalid, so that an edited
+configuration never prevents the release of an address.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cni import addressing
 from cni.address import Address, Interface, parse_cidr, parse_ip, with_prefix
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 from cni.fields import Fields
 from cni.keys import CIDR, IP, IPS, LIST, ROUTES, STRING, Key, args_cni, runtime_config, section
 from cni.result import Route
@@ -39,7 +39,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class HostLocalConf:
-    """What ADD needs: one address of each range set, in order, `requested` ones where they lie in a set."""
+    """A validated configuration; ADD allocates one address from each range set, a `requested` one if it lies in it."""
 
     data_dir: str
     range_sets: tuple[RangeSet, ...]
@@ -48,20 +48,20 @@ class HostLocalConf:
     resolv_conf: str
 
 
-def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
-    """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
-    ipam = addressing.ipam_section(conf, "host-local")
-    requested = _requested(conf, args)
-    sets = range_sets(conf)
+def parse(net_conf: NetConf, args: CmdArgs) -> HostLocalConf:
+    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS, in the reference's order."""
+    ipam = addressing.ipam_section(net_conf, "host-local")
+    requested = _requested(net_conf, args)
+    sets = range_sets(net_conf)
     if not sets:
-        raise _invalid(
+        raise invalid_conf(
             "no IP ranges specified",
             'set "ranges" or "subnet" in "ipam"; a runtime that chooses the ranges sends "runtimeConfig.ipRanges"',
         )
-    check_families(sets, conf)
+    check_families(sets, net_conf)
     _check_overlaps(sets)
     return HostLocalConf(
-        data_dir=data_dir(conf),
+        data_dir=data_dir(net_conf),
         range_sets=sets,
         requested=requested,
         routes=addressing.routes(ipam),
@@ -69,22 +69,22 @@ def parse(conf: NetConf, args: CmdArgs) -> HostLocalConf:
     )
 
 
-def data_dir(conf: NetConf) -> str:
-    """Returns the directory in which each network has its store; raises CniError(7) for what is no path."""
-    ipam = conf.fields.section("ipam")
+def data_dir(net_conf: NetConf) -> str:
+    """Returns the directory in which each network has its store; raises CniError(7) for an invalid path."""
+    ipam = net_conf.fields.section("ipam")
     path = ipam.string("dataDir") or DATA_DIR
     if "\0" in path:
         raise ipam.error("dataDir", "must not contain a NUL character")
     return path
 
 
-def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
-    """Returns the range sets in the order that numbers them: the runtime's, the old single range, `ranges`.
+def range_sets(net_conf: NetConf) -> tuple[RangeSet, ...]:
+    """Returns the range sets in the order of their numbers: runtimeConfig, the single range of old, "ranges".
 
     Raises CniError(7), "invalid range set N: ...".
     """
     sets = []
-    for number, items in enumerate(_raw_sets(conf)):
+    for number, items in enumerate(_raw_sets(net_conf)):
         try:
             sets.append(_range_set(items))
         except CniError as error:
@@ -92,12 +92,12 @@ def range_sets(conf: NetConf) -> tuple[RangeSet, ...]:
     return tuple(sets)
 
 
-def gateways(conf: NetConf) -> Iterator[Iterator[Interface]]:
+def gateways(net_conf: NetConf) -> Iterator[Iterator[Interface]]:
     """Yields the gateways of each range set, with the prefixes of their subnets; raises CniError(7).
 
-    A range is read when its gateway is asked for, since a set may have thousands.
+    Each range is parsed only when the iterator reaches it, since a set may have thousands.
     """
-    for items in _raw_sets(conf):
+    for items in _raw_sets(net_conf):
         yield (
             with_prefix(item.gateway, item.subnet.prefixlen)
             for item in map(_range, items)
@@ -105,41 +105,41 @@ def gateways(conf: NetConf) -> Iterator[Iterator[Interface]]:
         )
 
 
-def check_families(sets: tuple[RangeSet, ...], conf: NetConf) -> None:
-    """Refuses what a result of CNI 0.1.0 or 0.2.0 cannot hold: two addresses of one family. Raises CniError(7)."""
-    addressing.refuse_multiple([item.version for item in sets], conf, "put the ranges into one set")
+def check_families(sets: tuple[RangeSet, ...], net_conf: NetConf) -> None:
+    """Raises CniError(7) for two sets of one family, which a result of CNI 0.1.0 or 0.2.0 cannot contain."""
+    addressing.refuse_multiple([item.version for item in sets], net_conf, "put the ranges into one set")
 
 
-def _raw_sets(conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
-    ipam = conf.fields.section("ipam")
-    raw = conf.runtime_config.object_lists("ipRanges") if conf.fields.has("runtimeConfig") else ()
+def _raw_sets(net_conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
+    ipam = net_conf.fields.section("ipam")
+    raw = net_conf.runtime_config.object_lists("ipRanges") if net_conf.fields.has("runtimeConfig") else ()
     if ipam.has("subnet"):
         raw += ((ipam,),)
     return raw + ipam.object_lists("ranges")
 
 
 def _check_overlaps(sets: tuple[RangeSet, ...]) -> None:
-    """Refuses sets that have an address in common, and names the first two in the reference's order of comparison."""
+    """Raises CniError(7) for overlapping sets, and names the first two in the reference plugin's order."""
     at = first_overlap([item for one in sets for item in one.ranges])
     if at is None:
         return
     numbers = [number for number, one in enumerate(sets) for _ in one.ranges]
     i = numbers[at]
     j = next(j for j in range(i + 1, len(sets)) if sets[i].overlaps(sets[j]))
-    raise _invalid(f"range set {i} overlaps with {j}", f"{sets[i]} and {sets[j]}")
+    raise invalid_conf(f"range set {i} overlaps with {j}", f"{sets[i]} and {sets[j]}")
 
 
-def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
-    """Returns the addresses asked for, each once, in the order CNI_ARGS, args, capability.
+def _requested(net_conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
+    """Returns the requested addresses, each once, in the order CNI_ARGS, args, capability.
 
-    CNI_ARGS does not count when args has the same thing (CONVENTIONS.md, "CNI_ARGS"); the reference adds them up.
+    CNI_ARGS is ignored if args has addresses (CONVENTIONS.md, "CNI_ARGS"); the reference plugin combines both.
     """
     env = args.cni_args("IP")
-    from_args, from_runtime = addressing.requested_ips(conf)
-    wanted: dict[Address, None] = {}
+    from_args, from_runtime = addressing.requested_ips(net_conf)
+    addresses: dict[Address, None] = {}
     if "IP" in env and not from_args:
         try:
-            wanted[_bare_ip(env["IP"])] = None
+            addresses[_bare_ip(env["IP"])] = None
         except ValueError:
             raise CniError(
                 Code.INVALID_ENVIRONMENT,
@@ -148,10 +148,10 @@ def _requested(conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
             ) from None
     for where, text in from_args + from_runtime:
         try:
-            wanted[_bare_ip(text)] = None
+            addresses[_bare_ip(text)] = None
         except ValueError:
-            raise _invalid(f"invalid IP address {text} in {where}", 'write it like "10.1.2.50"') from None
-    return tuple(wanted)
+            raise invalid_conf(f"invalid IP address {text} in {where}", 'write it like "10.1.2.50"') from None
+    return tuple(addresses)
 
 
 def _bare_ip(text: str) -> Address:
@@ -160,31 +160,31 @@ def _bare_ip(text: str) -> Address:
 
 def _range_set(items: tuple[Fields, ...]) -> RangeSet:
     if not items:
-        raise _invalid("empty range set", "a set is a list of at least one object with a subnet")
+        raise invalid_conf("empty range set", "a set is a list of at least one object with a subnet")
     ranges = tuple(_range(item) for item in items)
     if len({item.subnet.version for item in ranges}) > 1:
-        raise _invalid("mixed address families", "an attachment gets one address of each set: make it two sets")
+        raise invalid_conf("mixed address families", "an attachment gets one address of each set: make it two sets")
     at = first_overlap(ranges)
     if at is not None:
         other = next(item for item in ranges[at + 1 :] if overlap(ranges[at], item))
-        raise _invalid(f"subnets {ranges[at]} and {other} overlap")
+        raise invalid_conf(f"subnets {ranges[at]} and {other} overlap")
     return RangeSet(ranges)
 
 
 def _range(fields: Fields) -> Range:
-    """Reads one range object and fills in its defaults (reference: Range.Canonicalize)."""
+    """Returns the range of one range object, with its defaults (reference: Range.Canonicalize)."""
     where = f'in "{fields.path("subnet")}"'
-    given = fields.cidr("subnet")
-    if given is None:
-        raise _invalid("IP <nil> not v4 nor v6", f'"{fields.path("subnet")}" is missing')
-    if given.network.prefixlen > given.max_prefixlen - 2:
-        raise _invalid(f"Network {given} too small to allocate from", where)
-    if isinstance(given, IPv4Interface) and ":" in fields.string("subnet"):
-        raise _invalid("IPNet IP and Mask version mismatch", f"{where}: write an IPv4 subnet with dots")
-    subnet = given.network
+    cidr = fields.cidr("subnet")
+    if cidr is None:
+        raise invalid_conf("IP <nil> not v4 nor v6", f'"{fields.path("subnet")}" is missing')
+    if cidr.network.prefixlen > cidr.max_prefixlen - 2:
+        raise invalid_conf(f"Network {cidr} too small to allocate from", where)
+    if isinstance(cidr, IPv4Interface) and ":" in fields.string("subnet"):
+        raise invalid_conf("IPNet IP and Mask version mismatch", f"{where}: write an IPv4 subnet with dots")
+    subnet = cidr.network
     base = int(subnet.network_address)
-    if base != int(given):
-        raise _invalid(
+    if base != int(cidr):
+        raise invalid_conf(
             "Network has host bits set. "
             f"For a subnet mask of length {subnet.prefixlen} the network address is {subnet.network_address}",
             where,
@@ -193,15 +193,11 @@ def _range(fields: Fields) -> Range:
     gateway, start, end = fields.ip("gateway"), fields.ip("rangeStart"), fields.ip("rangeEnd")
     for key, bound in (("RangeStart", start), ("RangeEnd", end)):
         if bound is not None and bound not in subnet:
-            raise _invalid(f"{key} {bound} not in network {subnet}", where)
+            raise invalid_conf(f"{key} {bound} not in network {subnet}", where)
     if start is not None and end is not None and start > end:  # type: ignore[operator] # one family: both in subnet
-        raise _invalid(f"RangeStart {start} not in network {subnet}", f"it lies behind the rangeEnd {end}")
+        raise invalid_conf(f"RangeStart {start} not in network {subnet}", f"it lies behind the rangeEnd {end}")
     first = base + 1 if start is None else int(start)
     last = int(end) if end is not None else top - 1 if subnet.version == 4 else top  # IPv4: not the broadcast
     if first > last:
-        raise _invalid(f"RangeStart {start or first} not in network {subnet}", "it lies behind the last address")
+        raise invalid_conf(f"RangeStart {start or first} not in network {subnet}", "it lies behind the last address")
     return Range(subnet, first, last, gateway or subnet.network_address + 1)
-
-
-def _invalid(msg: str, details: str = "") -> CniError:
-    return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)

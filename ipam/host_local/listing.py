@@ -1,6 +1,6 @@
-"""What is in a store, file by file: for who looks after it.
+"""Lists the files of a store, for `podwire ipam` and `podwire doctor`.
 
-One rule: nothing is changed and no lock is taken, so what is told may be different a moment later.
+One rule: nothing is changed and no lock is taken, so the state may differ a moment later.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from ipam.host_local.store import Store
 
-_BOOKKEEPING = re.compile(r"lock|last_reserved_ip\.(\d+)")
+_OTHER_FILES = re.compile(r"lock|last_reserved_ip\.(\d+)")
 
 
 class ReservationFile(NamedTuple):
-    """A reservation as it stands: `owner` is b"" where its file names nobody.
+    """A reservation file: `owner` is b"" if it names none.
 
-    `written_ns` is when it was written, by its modification time; `changed_ns` when anything of it was changed last.
-    `residue` tells that it is free, what a crash has left; `unreadable` that we may not read whose it is.
+    `written_ns` is its modification time, `changed_ns` its change time. `residue`: it is empty, left by a crash, and
+    counts as free. `unreadable`: this process has no permission to read the owner.
     """
 
     name: str
@@ -32,9 +32,9 @@ class ReservationFile(NamedTuple):
 
 
 def list_reservations(store: Store) -> list[ReservationFile]:
-    """Returns all reservations, in the order of their addresses; raises OSError."""
-    found = []
-    for name in sorted(store.names(), key=_in_order):
+    """Returns all reservation files, ordered by address; raises OSError."""
+    files = []
+    for name in sorted(store.names(), key=_sort_key):
         path = f"{store.directory}/{name}"
         try:
             status = os.lstat(path)
@@ -43,44 +43,44 @@ def list_reservations(store: Store) -> list[ReservationFile]:
             continue
         unreadable = not owner and stat.S_ISREG(status.st_mode) and not os.access(path, os.R_OK)
         residue = not owner and store.is_free(name)
-        found.append(ReservationFile(name, owner, status.st_mtime_ns, status.st_ctime_ns, residue, unreadable))
-    return found
+        files.append(ReservationFile(name, owner, status.st_mtime_ns, status.st_ctime_ns, residue, unreadable))
+    return files
 
 
 def read_other_files(store: Store) -> tuple[dict[int, str], list[str]]:
-    """Returns what each `last_reserved_ip.N` holds, and the names of files that are not the store's; raises OSError."""
+    """Returns the content of each `last_reserved_ip.N`, and the names of foreign files; raises OSError."""
     last, foreign, known = {}, [], set(store.names())
     for name in sorted(os.listdir(store.directory)):
-        own = _BOOKKEEPING.fullmatch(name)
-        if own and own[1]:
-            last[int(own[1])] = store.last_reserved(int(own[1]))
-        elif not own and name not in known:
+        match = _OTHER_FILES.fullmatch(name)
+        if match and match[1]:
+            last[int(match[1])] = store.last_reserved(int(match[1]))
+        elif not match and name not in known:
             foreign.append(name)
     return last, foreign
 
 
 def list_unindexed(store: Store) -> list[str]:
-    """Returns the reservations of which an index that proves itself says otherwise; raises OSError.
+    """Returns the reservations that a supposedly complete index does not contain; raises OSError.
 
-    Where the index is not proven, or not any more when all has been read, nothing is told.
+    Returns none if the index is stale, or becomes stale while the reservations are read.
     """
     index = store.open_index()
     try:
         if not index.complete:
             return []
-        owned = [(owner, name) for owner, names in store.list_owners().items() if owner for name in names]
-        wrong = [name for owner, name in owned if name not in index.find(owner)]
+        reservations = [(owner, name) for owner, names in store.list_owners().items() if owner for name in names]
+        missing = [name for owner, name in reservations if name not in index.find(owner)]
         if index.damaged:  # the next verb that reads the damaged part rebuilds it
             return []
     finally:
         index.close()
     again = store.open_index()
     try:
-        return wrong if again.complete else []
+        return missing if again.complete else []
     finally:
         again.close()
 
 
-def _in_order(name: str) -> tuple[int, int]:
+def _sort_key(name: str) -> tuple[int, int]:
     address = ip_address(name)
     return address.version, int(address)

@@ -14,20 +14,20 @@ from cni.errors import CniError, Code
 from kernel import locks
 from process.signals import unblocked
 
-# A verb holds the lock for less than a millisecond, a scan of 10,000 reservations for a tenth of a second: ten seconds
-# are a queue of thousands, and still well below the minutes after which a runtime gives up.
+# A verb holds the lock for less than a millisecond, a scan of 10,000 reservations for 0.1 s. Ten seconds allow a queue
+# of thousands, and are well below the minutes after which a runtime gives up.
 LOCK_WAIT_S = 10.0
 
 
 class _ExpiredError(Exception):
-    """The alarm rang at the end of the wait."""
+    """Raised by the alarm at the end of the wait."""
 
 
 def acquire(fd: int, path: str, wait_s: float) -> None:
-    """Locks the open file `fd` (at `path`) exclusively, waiting at most `wait_s` seconds; CniError(11) after that.
+    """Locks the open file `fd` (at `path`) exclusively; raises CniError(11) after waiting `wait_s` seconds.
 
-    The wait is one blocking flock: the kernel queues us, and nothing is polled. A first SIGALRM reports a long wait, a
-    second one ends it.
+    The wait is one blocking flock, queued in the kernel, without polling. A first SIGALRM reports a long wait, a second
+    one ends it.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,15 +36,15 @@ def acquire(fd: int, path: str, wait_s: float) -> None:
         pass
     is_last = wait_s <= locks.NOTICE_S
 
-    def ring(signum: int, frame: FrameType | None) -> None:
+    def on_alarm(signum: int, frame: FrameType | None) -> None:
         nonlocal is_last
         if is_last:
             raise _ExpiredError
         is_last = True
         locks.report_wait("the store of addresses", path)
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))  # a caller may have started us with it blocked
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))  # the parent process may have blocked it
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, min(wait_s, locks.NOTICE_S), max(0.0, wait_s - locks.NOTICE_S))

@@ -1,6 +1,6 @@
-"""host-local: addresses from ranges, reserved as files on this host.
+"""host-local: allocates addresses from ranges and reserves them as files on this host.
 
-One rule: a reservation is made once and released by whatever is left of the configuration.
+One rule: DEL and GC release reservations even if the rest of the configuration is invalid by then.
 """
 
 from __future__ import annotations
@@ -14,93 +14,94 @@ from cni.conf import VALID_NAME, Attachment, NetConf
 from cni.errors import CniError, Code, combined
 from cni.result import DNS, Result
 from cni.skel import Plugin
-from ipam.host_local import allocator, conf, resolv
+from ipam.host_local import allocator, resolv
+from ipam.host_local import conf as host_local_conf
 from ipam.host_local.allocator import attachment_of
 from ipam.host_local.store import Reservations, Store, owner_of
 from process.undo import Undo
 
 
-def cmd_add(args: CmdArgs, netconf: NetConf) -> Result:
-    """Reserves one address of each range set."""
-    wanted = conf.parse(netconf, args)
-    dns = resolv.read(wanted.resolv_conf) if wanted.resolv_conf else DNS()
-    store = Store(wanted.data_dir, netconf.name)
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Reserves one address from each range set."""
+    conf = host_local_conf.parse(net_conf, args)
+    dns = resolv.read(conf.resolv_conf) if conf.resolv_conf else DNS()
+    store = Store(conf.data_dir, net_conf.name)
     attachment = Attachment(args.container_id, args.ifname)
-    cache = partial(ResultCache.read, netconf.name)
+    cache = partial(ResultCache.read, net_conf.name)
     with Undo() as undo:
         with store.locked() as held:
-            ips = allocator.allocate(held, attachment, wanted.range_sets, wanted.requested, cache)
+            ips = allocator.allocate(held, attachment, conf.range_sets, conf.requested, cache)
             owner = owner_of(*attachment)
-            # What fails when this block is left, for want of memory say, is an ADD that has failed.
-            undo.push("release the addresses", lambda: _release(store, [str(ip.address.ip) for ip in ips], owner))
-        return Result(ips=ips, routes=wanted.routes, dns=dns)
+            # A failure on leaving this block, such as lack of memory, fails the ADD, too.
+            undo.push("release the addresses", lambda: _release_all(store, [str(ip.address.ip) for ip in ips], owner))
+        return Result(ips=ips, routes=conf.routes, dns=dns)
 
 
-def cmd_del(args: CmdArgs, netconf: NetConf) -> None:
-    """Releases what the attachment has, whatever the configuration says of ranges; nothing there is success.
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Releases the attachment's addresses, whatever ranges are configured; none is success.
 
-    Then it reports what the reference reports on DEL, too, except for errors of ranges: they are irrelevant here.
+    Then it reports the configuration errors that the reference plugin reports on DEL, except those of ranges.
     """
-    with Store(conf.data_dir(netconf), netconf.name).locked() as held:
+    with Store(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
         for owner in (owner_of(args.container_id, args.ifname), owner_of(args.container_id, "")):
             names = held.find(owner)
             for name in names:
                 held.release(name, owner)
             if names:
-                break  # a legacy entry, without ifname, counts only when there is no other
+                break  # a legacy reservation, without ifname, counts only if there is no other
     args.cni_args("IP")
-    if supports_multiple(netconf):
-        return  # ranges need not be read: that would be a tenth of the whole time
+    if supports_multiple(net_conf):
+        return  # parsing the ranges is not needed, and would take a tenth of the whole time
     try:
-        sets = conf.range_sets(netconf)
+        sets = host_local_conf.range_sets(net_conf)
     except CniError:
         return
-    conf.check_families(sets, netconf)
+    host_local_conf.check_families(sets, net_conf)
 
 
-def cmd_check(args: CmdArgs, netconf: NetConf) -> None:
-    """Tells whether the attachment has an address, irrespective of which (as the reference)."""
-    wanted = conf.parse(netconf, args)
-    with Store(wanted.data_dir, netconf.name).locked() as held:
-        found = held.find(owner_of(args.container_id, args.ifname)) or held.find(owner_of(args.container_id, ""))
-    if not found:
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that the attachment has any address, as the reference plugin does; raises CniError(999)."""
+    conf = host_local_conf.parse(net_conf, args)
+    with Store(conf.data_dir, net_conf.name).locked() as held:
+        names = held.find(owner_of(args.container_id, args.ifname)) or held.find(owner_of(args.container_id, ""))
+    if not names:
         raise CniError(
             Code.INTERNAL,
             f"host-local: Failed to find address added by container {args.container_id}",
-            f"no reservation of {args.ifname} in {wanted.data_dir}/{netconf.name}",
+            f"no reservation of {args.ifname} in {conf.data_dir}/{net_conf.name}",
         )
 
 
-def cmd_gc(args: CmdArgs, netconf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Releases every address of this network that belongs to no valid attachment; goes on after errors."""
-    store = Store(conf.data_dir(netconf), netconf.name)
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Releases the network's addresses of attachments that are not in `valid`; continues after errors."""
+    store = Store(host_local_conf.data_dir(net_conf), net_conf.name)
     try:
         if not store.exists():
             return
     except OSError as error:
         raise store.unusable(error) from error
-    living = {owner_of(*attachment) for attachment in valid}
-    living |= {owner_of(attachment.container_id, "") for attachment in valid}
+    running_owners = {owner_of(*attachment) for attachment in valid}
+    running_owners |= {owner_of(attachment.container_id, "") for attachment in valid}
     errors = []
     with store.locked() as held:
         for owner, names in held.scan().items():
-            # What no runtime can have written is a note of the administrator's, who keeps the address to himself.
-            if owner not in living and VALID_NAME.fullmatch(attachment_of(owner).container_id):
+            # An owner that is not a container ID is a remark of the administrator, who reserves the address.
+            if owner not in running_owners and VALID_NAME.fullmatch(attachment_of(owner).container_id):
                 errors += _release_each(held, names, owner)
     failure = combined(errors)
     if failure:
         raise failure
 
 
-def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
-    """Tells whether ADD would find a free address in each range set; looks only, and takes no lock."""
-    if netconf.fields.nested("ipam") is None:
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that each range set has an available address; changes nothing and takes no lock. Raises CniError(50)."""
+    if net_conf.fields.nested("ipam") is None:
         raise CniError(
             Code.PLUGIN_NOT_AVAILABLE, "IPAM config missing 'ipam' key", 'host-local is configured in "ipam"'
         )
-    sets = conf.range_sets(netconf)  # may be none: the runtime's own are not sent with STATUS
-    store = Store(conf.data_dir(netconf), netconf.name)
-    cache = partial(ResultCache.read, netconf.name)
+    sets = host_local_conf.range_sets(net_conf)  # may be empty: STATUS does not contain the ranges of the runtime
+    store = Store(host_local_conf.data_dir(net_conf), net_conf.name)
+    cache = partial(ResultCache.read, net_conf.name)
     try:
         full = store.check_usable() and [
             allocator.exhaustion_error(store, i, item, cache) for i, item in enumerate(sets)
@@ -113,7 +114,7 @@ def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
         raise failure
 
 
-def _release(store: Store, names: list[str], owner: bytes) -> None:
+def _release_all(store: Store, names: list[str], owner: bytes) -> None:
     with store.locked() as held:
         for name in names:
             held.release(name, owner)
@@ -137,7 +138,7 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
-    parse=lambda args, netconf: conf.parse(netconf, args),
-    keys=conf.KEYS,
-    gateways=conf.gateways,
+    parse=lambda args, net_conf: host_local_conf.parse(net_conf, args),
+    keys=host_local_conf.KEYS,
+    gateways=host_local_conf.gateways,
 )

@@ -1,7 +1,7 @@
-"""Ranges: the addresses a network may give, and the order in which it gives them.
+"""Ranges: the addresses that a network can allocate, and their order.
 
-One rule: pure arithmetic on values. Inside a range an address is an int, since a walk over a range passes thousands;
-of these only the text is made, which is the name of a reservation.
+One rule: pure arithmetic on values. Inside a range an address is an int, since a search may pass thousands; only its
+text is computed, which is the name of its reservation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from process.values import dataclass
 
 
 class Range(NamedTuple):
-    """A run of addresses of one subnet, `first` to `last` inclusive; `gateway` is skipped when it lies in between."""
+    """The addresses `first` to `last` of one subnet, both inclusive; `gateway` is never allocated."""
 
     subnet: Network
     first: int
@@ -28,8 +28,8 @@ class Range(NamedTuple):
         version = self.subnet.version
         return f"{address(version, self.first)}-{address(version, self.last)}"
 
-    def skipped(self) -> int | None:
-        """Returns the gateway when a walk over the range meets it."""
+    def gateway_value(self) -> int | None:
+        """Returns the gateway if it lies in the range, None otherwise."""
         if self.gateway.version != self.subnet.version or not self.first <= int(self.gateway) <= self.last:
             return None
         return int(self.gateway)
@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeSet:
-    """A pool: ranges of one family of which an attachment gets one address. Prints as the reference's error texts."""
+    """Ranges of one family, from which an attachment gets one address. Printed as in the reference's messages."""
 
     ranges: tuple[Range, ...]
 
@@ -51,12 +51,12 @@ class RangeSet:
 
     @property
     def size(self) -> int:
-        """The number of addresses that can be given."""
-        return sum(item.last - item.first + 1 - (item.skipped() is not None) for item in self.ranges)
+        """The number of addresses that can be allocated."""
+        return sum(item.last - item.first + 1 - (item.gateway_value() is not None) for item in self.ranges)
 
-    def range_of(self, wanted: Address) -> Range | None:
-        """Returns the range that holds `wanted`, its gateway included, or None."""
-        return self._range_of(int(wanted)) if wanted.version == self.version else None
+    def range_of(self, address: Address) -> Range | None:
+        """Returns the range that contains `address`, which may be its gateway, or None."""
+        return self._range_of(int(address)) if address.version == self.version else None
 
     def _range_of(self, value: int) -> Range | None:
         for item in self.ranges:
@@ -65,12 +65,12 @@ class RangeSet:
         return None
 
     def holds(self, value: int) -> bool:
-        """Tells whether the set can give the address `value` of its own family."""
-        return any(item.first <= value <= item.last and value != item.skipped() for item in self.ranges)
+        """Returns whether the set can allocate the address `value` of its own family."""
+        return any(item.first <= value <= item.last and value != item.gateway_value() for item in self.ranges)
 
-    def membership(self) -> Callable[[int], bool]:
-        """Returns a faster `holds`, for thousands of addresses: it compares each with one range."""
-        ordered = sorted((item.first, item.last, item.skipped()) for item in self.ranges)
+    def membership_test(self) -> Callable[[int], bool]:
+        """Returns a faster `holds` for thousands of addresses: it compares each with one range only."""
+        ordered = sorted((item.first, item.last, item.gateway_value()) for item in self.ranges)
         firsts = [first for first, _, _ in ordered]
 
         def holds(value: int) -> bool:
@@ -79,27 +79,27 @@ class RangeSet:
 
         return holds
 
-    def spread(self, many: int) -> Iterator[int]:
-        """Yields addresses from all over the set, about `many` of each range."""
+    def samples(self, count: int) -> Iterator[int]:
+        """Yields addresses spread over the set, about `count` of each range."""
         for item in self.ranges:
-            gateway = item.skipped()
-            for value in range(item.first, item.last + 1, (item.last - item.first) // many + 1):
+            gateway = item.gateway_value()
+            for value in range(item.first, item.last + 1, (item.last - item.first) // count + 1):
                 if value != gateway:
                     yield value
 
     def candidates(self, last: int | None) -> Iterator[tuple[int, Range]]:
-        """Yields every address once, from the one after `last` round to `last` itself (reference: RangeIter).
+        """Yields every address once, beginning after `last` and ending with it (reference: RangeIter).
 
         A `last` that is None or not of this set starts at the first range. Gateways are skipped.
         """
-        for item, first, end in self._turn(last):
-            gateway = item.skipped()
+        for item, first, end in self._round(last):
+            gateway = item.gateway_value()
             for value in range(first, end + 1):
                 if value != gateway:
                     yield value, item
 
-    def _turn(self, last: int | None) -> list[tuple[Range, int, int]]:
-        """Returns the ranges in order of a turn that begins after `last`, whose own range comes first and last."""
+    def _round(self, last: int | None) -> list[tuple[Range, int, int]]:
+        """Returns the ranges in round-robin order, beginning after `last`; the range of `last` is split in two."""
         start = None if last is None else self._range_of(last)
         if start is None or last is None:
             return [(item, item.first, item.last) for item in self.ranges]
@@ -112,7 +112,7 @@ class RangeSet:
         ]
 
     def overlaps(self, other: RangeSet) -> bool:
-        """Tells whether the two sets have an address in common."""
+        """Returns whether the two sets have an address in common."""
         return any(overlap(one, two) for one in self.ranges for two in other.ranges)
 
 
@@ -135,7 +135,7 @@ def first_overlap(ranges: Sequence[Range]) -> int | None:
 
 
 def overlap(one: Range, two: Range) -> bool:
-    """Tells whether two ranges have an address in common."""
+    """Returns whether two ranges have an address in common."""
     return one.subnet.version == two.subnet.version and one.first <= two.last and two.first <= one.last
 
 
@@ -144,6 +144,6 @@ def address(version: int, value: int) -> Address:
     return IPv4Address(value) if version == 4 else IPv6Address(value)
 
 
-def text(version: int, value: int) -> str:
-    """Returns the text of an address, the name of its reservation."""
+def address_text(version: int, value: int) -> str:
+    """Returns the text of the address `value` of family 4 or 6, which is the name of its reservation."""
     return inet_ntop(AF_INET, value.to_bytes(4)) if version == 4 else str(IPv6Address(value))

@@ -1,6 +1,6 @@
-"""resolv.conf read into the `dns` of a result.
+"""Parses resolv.conf into the `dns` of a result.
 
-One rule: lines that are not understood are skipped, as resolvers do.
+One rule: unknown lines are skipped, as resolvers do.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from cni.errors import CniError, Code
 from cni.result import DNS
 from process import files
 
-_MOST_BYTES = 64 << 10  # a hundred times what anybody has
+_MAX_BYTES = 64 << 10  # a hundred times the usual size
 
 
 def read(path: str) -> DNS:
     """Returns the settings in the file `path` (resolv.conf(5)); raises CniError(5) when it cannot be read."""
     try:
-        text = files.read(path, _MOST_BYTES).decode("utf-8", "replace")
+        text = files.read(path, _MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CniError(Code.IO_FAILURE, f"open {path}: {reason}", 'it is the "resolvConf" of "ipam"') from error

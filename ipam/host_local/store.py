@@ -1,24 +1,24 @@
 r"""The store of one network: a directory with a file per reserved address, shared with the reference plugin.
 
-One rule: names, contents and modes are the reference's to the byte, and everything is changed under its lock, so that
-either plugin can take over from the other at any moment.
+One rule: file names, contents and modes equal the reference plugin's byte for byte, and every change is made under its
+lock, so that either plugin can replace the other at any moment.
 
     <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>" (long ago: only the id), mode 0600
-    <dataDir>/<network>/last_reserved_ip.0   "10.1.2.2", the last address given out of range set 0, mode 0600
+    <dataDir>/<network>/last_reserved_ip.0   "10.1.2.2", the last address allocated from range set 0, mode 0600
     <dataDir>/<network>/lock                 empty, flock(2)ed, mode 0750, never removed
-    <dataDir>.podwire/<network>              the index, ours alone (index.py)
+    <dataDir>.podwire/<network>              the index, which only podwire uses (index.py)
 
-An owner, below, is the content of a reservation without surrounding white space.
+An owner, below, is the content of a reservation file without surrounding white space.
 
-- A reservation appears with its content or not at all: it is written to a file without a name (O_TMPFILE), which then
-  gets one by linkat(2); that fails when the name is taken. No temporary name is left behind by a kill.
-- Nothing is fsync'ed: after a power loss every container is gone, and a reservation whose content did not reach the
-  disk is an empty file. Such a file, which the reference leaves when it is killed, too, is free: who writes one holds
-  the lock, so under the lock it is residue.
-- `last_reserved_ip.N` is overwritten in place by one write, which no kill can tear, instead of replaced by rename:
-  ext4 flushes a file that replaces another (80 us), and every replaced one is an inode more to pass over (index.py).
-- SIGTERM and SIGINT are held back by who takes the lock, as in each verb (process/signals.py), and arrive only while he
-  waits for it: what is done under it is short and all or nothing.
+- A reservation file appears with its content or not at all: the content is written to a nameless file (O_TMPFILE),
+  which linkat(2) then names; that fails when the name exists. A killed process leaves no temporary file.
+- Nothing is fsync'ed: after a power loss no container runs any more, and a reservation whose content did not reach the
+  disk is an empty file. A killed reference plugin leaves empty files, too. They are residue and count as free: a writer
+  holds the lock, so under the lock no empty file is being written.
+- `last_reserved_ip.N` is overwritten in place by one write, which a kill cannot tear, instead of replaced by rename:
+  ext4 flushes a file that replaces another (80 us), and each replaced inode slows down later ones (index.py).
+- The caller blocks SIGTERM and SIGINT, as every verb does (process/signals.py); they are delivered only while it waits
+  for the lock. What is done under the lock is short and atomic.
 
 An ADD of one address makes 25 system calls here, DEL 19, CHECK 15, STATUS 10, however many reservations there are:
 0.2 ms in a warm process, 1 ms in a fresh one, whose first use of each page of the start-up image is a page fault.
@@ -39,26 +39,26 @@ from ipam.host_local.boots import Origin
 from ipam.host_local.index import Index
 from process import directories, record
 
-# What reading a name in the store may answer without being a failure of ours: not there, or no file of ours.
+# Errors of reading a name in the store that are no failure: the file is missing, or not one of the store.
 _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, errno.EAGAIN)
-# The directory may be a link, as /var/lib/cni may be; what is in it is ours or nobody's: a link in it is not followed
-# to a file elsewhere, and a FIFO is no reason to hang.
-_OURS = os.O_NOFOLLOW | os.O_NONBLOCK
-_READING = os.O_RDONLY | _OURS
-_MOSTLY_BYTES = 256  # an owner is far shorter
-_OWNER_BYTES = 1 << 17  # of one that is not: a variable of the environment has no more (MAX_ARG_STRLEN)
+# The directory may be a symbolic link, as /var/lib/cni may be. Entries in it are opened without following symbolic
+# links to files elsewhere, and without blocking on a FIFO.
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK
+_READING = os.O_RDONLY | _SAFE
+_FIRST_READ_BYTES = 256  # enough for nearly every owner
+_MAX_OWNER_BYTES = 1 << 17  # the limit of an environment variable (MAX_ARG_STRLEN)
 
 Owners = dict[bytes, list[str]]
 Origins = Callable[[bytes, str], Origin]
 
 
 def owner_of(container_id: str, ifname: str) -> bytes:
-    """Returns the content of a reservation of this attachment; without `ifname` that of a legacy one."""
+    """Returns the content of this attachment's reservation files; without `ifname`, that of a legacy file."""
     return os.fsencode(f"{container_id}\r\n{ifname}" if ifname else container_id)
 
 
 class Store:
-    """The store of `network`; reading alone needs no lock, `locked` gives the rest."""
+    """The store of `network`. Reading needs no lock; changes are made through `locked`."""
 
     def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = lock.LOCK_WAIT_S) -> None:
         self.directory = f"{data_dir}/{network}"
@@ -68,9 +68,9 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[Reservations]:
-        """Makes the directory when it is not there, and holds its lock; the signals are held back by the caller.
+        """Creates the directory if it is missing, and holds its lock; the caller blocks the signals.
 
-        Raises CniError(11) when the lock is not to be had, CniError(5) when the directory cannot be used.
+        Raises CniError(11) when the wait for the lock times out, CniError(5) when the directory cannot be used.
         """
         path = f"{self.directory}/lock"
         fd = -1
@@ -85,7 +85,7 @@ class Store:
             except CniError:
                 raise
             except BaseException:
-                index.distrust()  # the change that failed may be half done
+                index.invalidate()  # the failed change may be incomplete
                 raise
             finally:
                 index.close()
@@ -93,11 +93,11 @@ class Store:
             raise self.unusable(error) from error
         finally:
             if fd >= 0:
-                with suppress(OSError):  # nothing was written to it
+                with suppress(OSError):  # nothing was written to the lock file
                     os.close(fd)
 
     def unusable(self, error: OSError) -> CniError:
-        """Returns the CniError(5) that names the path of an OSError."""
+        """Returns a CniError(5) with the path of the OSError."""
         return CniError(
             Code.IO_FAILURE,
             f"cannot use the reservations in {self.directory}: {error.strerror}",
@@ -105,7 +105,7 @@ class Store:
         )
 
     def exists(self) -> bool:
-        """Tells whether the store has been made; raises OSError when it cannot be."""
+        """Returns whether the directory exists; raises OSError when something else has its name."""
         try:
             status = os.stat(self.directory)
         except FileNotFoundError:
@@ -115,9 +115,9 @@ class Store:
         return True
 
     def check_usable(self) -> bool:
-        """Tells whether the store has been made.
+        """Returns whether the directory exists.
 
-        Raises the OSError that reserving an address would meet, as far as that can be known without doing so.
+        Raises the OSError that reserving an address would cause, as far as it can be predicted without changes.
         """
         exists = self.exists()
         directories.check_writable(self.directory)
@@ -127,36 +127,36 @@ class Store:
         return exists
 
     def is_free(self, name: str) -> bool:
-        """Tells whether nobody has the reservation `name`, by a look without the lock."""
+        """Returns whether the address `name` is free, as seen without the lock."""
         return _is_free(f"{self.directory}/{name}")
 
     def names(self) -> list[str]:
-        """Returns the names of all reservations, residue of a crash among them."""
+        """Returns the names of all reservation files, residue included."""
         return _names(self.directory)
 
     def list_used(self, version: int) -> set[int]:
-        """Returns all addresses of family 4 or 6 that have a reservation, residue of a crash among them."""
+        """Returns all addresses of family 4 or 6 that have a reservation file, residue included."""
         return set(values(version, os.listdir(self.directory)))
 
     def get_owner(self, name: str) -> bytes:
-        """Returns the owner of the reservation `name`, b"" when there is none; by a look without the lock."""
+        """Returns the owner of the reservation `name`, b"" if there is none, as seen without the lock."""
         return _content(f"{self.directory}/{name}")
 
     def open_index(self) -> Index:
-        """Returns the index, to be closed; without the lock it is to be looked at only."""
+        """Opens the index, which the caller closes; without the lock it must only be read."""
         return Index(self._data_dir, self._network, self.directory)
 
     def list_owners(self) -> Owners:
-        """Returns all reservations by owner, residue left out."""
+        """Returns the names of all reservations by owner, without residue."""
         return _read_all(self.directory)[0]
 
     def last_reserved(self, number: int) -> str:
-        """Returns what `last_reserved_ip.<number>` holds, "" when there is none."""
+        """Returns the content of `last_reserved_ip.<number>`, "" if there is none."""
         return _last_reserved(self.directory, number)
 
     @contextmanager
     def origins(self) -> Iterator[Origins]:
-        """Yields what tells the origin of an owner's reservation, by a look into the index without the lock."""
+        """Yields a function that returns the origin of an owner's reservation, read from the index without the lock."""
         index = self.open_index()
         try:
             yield index.origin
@@ -173,7 +173,7 @@ class Reservations:
         self._last: dict[int, str] = {}
 
     def find(self, owner: bytes) -> list[str]:
-        """Returns the names of the reservations that `owner` has."""
+        """Returns the names of the reservations of `owner`."""
         if self._index.complete:
             names = self._index.find(owner)
             if all(self.get_owner(name) == owner for name in names) and self._index.complete:
@@ -181,21 +181,21 @@ class Reservations:
         return self.scan().get(owner, [])
 
     def get_owner(self, name: str) -> bytes:
-        """Returns the owner of the reservation `name`, b"" when there is none."""
+        """Returns the owner of the reservation `name`, b"" if there is none."""
         return _content(f"{self.directory}/{name}")
 
     def is_free(self, name: str) -> bool:
-        """Tells whether nobody has the reservation `name`."""
+        """Returns whether the address `name` is free."""
         return _is_free(f"{self.directory}/{name}")
 
     def list_used(self, version: int) -> set[int]:
-        """Returns all addresses of family 4 or 6 that have a reservation, residue of a crash among them."""
+        """Returns all addresses of family 4 or 6 that have a reservation file, residue included."""
         return set(values(version, os.listdir(self.directory)))
 
     def scan(self) -> Owners:
-        """Reads all reservations, by owner; removes the residue of crashes and writes the index anew."""
+        """Returns the names of all reservations by owner; deletes residue and rebuilds the index."""
         if record.is_dry_run() and not os.path.isdir(self.directory):
-            return {}  # it would have been made
+            return {}  # without the dry run it would have been created
         owners, residue = _read_all(self.directory)
         for name in residue:
             if record.change(f"remove {self.directory}/{name}, which a crash left empty"):
@@ -205,17 +205,17 @@ class Reservations:
         return owners
 
     def last_reserved(self, number: int) -> str:
-        """Returns what `last_reserved_ip.<number>` holds, "" when there is none."""
+        """Returns the content of `last_reserved_ip.<number>`, "" if there is none."""
         if number not in self._last:
             self._last[number] = _last_reserved(self.directory, number)
         return self._last[number]
 
     def origin(self, owner: bytes, name: str) -> Origin:
-        """Tells when `owner`'s reservation `name` was made, as far as it is known."""
+        """Returns when the reservation `name` of `owner` was created, as far as it is known."""
         return self._index.origin(owner, name)
 
     def reserve(self, name: str, owner: bytes) -> bool:
-        """Reserves `name` for `owner`; returns False when somebody has it."""
+        """Reserves `name` for `owner`; returns False if it is reserved already."""
         path = f"{self.directory}/{name}"
         try:
             _create(self.directory, path, owner)
@@ -225,50 +225,50 @@ class Reservations:
             os.unlink(path)
             _create(self.directory, path, owner)
         if record.is_recording():
-            record.change(_words("reserve", name, owner))
+            record.change(_describe("reserve", name, owner))
         self._index.add(owner, name)
         return True
 
     def note_last_reserved(self, number: int, name: str) -> None:
-        """Writes `last_reserved_ip.<number>`, at which the next search of that range set begins."""
+        """Writes `last_reserved_ip.<number>`, after which the next search of that range set begins."""
         path = f"{self.directory}/last_reserved_ip.{number}"
         record.change(f"write {name} to {path}")
         text = name.encode()
         if len(text) < len(self.last_reserved(number)):
-            os.unlink(path)  # the rest of a longer text would have to be cut off in a second step
+            os.unlink(path)  # overwriting a longer text would need a second step, to truncate it
         self._last.pop(number, None)
         try:
-            fd = os.open(path, os.O_WRONLY | _OURS)
+            fd = os.open(path, os.O_WRONLY | _SAFE)
         except FileNotFoundError:
             _create(self.directory, path, text)
             return
         except OSError as error:
             if error.errno not in _FOREIGN:
                 raise
-            return  # somebody's directory, link or FIFO: the search begins at the range's start then
+            return  # a foreign directory, link or FIFO: the next search begins at the start of the range
         try:
             os.pwrite(fd, text, 0)
         finally:
             os.close(fd)
 
     def release(self, name: str, owner: bytes) -> None:
-        """Frees the reservation `name` that `owner` has; one that is gone already is success."""
-        if record.is_recording() and not record.change(_words("release", name, owner)):
+        """Releases the reservation `name` of `owner`; a missing one is success."""
+        if record.is_recording() and not record.change(_describe("release", name, owner)):
             return
         with suppress(FileNotFoundError):
             os.unlink(f"{self.directory}/{name}")
         self._index.remove(owner, name)
 
 
-def _words(doing: str, name: str, owner: bytes) -> str:
+def _describe(action: str, name: str, owner: bytes) -> str:
     container_id, _, ifname = owner.partition(b"\r\n")
-    where = [os.fsdecode(text) for text in (container_id, ifname) if text]
-    return f"{doing} {name} of {' '.join(where)}"
+    parts = [os.fsdecode(text) for text in (container_id, ifname) if text]
+    return f"{action} {name} of {' '.join(parts)}"
 
 
 def _open_lock(path: str) -> int:
-    """Opens the lock, made with its directory when it is not there: -1 when that is only planned."""
-    flags = os.O_RDONLY | _OURS | (0 if record.is_dry_run() else os.O_CREAT)
+    """Opens the lock file, and creates it with its directory if missing; returns -1 if a dry run would create it."""
+    flags = os.O_RDONLY | _SAFE | (0 if record.is_dry_run() else os.O_CREAT)
     try:
         return os.open(path, flags, 0o750)
     except FileNotFoundError:
@@ -279,7 +279,7 @@ def _open_lock(path: str) -> int:
 
 
 def _create(directory: str, path: str, content: bytes) -> None:
-    """Makes a file that has its content from the first moment; raises FileExistsError when the name is taken."""
+    """Creates a file atomically with its content; raises FileExistsError if the name exists."""
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600)
     except OSError:
@@ -287,47 +287,47 @@ def _create(directory: str, path: str, content: bytes) -> None:
         return
     try:
         directories.write(fd, content)
-        # An absolute source ignores the directory it is given with; with one, Python calls linkat(2) and has it follow
-        # the symbolic link, which is the way to name a nameless file (open(2), O_TMPFILE).
+        # The way to name a nameless file (open(2), O_TMPFILE) is linkat(2) with AT_SYMLINK_FOLLOW. Python calls it that
+        # way only if a directory is passed, which an absolute source path ignores.
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
     except FileNotFoundError:  # no /proc here
         _create_in_place(path, content)
     finally:
-        with suppress(OSError):  # it has its name by now, or never will
+        with suppress(OSError):  # the outcome is already decided: the file has its name, or an error is being raised
             os.close(fd)
 
 
 def _create_in_place(path: str, content: bytes) -> None:
-    """Makes a file as the reference does, where the file system has no nameless ones (NFS, old overlayfs).
+    """Creates a file as the reference plugin does, where O_TMPFILE is not supported (NFS, old overlayfs).
 
-    A kill between the two steps leaves an empty file, which is free.
+    A kill between the two steps leaves an empty file, which counts as free.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         try:
             directories.write(fd, content)
         finally:
-            os.close(fd)  # NFS tells only now that the disk is full
+            os.close(fd)  # NFS reports a full disk only on close
     except BaseException:
         os.unlink(path)
         raise
 
 
 def _content(path: str) -> bytes:
-    return _read_ours(path).strip()
+    return _read_file(path).strip()
 
 
 def _last_reserved(directory: str, number: int) -> str:
-    return _read_ours(f"{directory}/last_reserved_ip.{number}").decode("ascii", "replace")
+    return _read_file(f"{directory}/last_reserved_ip.{number}").decode("ascii", "replace")
 
 
-def _read_ours(path: str) -> bytes:
-    """Returns what a file of ours holds, b"" when there is none or the name is somebody else's."""
+def _read_file(path: str) -> bytes:
+    """Returns the content of a file of the store, b"" if it is missing or foreign (a directory, a link)."""
     try:
         fd = os.open(path, _READING)
         try:
-            content = os.read(fd, _MOSTLY_BYTES)
-            return content if len(content) < _MOSTLY_BYTES else content + os.read(fd, _OWNER_BYTES)
+            content = os.read(fd, _FIRST_READ_BYTES)
+            return content if len(content) < _FIRST_READ_BYTES else content + os.read(fd, _MAX_OWNER_BYTES)
         finally:
             os.close(fd)
     except OSError as error:
@@ -344,14 +344,14 @@ def values(version: int, names: Iterable[str]) -> Iterator[int]:
     """Yields the addresses of family 4 or 6 among `names`."""
     family = AF_INET if version == 4 else AF_INET6
     for name in names:
-        try:  # noqa: SIM105 - of thousands: a context for each takes six times as long
+        try:  # noqa: SIM105 - a context manager would take six times as long, for thousands of names
             yield int.from_bytes(inet_pton(family, name))
-        except (OSError, ValueError):  # the other family, or no address
+        except (OSError, ValueError):  # the other family, or not an address
             pass
 
 
 def _is_address(name: str) -> bool:
-    """Tells a reservation from everything else in the directory, which is somebody else's."""
+    """Returns whether a file name is an address, and so a reservation; other files are foreign."""
     try:
         inet_pton(AF_INET6 if ":" in name else AF_INET, name)
     except (OSError, ValueError):
@@ -360,15 +360,15 @@ def _is_address(name: str) -> bool:
 
 
 def _read_all(directory: str) -> tuple[Owners, list[str]]:
-    """Returns reservations by owner, and the names of files that a crash left empty.
+    """Returns the reservations by owner, and the names of residue files.
 
-    What takes an address and names nobody (a blank file, a directory, a link) is owned by b"".
+    Entries that occupy an address but name no owner (a blank file, a directory, a link) are listed under b"".
     """
     owners: Owners = {}
     residue = []
     for name in _names(directory):
         path = f"{directory}/{name}"
-        owner = _read_ours(path).strip()
+        owner = _read_file(path).strip()
         if not owner:
             try:
                 status = os.lstat(path)

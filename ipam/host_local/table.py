@@ -1,10 +1,10 @@
-"""The table of an index (index.py): a record for each reservation, in the bucket that its owner's key chooses.
+"""The table of an index (index.py): a record per reservation, in a bucket chosen by its owner's key.
 
 One rule: pure, bytes in and bytes out.
 
-A bucket has room for 15 records and ends with a checksum; a record that finds no room needs a table of more buckets. A
-vacant record is all zeros. The place of the checksum begins with a zero, so that a podwire without checksums takes it
-for a vacant record. Such a podwire writes a 16th record there, or nothing, and the bucket then counts as damaged.
+A bucket holds 15 records and a checksum; if it is full, the table needs more buckets. A vacant record is all zeros. The
+position of the checksum begins with a zero, so that an older podwire, without checksums, treats it as a vacant record.
+If that podwire writes a 16th record there, or changes another one, the bucket counts as damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import compress
 
 from ipam.host_local.boots import Origin
 
-# Origin and length of the name, name, its reservation's change time in ns (of those of an earlier boot), key.
+# Origin and length of the name, name, the reservation file's change time in ns (only of an earlier boot), key.
 _NAME_BYTES = 39
 _RECORD = struct.Struct(f"<B{_NAME_BYTES}sQ16s")
 RECORD_BYTES = _RECORD.size
@@ -30,34 +30,34 @@ _CHECKSUM_BYTES = 16
 _CHECKSUM_AT = BUCKET_BYTES - RECORD_BYTES
 _LOAD = 4  # records per bucket at first: the chance that one of them gets 16 is about 1 in 200,000
 _LEAST_BUCKETS = 32
-MOST_BUCKETS = 1 << 20  # of millions of reservations; what is larger is no table of ours
-_SPARSE = 16  # how many times as many may be tried when one of them overflows
+MOST_BUCKETS = 1 << 20  # enough for millions of reservations; podwire never writes a larger table
+_SPARSE = 16  # the table may grow to this many times its first size when buckets overflow
 
 
 def key_of(owner: bytes) -> bytes:
-    """Returns what stands for an owner in the table."""
+    """Returns the key of an owner in the table."""
     return hashlib.blake2b(owner, digest_size=_KEY_BYTES).digest()
 
 
-def packed(key: bytes, name: str, origin: Origin, changed_ns: int) -> bytes:
+def pack(key: bytes, name: str, origin: Origin, changed_ns: int) -> bytes:
     """Returns the record of a reservation."""
     text = name.encode()  # an address takes at most 39
     return _RECORD.pack(origin << _ORIGIN_SHIFT | len(text), text, changed_ns, key)
 
 
-def judged(record: bytes, origin: Origin, changed_ns: int) -> bytes:
-    """Returns a record with what has been found out of its reservation's origin."""
+def with_origin(record: bytes, origin: Origin, changed_ns: int) -> bytes:
+    """Returns a record with another origin and change time."""
     head = origin << _ORIGIN_SHIFT | record[0] & _LENGTH_MASK
     return bytes((head,)) + record[1:_CHANGED_AT] + changed_ns.to_bytes(8, "little") + record[_KEY_AT:]
 
 
 def origin_of(record: bytes) -> Origin:
-    """Returns when the reservation of a record was made, as it was known when that was written."""
+    """Returns when a record's reservation was created, as far as that was known when it was written."""
     return _ORIGINS[record[0] >> _ORIGIN_SHIFT]
 
 
 def changed_of(record: bytes) -> int:
-    """Returns the change time in ns that a record has of its reservation, 0 where it has none."""
+    """Returns the change time in ns of a record's reservation file, 0 if the record does not contain it."""
     return int.from_bytes(record[_CHANGED_AT:_KEY_AT], "little")
 
 
@@ -66,13 +66,13 @@ def name_of(record: bytes) -> str:
     return record[1 : 1 + (record[0] & _LENGTH_MASK)].decode("ascii", "replace")
 
 
-def place(key: bytes, buckets: int) -> int:
-    """Returns where the bucket of a key begins in a table."""
+def bucket_offset(key: bytes, buckets: int) -> int:
+    """Returns the offset of a key's bucket in a table of `buckets` buckets."""
     return int.from_bytes(key[:8]) % buckets * BUCKET_BYTES
 
 
-def found(bucket: bytes, key: bytes) -> list[tuple[int, bytes]]:
-    """Returns the records of a key in its bucket, with their places there."""
+def find(bucket: bytes, key: bytes) -> list[tuple[int, bytes]]:
+    """Returns the records of a key in its bucket, with their positions."""
     records = []
     at = bucket.find(key)
     while at >= 0:
@@ -83,8 +83,8 @@ def found(bucket: bytes, key: bytes) -> list[tuple[int, bytes]]:
     return records
 
 
-def vacancy(bucket: bytes) -> int:
-    """Returns where there is room in a bucket, -1 when there is none."""
+def vacant_position(bucket: bytes) -> int:
+    """Returns the position of the first vacant record in a bucket, -1 if it is full."""
     at = bucket.find(VACANT)
     while at > 0 and at % RECORD_BYTES:  # zeros across two records
         at = bucket.find(VACANT, at + 1)
@@ -92,23 +92,23 @@ def vacancy(bucket: bytes) -> int:
 
 
 def with_checksum(content: bytes | bytearray, offset: int) -> bytes:
-    """Returns the bucket that begins at `offset` of the table, made of `content`: its records, or an earlier bucket."""
-    own = content[:_CHECKSUM_AT]
-    return bytes(own.ljust(BUCKET_BYTES - _CHECKSUM_BYTES, b"\0")) + _checksum(own, offset)
+    """Returns the bucket at `offset` of the table, with the records of `content` and their checksum."""
+    packed = content[:_CHECKSUM_AT]
+    return bytes(packed.ljust(BUCKET_BYTES - _CHECKSUM_BYTES, b"\0")) + _checksum(packed, offset)
 
 
-def changed(bucket: bytes, at: int, record: bytes, offset: int) -> bytes:
-    """Returns a bucket with `record` at its place `at`."""
+def with_record(bucket: bytes, at: int, record: bytes, offset: int) -> bytes:
+    """Returns a bucket with `record` at position `at`."""
     return with_checksum(bucket[:at] + record + bucket[at + RECORD_BYTES :], offset)
 
 
 def is_intact(bucket: bytes, offset: int) -> bool:
-    """Tells whether a bucket is as it was written, and at its place."""
+    """Returns whether a bucket matches its checksum and its offset."""
     return bucket == with_checksum(bucket, offset)
 
 
 def is_whole(table: bytes) -> bool:
-    """Tells whether all buckets of a table are as they were written."""
+    """Returns whether all buckets of a table match their checksums."""
     return all(is_intact(table[at : at + BUCKET_BYTES], at) for at in range(0, len(table), BUCKET_BYTES))
 
 
@@ -119,7 +119,7 @@ def records(table: bytes | bytearray) -> list[bytes]:
 
 
 def identity(key: bytes, name: str) -> bytes:
-    """Returns what is the same in all records of a name and its owner."""
+    """Returns the part that all records of the same name and owner share."""
     return name.encode().ljust(_NAME_BYTES, b"\0") + key
 
 
@@ -128,24 +128,24 @@ def identity_of(record: bytes) -> bytes:
     return record[1:_CHANGED_AT] + record[_KEY_AT:]
 
 
-def made_of(records: list[bytes]) -> bytearray | None:
-    """Returns a table with room for more; None when there are too many, or more of one key than a bucket holds."""
+def build(records: list[bytes]) -> bytearray | None:
+    """Returns a table of the records, with room for more; None if there are too many, or too many of one key."""
     buckets = _LEAST_BUCKETS
     while buckets * _LOAD < len(records):
         buckets *= 2
     most = min(buckets * _SPARSE, MOST_BUCKETS)
-    while (table := _filled(records, buckets)) is None:
+    while (table := _fill(records, buckets)) is None:
         buckets *= 2
         if buckets > most:
             return None
     return table
 
 
-def _filled(records: list[bytes], buckets: int) -> bytearray | None:
-    """Returns all buckets, or None when a bucket overflows."""
+def _fill(records: list[bytes], buckets: int) -> bytearray | None:
+    """Returns a table of `buckets` buckets, None if a bucket overflows."""
     filled: dict[int, list[bytes]] = {}
     for record in records:
-        filled.setdefault(place(record[_KEY_AT:], buckets), []).append(record)
+        filled.setdefault(bucket_offset(record[_KEY_AT:], buckets), []).append(record)
     if max(map(len, filled.values()), default=0) > _CHECKSUM_AT // RECORD_BYTES:
         return None
     table = bytearray(buckets * BUCKET_BYTES)
@@ -155,5 +155,5 @@ def _filled(records: list[bytes], buckets: int) -> bytearray | None:
 
 
 def _checksum(content: bytes | bytearray, offset: int) -> bytes:
-    """Returns the checksum of a bucket's records; most of them are vacant, and zeros at the end tell nothing."""
+    """Returns the checksum of a bucket's records; skips the vacant ones at the end, which are most of them."""
     return hashlib.blake2b(b"%d " % offset + content.rstrip(b"\0"), digest_size=_CHECKSUM_BYTES).digest()

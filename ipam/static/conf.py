@@ -1,7 +1,6 @@
-"""The configuration of static, parsed: typed values or an error that names the key.
+"""The configuration of static: typed values, or an error that names the key.
 
-One rule: pure, and who says something later says it better: the runtime's addresses replace those of `args`, and these
-replace the network's own together with those of CNI_ARGS.
+One rule: pure. Addresses of the runtime replace those of `args`; these replace those of the network and CNI_ARGS.
 """
 
 from __future__ import annotations
@@ -35,44 +34,44 @@ _NO_ENTRY = "an entry in the 'ips' field is NOT in CIDR notation"
 
 @dataclass(frozen=True)
 class StaticConf:
-    """What ADD gives. `certain` is false when a runtime that may choose the addresses does not say which it chose."""
+    """The result of ADD. `is_final` is false if a runtime that may choose the addresses has sent none."""
 
     ips: tuple[IPConfig, ...]
     routes: tuple[Route, ...]
     dns: DNS
-    certain: bool
+    is_final: bool
 
 
-def parse(conf: NetConf, args: CmdArgs) -> StaticConf:
-    """Reads and validates all of it, in the reference's order; raises CniError(7), CniError(4) for CNI_ARGS."""
-    ipam = addressing.ipam_section(conf, "static")
-    own = [(item.string("address"), item.path("address"), item.ip("gateway")) for item in ipam.objects("addresses")]
+def parse(net_conf: NetConf, args: CmdArgs) -> StaticConf:
+    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS, in the reference's order."""
+    ipam = addressing.ipam_section(net_conf, "static")
+    entries = [(item.string("address"), item.path("address"), item.ip("gateway")) for item in ipam.objects("addresses")]
     routes, dns = addressing.routes(ipam), DNS.from_fields(ipam.section("dns"))
-    env = _of_environment(args)
+    env = _from_cni_args(args)
     by_args, by_runtime = (
         tuple(IPConfig(_cidr(text, where, _NO_ENTRY)) for where, text in items)
-        for items in addressing.requested_ips(conf)
+        for items in addressing.requested_ips(net_conf)
     )
     ips = by_runtime or by_args
     if not ips:
-        ips = (*(IPConfig(_cidr(text, f'"{at}"', _NO_ADDRESS), gateway) for text, at, gateway in own), *env)
-    addressing.refuse_multiple([ip.address.version for ip in ips], conf, "leave one of each")
+        ips = (*(IPConfig(_cidr(text, f'"{at}"', _NO_ADDRESS), gateway) for text, at, gateway in entries), *env)
+    addressing.refuse_multiple([ip.address.version for ip in ips], net_conf, "leave one of each")
     return StaticConf(
-        ips, routes, dns, certain=bool(by_runtime) or not conf.fields.section("capabilities").boolean("ips")
+        ips, routes, dns, is_final=bool(by_runtime) or not net_conf.fields.section("capabilities").boolean("ips")
     )
 
 
-def _of_environment(args: CmdArgs) -> tuple[IPConfig, ...]:
-    """Returns the addresses of CNI_ARGS, each with the last GATEWAY of its subnet, which reaches no other address."""
+def _from_cni_args(args: CmdArgs) -> tuple[IPConfig, ...]:
+    """Returns the addresses of CNI_ARGS, each with the last GATEWAY that lies in its subnet."""
     env = args.cni_args("IP", "GATEWAY")
-    items = _listed(env.get("IP", ""))
+    items = _split(env.get("IP", ""))
     ips = tuple(IPConfig(_cidr(item, "IP= in CNI_ARGS", _NO_IP, Code.INVALID_ENVIRONMENT)) for item in items)
-    for gateway in map(_gateway, _listed(env.get("GATEWAY", ""))):
+    for gateway in map(_gateway, _split(env.get("GATEWAY", ""))):
         ips = tuple(replace(ip, gateway=gateway) if gateway in ip.address.network else ip for ip in ips)
     return ips
 
 
-def _listed(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [item.strip() for item in text.split(",")] if text else []
 
 
@@ -91,11 +90,11 @@ def _cidr(text: str, where: str, problem: str, code: Code = Code.INVALID_NETWORK
     try:
         return parse_cidr(text)
     except ValueError:
-        raise CniError(code, f"{problem}, got: '{text}'", _cure(text, where)) from None
+        raise CniError(code, f"{problem}, got: '{text}'", _hint(text, where)) from None
 
 
-def _cure(text: str, where: str) -> str:
-    """Returns what to write instead. A forgotten prefix is by far the most frequent mistake: host-local needs none."""
+def _hint(text: str, where: str) -> str:
+    """Returns the correct notation. The most frequent mistake is a missing prefix length, which host-local allows."""
     try:
         address = parse_ip(text)
     except ValueError:

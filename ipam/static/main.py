@@ -1,6 +1,6 @@
-"""static: addresses that the configuration or the runtime names.
+"""static: returns the addresses in the configuration or from the runtime.
 
-One rule: nothing is kept and nothing is reserved, so that DEL has nothing to do, whatever the configuration is by then.
+One rule: nothing is stored or reserved, so DEL has nothing to do, whatever the configuration is by then.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
-from ipam.static import conf
+from ipam.static import conf as static_conf
 from process.values import replace
 
 
-def cmd_add(args: CmdArgs, netconf: NetConf) -> Result:
-    """Gives what is written; no address at all is for the caller to judge."""
-    wanted = conf.parse(netconf, args)
-    return Result(ips=wanted.ips, routes=wanted.routes, dns=wanted.dns)
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Returns the configured addresses; the caller decides whether an empty result is an error."""
+    conf = static_conf.parse(net_conf, args)
+    return Result(ips=conf.ips, routes=conf.routes, dns=conf.dns)
 
 
-def cmd_del(args: CmdArgs, netconf: NetConf) -> None:
-    """Does nothing: not even the configuration is read."""
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Does nothing, not even read the configuration."""
 
 
-def cmd_check(args: CmdArgs, netconf: NetConf) -> None:
-    """Tells whether prevResult has each address as it is written; a gateway, where none is written, is the caller's.
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that prevResult has each configured address, and its gateway if one is configured; raises CniError(999).
 
-    Routes and dns are not compared: interface plugins put their own in. Where the runtime may have chosen addresses for
-    ADD, and sends none now, those of the network may be absent.
+    Routes and dns are not compared, since interface plugins add their own. The network's addresses may be absent if the
+    runtime may have sent others with ADD, and sends none now.
     """
-    wanted = conf.parse(netconf, args)
-    present = netconf.required_prev_result().ips
-    for ip in wanted.ips:
-        problem = _difference(ip, [item for item in present if item.address.ip == ip.address.ip], wanted.certain)
+    conf = static_conf.parse(net_conf, args)
+    existing = net_conf.required_prev_result().ips
+    for ip in conf.ips:
+        problem = _difference(ip, [item for item in existing if item.address.ip == ip.address.ip], conf.is_final)
         if problem:
             raise CniError(
                 Code.INTERNAL, f"static: Failed to match addr {ip.address.ip} on interface {args.ifname}", problem
             )
 
 
-def cmd_status(args: CmdArgs, netconf: NetConf) -> None:
-    """Tells whether the configuration can be served; what only a runtime says is not there with STATUS."""
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the configuration, without the runtime's values, which STATUS does not contain; raises CniError(50)."""
     try:
-        conf.parse(netconf, replace(args, args=""))
+        static_conf.parse(net_conf, replace(args, args=""))
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
 
 
-def _difference(wanted: IPConfig, present: list[IPConfig], certain: bool) -> str:
-    """Returns how `present`, what prevResult has of one address, differs from what is wanted, "" if it does not."""
-    if not present:
-        return f"prevResult does not have {wanted.address}" if certain else ""
-    alike = [item for item in present if item.address == wanted.address]
-    if not alike:
-        return f"prevResult has {present[0].address}, the configuration {wanted.address}"
-    if wanted.gateway and all(item.gateway != wanted.gateway for item in alike):
-        return f"prevResult has gateway {alike[0].gateway or 'none'}, the configuration {wanted.gateway}"
+def _difference(desired: IPConfig, existing: list[IPConfig], is_final: bool) -> str:
+    """Returns how `existing`, the entries of one address in prevResult, differ from `desired`, "" if they do not."""
+    if not existing:
+        return f"prevResult does not have {desired.address}" if is_final else ""
+    matching = [item for item in existing if item.address == desired.address]
+    if not matching:
+        return f"prevResult has {existing[0].address}, the configuration {desired.address}"
+    if desired.gateway and all(item.gateway != desired.gateway for item in matching):
+        return f"prevResult has gateway {matching[0].gateway or 'none'}, the configuration {desired.gateway}"
     return ""
 
 
@@ -66,6 +66,6 @@ PLUGIN = Plugin(
     cmd_del=cmd_del,
     cmd_check=cmd_check,
     cmd_status=cmd_status,
-    parse=lambda args, netconf: conf.parse(netconf, args),
-    keys=conf.KEYS,
+    parse=lambda args, net_conf: static_conf.parse(net_conf, args),
+    keys=static_conf.KEYS,
 )

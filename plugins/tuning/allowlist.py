@@ -1,7 +1,7 @@
 """The administrator's list of the sysctls that networks may set.
 
-One rule: what cannot be read or understood allows nothing. The language is Go's; where Python's means something else
-by the same text, the line is refused.
+One rule: a list that cannot be read or parsed allows nothing. Expressions use Go's syntax; an expression that Python
+would interpret differently is refused.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from process import files
 
 PATH = "/etc/cni/tuning/allowlist.conf"
 
-_MOST_BYTES = 1 << 20
-# Lookaround, references and conditions, which Go has not; classes by name and "{,n}", which are something else there.
-_OTHERS = re.compile(r"\(\?[=!#>(]|\(\?<[=!]|\(\?P[=>]|\\[1-9Z]|\[\[:|\[:\w+:\]|\{,")
+_MAX_BYTES = 1 << 20
+# Lookaround, references and conditions do not exist in Go; named classes and "{,n}" mean something else there.
+_INCOMPATIBLE = re.compile(r"\(\?[=!#>(]|\(\?<[=!]|\(\?P[=>]|\\[1-9Z]|\[\[:|\[:\w+:\]|\{,")
 
 
 def require(sysctls: tuple[Sysctl, ...]) -> None:
-    """Refuses what the list does not allow; without a list everything is. Raises CniError(999).
+    """Raises CniError(999) for a sysctl that the list does not allow; without a list all are allowed.
 
-    An expression needs to match a part of the key only, as the key is written (reference).
+    An expression only needs to match a part of the key, as it is written in the configuration (reference).
     """
     if not sysctls:
         return
@@ -37,23 +37,23 @@ def require(sysctls: tuple[Sysctl, ...]) -> None:
 
 
 def _read() -> list[re.Pattern[str]] | None:
-    """Returns the expressions, None without a list; one to each line, and no comments."""
+    """Returns the expressions, one per line, None without a list; the file has no comments."""
     try:
-        lines = files.read(PATH, _MOST_BYTES).decode("utf-8", "replace").splitlines()
+        lines = files.read(PATH, _MAX_BYTES).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise CniError(Code.IO_FAILURE, f"cannot read {PATH}: {why}", "until then no sysctl is set") from error
-    return [_compiled(line.strip(), number) for number, line in enumerate(lines, 1) if line.strip()]
+    return [_compile(line.strip(), number) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _compiled(line: str, number: int) -> re.Pattern[str]:
-    doing = f"error parsing regexp: {PATH}, line {number}: {line}"
-    if other := _OTHERS.search(line):
+def _compile(line: str, number: int) -> re.Pattern[str]:
+    prefix = f"error parsing regexp: {PATH}, line {number}: {line}"
+    if other := _INCOMPATIBLE.search(line):
         hint = f'Go and Python do not mean the same by "{other[0]}": write it otherwise'
-        raise CniError(Code.INTERNAL, doing, hint)
+        raise CniError(Code.INTERNAL, prefix, hint)
     try:
         return re.compile(line, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CniError(Code.INTERNAL, f"{doing}: {error}", "correct the line, or remove it") from None
+        raise CniError(Code.INTERNAL, f"{prefix}: {error}", "correct the line, or remove it") from None

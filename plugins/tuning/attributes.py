@@ -1,6 +1,6 @@
-"""What of an interface is set: its address, two modes, its MTU and its queue.
+"""The attributes of an interface that tuning sets: MAC, promiscuous and all-multicast mode, MTU, queue length.
 
-One rule: None is not asked for, and what is not asked for is neither saved, changed nor checked.
+One rule: an attribute that is None is not configured, and is neither saved, changed nor checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from process.values import dataclass
 
 @dataclass(frozen=True)
 class Attributes:
-    """Settings of an interface; `tx_queue` is in packets."""
+    """Attributes of an interface, None if not configured; `mtu` is in bytes, `tx_queue` in packets."""
 
     mac: bytes | None = None
     promisc: bool | None = None
@@ -28,18 +28,18 @@ class Attributes:
     def __bool__(self) -> bool:
         return self != Attributes()
 
-    def only(self, asked: Attributes) -> Attributes:
-        """Returns those of the settings that `asked` has, too."""
+    def only(self, configured: Attributes) -> Attributes:
+        """Returns only the attributes that `configured` has, too."""
         return Attributes(
-            mac=None if asked.mac is None else self.mac,
-            promisc=None if asked.promisc is None else self.promisc,
-            mtu=None if asked.mtu is None else self.mtu,
-            allmulti=None if asked.allmulti is None else self.allmulti,
-            tx_queue=None if asked.tx_queue is None else self.tx_queue,
+            mac=None if configured.mac is None else self.mac,
+            promisc=None if configured.promisc is None else self.promisc,
+            mtu=None if configured.mtu is None else self.mtu,
+            allmulti=None if configured.allmulti is None else self.allmulti,
+            tx_queue=None if configured.tx_queue is None else self.tx_queue,
         )
 
-    def filled(self, other: Attributes) -> Attributes:
-        """Returns the settings with what they lack taken from `other`."""
+    def with_defaults(self, other: Attributes) -> Attributes:
+        """Returns the attributes, the missing ones replaced by those of `other`."""
         return Attributes(
             mac=other.mac if self.mac is None else self.mac,
             promisc=other.promisc if self.promisc is None else self.promisc,
@@ -48,10 +48,10 @@ class Attributes:
             tx_queue=other.tx_queue if self.tx_queue is None else self.tx_queue,
         )
 
-    def request(self, own: Link) -> Request:
-        """Sets all of them on a link, in one message."""
+    def request(self, target: Link) -> Request:
+        """Returns one request that sets all attributes on a link."""
         return link.set_request(
-            own,
+            target,
             mac=self.mac or b"",
             promisc=self.promisc,
             mtu=self.mtu or 0,
@@ -59,8 +59,8 @@ class Attributes:
             tx_queue=self.tx_queue,
         )
 
-    def requests(self, own: Link) -> Iterator[Request]:
-        """Sets each of them on a link, each in a message of its own, in the reference's order."""
+    def requests(self, target: Link) -> Iterator[Request]:
+        """Returns a request per attribute, in the reference plugin's order."""
         each = (
             Attributes(mtu=self.mtu),
             Attributes(mac=self.mac),
@@ -68,56 +68,56 @@ class Attributes:
             Attributes(allmulti=self.allmulti),
             Attributes(tx_queue=self.tx_queue),
         )
-        return (item.request(own) for item in each if item)
+        return (item.request(target) for item in each if item)
 
 
-def of(own: Link) -> Attributes:
-    """Returns the settings of a link.
+def of_link(target: Link) -> Attributes:
+    """Returns the attributes of a link.
 
-    Its modes are what somebody has set, as `ip link` shows them: one that is promiscuous only because a capture runs,
-    or is a port, is not to be made so by restoring it.
+    The modes are those that were set explicitly, as `ip link` shows them. A link that is promiscuous only because of a
+    running capture, or as a port of a bridge, must not become promiscuous by a restore.
     """
     return Attributes(
-        mac=parse_mac(own.mac) if own.mac else None,
-        promisc=bool(own.flags & link.IFF_PROMISC),
-        mtu=own.mtu,
-        allmulti=bool(own.flags & link.IFF_ALLMULTI),
-        tx_queue=own.tx_queue,
+        mac=parse_mac(target.mac) if target.mac else None,
+        promisc=bool(target.flags & link.IFF_PROMISC),
+        mtu=target.mtu,
+        allmulti=bool(target.flags & link.IFF_ALLMULTI),
+        tx_queue=target.tx_queue,
     )
 
 
-def validate(own: Link, asked: Attributes) -> None:
-    """Refuses an MTU or a MAC that the link does not take; raises CniError(7) with the kernel's reason.
+def validate(target: Link, configured: Attributes) -> None:
+    """Raises CniError(7), with the kernel's reason, for an MTU or a MAC that does not fit the link.
 
-    Of a longer MAC than its own the kernel takes the beginning.
+    The length of the MAC must be checked because the kernel would truncate a longer one.
     """
-    if asked.mac is not None and len(asked.mac) != len(own.mac.split(":")):
-        msg = f"invalid args {format_mac(asked.mac)} for MAC addr: invalid argument"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f'"{own.name}" has an address like {own.mac or "none"}')
-    if asked.mtu and not own.min_mtu <= asked.mtu <= (own.max_mtu or asked.mtu):
-        limits = f"between {own.min_mtu} and {own.max_mtu}" if own.max_mtu else f"at least {own.min_mtu}"
-        msg = f'failed to set "{own.name}" to MTU {asked.mtu}: invalid argument'
+    if configured.mac is not None and len(configured.mac) != len(target.mac.split(":")):
+        msg = f"invalid args {format_mac(configured.mac)} for MAC addr: invalid argument"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f'"{target.name}" has an address like {target.mac or "none"}')
+    if configured.mtu and not target.min_mtu <= configured.mtu <= (target.max_mtu or configured.mtu):
+        limits = f"between {target.min_mtu} and {target.max_mtu}" if target.max_mtu else f"at least {target.min_mtu}"
+        msg = f'failed to set "{target.name}" to MTU {configured.mtu}: invalid argument'
         raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f'"mtu" must be {limits} for this interface')
 
 
-def check(own: Link, asked: Attributes) -> None:
-    """Checks that the link has what is asked for; raises CniError(999) in the reference's words."""
-    now = of(own)
-    if asked.mac is not None and now.mac != asked.mac:
-        raise _wrong(f"Ethernet of {own.name}", format_mac(asked.mac), own.mac)
-    if asked.promisc and not now.promisc:
-        msg = f"Error: Tuning link {own.name} configured promisc is true, current value is 0"
-        raise CniError(Code.INTERNAL, msg, f'set it again: ip link set "{own.name}" promisc on')
-    if asked.mtu is not None and now.mtu != asked.mtu:
-        raise _wrong(f"MTU of {own.name}", asked.mtu, now.mtu)
-    if asked.allmulti is not None and now.allmulti != asked.allmulti:
-        raise _wrong(f"all-multicast mode of {own.name}", _word(asked.allmulti), _word(now.allmulti))
-    if asked.tx_queue is not None and now.tx_queue != asked.tx_queue:
-        raise _wrong(f"Transmit Queue Length of {own.name}", asked.tx_queue, now.tx_queue)
+def check(target: Link, configured: Attributes) -> None:
+    """Checks that the link has the configured attributes; raises CniError(999) with the reference plugin's text."""
+    current = of_link(target)
+    if configured.mac is not None and current.mac != configured.mac:
+        raise _mismatch(f"Ethernet of {target.name}", format_mac(configured.mac), target.mac)
+    if configured.promisc and not current.promisc:
+        msg = f"Error: Tuning link {target.name} configured promisc is true, current value is 0"
+        raise CniError(Code.INTERNAL, msg, f'set it again: ip link set "{target.name}" promisc on')
+    if configured.mtu is not None and current.mtu != configured.mtu:
+        raise _mismatch(f"MTU of {target.name}", configured.mtu, current.mtu)
+    if configured.allmulti is not None and current.allmulti != configured.allmulti:
+        raise _mismatch(f"all-multicast mode of {target.name}", _word(configured.allmulti), _word(current.allmulti))
+    if configured.tx_queue is not None and current.tx_queue != configured.tx_queue:
+        raise _mismatch(f"Transmit Queue Length of {target.name}", configured.tx_queue, current.tx_queue)
 
 
-def _wrong(what: str, asked: object, now: object) -> CniError:
-    msg = f"Error: Tuning configured {what} is {asked}, current value is {now}"
+def _mismatch(name: str, configured: object, current: object) -> CniError:
+    msg = f"Error: Tuning configured {name} is {configured}, current value is {current}"
     return CniError(Code.INTERNAL, msg, "set it back, or remove the container and create it again")
 
 

@@ -1,20 +1,20 @@
-r"""What an interface was like before: a file for each attachment, shared with the reference plugin.
+r"""The previous attributes of an interface: a file per attachment, shared with the reference plugin.
 
-One rule: name, content and mode are the reference's to the byte; what else we must know stands in a note beside.
+One rule: name, content and mode equal the reference plugin's byte for byte; other data is in a note beside the file.
 
-    <dataDir>/<container id>_<ifname>.json           what was changed, as it was (mode 0600)
-    <dataDir>.podwire/<container id>_<ifname>.json   the note: whose it is, of which life of the container, which file
+    <dataDir>/<container id>_<ifname>.json           the previous values of changed attributes (mode 0600)
+    <dataDir>.podwire/<container id>_<ifname>.json   the note: attachment, life of the container, file
 
-- The reference's name can be that of two attachments: `a_b_c.json` is of `a` and `b_c`, and of `a_b` and `c`. ADD saves
-  such an attachment under a name with the container ID's SHA-512. A file under the shared name is read where there is
-  none with the hash: the reference made it, or an earlier podwire, whose note names the attachment.
-- The first values count, however many ADDs and entries of a chain there are: a file that is there gets what it lacks.
-  Only one of another life of the container, by its note, is replaced.
-- A note names its file by inode and time, so a file that the reference has written since has no note. Such a one is the
-  reference's: it counts for DEL and for another ADD, and GC leaves it alone.
-- A file appears with its content or not at all: it is written as a draft, `~` and what tells the network in front of
-  its name, noted, and renamed. What a killed ADD leaves of that DEL removes, and GC, for which a note half written says
-  nothing.
+- In the reference plugin two attachments can have the same file name: `a_b_c.json` is of `a` and `b_c`, and of `a_b`
+  and `c`. ADD saves such an attachment under a name with the container ID's SHA-512. A file with the shared name is
+  read if there is none with the hash: the reference plugin wrote it, or an earlier podwire, whose note names the
+  attachment.
+- The first values count, however many ADDs and entries of a chain there are: an existing file only gets missing values.
+  It is replaced only if, by its note, it is of another life of the container.
+- A note identifies its file by inode and time, so a file that the reference plugin has written since has no valid note.
+  Such a file is the reference plugin's: DEL and further ADDs use it, and GC ignores it.
+- A file appears with its content or not at all: it is written as a draft (`~` and the network's hash before its name),
+  gets a note, and is renamed. DEL and GC delete the draft of a killed ADD; to GC an incomplete note is no note.
 
 ADD makes ten system calls for a backup, DEL without one makes four.
 """
@@ -39,11 +39,11 @@ from process.undo import Undo
 from process.values import dataclass, replace
 
 _SUFFIX, _DRAFT, _JSON = ".podwire", "~", ".json"  # no container's name begins with a tilde
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _LONG = 200  # of 255 bytes (NAME_MAX)
 _IFNAME_BYTES = 15  # IFNAMSIZ - 1 (linux/if.h)
-# What is in the directories is ours or nobody's: a link there is not followed, and a FIFO is no reason to hang.
-_OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Entries in the directories are opened without following symbolic links, and without blocking on a FIFO.
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES)
 _FOREIGN = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EAGAIN)  # a link, a socket, a directory, a FIFO
 _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
@@ -51,9 +51,9 @@ _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Saved:
-    """What an interface was like, and what the note says: the host's end's MTU, and of which life it is ("" unknown).
+    """The saved attributes, and from the note the MTU of the host end and the container's life ("" if unknown).
 
-    An unreadable file is one without any values. `is_shared`: the file may be another attachment's of the same name.
+    An unreadable file has no attributes. `is_shared`: the file may be of another attachment with the same name.
     """
 
     original: Attributes
@@ -69,7 +69,7 @@ class _Files:
 
     def __init__(self, data_dir: str, network: str, name: str) -> None:
         self.path = f"{data_dir}/{name}"
-        self.draft = f"{data_dir}/{_drafted(network)}{name}"
+        self.draft = f"{data_dir}/{_draft_prefix(network)}{name}"
         self.note = f"{_side(data_dir)}/{name}"
 
 
@@ -83,7 +83,7 @@ class Backup:
         self._shared = _Files(data_dir, network, shared) if shared != own else None
 
     def load(self) -> Saved | None:
-        """Returns what is saved, None when nothing is; raises OSError when that cannot be told."""
+        """Returns the saved attributes, None if there are none; raises OSError if they cannot be read."""
         saved = self._load(self._files)
         if saved or not self._shared:
             return saved
@@ -99,61 +99,61 @@ class Backup:
             if error.errno in _ABSENT:
                 return None
             raise
-        note = _noted(files.note)
-        original = _decoded(content)
+        note = _read_note(files.note)
+        original = _parse(content)
         if note is None or note.string("file") != _identity(status):
             return Saved(original)
         if _attachment_of(note) != self._attachment:
             return None
         return Saved(original, note.integer("hostMTU"), note.string("life"))
 
-    def save(self, now: Saved, undo: Undo) -> None:
-        """Saves `now`, but of this life's what is saved already; raises CniError(5).
+    def save(self, current: Saved, undo: Undo) -> None:
+        """Saves `current`, except values already saved in this life of the container; raises CniError(5).
 
-        What was there is put back when a later step fails.
+        The undo restores the previous file and note.
         """
         try:
             before = self._load(self._files)
-            kept = before if before and before.life in ("", now.life) else None
-            if kept:
-                host_mtu = now.host_mtu if kept.host_mtu is None else kept.host_mtu
-                now = Saved(kept.original.filled(now.original), host_mtu, now.life)
-            if now == before:
+            saved = before if before and before.life in ("", current.life) else None
+            if saved:
+                host_mtu = current.host_mtu if saved.host_mtu is None else saved.host_mtu
+                current = Saved(saved.original.with_defaults(current.original), host_mtu, current.life)
+            if current == before:
                 return
-            undo.push(f"put {self._files.path} back", partial(self._take_back, before))
-            if before and not kept:
-                os.unlink(self._files.path)  # with the note of this life it would be taken for one of this life
-            self._put(now)
+            undo.push(f"restore {self._files.path}", partial(self._restore, before))
+            if before and not saved:
+                os.unlink(self._files.path)  # otherwise the new note would make the old file look like one of this life
+            self._put(current)
         except OSError as error:
-            doing = f"failed to save file {self._attachment.ifname}{_JSON}"
+            msg = f"failed to save file {self._attachment.ifname}{_JSON}"
             path = error.filename or self._files.path
             hint = f'the file is {path}; "dataDir" must be a directory that can be written'
-            raise CniError(Code.IO_FAILURE, f"{doing}: {reason(error.errno or 0)}", hint) from error
+            raise CniError(Code.IO_FAILURE, f"{msg}: {reason(error.errno or 0)}", hint) from error
 
     def remove(self, *, shared: bool = False) -> None:
-        """Removes the backup, its note and its draft, what can be of them; absent is success. Raises CniError.
+        """Deletes the backup, its note and its draft as far as possible; missing files are success. Raises CniError.
 
-        The note stays as long as the backup does: without it nobody knows later whose that is. A file under the
-        reference's name without a note is removed only with `shared`.
+        The note is deleted only after the backup, since it names the owner of the backup. A file with the shared name
+        and without a note is deleted only with `shared`.
         """
         all_files = [self._files]
         if self._shared and (saved := self._load(self._shared)) and (saved.life or shared):
             all_files.append(self._shared)
         run_all(*(partial(step, files) for files in all_files for step in (_remove_draft, _remove_noted)))
 
-    def _take_back(self, before: Saved | None) -> None:
-        """Makes file and note what they were; raises OSError."""
-        _forget(self._files.draft)
+    def _restore(self, before: Saved | None) -> None:
+        """Restores file and note; raises OSError."""
+        _delete(self._files.draft)
         if before is None or not before.life:
-            _forget(self._files.note)
+            _delete(self._files.note)
         if before:
             self._put(before)
         else:
-            _forget(self._files.path)
+            _delete(self._files.path)
 
     def _put(self, saved: Saved) -> None:
-        """Writes file and note, in an order in which neither is ever taken for another's; raises OSError."""
-        status = _write(self._files.draft, gojson.dumps(_encoded(saved.original), indent=1))
+        """Writes file and note, in an order that never attributes either to another attachment; raises OSError."""
+        status = _write(self._files.draft, gojson.dumps(_members(saved.original), indent=1))
         if saved.life:
             note = {
                 "network": self._network,
@@ -163,66 +163,66 @@ class Backup:
                 "file": _identity(status),
                 **({"hostMTU": saved.host_mtu} if saved.host_mtu else {}),
             }
-            _write(self._files.note, gojson.dumps(note))  # half written it is none
+            _write(self._files.note, gojson.dumps(note))  # an incomplete note counts as none
         os.rename(self._files.draft, self._files.path)
         record.change(f"save what {self._attachment.ifname} was like in {self._files.path}")
 
 
 def _remove_draft(files: _Files) -> None:
-    _forget(files.draft)
+    _delete(files.draft)
 
 
 def _remove_noted(files: _Files) -> None:
     for path in (files.path, files.note):
-        _forget(path)
+        _delete(path)
 
 
 def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
-    """Removes the backups of a network's attachments that are not `valid`; returns how many others name no network."""
+    """Deletes the network's backups of attachments not in `valid`; returns how many backups name no network."""
     keep = frozenset(valid)
-    kept, drafted, names = {name for item in keep for name in _names(item)}, _drafted(network), _listed(data_dir)
+    kept, drafted, names = {name for item in keep for name in _names(item)}, _draft_prefix(network), _list(data_dir)
     unknown = {name for name in names if name.endswith(_JSON) and not name.startswith(_DRAFT)} - kept
     drafts = {name.removeprefix(drafted) for name in names if name.startswith(drafted)} - kept
 
     def collect_noted(name: str) -> None:
-        note = _noted(f"{_side(data_dir)}/{name}")
+        note = _read_note(f"{_side(data_dir)}/{name}")
         attachment = _attachment_of(note) if note else None
         if not note or not attachment or name not in _names(attachment):
             return
         backup = Backup(data_dir, network, *attachment)
         saved = backup.load()
         if saved and not saved.life:
-            return  # the reference has written it since
+            return  # the reference plugin has written it since
         unknown.discard(name)
         if note.string("network") == network and attachment not in keep:
             backup.remove()
 
-    noted = (partial(collect_noted, name) for name in _listed(_side(data_dir)))
+    noted = (partial(collect_noted, name) for name in _list(_side(data_dir)))
     run_all(*noted, *(partial(_discard, data_dir, drafted, name) for name in drafts))
     return len(unknown)
 
 
 def list_attachments(data_dir: str) -> list[tuple[str, Attachment]]:
-    """Returns of whose interfaces there are backups, by their notes; raises OSError."""
-    found = []
-    for name in sorted(_listed(_side(data_dir))):
-        note = _noted(f"{_side(data_dir)}/{name}")
+    """Returns network and attachment of every backup with a note; raises OSError."""
+    attachments = []
+    for name in sorted(_list(_side(data_dir))):
+        note = _read_note(f"{_side(data_dir)}/{name}")
         attachment = _attachment_of(note) if note else None
         if note and attachment and name in _names(attachment):
-            found.append((note.string("network"), attachment))
-    return found
+            attachments.append((note.string("network"), attachment))
+    return attachments
 
 
 def _discard(data_dir: str, drafted: str, name: str) -> None:
-    """Removes the draft of a killed ADD, and its note when that was not finished; raises OSError."""
+    """Deletes the draft of a killed ADD, and its note if it is incomplete; raises OSError."""
     note = f"{_side(data_dir)}/{name}"
-    if _noted(note) is None:
-        _forget(note)
-    _forget(f"{data_dir}/{drafted}{name}")
+    if _read_note(note) is None:
+        _delete(note)
+    _delete(f"{data_dir}/{drafted}{name}")
 
 
-def _drafted(network: str) -> str:
-    """Returns what stands in front of a draft's name; of fixed length, as file names have limits."""
+def _draft_prefix(network: str) -> str:
+    """Returns the prefix of a draft's name; of fixed length, since file names are limited."""
     return f"{_DRAFT}{sha512(network.encode()).hexdigest()[:16]}_"
 
 
@@ -231,9 +231,9 @@ def _side(data_dir: str) -> str:
 
 
 def _names(attachment: Attachment) -> tuple[str, str]:
-    """Returns the name that ADD uses, and the reference's, which is the same unless another attachment may have it.
+    """Returns the file name that ADD uses, and the reference plugin's; they differ if another attachment may share it.
 
-    A container ID that is too long for a file system is replaced by its hash in both.
+    In both, a container ID that is too long for a file name is replaced by its hash.
     """
     container_id, ifname = attachment
     hashed = f"{sha512(container_id.encode()).hexdigest()}_{ifname}{_JSON}"
@@ -248,7 +248,7 @@ def _attachment_of(note: Fields) -> Attachment:
     return Attachment(note.string("containerID"), note.string("ifname"))
 
 
-def _listed(directory: str) -> list[str]:
+def _list(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -256,20 +256,22 @@ def _listed(directory: str) -> list[str]:
 
 
 def _read(path: str) -> tuple[bytes, os.stat_result]:
-    fd = os.open(path, os.O_RDONLY | _OURS)
+    fd = os.open(path, os.O_RDONLY | _SAFE)
     try:
-        return os.read(fd, _MOST_BYTES), os.fstat(fd)
+        return os.read(fd, _MAX_BYTES), os.fstat(fd)
     finally:
         os.close(fd)
 
 
 def _write(path: str, text: str) -> os.stat_result:
-    """Writes a file; makes the directory if need be. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OURS
+    """Writes a file; creates the directory if it is missing. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
     try:
         fd = os.open(path, flags, 0o600)
     except FileNotFoundError:
-        directories.create(os.path.dirname(path), 0o700)  # the reference makes it 0600, which is of use to root only
+        directories.create(
+            os.path.dirname(path), 0o700
+        )  # the reference plugin creates it with mode 0600, usable by root only
         fd = os.open(path, flags, 0o600)
     try:
         directories.write(fd, text.encode())
@@ -278,7 +280,7 @@ def _write(path: str, text: str) -> os.stat_result:
         os.close(fd)
 
 
-def _forget(path: str) -> None:
+def _delete(path: str) -> None:
     try:
         if record.is_dry_run():
             os.lstat(path)
@@ -294,8 +296,8 @@ def _identity(status: os.stat_result) -> str:
     return f"{status.st_ino} {status.st_mtime_ns}"
 
 
-def _noted(path: str) -> Fields | None:
-    """Returns a note, None when there is none that says all it must; raises OSError when that cannot be told."""
+def _read_note(path: str) -> Fields | None:
+    """Returns a note, None if it is missing or incomplete; raises OSError if it cannot be read."""
     try:
         content, _ = _read(path)
     except OSError as error:
@@ -303,7 +305,7 @@ def _noted(path: str) -> Fields | None:
             return None
         raise
     try:
-        note = _object(content)
+        note = _parse_object(content)
         for key in ("network", "containerID", "ifname", "life", "file"):
             note.string(key)
         note.integer("hostMTU", minimum=1, maximum=_INT32_MAX)
@@ -312,10 +314,10 @@ def _noted(path: str) -> Fields | None:
     return note
 
 
-def _decoded(content: bytes) -> Attributes:
-    """Returns what a file says, nothing when it cannot be read."""
+def _parse(content: bytes) -> Attributes:
+    """Returns the attributes in a file, none if it is invalid."""
     try:
-        fields = _object(content)
+        fields = _parse_object(content)
         return Attributes(
             mac=parse_mac(fields.string("mac")) if fields.string("mac") else None,
             promisc=fields.boolean("promisc") if fields.has("promisc") else None,
@@ -327,15 +329,15 @@ def _decoded(content: bytes) -> Attributes:
         return Attributes()
 
 
-def _object(content: bytes) -> Fields:
+def _parse_object(content: bytes) -> Fields:
     value = gojson.loads(content)
     if not isinstance(value, dict):
         raise ValueError("it is not an object")
     return Fields(value)
 
 
-def _encoded(original: Attributes) -> dict[str, object]:
-    """Returns the members in the reference's order, without those that were not asked for."""
+def _members(original: Attributes) -> dict[str, object]:
+    """Returns the JSON members in the reference plugin's order, without unset ones."""
     members = {
         "mac": None if original.mac is None else format_mac(original.mac),
         "promisc": original.promisc,

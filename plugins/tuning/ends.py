@@ -1,6 +1,6 @@
-"""The pod's interface and, where both are to have the MTU, the host's end of its pair.
+"""The container's interface and, with "mtuBothEnds", the host end of its veth pair.
 
-One rule: the host's end is found by the kernel's own link between the two, never by a name.
+One rule: the host end is found by the peer index that the kernel reports, never by a name.
 """
 
 from __future__ import annotations
@@ -28,59 +28,64 @@ class End:
     socket: Socket
     link: Link
 
-    def change(self, asked: Attributes) -> None:
-        """Sets all that is asked for, in one message; raises KernelError."""
-        self.socket.change(asked.request(self.link))
+    def change(self, configured: Attributes) -> None:
+        """Sets all configured attributes, in one message; raises KernelError."""
+        self.socket.change(configured.request(self.link))
 
     def restore(self, saved: Attributes) -> None:
-        """Sets each of what is saved, whatever becomes of the others; raises KernelError for the first failure."""
+        """Sets each saved attribute, even after one fails; raises KernelError for the first failure."""
         self.socket.change(*saved.requests(self.link))
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The pod's interface, the host's end (None when not asked for, or not there), and the pod's life ("" unknown).
+    """The container's interface, its host end (None if not needed, or missing), and the life of the container.
 
-    Neither namespaces' numbers nor interfaces' tell two lives of a container apart, as they are used again.
+    `life` identifies one run of the container, "" if unknown. The numbers of namespaces and interfaces alone do not,
+    since they are reused.
     """
 
-    inside: End
-    outside: End | None
+    container_end: End
+    host_end: End | None
     life: str
 
-    def required(self, *, both: bool) -> Ends:
-        """Returns the ends; with `both` raises CniError(7) unless the host's is there."""
-        if both and not self.outside:
-            own = self.inside.link
-            what = "its other end is not on this host" if own.kind == "veth" else f"it is {own.kind or 'of no kind'}"
-            msg = f"container interface {own.name} has no veth peer: {what}"
+    def require_host_end(self, *, both: bool) -> Ends:
+        """Returns the ends; with `both`, raises CniError(7) if there is no host end."""
+        if both and not self.host_end:
+            interface = self.container_end.link
+            problem = (
+                "its other end is not on this host"
+                if interface.kind == "veth"
+                else f"it is {interface.kind or 'of no kind'}"
+            )
+            msg = f"container interface {interface.name} has no veth peer: {problem}"
             raise CniError(Code.INVALID_NETWORK_CONFIG, msg, _VETH_ONLY)
         return self
 
 
 @contextmanager
-def opened(namespace: Netns, ifname: str, *, both: bool) -> Iterator[Ends | None]:
-    """Finds the ends, None when the pod has no such interface; raises CniError(8), KernelError."""
+def open_ends(namespace: Netns, ifname: str, *, both: bool) -> Iterator[Ends | None]:
+    """Yields the ends, None if the container has no such interface; raises CniError(8), KernelError."""
     with Sandbox(namespace, ifname) as sandbox:
-        own = sandbox.find_link()
-        if own is None:
+        interface = sandbox.find_link()
+        if interface is None:
             yield None
             return
-        inside, life = End(sandbox.socket, own), _life(namespace, sandbox.socket, own)
+        container_end, life = End(sandbox.socket, interface), _life(namespace, sandbox.socket, interface)
         if not both:
-            yield Ends(inside, None, life)
+            yield Ends(container_end, None, life)
             return
         with Socket() as host:
-            peer = link.get_local_peer(host, own, namespace)
-            yield Ends(inside, End(host, peer) if peer else None, life)
+            peer = link.get_local_peer(host, interface, namespace)
+            yield Ends(container_end, End(host, peer) if peer else None, life)
 
 
-def _life(namespace: Netns, socket: Socket, own: Link) -> str:
-    """Returns boot, namespace and interface; of the namespace its number in the boot, or (before 5.14) its inode.
+def _life(namespace: Netns, socket: Socket, interface: Link) -> str:
+    """Returns boot ID, namespace and interface index, "" if the boot ID cannot be read.
 
-    Where the boot cannot be told, "".
+    The namespace is its cookie, unique in a boot, or (before Linux 5.14) its inode.
     """
-    if not (own_boot := boot.get_boot_id().decode("ascii", "replace").strip()):
+    if not (boot_id := boot.get_boot_id().decode("ascii", "replace").strip()):
         return ""
-    where = socket.get_namespace_cookie() or f"inode {os.fstat(namespace.fileno()).st_ino}"
-    return f"{own_boot} {where} {own.index}"
+    namespace_id = socket.get_namespace_cookie() or f"inode {os.fstat(namespace.fileno()).st_ino}"
+    return f"{boot_id} {namespace_id} {interface.index}"

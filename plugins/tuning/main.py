@@ -1,7 +1,7 @@
 """The verbs of tuning.
 
-One rule: nothing is changed before all that can be known to fail has been looked at, and DEL restores what a backup
-says, whatever is configured.
+One rule: everything that can be validated is validated before the first change, and DEL restores the backup, whatever
+is configured by then.
 """
 
 from __future__ import annotations
@@ -32,76 +32,80 @@ from process.undo import Undo
 from process.values import replace
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Sets sysctls and the interface's attributes; hands on the earlier plugins' result with the new MAC and MTU.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Sets sysctls and the interface's attributes; returns the earlier plugins' result with the new MAC and MTU.
 
-    A failure leaves the pod and the backup as they were; with nothing to set nothing is opened.
+    A failure restores the container and the backup. If nothing is configured, nothing is opened.
     """
-    own = tuning_conf.parse(args, conf)
-    allowlist.require(own.sysctls)
-    prev_result = conf.required_prev_result()
-    if own.is_idle:
+    conf = tuning_conf.parse(args, net_conf)
+    allowlist.require(conf.sysctls)
+    prev_result = net_conf.required_prev_result()
+    if conf.is_idle:
         return prev_result
     with Netns(args.netns) as namespace, ExitStack() as stack, Undo() as undo:
-        found = _ends(stack, namespace, args, own) if own.attributes else None
-        with sysctls.opened(namespace, own.sysctls) as settings:
-            if found:
-                _backup(args, conf, own.data_dir).save(_present(found, own.attributes), undo)
+        both_ends = _ends(stack, namespace, args, conf) if conf.attributes else None
+        with sysctls.open_settings(namespace, conf.sysctls) as settings:
+            if both_ends:
+                _backup(args, net_conf, conf.data_dir).save(_current(both_ends, conf.attributes), undo)
             sysctls.write(namespace, settings, undo)
-        if found and found.outside:
-            _change(found.outside, Attributes(mtu=own.attributes.mtu), undo)
-        if found:
-            _change(found.inside, own.attributes, undo)
-    return _told(prev_result, args, own, conf.version, found)
+        if both_ends and both_ends.host_end:
+            _change(both_ends.host_end, Attributes(mtu=conf.attributes.mtu), undo)
+        if both_ends:
+            _change(both_ends.container_end, conf.attributes, undo)
+    return _result(prev_result, args, conf, net_conf.version, both_ends)
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
-    """Restores the interface by its backup and removes that; gone is success, and the configuration may be broken.
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Restores the interface from its backup and deletes the backup; a missing one is success.
 
-    What cannot be restored is told on stderr: the pod goes, and its interface mostly with it. Sysctls go with the pod.
+    The configuration may be invalid. Failures to restore are only reported on stderr, since the interface is usually
+    deleted with the container. So are the sysctls, which are not restored.
     """
-    own = _backup(args, conf, tuning_conf.lenient_data_dir(conf))
-    saved = own.load()
+    stored = _backup(args, net_conf, tuning_conf.lenient_data_dir(net_conf))
+    saved = stored.load()
     if saved is None:
-        own.remove()  # what a killed ADD may have left
+        stored.remove()  # drafts of a killed ADD
         return
     restored = False
     try:
-        with Netns(args.netns) as namespace, ends.opened(namespace, args.ifname, both=bool(saved.host_mtu)) as found:
-            if found and (saved.life == found.life or not (saved.life and found.life)):
-                _restore(found, saved)
+        with (
+            Netns(args.netns) as namespace,
+            ends.open_ends(namespace, args.ifname, both=bool(saved.host_mtu)) as both_ends,
+        ):
+            if both_ends and (saved.life == both_ends.life or not (saved.life and both_ends.life)):
+                _restore(both_ends, saved)
                 restored = True
     except NetnsMissingError:
         pass
-    own.remove(shared=saved.is_shared and restored)
+    stored.remove(shared=saved.is_shared and restored)
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
-    """Checks that all is as it was asked for; raises CniError(999)."""
-    own = tuning_conf.parse(args, conf)
-    conf.required_prev_result()
-    if own.is_idle:
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks sysctls and attributes; raises CniError(999)."""
+    conf = tuning_conf.parse(args, net_conf)
+    net_conf.required_prev_result()
+    if conf.is_idle:
         return
     with Netns(args.netns) as namespace:
-        sysctls.check(namespace, own.sysctls)
-        if not own.attributes:
+        sysctls.check(namespace, conf.sysctls)
+        if not conf.attributes:
             return
-        with ends.opened(namespace, args.ifname, both=_both(own)) as found:
-            if found is None:
+        with ends.open_ends(namespace, args.ifname, both=_both(conf)) as both_ends:
+            if both_ends is None:
                 msg = f"Cannot find container link {args.ifname}"
                 raise CniError(
                     Code.INTERNAL, msg, f"the network namespace is {namespace.path}; something else deleted it"
                 )
-            found.required(both=_both(own))
-            attributes.check(found.inside.link, own.attributes)
-            if found.outside:
-                attributes.check(found.outside.link, Attributes(mtu=own.attributes.mtu))
+            both_ends.require_host_end(both=_both(conf))
+            attributes.check(both_ends.container_end.link, conf.attributes)
+            if both_ends.host_end:
+                attributes.check(both_ends.host_end.link, Attributes(mtu=conf.attributes.mtu))
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the backups of what is no listed attachment; what cannot be proven to be this network's stays."""
-    data_dir = tuning_conf.lenient_data_dir(conf)
-    if number := backup.collect(data_dir, conf.name, valid):
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Deletes the backups of attachments not in `valid`; backups that are not provably this network's stay."""
+    data_dir = tuning_conf.lenient_data_dir(net_conf)
+    if number := backup.collect(data_dir, net_conf.name, valid):
         print(
             f"tuning: GC leaves {number} backup(s) in {one_line(data_dir)} alone that name no network: "
             "the reference plugin made them, for this network or another",
@@ -109,23 +113,23 @@ def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
         )
 
 
-def cmd_status(args: CmdArgs, conf: NetConf) -> None:
-    """Tells whether ADD could be served: configuration, the right to change links, dataDir. Raises CniError(50)."""
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks whether ADD would succeed: configuration, the right to change links, dataDir. Raises CniError(50)."""
     unserved = "tuning cannot be served: "
     try:
-        own = tuning_conf.parse(args, conf)
-        allowlist.require(own.sysctls)
-        if own.attributes:
+        conf = tuning_conf.parse(args, net_conf)
+        allowlist.require(conf.sysctls)
+        if conf.attributes:
             with Socket() as host:
                 link.probe_set(host)
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, unserved + error.msg, error.details) from error
-    if not own.attributes:
-        return  # a backup is then needed at most for a pod with a MAC of its own, which STATUS does not know
+    if not conf.attributes:
+        return  # a backup is then needed at most for a pod with a MAC of its conf, which STATUS does not know
     try:
-        directories.check_writable(own.data_dir)
+        directories.check_writable(conf.data_dir)
     except OSError as error:
-        msg = f"{unserved}no file can be made in {own.data_dir}: {reason(error.errno or 0)}"
+        msg = f"{unserved}no file can be made in {conf.data_dir}: {reason(error.errno or 0)}"
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, '"dataDir" must be a directory that can be written') from error
 
 
@@ -141,49 +145,49 @@ PLUGIN = Plugin(
 )
 
 
-def _backup(args: CmdArgs, conf: NetConf, data_dir: str) -> Backup:
-    return Backup(data_dir, conf.name, args.container_id, args.ifname)
+def _backup(args: CmdArgs, net_conf: NetConf, data_dir: str) -> Backup:
+    return Backup(data_dir, net_conf.name, args.container_id, args.ifname)
 
 
-def _both(own: TuningConf) -> bool:
-    return own.mtu_both_ends and own.attributes.mtu is not None
+def _both(conf: TuningConf) -> bool:
+    return conf.mtu_both_ends and conf.attributes.mtu is not None
 
 
-def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, own: TuningConf) -> Ends:
-    """Returns the ends, open as long as `stack` is, when they take what is asked for; raises CniError."""
-    found = stack.enter_context(ends.opened(namespace, args.ifname, both=_both(own)))
-    if found is None:
-        msg = f'failed to get "{args.ifname}": Link not found'
+def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, conf: TuningConf) -> Ends:
+    """Opens the ends for the life of `stack`, and validates the configured attributes; raises CniError."""
+    both_ends = stack.enter_context(ends.open_ends(namespace, args.ifname, both=_both(conf)))
+    if both_ends is None:
+        msg = f'failed to get "{args.ifname}": Link not both_ends'
         raise CniError(
             Code.INTERNAL,
             msg,
             f"the network namespace is {namespace.path}; list tuning behind the plugin that makes it",
         )
-    found.required(both=_both(own))
-    attributes.validate(found.inside.link, own.attributes)
-    if found.outside:
-        attributes.validate(found.outside.link, own.attributes)
-    if not found.life:
-        msg = "which boot this is cannot be told, and so not later whose backup it is"
+    both_ends.require_host_end(both=_both(conf))
+    attributes.validate(both_ends.container_end.link, conf.attributes)
+    if both_ends.host_end:
+        attributes.validate(both_ends.host_end.link, conf.attributes)
+    if not both_ends.life:
+        msg = "the boot ID cannot be read, so DEL could not attribute the backup"
         raise CniError(Code.INTERNAL, msg, "/proc/sys/kernel/random/boot_id must be readable")
-    return found
+    return both_ends
 
 
-def _present(found: Ends, asked: Attributes) -> Saved:
-    host_mtu = found.outside.link.mtu if found.outside else None
-    return Saved(attributes.of(found.inside.link).only(asked), host_mtu, found.life)
+def _current(both_ends: Ends, configured: Attributes) -> Saved:
+    host_mtu = both_ends.host_end.link.mtu if both_ends.host_end else None
+    return Saved(attributes.of_link(both_ends.container_end.link).only(configured), host_mtu, both_ends.life)
 
 
-def _change(end: End, asked: Attributes, undo: Undo) -> None:
-    """Sets what is asked for; the kernel may refuse the message in the midst of it, so the undo comes first."""
-    undo.push(f'restore "{end.link.name}"', partial(end.change, attributes.of(end.link).only(asked)))
-    end.change(asked)
+def _change(end: End, configured: Attributes, undo: Undo) -> None:
+    """Sets the configured attributes; the undo comes first, since the kernel may apply a refused message partly."""
+    undo.push(f'restore "{end.link.name}"', partial(end.change, attributes.of_link(end.link).only(configured)))
+    end.change(configured)
 
 
-def _restore(found: Ends, saved: Saved) -> None:
-    _attempt(found.inside, saved.original)
-    if found.outside and saved.host_mtu:
-        _attempt(found.outside, Attributes(mtu=saved.host_mtu))
+def _restore(both_ends: Ends, saved: Saved) -> None:
+    _attempt(both_ends.container_end, saved.original)
+    if both_ends.host_end and saved.host_mtu:
+        _attempt(both_ends.host_end, Attributes(mtu=saved.host_mtu))
 
 
 def _attempt(end: End, saved: Attributes) -> None:
@@ -193,18 +197,18 @@ def _attempt(end: End, saved: Attributes) -> None:
         print(one_line(f'tuning: "{end.link.name}" is not as it was: {error}'), file=sys.stderr)
 
 
-def _told(prev_result: Result, args: CmdArgs, own: TuningConf, version: str, found: Ends | None) -> Result:
-    """Returns the result with the interface's MAC as it is written, and the MTU of what was changed since CNI 1.1.0."""
-    mtu = own.attributes.mtu if own.attributes.mtu and at_least(version, "1.1.0") else 0
+def _result(prev_result: Result, args: CmdArgs, conf: TuningConf, version: str, both_ends: Ends | None) -> Result:
+    """Returns the result with the interface's MAC as configured, and since CNI 1.1.0 the MTU of changed interfaces."""
+    mtu = conf.attributes.mtu if conf.attributes.mtu and at_least(version, "1.1.0") else 0
     named = [item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox]
     inside = [item for item in named if item.sandbox == args.netns] or named
-    outside = found.outside.link.name if found and found.outside else ""
+    outside = both_ends.host_end.link.name if both_ends and both_ends.host_end else ""
 
-    def tell(item: Interface) -> Interface:
+    def updated(item: Interface) -> Interface:
         if item in inside:
-            return replace(item, mac=own.mac or item.mac, mtu=mtu or item.mtu)
+            return replace(item, mac=conf.mac or item.mac, mtu=mtu or item.mtu)
         if outside and item.name == outside and not item.sandbox:
             return replace(item, mtu=mtu or item.mtu)
         return item
 
-    return replace(prev_result, interfaces=tuple(tell(item) for item in prev_result.interfaces))
+    return replace(prev_result, interfaces=tuple(updated(item) for item in prev_result.interfaces))

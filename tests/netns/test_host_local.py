@@ -284,7 +284,7 @@ def test_exhaustion_is_told_with_numbers(remembered):
     remember("a")
     for name in "bc":
         remember(name, netns=libcni.GONE)
-    told = "4 of 4 in use, 3 of them by containers that are gone"
+    told = "4 of 4 in use, 3 of them by containers that are no longer running"
     failed, status = leases.run("ADD", "e").error(), leases.run("STATUS").error()
     assert (told in failed["details"], status["code"], told in status["msg"]) == (True, 50, True)
     assert len(leases.reserved()) == 4

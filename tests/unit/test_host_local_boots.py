@@ -65,10 +65,10 @@ def test_what_an_earlier_boot_left_is_taken_back_when_nothing_else_is_free(node,
     assert node.net.status() is None
     assert node.net.add("d") == ["10.1.2.2/24"]
     assert node.holders() == {"10.1.2.2": "d", "10.1.2.4": "c"}
-    assert "took back 2 address(es)" in capsys.readouterr().err
+    assert "reclaimed 2 address(es)" in capsys.readouterr().err
     node.net.add("e")
     error = node.net.refusal("f")
-    assert error.details.startswith("3 of 3 in use, 0 of them by containers that are gone; ")
+    assert error.details.startswith("3 of 3 in use, 0 of them by containers that are no longer running; ")
     status = node.net.status()
     assert status is not None
     assert status.code == 50

@@ -217,7 +217,7 @@ def test_a_damaged_index_does_not_grow_into_a_believed_one(net, monkeypatch):
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
     rewrite(index_of(net), lose_page)
-    monkeypatch.setattr(table_module, "vacancy", lambda bucket: -1)
+    monkeypatch.setattr(table_module, "vacant_position", lambda bucket: -1)
     for number in range(40):
         reserve(net, f"10.1.1.{number}", b"c%d\r\neth0" % number)
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]

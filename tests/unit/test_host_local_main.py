@@ -217,7 +217,7 @@ def test_status_tells_exhaustion_of_any_set(run):
     run("ADD", ipam={"ranges": small})
     answer = run("STATUS", ipam={"ranges": small})
     assert answer["code"] == 50
-    assert answer["msg"].count("1 of 1 in use, 0 of them by containers that are gone") == 2
+    assert answer["msg"].count("1 of 1 in use, 0 of them by containers that are no longer running") == 2
     assert run("STATUS", ipam={"ranges": None}) is None
 
 
@@ -247,7 +247,7 @@ def test_status_counts_what_names_nobody(run, make, tmp_path, monkeypatch):
             path.mkdir()
         case "link":
             path.symlink_to("/nowhere")
-    told = "2 of 2 in use, 0 of them by containers that are gone"
+    told = "2 of 2 in use, 0 of them by containers that are no longer running"
     status, added = run("STATUS", ipam=ipam), run("ADD", "b", ipam=ipam)
     assert (status["code"], told in status["msg"], told in added["details"]) == (50, True, True), (status, added)
     assert run("GC", **{"cni.dev/valid-attachments": []}) is None

@@ -120,11 +120,11 @@ def a_link(**values):
 
 def test_attributes_of_a_link():
     """What a link has, and what of it is saved for what is asked for."""
-    whole = attributes.of(a_link(flags=0x300))
+    whole = attributes.of_link(a_link(flags=0x300))
     assert whole == Attributes(bytes([2, 0, 0, 0, 0, 1]), True, 1500, True, 1000)
-    assert attributes.of(a_link(mac="")).mac is None
+    assert attributes.of_link(a_link(mac="")).mac is None
     assert whole.only(Attributes(mtu=1, tx_queue=0)) == Attributes(mtu=1500, tx_queue=1000)
-    assert Attributes(mtu=1).filled(whole) == Attributes(whole.mac, True, 1, True, 1000)
+    assert Attributes(mtu=1).with_defaults(whole) == Attributes(whole.mac, True, 1, True, 1000)
     assert not Attributes()
     assert Attributes(allmulti=False)
 
