@@ -83,6 +83,7 @@ ROOMS: tuple[str, ...] = (
     "bench/plot.py",
     "cni",
     "docs/figures.py",
+    "ipam",
     "kernel/__init__.py",
     "kernel/address.py",
     "kernel/boot.py",
