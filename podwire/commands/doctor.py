@@ -33,7 +33,7 @@ Looks at everything that pods' network on this node depends on: net.d and the pl
 the packet filter, each living attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the runtimes'
 directories and cache. It changes nothing.
 
-Problems come first. Below each, after "cure:", is the fix: a command, or the key to set. A problem is why
+Problems come first. Below each, after "fix:", is what repairs it: a command, or advice. A problem is why
 pods have no network now or the next ADD fails; a warning can become one; a note helps if the cause is still unknown.
 What could not be looked at is a note named "not-seen". All findings and what they mean: docs/doctor.md.
 
@@ -120,7 +120,7 @@ def _print_unseen(unseen: Findings, out: Output) -> None:
         subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
     for (text, fix), names in subjects.items():
         out.print(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
-        out.print("  cure:", Cell(fix, "bold"))
+        out.print("  fix:", Cell(fix, "bold"))
 
 
 def _print_one(check: Check, finding: Finding, out: Output) -> None:
