@@ -157,7 +157,7 @@ def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, conf: TuningConf) -
     """Opens the ends for the life of `stack`, and validates the configured attributes; raises CniError."""
     both_ends = stack.enter_context(ends.open_ends(namespace, args.ifname, both=_both(conf)))
     if both_ends is None:
-        msg = f'failed to get "{args.ifname}": Link not both_ends'
+        msg = f'failed to get "{args.ifname}": Link not found'
         raise CniError(
             Code.INTERNAL,
             msg,

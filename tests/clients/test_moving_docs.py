@@ -26,7 +26,7 @@ from tests.support.running import run_plugin
 
 PAGE = Document(DOCS / "moving.md")
 BEFORE, STEP, AFTER, BACK, CLEANING = PAGE.blocks("sh")
-KEYS = next(table for table in PAGE.tables() if "DEL of our pods" in table[0])
+KEYS = next(table for table in PAGE.tables() if "DEL of podwire's pods" in table[0])
 
 
 def test_the_commands_as_they_are_typed(empty_machine, needs_programs, bin_dir, reference):
@@ -91,9 +91,9 @@ def test_what_the_reference_makes_of_a_key(host, bin_dir, reference, tmp_path, r
     with namespaces.temporary() as ours, namespaces.temporary() as theirs:
         how = {"host": host, "netns": ours, "container_id": ours.name}
         result = network.add(lambda *what: run_plugin(*what, bin_dir=bin_dir, **how))
-        with pytest.raises(AssertionError) if row["DEL of our pods"] == "fails" else contextlib.nullcontext():
+        with pytest.raises(AssertionError) if row["DEL of podwire's pods"] == "fails" else contextlib.nullcontext():
             network.delete(lambda *what: run_plugin(*what, bin_dir=reference, **how), result)
-        assert left(host, ours.name, tmp_path) == row["what stays"].partition(":")[0]
+        assert left(host, ours.name, tmp_path) == row["what remains"].partition(":")[0]
         network.delete(lambda *what: run_plugin(*what, bin_dir=bin_dir, **how), result)
         assert left(host, ours.name, tmp_path) == "nothing"
         how = {"host": host, "netns": theirs, "container_id": theirs.name}

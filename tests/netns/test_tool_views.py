@@ -113,7 +113,7 @@ def test_nothing_is_removed_of_pods_that_are_not_visible(
     assert "kept" not in view.said(0, "ipam", "free", "--gone", "net")
     assert "10.22.0.2" in view.said(1, "ipam", "free", "10.22.0.2", "net")
     doctor = view.said(1, "doctor")
-    assert "2 attachments may be running: /run/netns/" in doctor
+    assert "2 attachments may be running, but /run/netns/" in doctor
     shown = view.said(4, "show")
     verified = view.said(4, "ipam", "verify")
     repaired = view.run("repair").stdout.decode()
