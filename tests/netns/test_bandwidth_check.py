@@ -92,7 +92,7 @@ def test_another_kind_of_filter_in_front(limited):
     redirect = f"u32 match u32 0 0 {REDIRECT} {ifb}"
     tc(net, "filter del dev veth0 ingress", "filter add dev veth0 ingress prio 1 protocol all matchall action pass")
     tc(net, f"filter add dev veth0 ingress protocol all prio 2 {redirect}")
-    assert "takes everything" in net.bandwidth("CHECK", pod, result).error()["details"]
+    assert "matches every packet" in net.bandwidth("CHECK", pod, result).error()["details"]
 
 
 def test_the_ifb_is_gone_or_down(limited):

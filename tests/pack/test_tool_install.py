@@ -245,7 +245,7 @@ def test_conf(podwire, tmp_path):
     """The standard network is written, read by ours as any other, never over another file, and removed if unchanged."""
     words = ("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d")
     assert "--subnet 10.22.0.0/16" in run(podwire, *words, "--conf", status=2)
-    assert "is no network" in run(podwire, *words, "--conf", "--subnet", "10.22.0.1/16", status=2)
+    assert "is not a network" in run(podwire, *words, "--conf", "--subnet", "10.22.0.1/16", status=2)
     assert not (tmp_path / "bin").exists()
     run(podwire, *words, "--conf", "--subnet", "10.23.0.0/16", "--subnet", "fd00:23::/64")
     path = tmp_path / "net.d" / "10-podwire.conflist"

@@ -103,7 +103,7 @@ REFUSED = [
     ("", r"is not JSON"),
     (node_with(podCIDR=7), r'"spec.podCIDR" must be a string'),
     (node_with(podCIDRs="10.0.0.0/8"), r'"spec.podCIDRs" must be a list'),
-    (node_with(podCIDR="10.244.3.1/24"), r"10.244.3.1/24 is no network"),
+    (node_with(podCIDR="10.244.3.1/24"), r"10.244.3.1/24 is not a network"),
     (node_with(podCIDRs=["10.1.0.0/24", "10.2.0.0/24"]), r"of each IP version"),
     ({**NODE, "spec": None}, r"has no podCIDR"),
     (" " * (3 << 20), r"more than 2048 KiB"),
