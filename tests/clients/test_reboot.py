@@ -124,6 +124,7 @@ def test_containers_of_podman_start_again(life, maker, bin_dir, needs_programs):
         for name, port in (("web", 8080), ("new", 8081)):
             with serving(podman.inspect(name)) as services:
                 assert call(services, node.peer, "tcp", ADDRESS, port) == Reached(name, PEER_ADDRESS)
-        assert "network net: 4 attachments: 3 running, 1 no longer running" in node.run(str(bin_dir / "podwire"), "gc", "net")
+        collected = node.run(str(bin_dir / "podwire"), "gc", "net")
+        assert "network net: 4 attachments: 3 running, 1 no longer running" in collected
         podman.remove()
         assert node.leftovers(links=["cni0"]) == []
