@@ -37,7 +37,9 @@ _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignor
 
 
 class Link(NamedTuple):
-    """One network interface as the kernel describes it; `mtu` in bytes, `lower` the ifindex of a veth's peer.
+    """One network interface as the kernel describes it; `mtu` in bytes.
+
+    `lower` (IFLA_LINK) is the ifindex of a veth's peer or of a VLAN device's parent, 0 for none.
 
     `lower_nsid` is this namespace's ID for the peer's namespace, None when the peer is in this one. `tx_queue` is in
     packets; `max_mtu` is 0 without a limit, and before Linux 4.20.
@@ -151,8 +153,8 @@ def local_peer_from_answers(veth: Link, namespace: Netns, answers: Sequence[Deco
 def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
     """Returns the peer of `veth`, read from the peer's namespace; None when that namespace cannot be read.
 
-    Linux 4.15 and later answer for another namespace without entering it, if the caller is root there, and repeat its
-    ID; earlier kernels answer for the socket's namespace. Raises KernelError.
+    Linux 4.15 and later answer for the namespace of IFLA_TARGET_NETNSID (the caller needs CAP_NET_ADMIN there) and
+    repeat its ID; earlier kernels ignore it and answer for the socket's namespace. Raises KernelError.
     """
     # Before Linux 5.10, `lower` is missing when it equals the index of the veth itself.
     request = by_index_request(veth.lower or veth.index)

@@ -84,7 +84,7 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
 
 
 def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
-    """Makes the bridge keep its MAC: `before` a port was added, `after` that. Returns the bridge with its MAC.
+    """Makes the bridge keep its MAC; `before` and `after` describe it before and after a port was added. Returns it.
 
     A bridge whose MAC was never set takes the lowest MAC of its ports, so its neighbours would lose it with every
     attachment. Writing the MAC back fixes it. A bridge without ports may have had no MAC to write back: it keeps that

@@ -26,7 +26,7 @@ from plugins.bridge.conf import BridgeConf, Vlans
 from plugins.bridge.vlan import check_vlans, get_filtering, port_requests
 from process.undo import Undo
 
-_TRIES = 5  # a try is lost only to another ADD that fails within the same millisecond
+_TRIES = 5  # a retry is needed only if another ADD rolls back between our look-up and our use
 _RECREATED = "the next container of this network makes it again"
 
 
@@ -57,8 +57,8 @@ def get_gateway(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
 def add_gateways(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, result: Result, undo: Undo) -> Link:
     """Adds the gateway addresses to the interface in the port's VLAN, creates it if missing, and returns it.
 
-    Without a VLAN that is the bridge. Another ADD that fails deletes the interface it created, perhaps after this one
-    has found it: then it is created again. Raises CniError(7) for a conflicting address or link and for an 802.1Q
+    Without a VLAN that is the bridge. If another ADD created the interface and rolls back after this one has found it,
+    it is created again. Raises CniError(7) for a conflicting address or link and for an 802.1Q
     interface that is cut off from the VLAN, KernelError.
     """
     if not (conf.vlans.access and result.ips):
@@ -210,8 +210,8 @@ def _delete_unused(
 ) -> None:
     """Deletes the veth pair `ends` that this ADD created, unless other ports use it as the gateway of their VLAN.
 
-    Another attachment joins the VLAN long before it looks for the gateway interface. So its port is either seen here,
-    or it finds the interface missing and creates it.
+    There is no race: another ADD puts its port in the VLAN first and looks up the gateway interface later. Either its
+    port is seen here, or that ADD finds the interface missing and creates it.
     """
     port, gateway = link.get(host, link.by_name_request(ends[0].name), link.by_name_request(gateway_name(conf)))
     if port is None or port.mac != format_mac(ends[0].mac):

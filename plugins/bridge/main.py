@@ -1,6 +1,6 @@
 """The verbs of bridge.
 
-One rule: each change is followed by its undo, and DEL deletes everything, no matter what is already missing.
+One rule: the undo of each change is registered with it, and DEL deletes everything, no matter what is already missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from process.undo import Undo
 from process.values import replace
 
 _CONTAINER_INDEX = 2  # of the container's interface in the result: bridge, host veth, container veth
-_BRIDGE_TRIES = 5  # a try is lost only to another ADD that fails within the same millisecond
+_BRIDGE_TRIES = 5  # a retry is needed only if another ADD rolls back between our look-up and our use
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
@@ -182,8 +182,8 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
 def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo: Undo) -> port.Port:
     """Creates or reuses the bridge and adds the attachment's port to it.
 
-    Another ADD that fails deletes the bridge it created, perhaps after this one has found it: then the bridge is
-    created again. Once it has this port it is not deleted any more.
+    If another ADD created the bridge and rolls back after this one has found it, the bridge is created again. Once it
+    has this port it is not deleted any more.
     """
     for tries_left in reversed(range(_BRIDGE_TRIES)):
         with record.timed_step("find or create the bridge"):

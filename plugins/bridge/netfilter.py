@@ -48,7 +48,7 @@ def check(conf: BridgeConf) -> None:
 def refuse_unavailable(conf: BridgeConf) -> None:
     """Raises CniError(999) if the setting is wrong and ADD could not set it.
 
-    A wrong value that ADD can set is no failure: a node that reports "not ready" gets no pod whose ADD would set it.
+    A wrong value that ADD can set is no failure: the node would get no pod until it is ready, and ADD sets the value.
     """
     for name in _wrong_settings(conf):
         if not sysctl.is_writable(name):

@@ -50,7 +50,7 @@ def delete_stray_flows(host_ports: HostPorts) -> None:
 
 
 def delete_flows_with(socket: NftSocket, host_ports: HostPorts, *, only_stray: bool = False) -> None:
-    """Deletes these entries on the socket that deleted rules: closing another one would wait for that deletion."""
+    """Deletes these entries on the socket that deleted the rules: closing a second one would wait for the kernel."""
     try:
         # DEL may not know the pod's addresses: then the mappings decide about IP versions.
         for version in host_ports.families or (4, 6):

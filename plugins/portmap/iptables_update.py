@@ -158,7 +158,7 @@ def _entries(host_ports: HostPorts, version: int, listing: Sequence[str], *, rep
     rivals = foreign_rules(host_ports, version, listing, before)
     number = find_position(host_ports, version, [foreign for _, foreign in rivals])
     if number is not None:
-        # If no running container comes before it, the first position is equivalent, and stays correct.
+        # Without a running container's rule before it, the first position has the same effect, whatever others change.
         has_running = any(conflicting_mapping(host_ports, version, foreign) for _, foreign in rivals[:number])
         position = before.index(rivals[number][0]) if has_running else 0
     else:

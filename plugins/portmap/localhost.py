@@ -5,8 +5,9 @@ pod, or any machine that can send frames to the node, could reach services on th
 the guard drops such packets before address translation. Answers to connections from localhost pass it: they arrive for
 the node's own address, which becomes 127.0.0.1 only in address translation.
 
-One rule: the guard is created before the sysctl is turned on, and removed after it is turned off. Only the attachment's
-own interface is changed (plugins.portmap.pod_route); a bridge is not, since other pods share it.
+One rule: the guard is created before the sysctl is turned on, and removed after it is turned off. It is
+turned on for the interface by which the host reaches the pod (plugins.portmap.pod_route), and off again only for the
+pod's own veth: a bridge stays on, since other pods share it.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def _links(names: Iterable[str]) -> dict[str, Link | None]:
 def _close(host_veth: Link) -> bool:
     """Turns route_localnet of a pod's host veth off; returns False if it may still be on.
 
-    The plugin that deletes the interface runs DEL later. A veth that is no bridge port and has its peer in another
-    namespace serves no other pod.
+    DEL runs in reverse order, so the veth still exists. It is turned off only for a veth that one pod alone uses: no
+    bridge port, with its peer in another namespace.
     """
     if host_veth.kind != "veth" or host_veth.master or host_veth.lower_nsid is None:
         return False

@@ -1,6 +1,6 @@
 """The verbs of portmap.
 
-One rule: each change is followed by its undo, and DEL looks for rules in both backends, whatever is configured.
+One rule: the undo of each change is registered with it; DEL looks for rules in both backends, whatever is configured.
 """
 
 from __future__ import annotations

@@ -244,8 +244,8 @@ def cannot_be_copied(expressions: bytes) -> bool:
 def belongs_to(rule: Rule, host_ports: HostPorts) -> bool:
     """Returns whether a rule is the attachment's.
 
-    A rule of the reference is, if it is the container's and has one of the attachment's addresses, or no address is
-    known.
+    A rule of the reference plugin is if its comment names the container and it has one of the attachment's addresses,
+    or if no address is known.
     """
     rule_owner = owner(rule)
     if rule_owner:
