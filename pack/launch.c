@@ -62,7 +62,7 @@ static void refuse_setuid(void)
 }
 
 /* What Python does on initialisation: a write to a closed pipe or past a limit is an OSError. Ignored signals survive
- * exec, so whoever starts another program resets it (process/child.py). */
+ * exec, so process/child.py resets them when it starts another program. */
 static void ignore_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);

@@ -249,14 +249,7 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
             if stored_kind == _NEWSETELEM and stored.startswith(content):
                 yield _HEADER.pack(_HEADER.size + len(stored), stored_kind, *header) + stored
     elif kind == _GETSET:
-        existing = next(
-            (
-                stored
-                for stored_kind, stored in _netfilter.values()
-                if stored_kind == _NEWSET and stored.startswith(content)
-            ),
-            b"",
-        )
+        existing = _first_stored(_NEWSET, content)
         answer = existing or struct.pack("=i", -errno.ENOENT)
         yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if existing else _NLMSG_ERROR, *header) + answer
     elif kind in (_DELCHAIN, _DELRULE):
@@ -270,21 +263,16 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
                 answer = stored + _HANDLE.pack(_HANDLE_START, number)
                 yield _HEADER.pack(_HEADER.size + len(answer), stored_kind, *header) + answer
     elif kind == _GETCHAIN:
-        existing = next(
-            (
-                stored
-                for stored_kind, stored in _netfilter.values()
-                if stored_kind == _NEWCHAIN and stored.startswith(content)
-            ),
-            b"",
-        )
+        existing = _first_stored(_NEWCHAIN, content)
         answer = existing + _uses(content) if existing else struct.pack("=i", -errno.ENOENT)
         yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if existing else _NLMSG_ERROR, *header) + answer
 
 
 def _first_stored(kind: int, start: bytes) -> bytes:
     """Returns the first stored message of a kind that begins so, b"" for none."""
-    return next((content for key, content in _netfilter.values() if key == kind and content.startswith(start)), b"")
+    return next(
+        (stored for stored_kind, stored in _netfilter.values() if stored_kind == kind and stored.startswith(start)), b""
+    )
 
 
 def _make(kind: int, content: bytes) -> None:
