@@ -16,8 +16,8 @@ from bench.cases import Subjects, turns
 from bench.figures import Row, figures
 from bench.process import Invocation, run, settle
 from tests.support import kubelet, namespaces
+from tests.support.invocation import Outcome
 from tests.support.kubelet import CACHE, PODS, Runtime, Sandbox
-from tests.support.running import Outcome
 
 _TITLES = {1: "one after the other", 10: "10 at a time"}
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from tests.support.running import Outcome
+from tests.support.invocation import Outcome
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PIPE_BYTES = 65536  # what a pipe takes without a reader

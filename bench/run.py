@@ -22,7 +22,7 @@ from bench.figures import as_json, ratio_text, timing_table
 from bench.floors import Floors
 from bench.process import adopt_orphans
 from bench.subject import Subject
-from tests.support import binaries, private
+from tests.support import binaries, private_host
 
 _ROUNDS, _QUICK_ROUNDS = 60, 15
 _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
@@ -96,10 +96,10 @@ def _run(
     directories: tuple[Path, Path], rounds: int, measure: Callable[[cases.Subjects, int], dict[str, object]]
 ) -> dict[str, object]:
     """Measures in a network and on a disk of its own, which end with this process."""
-    private.enter("/var/lib/cni")
+    private_host.enter("/var/lib/cni")
     adopt_orphans()
     # On a disk, as on a node: leases are files, and a memory file system would flatter those who write many.
-    private.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
+    private_host.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
     gc.disable()
     ours, reference = directories
     subjects = (

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from bench.process import Invocation, Run, run, settle
 from tests.support import kubelet
+from tests.support.invocation import environment
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 from tests.support.processes import output
-from tests.support.running import environment
 from tests.support.tcp import PORT
 
 Config = Mapping[str, Any]

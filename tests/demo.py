@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.process import Invocation, run
-from tests.support import binaries, namespaces, private
+from tests.support import binaries, namespaces, private_host
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links
 from tests.support.processes import output
-from tests.support.running import Outcome, environment
 from tests.support.tcp import PORT, seen_from, serving
 
 _LEASES = Path("/var/lib/cni/networks")  # host-local's default
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def _demo(stack: ExitStack) -> None:
-    host = private.enter("/var/lib/cni")
+    host = private_host.enter("/var/lib/cni")
     number = itertools.count(1)
 
     def step(title: str) -> None:

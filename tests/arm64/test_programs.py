@@ -20,9 +20,9 @@ import pytest
 
 from tests.support import namespaces
 from tests.support.binaries import ROOT
+from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netstate import state
-from tests.support.running import Outcome, run_plugin
 
 ARM64 = ROOT / "dist" / "arm64" / "bin"
 # A processor and a size of memory pages. The first is the oldest there is; the others have atomic instructions.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.support.invocation import Outcome
 from tests.support.machine import BIN_DIR, Machine
 from tests.support.netlist import Run
-from tests.support.running import Outcome
 
 
 def run_on(machine: Machine, container_id: str, netns: str, ifname: str = "eth0") -> Run:

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from tests.support import binaries, golden, namespaces, netstate, shaping
+from tests.support import bandwidth_network, binaries, golden, namespaces, netstate
 from tests.support.chained import differences
 from tests.support.hostports import ports
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList, Run
 from tests.support.publishing import NODE, OUTSIDE, connect
-from tests.support.running import run_plugin
 from tests.support.tcp import PORT, seen_from, serving
 
 pytestmark = pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")
@@ -80,7 +80,7 @@ def whole_list(version: str, store: Path) -> NetworkList:
     if version == "0.3.1":
         plugins = [plugin for plugin in plugins if plugin["type"] != "firewall"]  # it came with 0.4.0
     mappings = ports(f"{HOST_PORT}:{PORT}")
-    return NetworkList("net", version, tuple(plugins)).asking(portMappings=mappings, bandwidth=shaping.BOTH)
+    return NetworkList("net", version, tuple(plugins)).asking(portMappings=mappings, bandwidth=bandwidth_network.BOTH)
 
 
 class Node:
@@ -106,7 +106,7 @@ class Node:
         rules = [line for tool in ("iptables", "ip6tables") for line in netstate.iptables_rules(self.host, tool)]
         files = [path for path in sorted(self.store.rglob("*")) if path.is_file() and ".podwire/" not in str(path)]
         whole = {
-            "host": shaping.state(self.host),
+            "host": bandwidth_network.state(self.host),
             "pod": netstate.state(self.pod),
             "rules": sorted(line for line in rules if line.startswith(("-A", ":CNI")) and OWNERS not in line),
             "setting": self.pod.sysctl(SETTING) if "eth0" in netstate.links(self.pod) else "",

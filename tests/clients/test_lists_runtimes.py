@@ -14,11 +14,11 @@ import pytest
 
 from tests.clients.attaching import run_on
 from tests.support import netstate
+from tests.support.bandwidth_network import BOTH
 from tests.support.binaries import ROOT
 from tests.support.hostports import ports
 from tests.support.machine import ADDRESS, BIN_DIR, PEER_ADDRESS, eventually
 from tests.support.netlist import NetworkList
-from tests.support.shaping import BOTH
 from tests.support.tcp import PORT, seen_from, serving
 
 NETD = ROOT / "tests" / "data" / "netd"

@@ -18,12 +18,12 @@ from tests.clients import podman as podman_room
 from tests.clients.podman import Podman, serving
 from tests.support import binaries, namespaces, netstate, sockets
 from tests.support.hostports import ports
+from tests.support.invocation import run_plugin
 from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, Machine
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.processes import output
-from tests.support.running import run_plugin
 from tests.support.sockets import PORT, Reached, Service, call
 
 # What an operator who stays with the reference runs in the end, as the page has it.

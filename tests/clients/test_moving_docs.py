@@ -17,12 +17,12 @@ from tests.clients import podman as podman_room
 from tests.clients.test_moving import NETWORK, Node
 from tests.support import binaries, namespaces, netstate
 from tests.support.hostports import ports
+from tests.support.invocation import run_plugin
 from tests.support.machine import CONF_DIR
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.processes import output
-from tests.support.running import run_plugin
 
 PAGE = Document(DOCS / "moving.md")
 BEFORE, STEP, AFTER, BACK, CLEANING = PAGE.blocks("sh")

@@ -18,10 +18,10 @@ import pytest
 from tests.clients import podman as podman_room
 from tests.clients.attaching import run_on
 from tests.clients.podman import Podman, serving
+from tests.support.bandwidth_network import BOTH
 from tests.support.hostports import ports
 from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, Machine, machine
 from tests.support.netlist import NetworkList
-from tests.support.shaping import BOTH
 from tests.support.sockets import PORT, Reached, call, service
 
 LIST = (

@@ -10,10 +10,10 @@ import pytest
 from tests.support import api_server, manifests
 from tests.support.api_server import NODE, REFUSAL
 from tests.support.attaching import reaches
+from tests.support.invocation import run_plugin
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links
 from tests.support.processes import output
-from tests.support.running import run_plugin
 
 FILE = "10-podwire.conflist"
 

@@ -34,10 +34,10 @@ from kernel.codec_netfilter import RuleMessage
 from podwire.main import PLUGINS
 from process.child import Command, Outcome
 from tests.fuzz.cases import Case
-from tests.support import binaries, private
+from tests.support import binaries, private_host
+from tests.support.invocation import strict_json
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
-from tests.support.running import strict_json
 
 HOME = Path("/run/fuzz")
 LEASES, RESULTS, TUNING = HOME / "leases", Path("/var/lib/cni/results"), HOME / "tuning"
@@ -54,7 +54,7 @@ class FaultError(AssertionError):
 
 def enter() -> World:
     """Moves this process into a world of its own."""
-    host = private.enter("/var/lib/cni")
+    host = private_host.enter("/var/lib/cni")
     for mounted in ("/", "/dev", "/sys"):
         output("mount", "-o", "remount,bind,ro", mounted)
     (HOME / "bin").mkdir(parents=True)

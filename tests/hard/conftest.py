@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import namespaces
 from tests.support.chained import CHAIN, Chain
-from tests.support.dramas import Stage
+from tests.support.fault_scenarios import Stage
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import promises
-from tests.support.crashing import Node, State
+from tests.support.crash_node import Node, State
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome
 from tests.support.tracing import GRACE_S, Point, Run, adopting, traced
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.usefixtures("root", "bin_dir", "orphans")]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests import promises
-from tests.support.dramas import DRAMAS, Stage, told
+from tests.support.fault_scenarios import DRAMAS, Stage, told
 from tests.support.syscall_faults import Fault, faults_of
 
 SAMPLE = 3  # faults of each scenario in `make test`

@@ -13,9 +13,9 @@ import pytest
 from tests import promises
 from tests.support import netstate
 from tests.support.chained import CHAIN
-from tests.support.dramas import Stage, told
-from tests.support.running import feed, finish
-from tests.support.stopping import stopped, words
+from tests.support.fault_scenarios import Stage, told
+from tests.support.invocation import feed, finish
+from tests.support.stopped_verb import stopped, words
 from tests.support.syscall_faults import faults_of
 
 SAMPLE = 1  # moments of each scenario in `make test`

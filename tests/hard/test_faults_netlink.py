@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests import promises
-from tests.support.dramas import DRAMAS, Stage, told
+from tests.support.fault_scenarios import DRAMAS, Stage, told
 from tests.support.netlink_faults import Disturbance, Sources
 
 SAMPLE = 3  # faults of each scenario in `make test`

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests import promises
-from tests.support import denied
+from tests.support import seccomp
 from tests.support.chained import CHAIN, differences
-from tests.support.dramas import DRAMAS, told
-from tests.support.private import mount_disk
+from tests.support.fault_scenarios import DRAMAS, told
+from tests.support.private_host import mount_disk
 from tests.support.processes import output
 
 BACKENDS = ("iptables", "nftables")
@@ -236,7 +236,7 @@ WORLDS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "no /proc": (("unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$0"'),),
     "closed": tuple(("sh", "-c", f'exec "$0" {redirection}') for redirection in _REDIRECTIONS),
-    "seccomp": tuple(denied.words(call) for call in denied.CALLS),
+    "seccomp": tuple(seccomp.words(call) for call in seccomp.CALLS),
 }
 
 

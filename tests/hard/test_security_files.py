@@ -14,8 +14,8 @@ import pytest
 
 from tests.support import xtables
 from tests.support.attaching import Network
+from tests.support.invocation import environment, run_plugin
 from tests.support.results import prev_result
-from tests.support.running import environment, run_plugin
 
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]}
 # What a caller may have in its environment to make Python, libc or the loader do something else.

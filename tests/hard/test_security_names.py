@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import kernels, netstate
+from tests.support.invocation import run_plugin
 from tests.support.processes import output
 from tests.support.results import prev_result
-from tests.support.running import run_plugin
 
 TEXTS = [
     *("", " ", '"', "'", "\\", '\\"', "a\nb", "\n", "a\tb", "\r", "\0", "a\0b", "\x1b[2J", "\x7f", "\u2028", "\u202e"),

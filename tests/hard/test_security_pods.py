@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from tests.support import kernels, netstate, shaping
+from tests.support import bandwidth_network, kernels, netstate
 from tests.support.attaching import Network
+from tests.support.bandwidth_network import BOTH, Shaping
+from tests.support.invocation import run_plugin
 from tests.support.processes import output
 from tests.support.publishing import Publishing
-from tests.support.running import run_plugin
-from tests.support.shaping import BOTH, Shaping
 
 LOOPBACK = {"cniVersion": "1.1.0", "name": "net", "type": "loopback"}
 BOUND_S = 10.0  # a runtime waits some minutes; quiet pods take 5 ms
@@ -78,7 +78,11 @@ class Node:
         return {name: in_time(run) for name, run in runs.items()}
 
     def state(self):
-        return netstate.state(self.bridge.host, netfilter=True), shaping.state(self.bridge.host), self.bridge.leases()
+        return (
+            netstate.state(self.bridge.host, netfilter=True),
+            bandwidth_network.state(self.bridge.host),
+            self.bridge.leases(),
+        )
 
 
 def in_time(run):

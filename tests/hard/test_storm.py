@@ -61,7 +61,7 @@ def storm(plan, directory, *, nightly):
     plan = {**plan, "store": str(directory), "tools": str(xtables.variant(directory / "tools", tools)) if tools else ""}
     sample = {"seconds": SAMPLE_S, "at_once": 32, "containers": 60, "killed": 0.25}  # in seconds 5 % may meet none
     plan |= {"seconds": 60, "at_once": 64, "containers": 200} if nightly else sample
-    line = [sys.executable, "-m", "tests.support.aftermath", json.dumps(plan)]
+    line = [sys.executable, "-m", "tests.support.storm_check", json.dumps(plan)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests import promises
-from tests.support import binaries, hostports, namespaces, netstate, shaping
+from tests.support import bandwidth_network, binaries, hostports, namespaces, netstate
 from tests.support.attaching import BOOKKEEPING, address, host_end
-from tests.support.running import run_plugin
+from tests.support.invocation import run_plugin
 
 PLUGINS = ("bridge", "portmap", "bandwidth", "firewall", "tuning")
 SUBNETS = {"blue": "10.1.0", "green": "10.2.0"}
@@ -171,7 +171,7 @@ class Node(RuleBasedStateMachine):
         """The host has the other ends and the ifbs of the attached, each sandbox has its address."""
         found = set(netstate.links(self.host)) - {"lo", "blue0", "green0"}
         ifbs = {
-            shaping.ifb_name(name, network)
+            bandwidth_network.ifb_name(name, network)
             for (network, name), own in self.attached.items()
             if own.asked.get("bandwidth")
         }

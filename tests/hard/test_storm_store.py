@@ -8,7 +8,7 @@ import pytest
 from ipam.host_local.index import Index
 from ipam.host_local.store import Store
 from tests import promises
-from tests.support.crowd import Call, Crowd, soon
+from tests.support.process_pool import Call, Crowd, soon
 
 CONTAINERS = 240  # of 253 addresses: a search has to pass many
 AT_ONCE = 200

@@ -12,13 +12,13 @@ import pytest
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
-from tests.support import binaries, scripted, xtables
+from tests.support import binaries, scripted_ipam, xtables
 from tests.support.attaching import Network
+from tests.support.bandwidth_network import BOTH, Shaping
 from tests.support.firewall_tables import Firewall
 from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
 from tests.support.publishing import Publishing, connect, hasty
-from tests.support.shaping import BOTH, Shaping
 from tests.support.tool import PORTMAP, Tool
 from tests.support.tuned import Tuning
 
@@ -111,7 +111,7 @@ def netfilter(host: Namespace) -> Iterator[NftSocket]:
 def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]:
     """A function that makes the network with an IPAM plugin that answers what it is told, or runs what it is told.
 
-    Its calls are noted: `scripted.ScriptedIpam(tmp_path / "ipam").calls()`.
+    Its calls are noted: `scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls()`.
     """
 
     def make(
@@ -119,8 +119,8 @@ def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]
     ) -> Network:
         version = (keys or {}).get("cniVersion", "1.0.0")
         answer = {"cniVersion": version, "ips": ips or [], **rest}
-        scripted.install(tmp_path / "ipam", answer, body)
-        changed = network.having(ipam={"type": scripted.NAME}, **(keys or {}))
+        scripted_ipam.install(tmp_path / "ipam", answer, body)
+        changed = network.having(ipam={"type": scripted_ipam.NAME}, **(keys or {}))
         return Network(changed.host, changed.config, path=f"{tmp_path / 'ipam'}:{binaries.directory()}")
 
     return make
@@ -129,7 +129,7 @@ def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]
 @pytest.fixture
 def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
     """The commands that the scripted IPAM plugin was run with so far."""
-    return scripted.ScriptedIpam(tmp_path / "ipam").calls
+    return scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls
 
 
 @pytest.fixture

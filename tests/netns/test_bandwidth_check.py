@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.shaping import BOTH, EGRESS, INGRESS, ifbs, joined, state
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifbs, joined, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

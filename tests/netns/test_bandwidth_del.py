@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.shaping import ifb_name, ifbs, joined, qdiscs, state
+from tests.support.bandwidth_network import ifb_name, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support import binaries
+from tests.support.bandwidth_network import ifbs, joined, state
+from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
-from tests.support.running import run_plugin
-from tests.support.shaping import ifbs, joined, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

@@ -8,7 +8,7 @@ from kernel import link, traffic
 from kernel.rtnl import Socket
 from kernel.traffic import Qdisc
 from plugins.bandwidth.limit import Limit, compute_shape, reference_buckets
-from tests.support.running import run_plugin
+from tests.support.invocation import run_plugin
 
 pytestmark = pytest.mark.needs("tbf")
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
 from tests.support.injection import injected
-from tests.support.shaping import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

@@ -7,9 +7,9 @@ import pytest
 
 from kernel.traffic import RULES_MAX
 from tests.support.attaching import address, host_end
+from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
 from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, hasty
-from tests.support.running import run_plugin
 from tests.support.sockets import opened
 
 pytestmark = pytest.mark.needs("ifb", "tbf", "htb")

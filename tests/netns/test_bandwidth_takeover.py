@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support import netstate
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, state
 from tests.support.publishing import Publishing
-from tests.support.shaping import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

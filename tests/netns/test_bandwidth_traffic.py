@@ -9,13 +9,13 @@ import pytest
 
 from tests.support import rates
 from tests.support.attaching import address
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS
 from tests.support.binaries import ROOT
 from tests.support.hostports import ports
+from tests.support.invocation import run_plugin
 from tests.support.netlist import NetworkList
 from tests.support.publishing import NODE
 from tests.support.rates import Way
-from tests.support.running import run_plugin
-from tests.support.shaping import BOTH, EGRESS, INGRESS
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.spec.configs import VERSIONS
 from tests.support import netstate
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
 from tests.support.results import prev_result
-from tests.support.shaping import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

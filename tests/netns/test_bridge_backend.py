@@ -10,8 +10,8 @@ import pytest
 
 from tests.netns.conftest import IPV4
 from tests.support import binaries
+from tests.support.invocation import Outcome, environment
 from tests.support.netstate import iptables_rules, links, nft_rules
-from tests.support.running import Outcome, environment
 
 pytestmark = pytest.mark.needs("nft_nat", "iptables_nft_nat")
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from tests.support.attaching import host_end
+from tests.support.invocation import run_plugin
 from tests.support.netstate import links, state
-from tests.support.running import run_plugin
 
 SINCE_CHECK = ("0.4.0", "1.0.0", "1.1.0")
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.support import binaries
 from tests.support.attaching import host_end
+from tests.support.invocation import Outcome, environment
 from tests.support.netstate import state
 from tests.support.processes import output
-from tests.support.running import Outcome, environment
 
 READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
 NO_IPV6 = "nsenter --net={pod} mount -t tmpfs none /proc/sys/net/ipv6"

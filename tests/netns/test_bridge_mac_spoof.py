@@ -15,8 +15,8 @@ from kernel.netns import Netns, entered
 from plugins.bridge import mac_spoof
 from tests.support import golden
 from tests.support.attaching import host_end, reaches
+from tests.support.invocation import finish
 from tests.support.netstate import nft_rules
-from tests.support.running import finish
 
 MAC, OTHER_MAC = bytes.fromhex("020000000001"), bytes.fromhex("020000000099")
 PORT = "veth01234567"

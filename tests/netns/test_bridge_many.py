@@ -13,8 +13,8 @@ from plugins.bridge import bridge_device
 from plugins.bridge.main import cmd_add
 from tests.support.attaching import address, host_end, reaches
 from tests.support.errors import failure_of
+from tests.support.invocation import finish
 from tests.support.netstate import links, state
-from tests.support.running import finish
 
 AT_ONCE = 50
 CYCLES = 100

@@ -10,8 +10,8 @@ from attachment.masquerade import nftables
 from attachment.masquerade.spec import Masquerade
 from kernel.netns import Netns, entered
 from tests.support.attaching import reaches
+from tests.support.invocation import finish
 from tests.support.netstate import nft_rules
-from tests.support.running import finish
 
 pytestmark = pytest.mark.needs("nft_nat")
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support import binaries
 from tests.support.attaching import address, host_end, reaches
+from tests.support.invocation import environment
 from tests.support.netstate import links, shown, state
-from tests.support.running import environment
 
 # The uplinks' MTU, what else there is on the host, and the MTU that follows.
 AUTO = {

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support import binaries
 from tests.support.attaching import address, reaches
+from tests.support.invocation import Outcome, environment
 from tests.support.netstate import state
-from tests.support.running import Outcome, environment
 from tests.support.tcp import PORT, seen_from, serving
 
 IPV4, IPV6 = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.attaching import Network
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from tests.support.attaching import reaches
+from tests.support.invocation import finish
 from tests.support.netstate import links, state
-from tests.support.running import finish
 
 IP = {"address": "10.22.0.9/16"}
 FAIL = """[ "$CNI_COMMAND" != ADD ] || { echo '{"code": 11, "msg": "no luck today"}'; exit 1; }"""

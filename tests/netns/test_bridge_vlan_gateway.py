@@ -15,8 +15,8 @@ from plugins.bridge.main import cmd_add
 from tests.support import binaries
 from tests.support.attaching import address, host_end, reaches
 from tests.support.errors import failure_of
+from tests.support.invocation import finish
 from tests.support.netstate import links, shown, state
-from tests.support.running import finish
 from tests.support.vlans import OWN, gateway_port, vlans
 
 pytestmark = pytest.mark.needs("vlan_filtering")

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support import netstate
 from tests.support.attaching import reaches
+from tests.support.bandwidth_network import BOTH, qdiscs
 from tests.support.binaries import ROOT
+from tests.support.invocation import run_plugin
 from tests.support.netlist import NetworkList, Run
-from tests.support.running import run_plugin
-from tests.support.shaping import BOTH, qdiscs
 from tests.support.tcp import PORT, seen_from, serving
 
 FILES = sorted((ROOT / "conf").glob("*.conflist"))

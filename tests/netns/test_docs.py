@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.invocation import Config, environment, run_plugin
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
-from tests.support.running import Config, environment, run_plugin
 
 # Values that differ between attachments.
 CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support import binaries, firewalld
 from tests.support.attaching import reaches
+from tests.support.invocation import feed, finish, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 from tests.support.publishing import OUTSIDE
 from tests.support.results import prev_result
-from tests.support.running import feed, finish, run_plugin, start_plugin
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_nat")  # what firewalld's own rules need
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import binaries, denied, libcni, xtables
+from tests.support import binaries, libcni, seccomp, xtables
 from tests.support.firewall_tables import DUAL, IPV4, passing
 from tests.support.xtables import TOOLS
 
@@ -223,7 +223,7 @@ def test_the_policy_of_a_bridge_that_the_plugin_may_not_look_up(firewall, tmp_pa
     net = firewall.having(ingressPolicy="isolated")
     net.add("stays")
     before = [line for line in net.rules()["iptables"] if "ISOLATION" in line]
-    bin_dir = denied.install(tmp_path, binaries.directory() / "firewall", "ioctl")
+    bin_dir = seccomp.install(tmp_path, binaries.directory() / "firewall", "ioctl")
     keys = {"name": "other", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
     outcome = replace(firewall.forgotten().having(**keys), bin_dir=bin_dir).run(verb, "gone")
     assert (outcome.status, outcome.stdout) == (0, b"") or outcome.error()["msg"].startswith("cannot run iptables")

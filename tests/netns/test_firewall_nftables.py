@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.attaching import reaches
-from tests.support.fenced import Fenced
+from tests.support.firewall_network import Fenced
 from tests.support.firewall_sets import IPV4, IPV6, Firewall, rules, sets
 from tests.support.netstate import nft_rules
 from tests.support.publishing import NODE, OUTSIDE

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.attaching import address
-from tests.support.fenced import Fenced
+from tests.support.firewall_network import Fenced
 from tests.support.publishing import NODE, OUTSIDE, hasty
 
 IPTABLES = pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat"))

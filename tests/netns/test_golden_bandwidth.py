@@ -10,7 +10,7 @@ from kernel.rtnl import Socket
 from kernel.traffic import Bucket, Qdisc
 from tests.support import golden
 from tests.support.golden import CONTAINER_ID
-from tests.support.running import run_plugin
+from tests.support.invocation import run_plugin
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 

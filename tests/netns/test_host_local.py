@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support import binaries, libcni
-from tests.support.running import Outcome, environment, finish, run_plugin, start_plugin
+from tests.support.invocation import Outcome, environment, finish, run_plugin, start_plugin
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import libcni
-from tests.support.running import run_plugin
+from tests.support.invocation import run_plugin
 
 pytestmark = pytest.mark.usefixtures("root")
 

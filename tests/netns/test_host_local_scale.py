@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support import binaries
-from tests.support.running import environment
+from tests.support.invocation import environment
 
 FEW, MANY = 10, 20_000
 FIRST = int(ip_address("10.16.0.2"))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import unkillable, xtables
+from tests.support import uninterruptible, xtables
+from tests.support.invocation import finish
 from tests.support.netstate import links
-from tests.support.running import finish
 
 NEEDS_LEGACY = pytest.mark.needs("iptables_legacy_nat")
 
@@ -147,7 +147,7 @@ def test_what_a_program_commits_before_it_hangs_goes_with_the_next_del(net, lega
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no FUSE here")
 def test_a_program_that_no_signal_ends_is_left_behind(net, program, sandbox):
     """ADD fails in time though its program waits for a file server and cannot be killed, as with a dead disk."""
-    program(f'exec {sys.executable} {unkillable.__file__} "$PID_FILE"')
+    program(f'exec {sys.executable} {uninterruptible.__file__} "$PID_FILE"')
     start = time.monotonic()
     error = net.run("ADD", sandbox).error()
     assert time.monotonic() - start < 60

@@ -11,11 +11,11 @@ import pytest
 from tests.support import rates
 from tests.support.attaching import Network, address, host_end, reaches
 from tests.support.binaries import ROOT
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links, shown
 from tests.support.rates import Way
-from tests.support.running import run_plugin
 from tests.support.tcp import PORT, seen_from, serving
 
 NODE, OTHER_NODE, WORLD = "10.250.0.1", "10.250.0.2", "203.0.113.1"

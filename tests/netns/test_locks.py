@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from tests.support.running import run_plugin
+from tests.support.invocation import run_plugin
 
 HELD_S = 5  # longer than a plugin waits before it reports
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import binaries, scripted
+from tests.support import binaries, scripted_ipam
 from tests.support.attaching import Network
+from tests.support.invocation import environment, finish, start_plugin
 from tests.support.namespaces import Namespace
-from tests.support.running import environment, finish, start_plugin
 
 MARK = "s3cr3t-mark"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -215,9 +215,9 @@ def test_trace_context_reaches_delegates(network: Network, sandbox: Namespace, f
     """TRACEPARENT and TRACESTATE are passed on to a delegate in a process of its own, and the former is in the line."""
     result = {"cniVersion": "1.0.0", "ips": [{"address": "10.22.0.9/16"}]}
     body = f'echo "$TRACEPARENT $TRACESTATE" > {tmp_path}/seen'
-    ipam = scripted.install(tmp_path / "ipam", result, body)
+    ipam = scripted_ipam.install(tmp_path / "ipam", result, body)
     traced = logging(network, file, TRACEPARENT=TRACE, TRACESTATE="a=b")
-    replace(traced, path=str(ipam.directory)).having(ipam={"type": scripted.NAME}).add(sandbox)
+    replace(traced, path=str(ipam.directory)).having(ipam={"type": scripted_ipam.NAME}).add(sandbox)
     assert (tmp_path / "seen").read_text() == f"{TRACE} a=b\n"
     (line,) = lines(file)
     assert (line["traceID"], line["parentID"]) == tuple(TRACE.split("-")[1:3])

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.spec import configs
-from tests.support import netstate, running
-from tests.support.running import run_plugin
+from tests.support import invocation, netstate
+from tests.support.invocation import run_plugin
 
 CONFIG = {"cniVersion": "1.0.0", "name": "cni-loopback", "type": "loopback"}
 
@@ -160,9 +160,9 @@ def test_it_runs_beside_bridge(loopback, host, new_sandbox, store):
 
     def attach(sandbox):
         names = {"netns": sandbox, "container_id": sandbox.name}
-        pod = running.start_plugin("bridge", "ADD", host=host, **names)
+        pod = invocation.start_plugin("bridge", "ADD", host=host, **names)
         loopback("ADD", **names).result()
-        running.finish(pod, config).result()
+        invocation.finish(pod, config).result()
 
     sandboxes = [new_sandbox() for _ in range(6)]
     for first in sandboxes:  # fed late: bridge starts while loopback works

@@ -12,8 +12,8 @@ import pytest
 from tests.netns.conftest import LEGACY
 from tests.support import binaries, golden, namespaces, xtables
 from tests.support.attaching import address, reaches
+from tests.support.invocation import finish
 from tests.support.netstate import links, state
-from tests.support.running import finish
 from tests.support.tcp import seen_from, serving
 
 KINDS = ("ours", "reference")

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.support import libcni, netstate
+from tests.support.invocation import Config, Outcome, run_plugin
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
-from tests.support.running import Config, Outcome, run_plugin
 
 POD_ARGS = "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
 

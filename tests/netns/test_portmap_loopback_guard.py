@@ -13,7 +13,7 @@ from kernel.netfilter import nft
 from plugins.portmap import localhost, loopback_guard
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.netns.conftest import NFT
-from tests.support import hidden, xtables
+from tests.support import hidden_sysctls, xtables
 from tests.support.attaching import host_end
 from tests.support.netstate import iptables_rules
 from tests.support.publishing import Publishing
@@ -46,23 +46,25 @@ def collect(network, *living):
     later.having(**keys).portmap("GC", living[0], ()).silence()
 
 
-@pytest.mark.parametrize("way", hidden.WAYS)
+@pytest.mark.parametrize("way", hidden_sysctls.WAYS)
 def test_gc_without_a_view_of_the_settings(published, sandbox, tmp_path, way):
     """GC that does not see /proc/sys leaves the guard of a running pod's bridge."""
     published.add(sandbox, "8080:80")
     assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
-    collect(replace(published, bin_dir=hidden.plugins(tmp_path / "hidden", "portmap", way=way)), sandbox)
+    collect(replace(published, bin_dir=hidden_sysctls.plugins(tmp_path / "hidden", "portmap", way=way)), sandbox)
     assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
 
 
-@pytest.mark.parametrize("way", hidden.WAYS)
+@pytest.mark.parametrize("way", hidden_sysctls.WAYS)
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_a_verb_for_another_pod_without_a_view_of_the_settings(published, routed, new_sandbox, tmp_path, way, verb):
     """A failing ADD and a DEL that do not see /proc/sys leave the guard of another pod's bridge."""
     published.add(new_sandbox(), "8080:80")
     pod = new_sandbox()
     result = routed.having(name="other").add(pod)
-    other = Publishing(routed.having(name="other"), bin_dir=hidden.plugins(tmp_path / "hidden", "portmap", way=way))
+    other = Publishing(
+        routed.having(name="other"), bin_dir=hidden_sysctls.plugins(tmp_path / "hidden", "portmap", way=way)
+    )
     outcome = other.portmap(verb, pod, ("8081:80",), result)
     if verb == "ADD":
         assert "unable to enable route_localnet" in outcome.error()["msg"]

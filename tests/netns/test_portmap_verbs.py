@@ -8,9 +8,9 @@ import pytest
 
 from tests.spec.configs import VERSIONS
 from tests.support import binaries, netstate
+from tests.support.invocation import environment
 from tests.support.netstate import iptables_rules, nft_rules
 from tests.support.results import prev_result
-from tests.support.running import environment
 
 TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 POD, HOST_END = {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}

@@ -6,8 +6,8 @@ import pytest
 
 from tests.netns.test_tool_doctor_faults import CURABLE, MAPPING, Fault
 from tests.netns.test_tool_doctor_routes import ROUTED_ELSEWHERE, UPLINK
-from tests.support import opening
-from tests.support.doctoring import Clinic
+from tests.support import exposing_commands
+from tests.support.doctor_node import Clinic
 
 PTP = "70-ptp.conflist"
 NEEDED = ("ifb", "tbf")
@@ -48,7 +48,7 @@ def test_no_command_opens_another_interface(clinic, sandbox, fault):
     runs = [clinic.doctor(), clinic.doctor("--json"), clinic.podwire("check", network.name, sandbox.path)]
     runs.append(clinic.podwire("repair", "--dry-run", network.name))
     for done in runs:
-        assert list(opening.commands(done.stdout + done.stderr, interfaces, subnets)) == [], done
+        assert list(exposing_commands.commands(done.stdout + done.stderr, interfaces, subnets)) == [], done
 
 
 def ranges(plugin):

@@ -18,7 +18,7 @@ from process import record
 from tests.support import xtables
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.namespaces import Namespace
-from tests.support.recording import MADE, PLANNED, told
+from tests.support.recorded_verb import MADE, PLANNED, told
 
 BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import netstate, rootless, shaping
+from tests.support import bandwidth_network, netstate, rootless
 from tests.support.attaching import Network, address
+from tests.support.bandwidth_network import BOTH, Shaping
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import temporary
 from tests.support.processes import output
 from tests.support.publishing import GATEWAY, NODE, OUTSIDE, Publishing, connect, hasty
-from tests.support.running import run_plugin
-from tests.support.shaping import BOTH, Shaping
 from tests.support.sockets import Reached, all_of, call
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))]
@@ -119,7 +119,7 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
                 assert call(services, outside, protocol, NODE, 8080) == Reached("pod", OUTSIDE)
                 assert call(services, host, protocol, "127.0.0.1", 8080) == Reached("pod", GATEWAY)
                 assert call(services, pods["pod"], protocol, OUTSIDE, 80) == Reached("outside", NODE)
-            assert shaping.ifbs(host)
+            assert bandwidth_network.ifbs(host)
             chain.check(pods["pod"], result)
             chain.gc(pods["pod"])
             chain.check(pods["pod"], result)
@@ -243,13 +243,13 @@ def test_hundreds_of_subnets_without_limits(root, bin_dir):
         with temporary() as pod:
             own = network(host, home, ipMasq=False)
             attached = own.add(pod)
-            before = shaping.state(host)
+            before = bandwidth_network.state(host)
             subnets = [f"10.{number // 256}.{number % 256}.0/24" for number in range(2000)]
             limits = Shaping(own).asked(**BOTH).having(unshapedSubnets=subnets)
             result = limits.limit(pod, attached)
             limits.check(pod, result)
             limits.release(pod, result)
-            assert shaping.state(host) == before
+            assert bandwidth_network.state(host) == before
 
     rootless.play(scene)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import binaries, netstate
 from tests.support.attaching import Network, reaches
-from tests.support.running import environment, run_plugin
+from tests.support.invocation import environment, run_plugin
 
 ADDRESSES = [{"address": "10.24.0.7/24", "gateway": "10.24.0.1"}, {"address": "fd00:24::7/64"}]
 ROUTES = [

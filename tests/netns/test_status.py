@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import binaries
 from tests.support.attaching import Network
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, environment
 
 # Each node by what is done before the verb, in a mount namespace of its own, and what both verbs say then;
 # {store} is host-local's dataDir.

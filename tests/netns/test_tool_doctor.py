@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import netstate
 from tests.support.binaries import ROOT
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 from tests.support.netlist import NetworkList
 
 SAMPLES = sorted(path.name for path in (ROOT / "conf").glob("*.conflist"))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 from tests.support.namespaces import Namespace
 
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from podwire.commands import COMMANDS
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace, lose
 from tests.support.netlist import NetworkList
 from tests.support.processes import PATH
-from tests.support.running import run_plugin
 
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 OUT = "ip link add out0 mtu {mtu} type veth peer out1; ip link set out0 up; ip link set out1 up;"

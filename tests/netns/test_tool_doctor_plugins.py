@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import binaries, firewalld
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 
 BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.netns.test_tool_doctor_faults import MAPPING, OUT
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 from tests.support.netlist import NetworkList
 
 UPLINK = OUT.format(mtu=1500)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.doctoring import Clinic
+from tests.support.doctor_node import Clinic
 from tests.support.namespaces import Namespace
 
 NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all"

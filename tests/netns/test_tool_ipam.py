@@ -14,9 +14,9 @@ from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
+from tests.support.invocation import finish, run_plugin, start_plugin
 from tests.support.namespaces import lose
 from tests.support.node import NET, Node
-from tests.support.running import finish, run_plugin, start_plugin
 
 
 @pytest.fixture(params=[NFTABLES])

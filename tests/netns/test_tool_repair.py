@@ -16,7 +16,7 @@ from tests.support.chained import differences
 from tests.support.namespaces import lose
 from tests.support.netstate import links
 from tests.support.publishing import NODE, OUTSIDE, connect, hasty
-from tests.support.repairing import Node, network
+from tests.support.repair_node import Node, network
 from tests.support.sockets import SILENCE_S, Reached, ask, call, is_silent, opened, service
 
 BACKENDS = [

@@ -10,7 +10,7 @@ from tests.support import binaries, firewalld
 from tests.support.attaching import reaches
 from tests.support.netlist import NetworkList
 from tests.support.publishing import NODE, OUTSIDE
-from tests.support.repairing import Node
+from tests.support.repair_node import Node
 from tests.support.sockets import Reached, call, service
 
 ROUNDS = 4

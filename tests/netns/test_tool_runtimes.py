@@ -8,7 +8,7 @@ from podwire.node.model import short_id
 from tests.netns.conftest import NFTABLES
 from tests.support import binaries, libcni
 from tests.support.attaching import address, host_end
-from tests.support.doctoring import Clinic, bad
+from tests.support.doctor_node import Clinic, bad
 from tests.support.node import Node
 
 LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}

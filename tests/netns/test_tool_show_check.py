@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctoring import Clinic
+from tests.support.doctor_node import Clinic
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 

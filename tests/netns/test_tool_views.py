@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import binaries, namespaces
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
-from tests.support.running import Outcome
 from tests.support.tool import PORTMAP, Tool
 
 # Only processes of the host with the runtime's view tell of the pods' namespaces; here there is none.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.spec.configs import VERSIONS
 from tests.support import netstate
-from tests.support.shaping import joined
+from tests.support.bandwidth_network import joined
 from tests.support.tuned import ALL, TUNED, now
 
 

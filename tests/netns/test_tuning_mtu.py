@@ -4,7 +4,7 @@ import pytest
 
 from tests.support import netstate
 from tests.support.attaching import host_end, reaches
-from tests.support.shaping import joined
+from tests.support.bandwidth_network import joined
 from tests.support.tuned import Tuning, now
 
 GATEWAY = "10.22.0.1"

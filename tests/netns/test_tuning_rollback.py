@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.support.bandwidth_network import joined
 from tests.support.injection import injected
-from tests.support.shaping import joined
 from tests.support.tuned import ALL
 
 # Whatever else is there, this many settings were written before the last one is refused by the kernel.

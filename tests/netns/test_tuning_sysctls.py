@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.support.running import run_plugin
-from tests.support.shaping import joined
+from tests.support.bandwidth_network import joined
+from tests.support.invocation import run_plugin
 from tests.support.tuned import allowing
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.shaping import joined
+from tests.support.bandwidth_network import joined
 from tests.support.tuned import ALL, TUNED, now
 
 # What the reference that is installed here (1.1.1) knows: the queue came with 1.4.0, and its CHECK has no IFNAME.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import netstate, shaping
+from tests.support import bandwidth_network, netstate
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.publishing import hasty
-from tests.support.running import run_plugin
 
 BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
@@ -44,7 +44,7 @@ class Net:
         # The one's name begins like the other's.
         self.name = "net" + "2" * (number - 1)
         self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth, firewall, tuning)).asking(
-            portMappings=mappings, bandwidth=shaping.BOTH
+            portMappings=mappings, bandwidth=bandwidth_network.BOTH
         )
 
     def run(self, pod: Namespace | None, ifname: str = "eth0") -> Any:
@@ -93,7 +93,7 @@ def everything(nets: list[Net]) -> dict[str, Any]:
     whole["links"] = {name: link for name, link in whole["links"].items() if link.get("ifalias") or "veth" in name}
     return {
         "net": whole,
-        "limits": shaping.state(host),
+        "limits": bandwidth_network.state(host),
         "leases": [net.leases() for net in nets],
         "backups": nets[0].backups(),
     }

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.invocation import feed, finish, start_plugin
 from tests.support.processes import output
-from tests.support.running import feed, finish, start_plugin
 from tests.support.second_kernel import boot
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy

@@ -16,8 +16,8 @@ import pytest
 
 from tests.spec import configs
 from tests.support import namespaces
+from tests.support.invocation import Config, Outcome, run_plugin
 from tests.support.namespaces import Namespace
-from tests.support.running import Config, Outcome, run_plugin
 
 
 @dataclass(frozen=True)

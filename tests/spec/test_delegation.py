@@ -15,8 +15,8 @@ import pytest
 
 from tests.spec import configs
 from tests.support import netstate
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace, temporary, temporary_host
-from tests.support.running import run_plugin
 
 DELEGATES = ("host-local", "static")
 DUAL = ["10.1.2.0/24", "fd00:1::/64"]

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from tests.support import binaries
-from tests.support.running import Outcome, finish, start_plugin
+from tests.support.invocation import Outcome, finish, start_plugin
 
 MAX_BYTES = 2 << 20
 # The heap in the file, the file itself, and what more is taken from the kernel: half of it is never touched. (What was

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import binaries, denied, netstate, scripted
-from tests.support.running import Outcome, environment, feed, finish, start_plugin
+from tests.support import binaries, netstate, scripted_ipam, seccomp
+from tests.support.invocation import Outcome, environment, feed, finish, start_plugin
 
 DEADLINE_S = 20.0
 
@@ -117,7 +117,7 @@ def test_a_seccomp_filter_that_denies_signals_is_an_error_object(invoke, call):
     variables = {"CNI_CONTAINERID": "cid", "CNI_NETNS": invoke.sandbox.path, "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
     for command in ("VERSION", "ADD"):
         done = subprocess.run(
-            ["nsenter", f"--net={invoke.host.path}", *denied.words(call), str(binaries.directory() / invoke.plugin)],
+            ["nsenter", f"--net={invoke.host.path}", *seccomp.words(call), str(binaries.directory() / invoke.plugin)],
             input=json.dumps(invoke.config()).encode(),
             env=environment(command, **variables),
             capture_output=True,
@@ -151,10 +151,16 @@ def slow(host, sandbox, tmp_path):
     """Runs a verb of bridge; with `stuck`, returns its process once it waits for an IPAM plugin that never ends."""
     stuck_file = tmp_path / "ipam" / "stuck"
     answer = {"ips": [{"address": "10.1.2.5/24"}]}
-    ipam = scripted.install(
+    ipam = scripted_ipam.install(
         tmp_path / "ipam", answer, f"[ ! -e {stuck_file} ] || {{ rm {stuck_file}; exec sleep 60; }}"
     )
-    config = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "cni0", "ipam": {"type": scripted.NAME}}
+    config = {
+        "cniVersion": "1.0.0",
+        "name": "net",
+        "type": "bridge",
+        "bridge": "cni0",
+        "ipam": {"type": scripted_ipam.NAME},
+    }
     path = f"{ipam.directory}:{binaries.directory()}"
 
     def run(command, *, stuck=False):

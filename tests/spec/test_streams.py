@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import binaries
-from tests.support.running import environment, finish, strict_json
+from tests.support.invocation import environment, finish, strict_json
 
 DEADLINE_S = 20.0
 ENDS = {"pipe": os.pipe, "socket": lambda: tuple(end.detach() for end in socket.socketpair())}

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 from tests.spec import configs
-from tests.support.running import environment, finish, start_plugin
+from tests.support.invocation import environment, finish, start_plugin
 
 
 def answer(plugin):

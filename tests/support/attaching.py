@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.invocation import Outcome, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, run_plugin, start_plugin
 
 BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # host-local's files that are no lease
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, netstate, shaping
+from tests.support import bandwidth_network, binaries, netstate
 from tests.support.hostports import ports
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, environment
 
 CHAIN = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of ADD
 _TIMEOUT_S = 60.0
@@ -108,7 +108,7 @@ class Chain:
         # What guards 127.0.0.0/8 is the bridge's, not a pod's, and either backend makes it.
         rules = "\n".join(netstate.nft_rules(self.host))
         found = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
-        host = shaping.state(self.host) | {"nft": found}
+        host = bandwidth_network.state(self.host) | {"nft": found}
         inside = netstate.state(pod) | {"setting": _setting(pod)}
         return {"host": host, "pod": inside, "leases": self.leases(), "backups": self.saved()}
 
@@ -122,7 +122,7 @@ class Chain:
         if plugin == "portmap":
             return {"backend": self.backend, "runtimeConfig": {"portMappings": ports(*self.published)}}
         if plugin == "bandwidth":
-            return {"runtimeConfig": {"bandwidth": shaping.BOTH}}
+            return {"runtimeConfig": {"bandwidth": bandwidth_network.BOTH}}
         if plugin == "firewall":
             return {"backend": self.backend, "ingressPolicy": "same-bridge"}
         if plugin == "tuning":

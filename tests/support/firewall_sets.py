@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.invocation import Outcome, feed, finish, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, feed, finish, run_plugin, start_plugin
 
 IPV4, IPV6 = "10.22.0.2/16", "fd00:22::2/64"
 _TABLES = ("inet podwire_firewall", "bridge podwire_firewall")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import libcni, xtables
+from tests.support.invocation import Outcome, feed, finish, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 from tests.support.results import prev_result
-from tests.support.running import Outcome, feed, finish, run_plugin, start_plugin
 
 IPV4, IPV6 = "10.22.0.2/16", "fd00:22::2/64"
 DUAL = (IPV4, IPV6)

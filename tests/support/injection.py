@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from tests.support import binaries
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, environment
 
 
 def injected(

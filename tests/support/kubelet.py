@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import libcni, private
+from tests.support import libcni, private_host
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, environment
 
 CACHE = Path("/var/lib/cni")
 PODS = 110  # kubelet's own limit for a node
@@ -115,7 +115,7 @@ def play(scene: Callable[[Namespace], Any]) -> Any:
     if child == 0:
         try:
             os.close(told)
-            host = private.enter("/var/lib/cni")
+            host = private_host.enter("/var/lib/cni")
             (CACHE / "results").mkdir(parents=True)
             os.write(tell, json.dumps(scene(host)).encode())
             os._exit(0)

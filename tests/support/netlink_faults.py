@@ -24,8 +24,8 @@ from kernel import rtnl
 from podwire.main import PLUGINS
 from tests.support import binaries
 from tests.support.chained import Chain
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, environment
 
 _HEADER = struct.Struct("=IHHII")
 _NETLINK_NETFILTER = 12  # linux/netlink.h

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.running import Outcome
+from tests.support.invocation import Outcome
 
 Run = Callable[[str, str, dict[str, Any]], Outcome]  # plugin, CNI_COMMAND, configuration
 

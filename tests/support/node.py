@@ -18,8 +18,8 @@ from podwire import networks
 from podwire.networks import Network
 from tests.support import binaries, libcni
 from tests.support.hostports import ports
+from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
-from tests.support.running import run_plugin
 
 _TIMEOUT_S = 60
 NET = f"10.213.{os.getpid() % 256}"  # nobody else's: the tool looks into every namespace of the machine

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.support.attaching import Network, reaches
 from tests.support.hostports import HostPorts
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome
 
 NODE, NODE6, OUTSIDE, OUTSIDE6 = "192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2"
 GATEWAY, GATEWAY6 = "10.22.0.1", "fd00:22::1"  # the bridge's

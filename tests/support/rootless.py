@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support import binaries, libc, private
+from tests.support import binaries, libc, private_host
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
@@ -44,7 +44,7 @@ def play(scene: Scene, mapped: str = ONE, *, at_once: bool = False) -> None:
             home = _PLACE / "home"
             os.environ.update(HOME=str(home), PODWIRE_BIN_DIR=str(_PLACE / "bin"))
             namespaces = libc.NEW_MOUNTS | (0 if at_once else network)
-            scene(private.enter("/var/lib/cni", namespaces=namespaces), home)
+            scene(private_host.enter("/var/lib/cni", namespaces=namespaces), home)
             os._exit(0)
         except BaseException:
             os.write(tell, traceback.format_exc().encode())

@@ -1,7 +1,7 @@
 """A storm: many pods' runtimes at once on one node, what they did, and what must be true of it.
 
 One rule: the model is made of outcomes alone, what each verb said. The real state is looked at when all is quiet
-(tests/support/aftermath.py).
+(tests/support/storm_check.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, hidden, namespaces, xtables
-from tests.support.crowd import Call, Crowd, Work, soon
+from tests.support import binaries, hidden_sysctls, namespaces, xtables
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome
+from tests.support.process_pool import Call, Crowd, Work, soon
 from tests.support.tcp import PORT
 
 CHAINED = ("portmap", "bandwidth", "firewall", "tuning")  # behind the interface plugin, in the order of the list
@@ -142,7 +142,7 @@ class Storm:
         start = time.monotonic()
         self._end = start + self.plan.seconds
         if self.plan.hidden:
-            self._hidden = hidden.plugins(self.store.with_name("hidden"), *self.plan.plugins)
+            self._hidden = hidden_sysctls.plugins(self.store.with_name("hidden"), *self.plan.plugins)
         self._crowd(self.plan.at_once, self._next)
         self._hidden = None
         self.report.seconds = time.monotonic() - start

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, namespaces, netstate
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
-from tests.support.running import Outcome
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
 _TIMEOUT_S = 60.0

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.support import binaries, syscalls
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, environment
 
 GRACE_S = 5.0  # in which every process of a verb ends after its end, and the verb itself after SIGTERM
 

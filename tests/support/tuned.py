@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, netstate
+from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome, run_plugin
 
 ALL: Mapping[str, Any] = {
     "mac": "02:00:00:00:00:42",

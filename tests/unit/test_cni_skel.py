@@ -11,7 +11,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code, combined
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
-from tests.support.running import strict_json
+from tests.support.invocation import strict_json
 
 ENV = {
     "CNI_CONTAINERID": "cid",

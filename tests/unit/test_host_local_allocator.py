@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from ipam.host_local import allocator
-from tests.support.leasing import Net, pool
+from tests.support.host_local import Net, pool
 
 
 def test_addresses_go_round(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from ipam.host_local import boots
 from ipam.host_local.store import owner_of
 from kernel import boot
-from tests.support.leasing import Net, pool
+from tests.support.host_local import Net, pool
 
 
 class Node:

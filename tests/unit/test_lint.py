@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.linting import BRIDGE, IPAM, Told, lint, network, told
+from tests.support.lint_file import BRIDGE, IPAM, Told, lint, network, told
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
 

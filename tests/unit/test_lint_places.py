@@ -7,7 +7,7 @@ import pytest
 from podwire.lint import directory
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
-from tests.support.linting import BRIDGE, lint, network, told
+from tests.support.lint_file import BRIDGE, lint, network, told
 
 BROKEN = ROOT / "tests/data/netd/broken"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import opening
+from tests.support import exposing_commands
 from tests.support.binaries import ROOT
 from tests.support.markdown import documents
 from tests.unit.test_docs_messages import FILLED, text_of
@@ -70,14 +70,14 @@ def test_texts_of_the_sources():
         for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.expr)
     ]
-    found = (found for text in texts for found in opening.commands(text, OURS, SUBNETS))
+    found = (found for text in texts for found in exposing_commands.commands(text, OURS, SUBNETS))
     assert [command for command in found if FILLED not in command] == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_the_documents(path):
     """No page shows a command that opens an interface that is not podwire's."""
-    assert list(opening.commands(path.read_text(), OURS, SUBNETS)) == []
+    assert list(exposing_commands.commands(path.read_text(), OURS, SUBNETS)) == []
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_commands_of_the_documents(path):
 )
 def test_what_opens_is_noticed(text):
     """Commands that open another interface are recognized."""
-    assert list(opening.commands(f"set it: {text}; for good", OURS, SUBNETS)) != []
+    assert list(exposing_commands.commands(f"set it: {text}; for good", OURS, SUBNETS)) != []

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries
+from tests.support.invocation import environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
-from tests.support.running import environment, run_plugin
 
 # What the tool sees instead of the tester's: no runtimes, other networks, sysfs of the throwaway host.
 _INSIDE = """

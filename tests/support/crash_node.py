@@ -17,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support import netstate, shaping
+from tests.support import bandwidth_network, netstate
 from tests.support.attaching import BOOKKEEPING
+from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace, create, temporary_host
 from tests.support.netlist import NetworkList
 from tests.support.processes import output
 from tests.support.publishing import hasty
-from tests.support.running import Outcome, run_plugin
 
 State = dict[str, Any]
 
@@ -123,7 +123,7 @@ class Node:
         """Returns the network for a pod with host ports, limits and an address of its own."""
         mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
         mac = f"02:00:00:00:00:{offset // 1000:02x}"
-        return self.chain.asking(portMappings=mappings, bandwidth=shaping.BOTH, mac=mac)
+        return self.chain.asking(portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac)
 
     def variables(self, pod: Namespace | None) -> dict[str, str]:
         """Returns the environment of a verb for a pod; GC and STATUS have none."""
@@ -152,7 +152,7 @@ class Node:
 
     def state(self, pod: Namespace | None = None) -> State:
         """Returns the whole state of the host, of the neighbour, and of a pod."""
-        whole = shaping.state(self.host)
+        whole = bandwidth_network.state(self.host)
         whole["nft"] = netstate.nft_rules(self.host)
         if _is_legacy():  # otherwise its rules are among nft's
             whole["iptables"] = {tool: netstate.iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.chained import CHAIN, Chain, differences
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
-from tests.support.running import Outcome
 
 # Words that tell an operator nothing.
 _BARE = re.compile(r"\[Errno|\b\w+Error\b|Exception|defect of podwire|Traceback")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, xtables
+from tests.support.invocation import Outcome, environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
-from tests.support.running import Outcome, environment, run_plugin
 
 _COUNTERS = re.compile(r"counter packets \d+ bytes \d+|\[\d+:\d+\]")
 _IPTABLES = re.compile(r"table ip6? (nat|filter|mangle) ")

@@ -15,9 +15,9 @@ from typing import Any
 
 from tests.support import netstate
 from tests.support.attaching import Network
+from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
-from tests.support.running import Outcome, run_plugin
 
 INGRESS = {"ingressRate": 8_000_000, "ingressBurst": 800_000}
 EGRESS = {"egressRate": 16_000_000, "egressBurst": 1_600_000}

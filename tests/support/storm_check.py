@@ -3,7 +3,7 @@
 One rule: whole states are compared, those of two hosts and of before and after, by their lines: order says nothing
 where each attachment has rules of its own.
 
-    python -m tests.support.aftermath '{"backend": "nftables", "seconds": 10, ...}'   # prints a report, a JSON object
+    python -m tests.support.storm_check '{"backend": "nftables", "seconds": 10, ...}'   # prints a report, a JSON object
 
 It is a program of its own because it moves into private namespaces and stays there: the machine never sees a thing.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ipam.host_local.index import Index
 from ipam.host_local.store import Store
-from tests.support import namespaces, netstate, private, publishing, shaping, tcp, xtables
+from tests.support import bandwidth_network, namespaces, netstate, private_host, publishing, tcp, xtables
 from tests.support.attaching import reaches
 from tests.support.namespaces import Namespace
 from tests.support.publishing import NODE, OUTSIDE
@@ -69,7 +69,7 @@ def picture(host: Namespace, living: list[Container], tools: str = "") -> Pictur
 
     `tools` is where iptables' programs are, the machine's unless given.
     """
-    whole = shaping.state(host)
+    whole = bandwidth_network.state(host)
     lines = [f"link {json.dumps(link | {'name': name})}" for name, link in whole.pop("links").items()]
     lines += [f"{kind} {json.dumps(item)}" for kind, value in whole.items() for item in _items(value)]
     lines += [f"nft {line}" for line in netstate.nft_rules(host)]
@@ -140,7 +140,7 @@ def _exchange(storm: Storm, outside: Namespace) -> None:
 def main(text: str) -> None:
     """Runs a plan and prints the report."""
     plan = Plan(**json.loads(text))
-    host = private.enter("/var/lib/cni")
+    host = private_host.enter("/var/lib/cni")
     RESULTS.mkdir(parents=True, exist_ok=True)
     outside = namespaces.create("outside")
     publishing.connect(host, outside)

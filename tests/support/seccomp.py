@@ -1,4 +1,4 @@
-"""`python tests/support/denied.py CALL PROGRAM...` runs a program to which the kernel refuses one system call (EPERM).
+"""`python tests/support/seccomp.py CALL PROGRAM...` runs a program to which the kernel refuses one system call (EPERM).
 
 One rule: it sets a seccomp filter as container runtimes do, before the program starts; children inherit it.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.running import Outcome, environment
+from tests.support.invocation import Outcome, environment
 
 LIMIT_S = 60.0  # a verb that takes longer hangs
 
