@@ -14,12 +14,12 @@ from process.record import change
 def repair_if_missing(part: str, check: Callable[[], object], create: Callable[[], object]) -> bool:
     """Runs `check`, and `create` when it raises CniError; returns whether it raised, also in a dry run.
 
-    Records the change with the check's message: "make again masquerading: chain CNI-... is missing".
+    Records the change with the check's message: "restore the masquerading: chain CNI-... is missing".
     """
     try:
         check()
     except CniError as error:
-        if change(f"make again {part}: {error.msg}"):
+        if change(f"restore {part}: {error.msg}"):
             create()
         return True
     return False

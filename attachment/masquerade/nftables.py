@@ -134,7 +134,7 @@ def _wrong_way(socket: NftSocket) -> str:
     same = len(rules) == len(_ENTRY) and all(
         nft_rule.is_same_rule(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
     )
-    return "" if same else f"chain {_POSTROUTING} does not lead to {_CHECKS.name} as it should"
+    return "" if same else f"chain {_POSTROUTING} does not have exactly the rules that jump to {_CHECKS.name}"
 
 
 def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
@@ -178,7 +178,7 @@ def _problem(socket: NftSocket) -> str:
         if error.errno == errno.EPERM:
             return str(error)
         if error.errno == errno.EEXIST:
-            return f"somebody has made it otherwise: nft list table inet {_TABLE.name} ({error})"
+            return f"another program created it with other properties: nft list table inet {_TABLE.name} ({error})"
         return f"{_NEEDS} ({error})"
     return ""
 

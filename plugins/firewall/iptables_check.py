@@ -39,7 +39,7 @@ def check_rules(spec: FirewallSpec, version: int, listing: Sequence[str]) -> Non
 def _policy(spec: FirewallSpec, version: int, listing: Sequence[str]) -> None:
     _demand(ISOLATION_JUMP, version, listing, "FORWARD rule")
     if FORWARD_JUMP in listing and listing.index(FORWARD_JUMP) < listing.index(ISOLATION_JUMP):
-        raise _wrong(f"chain FORWARD leads to CNI-FORWARD before it isolates ({TOOLS[version]})")
+        raise _wrong(f"chain FORWARD jumps to CNI-FORWARD before the isolation rules ({TOOLS[version]})")
     for chain, end in ENDS.items():
         own = [line for line in listing if line.startswith(f"-A {chain} ")]
         reached = own[: own.index(end)] if end in own else own

@@ -199,7 +199,8 @@ def _problem(socket: NftSocket, bases: Iterable[BaseTable]) -> str:
                 return str(error)
             family = "inet" if base is BASE else "bridge"
             if _is_otherwise(socket, base):
-                return f"somebody has made it otherwise: nft list table {family} {base.table.name} ({error})"
+                table = f"{family} {base.table.name}"
+                return f"another program created it with other properties: nft list table {table} ({error})"
             return f"{_NEEDS} {family} ({error})"
     return ""
 

@@ -96,7 +96,7 @@ def _check_first(host_ports: HostPorts, mapping: PortMapping, before: Sequence[C
         if overlaps and rule.dnat_ip not in other_interfaces.list_other_addresses(host_ports):
             raise CniError(
                 Code.INTERNAL,
-                f"host port {mapping} leads to {rule.to}, by an older rule that stands first: {rule}",
+                f"host port {mapping} is forwarded to {rule.to}, by an older rule that comes first: {rule}",
                 RECREATE,
             )
 

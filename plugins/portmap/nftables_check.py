@@ -47,10 +47,10 @@ def _check_shared_chains(reader: TableReader, host_ports: HostPorts, version: in
     for chain in (chains.prerouting, chains.output):
         # The reference puts the conditions of the last ADD of any network there: they may exclude packets.
         if not any(nft_rule.is_any_of(entries, rule.expressions) for rule in reader.list_rules(chain)):
-            raise _missing(chain, f"chain {chain} does not lead all that is for this host to hostports_all")
+            raise _missing(chain, f"chain {chain} does not send all packets for this host to hostports_all")
     existing = reader.list_rules(chains.hostports_all)
     if not all(any(nft_rule.is_same_rule(jump, rule.expressions) for rule in existing) for jump in ALL):
-        raise _missing(chains.hostports_all, f"chain {chains.hostports_all} does not lead to hostports")
+        raise _missing(chains.hostports_all, f"chain {chains.hostports_all} does not jump to hostports")
 
 
 def _have_reference_form(host_ports: HostPorts, version: int, existing: Sequence[LocatedRule]) -> bool:

@@ -83,7 +83,7 @@ def shadowed_error(mapping: PortMapping, foreign: ForeignRule) -> ShadowedError:
     """Returns the error of a mapping whose rule comes after another container's."""
     return ShadowedError(
         Code.INTERNAL,
-        f"host port {mapping} leads to {_owner(foreign)}, whose rule stands first",
+        f"host port {mapping} is forwarded to {_owner(foreign)}, whose rule comes first",
         "the container that was first keeps a host port; remove one of the two, or GC if that one is gone",
     )
 

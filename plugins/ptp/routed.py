@@ -85,9 +85,9 @@ def check(sandbox: Sandbox, container_veth: Link, host_veth: Link, prev_result: 
             raise internal(f"Interface {host_veth.name} has lost the gateway address {gateway}", details)
         if route.get_index_to(host, address_in_pod) != host_veth.index:
             used = route.get_interface_to(host, address_in_pod)
-            state = f'it leads to "{used.name}"' if used else "there is none"
+            state = f'it goes through "{used.name}"' if used else "there is none"
             details = f'{state}; set it: ip route replace {address_in_pod} dev "{host_veth.name}"'
-            raise internal(f"The host's route to {address_in_pod} does not lead to {host_veth.name}", details)
+            raise internal(f"The host's route to {address_in_pod} does not go through {host_veth.name}", details)
         if not _is_directly_reachable(sandbox, container_veth, gateway):
             raise internal(
                 f"Failed to find Gateway {gateway} for interface {container_veth.name}",

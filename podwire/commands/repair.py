@@ -144,7 +144,7 @@ def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
     out.print(f"{known.network_name} {container} {ifname}", *([known.pod] if known.pod else []), _SAID[outcome.state])
     for part in outcome.parts:
         for change in part.changes:
-            if change.startswith("make again "):  # the words of CHECK; below them stands, in JSON, how it was done
+            if change.startswith("restore "):  # repair_if_missing's line; the others, in JSON, are single changes
                 out.print(f"    {part.plugin}: {change}")
         if part.error:
             out.print(Cell(f"    {part.plugin}: {part.error.msg}", "bad"))

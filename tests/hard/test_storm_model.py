@@ -96,7 +96,7 @@ class Node(RuleBasedStateMachine):
         # What the container itself has on the other network is not in its way.
         owners = {address(other.result): other_name for (_, other_name), other in self.attached.items()}
         if any(owners[ip] != name for ip in earlier):
-            assert "whose rule stands first" in outcome.error()["msg"]
+            assert "whose rule comes first" in outcome.error()["msg"]
         else:
             outcome.silence()
 

@@ -278,10 +278,10 @@ def test_a_table_that_somebody_made_otherwise(firewall, what):
     firewall.host.run("nft", f"add {what}")
     before = nft_rules(firewall.host)
     error = firewall.run("ADD").error()
-    assert "somebody has made it otherwise: nft list table inet podwire_firewall" in error["details"]
+    assert "another program created it with other properties: nft list table inet podwire_firewall" in error["details"]
     status = firewall.having(prevResult=None).run("STATUS").error()
     assert status["code"] == 50
-    assert "somebody has made it otherwise" in status["msg"]
+    assert "another program created it with other properties" in status["msg"]
     assert nft_rules(firewall.host) == before
 
 

@@ -175,8 +175,11 @@ SPOILT = {
         "delete rule inet cni_plugins_masquerade masq_checks handle {}",
         "10.22.0.2 ip daddr != 10.22.0.0/16 masq",
     ),
-    "the way in": ("flush chain inet cni_plugins_masquerade postrouting", "does not lead to masq_checks"),
-    "one rule more": ("insert rule inet cni_plugins_masquerade postrouting accept", "does not lead to masq_checks"),
+    "the way in": ("flush chain inet cni_plugins_masquerade postrouting", "exactly the rules that jump to masq_checks"),
+    "one rule more": (
+        "insert rule inet cni_plugins_masquerade postrouting accept",
+        "exactly the rules that jump to masq_checks",
+    ),
     "the chain": (
         "flush table inet cni_plugins_masquerade; delete chain inet cni_plugins_masquerade postrouting",
         "is missing",
@@ -206,7 +209,10 @@ def test_check_demands_the_hook(inside):
         nftables.check(ONE)
     with pytest.raises(CniError, match="add chain cni_plugins_masquerade postrouting: file exists"):
         nftables.add(ONE)
-    assert "somebody has made it otherwise: nft list table inet cni_plugins_masquerade" in nftables.get_problem()
+    assert (
+        "another program created it with other properties: nft list table inet cni_plugins_masquerade"
+        in nftables.get_problem()
+    )
 
 
 def test_check_demands_the_order(inside):

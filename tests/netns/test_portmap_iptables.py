@@ -139,7 +139,7 @@ def test_check_tells_who_has_the_port(net):
     net.add("second", "8080:80", "8081:81", addresses=["10.22.0.3/16"])
     net.check("first", "8080:80")
     error = net.run("CHECK", "second", "8080:80", "8081:81", addresses=["10.22.0.3/16"]).error()
-    assert error["msg"] == "host port 8080/tcp leads to container first of network net, whose rule stands first"
+    assert error["msg"] == "host port 8080/tcp is forwarded to container first of network net, whose rule comes first"
     net.delete("first", "8080:80")
     net.check("second", "8080:80", "8081:81", addresses=["10.22.0.3/16"])
 
@@ -149,7 +149,7 @@ def test_an_older_rule_of_its_own(net):
     net.add("cid", "8080:80")
     line = next(line for line in own(net) if line.endswith("10.22.0.2:80"))
     net.load(f"-I {line.split()[1]} " + line.split(" ", 2)[2].replace("10.22.0.2", "10.22.0.7"))
-    assert "leads to 10.22.0.7:80, by an older rule" in net.run("CHECK", "cid", "8080:80").error()["msg"]
+    assert "is forwarded to 10.22.0.7:80, by an older rule" in net.run("CHECK", "cid", "8080:80").error()["msg"]
 
 
 def test_addresses_that_do_not_meet_are_no_conflict(net):

@@ -115,7 +115,7 @@ def test_rules_that_iptables_cannot_express(net, host):
             host.run("nft", f"add rule {family} nat {chain} {FOREIGN}")
     net.check("cid", "8080:80")
     net.add("other", "8080:80", "9090:90", addresses=OTHER)
-    assert "leads to container cid" in net.run("CHECK", "other", "8080:80", addresses=OTHER).error()["msg"]
+    assert "is forwarded to container cid" in net.run("CHECK", "other", "8080:80", addresses=OTHER).error()["msg"]
     net.add("cid", "8080:80", "8081:81")
     net.check("cid", "8080:80", "8081:81")
     net.delete("cid", "8080:80", "8081:81")

@@ -108,7 +108,7 @@ def test_a_stale_address_of_the_reference(ours, theirs):
     other = ["10.22.0.9/16", "fd00:22::9/64"]
     theirs.add("cid", "8080:80")
     theirs.add("cid", "8080:80", addresses=other)
-    assert "leads to 10.22.0.2:80" in ours.run("CHECK", "cid", "8080:80", addresses=other).error()["msg"]
+    assert "is forwarded to 10.22.0.2:80" in ours.run("CHECK", "cid", "8080:80", addresses=other).error()["msg"]
     ours.add("cid", "8080:80", addresses=other)
     ours.check("cid", "8080:80", addresses=other)
 
@@ -150,7 +150,10 @@ def test_a_repeated_add_leaves_the_gone_behind(remembered):
     net = remembered
     net.add("gone", "8080:80")
     net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
-    assert "leads to container gone" in net.run("CHECK", "cid", "8080:80", addresses=["10.22.0.3/16"]).error()["msg"]
+    assert (
+        "is forwarded to container gone"
+        in net.run("CHECK", "cid", "8080:80", addresses=["10.22.0.3/16"]).error()["msg"]
+    )
     net.remember(gone=False)
     net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
     assert owners(net) == ["cid", "gone"]

@@ -162,12 +162,12 @@ def test_many_at_once(network):
 SPOILT = {
     "a port": ("delete rule ip cni_hostport hostports handle {}", "tcp dport 8080"),
     "masquerading": ("flush chain ip cni_hostport masquerading", "masquerade"),
-    "the way in": ("flush chain ip cni_hostport prerouting", "chain cni_hostport prerouting does not lead"),
+    "the way in": ("flush chain ip cni_hostport prerouting", "chain cni_hostport prerouting does not send"),
     "conditions": (
         "flush chain ip cni_hostport output; add rule ip cni_hostport output ip daddr 192.0.2.1 jump hostports_all",
-        "chain cni_hostport output does not lead",
+        "chain cni_hostport output does not send",
     ),
-    "the middle": ("flush chain ip cni_hostport hostports_all", "does not lead to hostports"),
+    "the middle": ("flush chain ip cni_hostport hostports_all", "does not jump to hostports"),
     "the table": ("delete table ip cni_hostport", "chain cni_hostport hostports is missing"),
 }
 

@@ -35,7 +35,7 @@ def test_who_lives_keeps_a_port(network):
     assert leads_to(network.host) == ["10.22.0.2:80", "10.22.0.3:80"]
     network.check("one")
     error = second.run("CHECK", "two").error()
-    assert error["msg"] == "host port 8080/tcp leads to container one of network net, whose rule stands first"
+    assert error["msg"] == "host port 8080/tcp is forwarded to container one of network net, whose rule comes first"
     network.delete("one")
     second.check("two")
 

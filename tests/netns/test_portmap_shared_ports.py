@@ -47,7 +47,7 @@ def test_equal_conditions_are_a_conflict(behind, words):
     assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is taken by container first of network eth0")
     second = own.having(addresses=[OTHER], onConflict=None)
     second.add("second")
-    assert "container first of network eth0, whose rule stands first" in second.run("CHECK", "second").error()["msg"]
+    assert "container first of network eth0, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
     own.check("first")
     own.delete("first")
     second.check("second")
@@ -61,7 +61,7 @@ def test_who_has_no_conditions_takes_all(network, behind, words):
     assert "is taken by container first of network net" in own.run("ADD", "second").error()["msg"]
     second = own.having(onConflict=None)
     second.add("second")
-    assert "container first of network net, whose rule stands first" in second.run("CHECK", "second").error()["msg"]
+    assert "container first of network net, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
 
 
 @pytest.mark.needs("nft_nat")

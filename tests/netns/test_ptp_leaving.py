@@ -71,7 +71,7 @@ def break_state(net, pod, result):
         (break_route, "Expected route 0.0.0.0/0 is missing"),
         (break_gateway_route, "Failed to find Gateway fd00:23::1 for interface eth0"),
         (break_host_address, "has lost the gateway address 10.23.0.1"),
-        (break_host_route, "The host's route to 10.23.0.2 does not lead to veth"),
+        (break_host_route, "The host's route to 10.23.0.2 does not go through veth"),
         (break_link, "ptp: Container Interface name in prevResult: eth0 not found"),
         (break_kind, "Error: Container interface eth0 not of type veth/p2p"),
         (break_mac, "ptp: Interface eth0 Mac "),

@@ -200,7 +200,7 @@ def test_dry_run(node, new_sandbox):
     text = outcome.stdout.decode()
     assert (outcome.status, outcome.stderr) == (1, "")
     for plugin, what in (("bridge", "the masquerading"), ("portmap", "the host ports"), ("firewall", "the firewall")):
-        assert f"{plugin}: make again {what}" in text
+        assert f"{plugin}: restore {what}" in text
     assert node.rules() == empty
     assert node.repair("--dry-run") == {pod.name: "missing"}
 

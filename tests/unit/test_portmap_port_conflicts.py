@@ -169,4 +169,4 @@ def test_an_owner_is_named_as_far_as_it_is_known():
     ):
         failure = shadowed_error(mapping, owner)
         assert failure.code == 999
-        assert failure.msg == f"host port 192.0.2.1:8080/tcp leads to {named}, whose rule stands first"
+        assert failure.msg == f"host port 192.0.2.1:8080/tcp is forwarded to {named}, whose rule comes first"
