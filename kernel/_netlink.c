@@ -1,14 +1,14 @@
-/* Encodes and decodes netlink messages; the part of _podwire that kernel/wire.py and kernel/rtnl.py use.
+/* Encodes and decodes netlink messages: a part of the module _podwire, for kernel/wire.py and kernel/rtnl.py.
  *
- *   messages(...)       splits received data into messages
- *   picked(...)         returns some attributes of a message
- *   places(...)         returns the offsets of all attributes of a message
- *   packed(...)         encodes attributes
- *   same_attributes(..) compares attributes
+ *   messages(...)           splits received data into messages
+ *   get_attributes(...)     returns the values of some attributes of a message
+ *   attribute_offsets(...)  returns the offsets of all attributes of a message
+ *   encode_attributes(...)  returns attributes as bytes
+ *   same_attributes(...)    returns whether two sequences of attributes are equal
  *
- * A kernel's answer has some 60 attributes: walking over them was a third of a verb's time in Python.
+ * A link's message has some 60 attributes: decoding them in Python took a third of a verb's time.
  *
- * One rule: each length is checked against the available data; the code knows no particular message.
+ * One rule: each length is checked against the available data, and no code depends on the type of a message.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -23,9 +23,9 @@ typedef struct {
     Py_ssize_t size;
 } Attribute;
 
-/* Reads the attribute at an offset and advances the offset; false at the end. */
+/* Reads the attribute at an offset and advances the offset; returns false at the end. */
 static int
-next_attribute(const char *data, Py_ssize_t end, Py_ssize_t *offset, Attribute *found)
+next_attribute(const char *data, Py_ssize_t end, Py_ssize_t *offset, Attribute *attribute)
 {
     struct nlattr header;
     Py_ssize_t left = end - *offset, length;
@@ -33,11 +33,11 @@ next_attribute(const char *data, Py_ssize_t end, Py_ssize_t *offset, Attribute *
     if (left < (Py_ssize_t)sizeof(header))
         return 0;
     memcpy(&header, data + *offset, sizeof(header));
-    found->number = header.nla_type & NLA_TYPE_MASK;
-    found->is_nested = header.nla_type & NLA_F_NESTED;
-    found->content = data + *offset + sizeof(header);
+    attribute->number = header.nla_type & NLA_TYPE_MASK;
+    attribute->is_nested = header.nla_type & NLA_F_NESTED;
+    attribute->content = data + *offset + sizeof(header);
     length = header.nla_len < sizeof(header) ? (Py_ssize_t)sizeof(header) : header.nla_len;
-    found->size = (length < left ? length : left) - (Py_ssize_t)sizeof(header);
+    attribute->size = (length < left ? length : left) - (Py_ssize_t)sizeof(header);
     *offset = NLA_ALIGN(length) < left ? *offset + NLA_ALIGN(length) : end;
     return 1;
 }
@@ -49,7 +49,7 @@ typedef struct {
     int is_big;
 } Number;
 
-/* Parses a form; false for one that is not a number's. */
+/* Parses a form; returns false if it is not the form of a number. */
 static int
 number_form(PyObject *form, Number *number)
 {
@@ -70,63 +70,66 @@ number_form(PyObject *form, Number *number)
 }
 
 static PyObject *
-value_of(const Attribute *found, PyObject *form)
+value_of(const Attribute *attribute, PyObject *form)
 {
     Number number;
-    Py_ssize_t size = found->size;
+    Py_ssize_t size = attribute->size;
     unsigned long long value = 0;
 
     if (number_form(form, &number)) {
         if (size < number.size)
             return PyErr_Format(PyExc_ValueError, "a number has %zd of %d bytes", size, number.size);
         for (int i = 0; i < number.size; i++) /* the supported machines are little-endian */
-            value = value << 8 | (unsigned char)found->content[number.is_big ? i : number.size - 1 - i];
+            value = value << 8 | (unsigned char)attribute->content[number.is_big ? i : number.size - 1 - i];
         return number.is_signed ? PyLong_FromLong((int)(unsigned int)value) : PyLong_FromUnsignedLongLong(value);
     }
     if (PyErr_Occurred())
         return NULL;
     if (PyUnicode_GET_LENGTH(form) == 0)
-        return PyBytes_FromStringAndSize(found->content, size);
-    while (size && !found->content[size - 1])
+        return PyBytes_FromStringAndSize(attribute->content, size);
+    while (size && !attribute->content[size - 1])
         size--;
-    return PyUnicode_DecodeUTF8(found->content, size, "surrogateescape");
+    return PyUnicode_DecodeUTF8(attribute->content, size, "surrogateescape");
 }
 
-#define MOST_PICKED 24
+#define ATTRIBUTES_MAX 24
 
 static PyObject *
-netlink_picked(PyObject *self, PyObject *args)
+netlink_get_attributes(PyObject *self, PyObject *args)
 {
-    PyObject *wanted, *result;
+    PyObject *specs, *result;
     const char *data;
     Py_ssize_t end, offset, count;
-    int numbers[MOST_PICKED];
-    Attribute all[MOST_PICKED], found;
+    int numbers[ATTRIBUTES_MAX];
+    Attribute attributes[ATTRIBUTES_MAX], attribute;
 
-    if (!PyArg_ParseTuple(args, "y#nO!", &data, &end, &offset, &PyTuple_Type, &wanted))
+    if (!PyArg_ParseTuple(args, "y#nO!", &data, &end, &offset, &PyTuple_Type, &specs))
         return NULL;
-    count = PyTuple_GET_SIZE(wanted);
-    if (offset < 0 || count > MOST_PICKED)
+    count = PyTuple_GET_SIZE(specs);
+    if (offset < 0 || count > ATTRIBUTES_MAX)
         return PyErr_Format(PyExc_ValueError, "cannot read %zd attributes at offset %zd", count, offset);
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *entry = PyTuple_GET_ITEM(wanted, i);
+        PyObject *spec = PyTuple_GET_ITEM(specs, i);
 
-        if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 3 || !PyUnicode_Check(PyTuple_GET_ITEM(entry, 1)))
-            return PyErr_Format(PyExc_TypeError, "no (number, form, default): %R", entry);
-        numbers[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(entry, 0));
+        if (!PyTuple_Check(spec) || PyTuple_GET_SIZE(spec) != 3 || !PyUnicode_Check(PyTuple_GET_ITEM(spec, 1)))
+            return PyErr_Format(PyExc_TypeError, "no (number, form, default): %R", spec);
+        numbers[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(spec, 0));
         if (numbers[i] == -1 && PyErr_Occurred())
             return NULL;
-        all[i].content = NULL;
+        attributes[i].content = NULL;
     }
-    while (next_attribute(data, end, &offset, &found))
+    while (next_attribute(data, end, &offset, &attribute))
         for (Py_ssize_t i = 0; i < count; i++)
-            if (numbers[i] == found.number && !all[i].content) /* the first counts */
-                all[i] = found;
+            if (numbers[i] == attribute.number && !attributes[i].content)
+                attributes[i] = attribute;
     result = PyTuple_New(count);
     for (Py_ssize_t i = 0; result && i < count; i++) {
-        PyObject *entry = PyTuple_GET_ITEM(wanted, i), *value;
+        PyObject *spec = PyTuple_GET_ITEM(specs, i), *value;
 
-        value = all[i].content ? value_of(&all[i], PyTuple_GET_ITEM(entry, 1)) : Py_NewRef(PyTuple_GET_ITEM(entry, 2));
+        if (attributes[i].content)
+            value = value_of(&attributes[i], PyTuple_GET_ITEM(spec, 1));
+        else
+            value = Py_NewRef(PyTuple_GET_ITEM(spec, 2));
         if (value)
             PyTuple_SET_ITEM(result, i, value);
         else
@@ -146,20 +149,20 @@ extended(PyObject *list, PyObject *entry)
 }
 
 static PyObject *
-netlink_places(PyObject *self, PyObject *args)
+netlink_attribute_offsets(PyObject *self, PyObject *args)
 {
     PyObject *result;
     const char *data;
-    Py_ssize_t end, offset, place;
-    Attribute found;
+    Py_ssize_t end, offset, start;
+    Attribute attribute;
 
     if (!PyArg_ParseTuple(args, "y#n", &data, &end, &offset))
         return NULL;
     if (offset < 0)
         return PyErr_Format(PyExc_ValueError, "invalid offset in a message: %zd", offset);
     result = PyList_New(0);
-    for (place = offset; result && next_attribute(data, end, &offset, &found); place = offset)
-        result = extended(result, Py_BuildValue("in", found.number, place));
+    for (start = offset; result && next_attribute(data, end, &offset, &attribute); start = offset)
+        result = extended(result, Py_BuildValue("in", attribute.number, start));
     return result;
 }
 
@@ -182,7 +185,7 @@ netlink_messages(PyObject *self, PyObject *data)
 
         memcpy(&header, start + offset, sizeof(header));
         length = header.nlmsg_len < left ? (Py_ssize_t)header.nlmsg_len : left;
-        if (length == end) /* the usual case */
+        if (length == end) /* one message, as usual: no copy */
             entry = Py_BuildValue("HHIO", header.nlmsg_type, header.nlmsg_flags, header.nlmsg_seq, data);
         else
             entry = Py_BuildValue("HHIy#", header.nlmsg_type, header.nlmsg_flags, header.nlmsg_seq, start + offset,
@@ -200,7 +203,7 @@ typedef struct {
     size_t size, room;
 } Buffer;
 
-/* Appends an attribute; raises MemoryError, and OverflowError for one that is too long. */
+/* Appends an attribute; raises MemoryError, or OverflowError if it is longer than 65535 bytes. */
 static int
 append(Buffer *buffer, unsigned number, const char *content, size_t size)
 {
@@ -253,7 +256,7 @@ append_number(Buffer *buffer, unsigned name, const Number *form, PyObject *value
     return append(buffer, name, content, form->size);
 }
 
-/* Appends a value by its form: a number, text with a final NUL, bytes; any other form has a method "write". */
+/* Appends a value in its form: a number, text with a final NUL, bytes; any other form has a method "write". */
 static int
 append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyObject *pairs)
 {
@@ -271,7 +274,7 @@ append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyO
         bytes = PyBytes_FromObject(value);
     } else {
         bytes = PyUnicode_AsEncodedString(value, "utf-8", "surrogateescape");
-        /* Includes the NUL that follows the content of every bytes object. */
+        /* + 1: the NUL that follows the content of every bytes object. */
         done = bytes && append(buffer, name, PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes) + 1);
         Py_XDECREF(bytes);
         return done;
@@ -286,7 +289,7 @@ append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyO
 }
 
 static PyObject *
-netlink_packed(PyObject *self, PyObject *args)
+netlink_encode_attributes(PyObject *self, PyObject *args)
 {
     PyObject *pairs, *known, *fast, *result = NULL;
     Buffer buffer = {0};
@@ -327,33 +330,36 @@ failed:
 }
 
 PyDoc_STRVAR(messages_doc, "messages(data) -> [(type, flags, sequence number, whole message), ...]: data is bytes.");
-PyDoc_STRVAR(picked_doc,
-             "picked(data, start, wanted) -> values: of each (number, form, default) the first attribute's value.\n"
-             "Forms are those of the struct module for numbers, \"s\" for text, \"\" for bytes; ValueError.");
-PyDoc_STRVAR(packed_doc,
-             "packed(pairs, known) -> bytes: attributes from (name, value) pairs; known: {name: (number, form)}.\n"
-             "A form that is no str has write(value, pairs) -> bytes. KeyError, OverflowError.");
+PyDoc_STRVAR(attribute_offsets_doc, "attribute_offsets(data, start) -> [(number, offset), ...] of all attributes.");
+PyDoc_STRVAR(get_attributes_doc,
+             "get_attributes(data, start, specs) -> values: for each (number, form, default) the first attribute's.\n"
+             "Forms: those of the struct module for numbers, \"s\" for text, \"\" for bytes. Raises ValueError.");
+PyDoc_STRVAR(encode_attributes_doc,
+             "encode_attributes(pairs, known) -> bytes: encode (name, value) pairs; known: {name: (number, form)}.\n"
+             "A form that is not a str has write(value, pairs) -> bytes. Raises KeyError, OverflowError.");
 
-/* Returns whether an attribute has the type and content of ours; nested ones may have more attributes in any order.
+/* Returns whether `existing` has the type and content of `desired`; nested attributes may be in any order, and
+ * `existing` may have more of them.
  *
- * Of several attributes of a type in theirs, the last one counts. False beyond a nesting depth that no rule has.
+ * If `existing` has several attributes of a type, the last one is compared. Returns false at a nesting depth that no
+ * rule has.
  */
 static int
-is_like(const Attribute *theirs, const Attribute *ours, int depth)
+is_like(const Attribute *existing, const Attribute *desired, int depth)
 {
-    Attribute own, other, found;
-    Py_ssize_t offset, place = 0;
+    Attribute nested, other, last;
+    Py_ssize_t offset, desired_offset = 0;
 
-    if (theirs->number != ours->number)
+    if (existing->number != desired->number)
         return 0;
-    if (!ours->is_nested)
-        return theirs->size == ours->size && memcmp(theirs->content, ours->content, ours->size) == 0;
-    while (next_attribute(ours->content, ours->size, &place, &own)) {
-        found.content = NULL;
-        for (offset = 0; next_attribute(theirs->content, theirs->size, &offset, &other);)
-            if (other.number == own.number)
-                found = other;
-        if (!found.content || depth == 0 || !is_like(&found, &own, depth - 1))
+    if (!desired->is_nested)
+        return existing->size == desired->size && memcmp(existing->content, desired->content, desired->size) == 0;
+    while (next_attribute(desired->content, desired->size, &desired_offset, &nested)) {
+        last.content = NULL;
+        for (offset = 0; next_attribute(existing->content, existing->size, &offset, &other);)
+            if (other.number == nested.number)
+                last = other;
+        if (!last.content || depth == 0 || !is_like(&last, &nested, depth - 1))
             return 0;
     }
     return 1;
@@ -362,30 +368,33 @@ is_like(const Attribute *theirs, const Attribute *ours, int depth)
 static PyObject *
 netlink_same_attributes(PyObject *self, PyObject *args)
 {
-    const char *ours, *theirs;
-    Py_ssize_t size, their_size, place = 0, offset = 0;
-    Attribute own, other;
+    const char *desired, *existing;
+    Py_ssize_t desired_size, existing_size, desired_offset = 0, existing_offset = 0;
+    Attribute one, other;
     int more;
 
-    if (!PyArg_ParseTuple(args, "y#y#", &ours, &size, &theirs, &their_size))
+    if (!PyArg_ParseTuple(args, "y#y#", &desired, &desired_size, &existing, &existing_size))
         return NULL;
     do {
-        more = next_attribute(ours, size, &place, &own);
-        if (next_attribute(theirs, their_size, &offset, &other) != more || (more && !is_like(&other, &own, 16)))
+        more = next_attribute(desired, desired_size, &desired_offset, &one);
+        if (next_attribute(existing, existing_size, &existing_offset, &other) != more)
+            Py_RETURN_FALSE;
+        if (more && !is_like(&other, &one, 16))
             Py_RETURN_FALSE;
     } while (more);
     Py_RETURN_TRUE;
 }
 
 PyDoc_STRVAR(same_attributes_doc,
-             "same_attributes(ours, theirs) -> bool: compare two sequences of netlink attributes.\n"
-             "They must be as many and of the same types in order; nested ones of theirs may have more in any order.");
+             "same_attributes(desired, existing) -> bool: compare two sequences of netlink attributes.\n"
+             "Both must have the same types in the same order; nested attributes may be in any order, and `existing`\n"
+             "may have more of them.");
 
 PyMethodDef netlink_methods[] = {
     {"messages", netlink_messages, METH_O, messages_doc},
-    {"picked", netlink_picked, METH_VARARGS, picked_doc},
-    {"places", netlink_places, METH_VARARGS, "places(data, start) -> [(number, offset), ...] of all attributes."},
-    {"packed", netlink_packed, METH_VARARGS, packed_doc},
+    {"get_attributes", netlink_get_attributes, METH_VARARGS, get_attributes_doc},
+    {"attribute_offsets", netlink_attribute_offsets, METH_VARARGS, attribute_offsets_doc},
+    {"encode_attributes", netlink_encode_attributes, METH_VARARGS, encode_attributes_doc},
     {"same_attributes", netlink_same_attributes, METH_VARARGS, same_attributes_doc},
     {NULL, NULL, 0, NULL},
 };

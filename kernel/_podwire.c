@@ -1,13 +1,13 @@
 /* _podwire: system calls that CNI plugins need and Python 3.11 lacks.
  *
- *   setns(fd, nstype)   enters a namespace (Python 3.12 has os.setns)
- *   unshare(flags)      moves the process into new namespaces (Python 3.12 has os.unshare)
+ *   setns(fd, nstype)   enters a namespace (from Python 3.12 on: os.setns)
+ *   unshare(flags)      moves the process into new namespaces (from Python 3.12 on: os.unshare)
  *   mount(...)          mount(2) without data
  *   fs_type(path)       statfs(2)'s f_type: distinguishes a namespace file from a stale plain file
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
- * _netlink.c has netlink messages, _apart.c background processes. Built as an extension for
- * ordinary Python, and linked into the static executable.
+ * _netlink.c adds functions for netlink messages, _background.c adds background processes. The module is built as an
+ * extension for ordinary Python, and linked into the static executable.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -85,7 +85,7 @@ podwire_fs_type(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLong((unsigned long)info.f_type);
 }
 
-/* A program to start, prepared before vfork(), since the child may not allocate memory. */
+/* A program to start: prepared before vfork(), since the child must not allocate memory. */
 typedef struct {
     char **argv, **env;
     int streams[3];     /* the child's 0, 1 and 2; negative: inherited */
@@ -130,17 +130,17 @@ static char **
 strings(PyObject *list)
 {
     Py_ssize_t count = PyList_GET_SIZE(list);
-    char **found = PyMem_New(char *, count + 1);
+    char **array = PyMem_New(char *, count + 1);
 
-    if (!found)
+    if (!array)
         return (char **)PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < count; i++)
-        if (PyBytes_AsStringAndSize(PyList_GET_ITEM(list, i), &found[i], NULL) < 0) { /* refuses a NUL inside */
-            PyMem_Free(found);
+        if (PyBytes_AsStringAndSize(PyList_GET_ITEM(list, i), &array[i], NULL) < 0) { /* refuses a NUL inside */
+            PyMem_Free(array);
             return NULL;
         }
-    found[count] = NULL;
-    return found;
+    array[count] = NULL;
+    return array;
 }
 
 /* Starts the program by vfork(), as posix_spawn() does, so that no memory is copied. */
@@ -203,8 +203,8 @@ podwire_spawn_bound(PyObject *self, PyObject *args)
 
 PyDoc_STRVAR(spawn_bound_doc,
              "spawn_bound(argv, env, streams, defaults) -> pid: start a program that gets SIGKILL if the caller ends.\n"
-             "It leads a process group. "
-             "argv, env: lists of bytes; streams: its 0, 1, 2 (negative: inherited); defaults: signals to reset.");
+             "The program leads a process group. argv, env: lists of bytes; streams: the descriptors that become its\n"
+             "0, 1, 2 (negative: inherited); defaults: signals to reset.");
 
 static PyMethodDef methods[] = {
     {"setns", podwire_setns, METH_VARARGS, "setns(fd, nstype): enter the namespace behind fd."},
@@ -215,20 +215,22 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-extern PyMethodDef netlink_methods[], apart_methods[];
+extern PyMethodDef netlink_methods[], background_methods[];
 
 static int
-add_others(PyObject *own)
+add_functions(PyObject *podwire)
 {
-    return PyModule_AddFunctions(own, netlink_methods) < 0 ? -1 : PyModule_AddFunctions(own, apart_methods);
+    if (PyModule_AddFunctions(podwire, netlink_methods) < 0)
+        return -1;
+    return PyModule_AddFunctions(podwire, background_methods);
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_others}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_functions}, {0, NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_podwire",
-    .m_doc = "System calls that Python 3.11 lacks, and netlink messages.",
+    .m_doc = "System calls that Python 3.11 lacks, netlink messages and background processes.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,

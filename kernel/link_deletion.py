@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from _podwire import ask_apart
+from _podwire import send_in_background
 
 from cni.errors import CniError, Code
 from kernel import link
@@ -70,7 +70,7 @@ def _delete(link_on_host: Link, watched: Link, listener: Socket) -> bool:
     try:
         try:
             with Socket() as socket:
-                child = ask_apart(socket.fileno(), request.encode(1), writable)
+                child = send_in_background(socket.fileno(), request.encode(1), writable)
         finally:
             os.close(writable)
         deadline = Deadline(_DELETION_TIMEOUT_S)

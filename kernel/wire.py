@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Protocol
 
-from _podwire import packed, picked, places
+from _podwire import attribute_offsets, encode_attributes, get_attributes
 
 from process.values import dataclass, field
 
@@ -54,7 +54,7 @@ class DecodedMessage(dict[str, Any]):
         if key != "attrs":
             raise KeyError(key)
         known = {specs[0][0]: name for name, (specs, _) in self._table.readers.items()}
-        offsets = places(self._data, self._start)
+        offsets = attribute_offsets(self._data, self._start)
         return [(known[number], self._first(known[number], start)) for number, start in offsets if number in known]
 
     def get_attr(self, name: str) -> Any:
@@ -71,7 +71,9 @@ class DecodedMessage(dict[str, Any]):
     def get_attrs(self, name: str) -> list[Any]:
         """Returns all attributes of a name."""
         number = self._table.by_name[name][0] & ~_NESTED
-        return [self._first(name, start) for each, start in places(self._data, self._start) if each == number]
+        return [
+            self._first(name, start) for each, start in attribute_offsets(self._data, self._start) if each == number
+        ]
 
     def get_attributes(self, specs: AttributeSpecs) -> tuple[Any, ...]:
         """Returns the first attribute of each spec (from `attribute_specs`), or its default; raises AnswerError."""
@@ -85,7 +87,7 @@ class DecodedMessage(dict[str, Any]):
 
 def _get_attributes(data: bytes, start: int, specs: AttributeSpecs) -> tuple[Any, ...]:
     try:
-        values: tuple[Any, ...] = picked(data, start, specs)
+        values: tuple[Any, ...] = get_attributes(data, start, specs)
     except ValueError as error:
         raise AnswerError(str(error)) from error
     return values
@@ -117,7 +119,7 @@ class Table:
         """Returns the bytes of the fixed fields (0 by default) and attributes; KeyError for unknown attributes."""
         try:
             fixed = self.struct.pack(*{**self.zeros, **values}.values())
-            return fixed + bytes(packed(attributes, self.by_name))
+            return fixed + bytes(encode_attributes(attributes, self.by_name))
         except (struct.error, OverflowError) as error:
             raise OSError(errno.ERANGE, f"a number is out of range: {error}") from error
 

@@ -33,7 +33,7 @@ C_SOURCES = (
     *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2", "json")),  # before libpython's own
     "kernel/_podwire.c",
     "kernel/_netlink.c",
-    "kernel/_apart.c",
+    "kernel/_background.c",
 )
 C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/image_builder.h", "pack/share.h", "pack/stepping.h")
 # No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.

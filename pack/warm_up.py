@@ -366,8 +366,8 @@ def _pretend_kernel() -> Iterator[str]:
         (process.child, "run", _restore),
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.netns, "setns", lambda descriptor, kind: None),
-        (kernel.link_deletion, "ask_apart", lambda socket, request, report: 0),
-        (kernel.netfilter.nft, "close_apart", lambda socket, ended, microseconds: 0),
+        (kernel.link_deletion, "send_in_background", lambda socket, request, report: 0),
+        (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 0),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]

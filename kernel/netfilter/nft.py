@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from _podwire import close_apart
+from _podwire import close_in_background
 
 from cni.errors import run_all
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
@@ -161,7 +161,7 @@ class NftSocket(Socket):
             return
         try:
             with suppress(OSError):
-                close_apart(self.fileno(), readable, _FREED_AFTER_US)
+                close_in_background(self.fileno(), readable, _FREED_AFTER_US)
         finally:
             os.close(readable)
             super().close()

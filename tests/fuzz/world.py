@@ -342,8 +342,8 @@ def pretend(prompter: Prompter) -> Callable[[], None]:
         (rtnl, "wait_readable", readable),
         (kernel.link_deletion, "wait_readable", readable),
         (kernel.sysctl, "_ROOT", _Parameter(parameters)),
-        (kernel.link_deletion, "ask_apart", lambda socket, request, report: 1 << 22),
-        (kernel.netfilter.nft, "close_apart", lambda socket, ended, microseconds: 1 << 22),
+        (kernel.link_deletion, "send_in_background", lambda socket, request, report: 1 << 22),
+        (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 1 << 22),
         (os, "urandom", bytes),
     ]
     real = [(place, name, getattr(place, name)) for place, name, _ in props]

@@ -260,10 +260,10 @@ def netfilter_sockets(host):
 def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
     """After a deletion a child closes the socket, and we do it ourselves when there can be no child."""
     children = []
-    close_apart = nft.close_apart
+    close_in_background = nft.close_in_background
 
     def started(*errand):
-        pid = close_apart(*errand)
+        pid = close_in_background(*errand)
         children.append(pid)
         with open(os.pidfd_open(pid)) as ended:
             assert not wait_readable([ended.fileno()], 0.2), "the child must be the last to close"
@@ -276,7 +276,7 @@ def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
     (rule,) = nft.list_rules(made, CHAIN)
     nft.change(made, nft.delete_rule_request(CHAIN, rule.handle))
     assert len(netfilter_sockets(host)) == 1
-    monkeypatch.setattr(nft, "close_apart", refused if lacking == "process" else started)
+    monkeypatch.setattr(nft, "close_in_background", refused if lacking == "process" else started)
     if lacking == "pipe":
         monkeypatch.setattr(os, "pipe", refused)
     made.close()
@@ -292,6 +292,6 @@ def test_closing_is_our_own_when_nothing_was_deleted(netfilter, host, monkeypatc
     nft.change(netfilter, nft.table_request(TABLE))
     assert nft.list_rules(netfilter, CHAIN) == []
     with monkeypatch.context() as patched:
-        patched.setattr(nft, "close_apart", pytest.fail)
+        patched.setattr(nft, "close_in_background", pytest.fail)
         netfilter.close()
     assert netfilter_sockets(host) == []

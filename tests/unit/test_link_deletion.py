@@ -1,4 +1,4 @@
-"""The background process that waits for the kernel's answer (kernel/_apart.c, kernel.link_deletion).
+"""The background process that waits for the kernel's answer (kernel/_background.c, kernel.link_deletion).
 
 One rule: the other end of a socket pair is the kernel here, and says what the test wants.
 """
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from _podwire import ask_apart, close_apart
+from _podwire import close_in_background, send_in_background
 
 from kernel import link, link_deletion
 from kernel.link import Link
@@ -75,7 +75,7 @@ def test_the_status_is_what_was_answered(pair, pipe, name):
     """The child sends what it was given, and its exit status is the errno in the answer, whatever that is."""
     ours, kernels = pair
     data, expected = ANSWERS[name]
-    child = ask_apart(ours.fileno(), REQUEST, pipe[1])
+    child = send_in_background(ours.fileno(), REQUEST, pipe[1])
     assert kernels.recv(100) == REQUEST
     kernels.send(data)
     assert status(child) == expected
@@ -84,9 +84,9 @@ def test_the_status_is_what_was_answered(pair, pipe, name):
 def test_nobody_answers(pair, pipe):
     """Without a socket, or without a peer, the status is the errno of the failure."""
     ours, kernels = pair
-    assert status(ask_apart(pipe[0], REQUEST, pipe[1])) == errno.ENOTSOCK
+    assert status(send_in_background(pipe[0], REQUEST, pipe[1])) == errno.ENOTSOCK
     kernels.close()
-    assert status(ask_apart(ours.fileno(), REQUEST, pipe[1])) == errno.EPIPE
+    assert status(send_in_background(ours.fileno(), REQUEST, pipe[1])) == errno.EPIPE
 
 
 @pytest.mark.parametrize("socket_first", [True, False])
@@ -99,7 +99,7 @@ def test_the_child_holds_nothing_but_what_it_needs(pair, pipe, socket_first):
         os.close(pipe[1])
     foreign, held = os.pipe()
     beyond = os.dup2(held, 900)
-    child = ask_apart(ours.fileno(), REQUEST, ending)
+    child = send_in_background(ours.fileno(), REQUEST, ending)
     for descriptor in (held, beyond, ending):
         os.close(descriptor)
     assert kernels.recv(100) == REQUEST
@@ -118,7 +118,7 @@ def test_it_outlives_its_parent(pair, pipe):
     report, ending = pipe
     asking = os.fork()
     if asking == 0:
-        child = ask_apart(ours.fileno(), REQUEST, ending)
+        child = send_in_background(ours.fileno(), REQUEST, ending)
         os.write(ending, struct.pack("=i", child))
         os._exit(0)
     os.close(ending)
@@ -137,7 +137,7 @@ def test_our_signals_and_errors_are_as_before(pair, pipe):
     """The signals that we hold back are ours alone, and what the child meets is no error of ours."""
     ours, kernels = pair
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    child = ask_apart(ours.fileno(), REQUEST, pipe[1])
+    child = send_in_background(ours.fileno(), REQUEST, pipe[1])
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     kernels.send(answer(0))
     assert status(child) == 0
@@ -145,13 +145,17 @@ def test_our_signals_and_errors_are_as_before(pair, pipe):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((-1, REQUEST, 1), "no descriptor: -1"), ((0, REQUEST, -2), "no descriptor: -2"), ((0, bytes(1025), 1), "1025")],
+    [
+        ((-1, REQUEST, 1), "not a descriptor: -1"),
+        ((0, REQUEST, -2), "not a descriptor: -2"),
+        ((0, bytes(1025), 1), "1025"),
+    ],
 )
 def test_what_is_no_errand(arguments, said):
     """What cannot be a descriptor, or has no room, is refused before anything is started."""
     before = children()
     with pytest.raises(ValueError, match=said):
-        ask_apart(*arguments)
+        send_in_background(*arguments)
     assert children() == before
 
 
@@ -159,7 +163,7 @@ def test_the_largest_request(pair, pipe):
     """A request may fill its room."""
     ours, kernels = pair
     largest = bytes(range(256)) * 4
-    child = ask_apart(ours.fileno(), largest, pipe[1])
+    child = send_in_background(ours.fileno(), largest, pipe[1])
     assert kernels.recv(2000) == largest
     kernels.send(answer(0))
     assert status(child) == 0
@@ -168,7 +172,7 @@ def test_the_largest_request(pair, pipe):
 def test_many_at_once(pair, pipe):
     """Each child has a stack of its own."""
     ours, kernels = pair
-    children = [ask_apart(ours.fileno(), bytes([number]), pipe[1]) for number in range(50)]
+    children = [send_in_background(ours.fileno(), bytes([number]), pipe[1]) for number in range(50)]
     assert {kernels.recv(10) for _ in children} == {bytes([number]) for number in range(50)}
     for _ in children:
         kernels.send(answer(0))
@@ -180,7 +184,7 @@ def test_a_socket_is_closed_last_of_all(pair, pipe):
     ours, kernels = pair
     ended, writable = pipe
     foreign, held = os.pipe()
-    child = close_apart(ours.fileno(), ended, 50_000)
+    child = close_in_background(ours.fileno(), ended, 50_000)
     os.close(held)
     ours.close()
     assert os.read(foreign, 1) == b""
@@ -195,13 +199,13 @@ def test_a_socket_is_closed_last_of_all(pair, pipe):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((-1, 0, 0), "no descriptor: -1"), ((0, -2, 0), "no descriptor: -2"), ((0, 1, -3), "no time: -3")],
+    [((-1, 0, 0), "not a descriptor: -1"), ((0, -2, 0), "not a descriptor: -2"), ((0, 1, -3), "not a duration: -3")],
 )
 def test_what_cannot_be_closed(arguments, said):
     """What cannot be a descriptor or a time is refused before anything is started."""
     before = children()
     with pytest.raises(ValueError, match=said):
-        close_apart(*arguments)
+        close_in_background(*arguments)
     assert children() == before
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from _podwire import messages, packed, picked, places
+from _podwire import attribute_offsets, encode_attributes, get_attributes, messages
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ def plainly_read(content: bytes, form: str) -> object:
 @example(b"\5\0\1\0", 0)
 def test_attributes_are_where_plain_python_finds_them(data, start):
     """Whatever the lengths say, the same attributes are found, and none of them goes beyond the end."""
-    assert places(data, start) == [(number, place) for number, place, _ in plainly_split(data, start)]
+    assert attribute_offsets(data, start) == [(number, place) for number, place, _ in plainly_split(data, start)]
 
 
 @given(hostile(), st.integers(0, 40), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(FORMS)), max_size=24))
@@ -74,9 +74,9 @@ def test_values_are_what_plain_python_reads(data, start, forms):
         )
     except struct.error:
         with pytest.raises(ValueError, match=r"a number has \d of \d bytes"):
-            picked(data, start, specs)
+            get_attributes(data, start, specs)
     else:
-        assert picked(data, start, specs) == expected
+        assert get_attributes(data, start, specs) == expected
 
 
 @given(
@@ -117,15 +117,15 @@ def test_numbers_are_written_as_by_the_struct_module(form, number):
         expected = attribute(5, struct.pack(NUMBERS[form], number))
     except struct.error:
         with pytest.raises(OverflowError):
-            packed([("X", number)], {"X": (5, form)})
+            encode_attributes([("X", number)], {"X": (5, form)})
     else:
-        assert packed([("X", number)], {"X": (5, form)}) == expected
+        assert encode_attributes([("X", number)], {"X": (5, form)}) == expected
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=300)), max_size=9))
 def test_attributes_are_written_in_their_order(pairs):
     """Each has its length and number, and is filled up to four bytes."""
-    assert packed(pairs, {"a": (1, ""), "b": (0x8002, "")}) == b"".join(
+    assert encode_attributes(pairs, {"a": (1, ""), "b": (0x8002, "")}) == b"".join(
         attribute({"a": 1, "b": 0x8002}[name], content) for name, content in pairs
     )
 
@@ -140,10 +140,10 @@ class Twice:
 
 def test_other_values():
     """Text gets a NUL, comes back as it was if it is no UTF-8, and a form of another kind writes for itself."""
-    assert packed([("T", "a")], {"T": (1, "s")}) == attribute(1, b"a\0")
-    assert packed([("T", "\udce9")], {"T": (1, "s")}) == attribute(1, b"\xe9\0")
-    assert packed([("N", b"ab")], {"N": (1, Twice())}) == attribute(1, b"abab")
-    assert packed([("L", bytes(0xFFFB))], {"L": (1, "")}) == attribute(1, bytes(0xFFFB))
+    assert encode_attributes([("T", "a")], {"T": (1, "s")}) == attribute(1, b"a\0")
+    assert encode_attributes([("T", "\udce9")], {"T": (1, "s")}) == attribute(1, b"\xe9\0")
+    assert encode_attributes([("N", b"ab")], {"N": (1, Twice())}) == attribute(1, b"abab")
+    assert encode_attributes([("L", bytes(0xFFFB))], {"L": (1, "")}) == attribute(1, bytes(0xFFFB))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_other_values():
 def test_what_cannot_be_written(pairs, known, error):
     """What is no attribute, or not known, is an error."""
     with pytest.raises(error):
-        packed(pairs, known)
+        encode_attributes(pairs, known)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_what_cannot_be_written(pairs, known, error):
 def test_invalid_arguments(arguments, error):
     """Invalid arguments are an error."""
     with pytest.raises(error):
-        picked(*arguments)
+        get_attributes(*arguments)
 
 
 def test_what_is_no_message():
     """A place before the beginning, and what is no bytes, are errors."""
     with pytest.raises(ValueError, match="-1"):
-        places(b"", -1)
+        attribute_offsets(b"", -1)
     with pytest.raises(TypeError):
         messages("text")
 

@@ -1,7 +1,7 @@
 /* Background processes that wait for the kernel, a part of the module _podwire.
  *
- *   ask_apart(socket, request, report)       sends a netlink request and waits for the answer
- *   close_apart(socket, ended, microseconds) closes a socket after the parent, which waits until its memory is freed
+ *   send_in_background(...)   sends a netlink request and waits for the answer
+ *   close_in_background(...)  keeps a socket open until after the parent has ended; closing it can wait for the kernel
  *
  * One rule: the child shares the parent's memory, so it writes only to its own page, and calls no function of the C
  * library, which would set the parent's errno.
@@ -45,7 +45,7 @@ call(long number, long a, long b, long c, long d, long e, long f)
     return x0;
 }
 #else
-#define SHARED_MEMORY 0 /* a copy of the memory, with an errno of its own */
+#define SHARED_MEMORY 0 /* the child gets a copy of the memory, and so another errno */
 static inline long
 call(long number, long a, long b, long c, long d, long e, long f)
 {
@@ -55,8 +55,8 @@ call(long number, long a, long b, long c, long d, long e, long f)
 }
 #endif
 
-/* A child's task and its stack: a page that is never unmapped, since the parent does not know when the child is done.
- * `pipe` and the socket are the only descriptors that the child keeps. */
+/* A child's task and stack, in one page, which is never unmapped, since the parent does not know when the child ends.
+ * The socket and `pipe` are the only descriptors that the child keeps. */
 typedef struct {
     int socket, pipe;
     struct timespec pause;
@@ -83,13 +83,13 @@ close_others(unsigned one, unsigned two)
             call(SYS_close, fd, 0, 0, 0, 0, 0);
 }
 
-/* The functions of the children, with all signals blocked, in the memory of the running parent: they write only to
- * their own stack, and call nothing that uses threads or errno. An OOM kill or a core dump of one process kills both;
- * the request was sent all the same. */
+/* The functions of the children run with all signals blocked, in the memory of the running parent: they write only to
+ * their stack, and call nothing that uses threads or errno. An OOM kill or a core dump of one process ends both; by
+ * then the request has been sent. */
 
-/* Sends the request and exits with the answer's errno. */
+/* Sends the request, waits for the answer and exits with its errno. */
 static int
-ask(void *argument)
+send_request(void *argument)
 {
     const Task *task = argument;
     struct {
@@ -97,35 +97,35 @@ ask(void *argument)
         int error;
         char rest[64]; /* the request, which the kernel repeats, truncated */
     } answer;
-    long got;
+    long rc;
 
     close_others(task->socket, task->pipe);
-    got = call(SYS_sendto, task->socket, (long)task->request, task->size, 0, 0, 0);
-    if (got >= 0)
-        got = call(SYS_recvfrom, task->socket, (long)&answer, sizeof(answer), 0, 0, 0);
-    if (got >= 0 && (got < (long)NLMSG_LENGTH(sizeof(int)) || answer.header.nlmsg_type != NLMSG_ERROR))
-        got = -EBADMSG;
-    else if (got >= 0)
-        got = answer.error;
-    call(SYS_exit_group, got > 0 || got < -255 ? 255 : -got, 0, 0, 0, 0, 0);
+    rc = call(SYS_sendto, task->socket, (long)task->request, task->size, 0, 0, 0);
+    if (rc >= 0)
+        rc = call(SYS_recvfrom, task->socket, (long)&answer, sizeof(answer), 0, 0, 0);
+    if (rc >= 0 && (rc < (long)NLMSG_LENGTH(sizeof(int)) || answer.header.nlmsg_type != NLMSG_ERROR))
+        rc = -EBADMSG;
+    else if (rc >= 0)
+        rc = answer.error;
+    call(SYS_exit_group, rc > 0 || rc < -255 ? 255 : -rc, 0, 0, 0, 0, 0);
     return 0; /* not reached */
 }
 
-/* Closes the socket last: after the parent ended, which closes the pipe, and after a pause. */
+/* Closes the socket when the parent has ended, which closes the pipe, and the pause is over. */
 static int
-close_last(void *argument)
+close_late(void *argument)
 {
     const Task *task = argument;
-    char nothing;
+    char unused;
 
     close_others(task->socket, task->pipe);
-    call(SYS_read, task->pipe, (long)&nothing, 1, 0, 0, 0);
+    call(SYS_read, task->pipe, (long)&unused, 1, 0, 0, 0);
     call(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, (long)&task->pause, 0, 0, 0);
     call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
     return 0; /* not reached */
 }
 
-/* Starts a child for a task, with a copy of all descriptors; returns its process ID as a Python object. */
+/* Starts a child that runs a task, with a copy of all descriptors; returns its process ID as a Python object. */
 static PyObject *
 start(int (*run)(void *), int socket, int pipe, const char *request, size_t size, struct timespec pause)
 {
@@ -135,7 +135,7 @@ start(int (*run)(void *), int socket, int pipe, const char *request, size_t size
     int number;
 
     if (socket < 0 || pipe < 0)
-        return PyErr_Format(PyExc_ValueError, "no descriptor: %d", socket < 0 ? socket : pipe);
+        return PyErr_Format(PyExc_ValueError, "not a descriptor: %d", socket < 0 ? socket : pipe);
     if (size > sizeof(task->request))
         return PyErr_Format(PyExc_ValueError, "the request has %zu bytes", size);
     task = mmap(NULL, sizeof(*task), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
@@ -149,7 +149,7 @@ start(int (*run)(void *), int socket, int pipe, const char *request, size_t size
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     pid = clone(run, task->stack + sizeof(task->stack), SHARED_MEMORY | SIGCHLD, task);
-    if (pid < 0 && errno == EINVAL) /* qemu-user supports shared memory for threads only: use a copy */
+    if (pid < 0 && errno == EINVAL) /* qemu-user shares memory between threads only: copy it */
         pid = clone(run, task->stack + sizeof(task->stack), SIGCHLD, task);
     number = errno;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -162,7 +162,7 @@ start(int (*run)(void *), int socket, int pipe, const char *request, size_t size
 }
 
 static PyObject *
-podwire_ask_apart(PyObject *self, PyObject *args)
+podwire_send_in_background(PyObject *self, PyObject *args)
 {
     int socket, report;
     const char *request;
@@ -170,33 +170,33 @@ podwire_ask_apart(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "iy#i", &socket, &request, &size, &report))
         return NULL;
-    return start(ask, socket, report, request, size, (struct timespec){0});
+    return start(send_request, socket, report, request, size, (struct timespec){0});
 }
 
 static PyObject *
-podwire_close_apart(PyObject *self, PyObject *args)
+podwire_close_in_background(PyObject *self, PyObject *args)
 {
     int socket, ended, microseconds;
 
     if (!PyArg_ParseTuple(args, "iii", &socket, &ended, &microseconds))
         return NULL;
     if (microseconds < 0)
-        return PyErr_Format(PyExc_ValueError, "no time: %d", microseconds);
-    return start(close_last, socket, ended, "", 0,
+        return PyErr_Format(PyExc_ValueError, "not a duration: %d", microseconds);
+    return start(close_late, socket, ended, "", 0,
                  (struct timespec){microseconds / 1000000, microseconds % 1000000 * 1000});
 }
 
-PyDoc_STRVAR(ask_apart_doc,
-             "ask_apart(socket, request, report) -> pid: start a process with only the descriptors `socket` and\n"
-             "`report` open; it sends `request` (bytes) and waits for the answer. Its exit status is the errno of the\n"
-             "answer or of the failure; the other end of the pipe `report` is readable when it has ended.");
+PyDoc_STRVAR(send_in_background_doc,
+             "send_in_background(socket, request, report) -> pid: start a process that sends `request` (bytes) and\n"
+             "waits for the answer. It closes all descriptors but `socket` and `report`. Its exit status is the errno\n"
+             "of the answer or of the failure; the other end of the pipe `report` is readable when it has ended.");
 
-PyDoc_STRVAR(close_apart_doc,
-             "close_apart(socket, ended, microseconds) -> pid: start a process with only the descriptors `socket`\n"
-             "and `ended` open, the reading end of a pipe; it exits that long after the other end was closed.");
+PyDoc_STRVAR(close_in_background_doc,
+             "close_in_background(socket, ended, microseconds) -> pid: start a process that exits that long after the\n"
+             "writing end of the pipe `ended` was closed. It closes all descriptors but `socket` and `ended`.");
 
-PyMethodDef apart_methods[] = {
-    {"ask_apart", podwire_ask_apart, METH_VARARGS, ask_apart_doc},
-    {"close_apart", podwire_close_apart, METH_VARARGS, close_apart_doc},
+PyMethodDef background_methods[] = {
+    {"send_in_background", podwire_send_in_background, METH_VARARGS, send_in_background_doc},
+    {"close_in_background", podwire_close_in_background, METH_VARARGS, close_in_background_doc},
     {NULL, NULL, 0, NULL},
 };
