@@ -109,10 +109,10 @@ def full_bridge_error(bridge: Link) -> CniError:
 
 def _container_veth(host_veth: Link | None, end: VethEnd) -> Link | None:
     """Returns the container veth of a new pair; before Linux 5.10, None when both ends have the same index."""
-    if host_veth is None or not host_veth.lower:
+    if host_veth is None or not host_veth.iflink:
         return None
     kind, index = host_veth.kind, host_veth.index
-    return Link(host_veth.lower, end.name, format_mac(end.mac), host_veth.mtu, 0, kind, 0, index, None, 0)
+    return Link(host_veth.iflink, end.name, format_mac(end.mac), host_veth.mtu, 0, kind, 0, index, None, 0)
 
 
 def delete(host: Socket, host_end: VethEnd) -> None:
@@ -263,7 +263,7 @@ def _is_peer_in_container(
 ) -> bool:
     """Returns whether a veth's peer is in `namespace`, or has the MAC address of the container's interface."""
     number = link.get_namespace_ids(host, [namespace])[0] if namespace else None
-    if number is not None and number == veth.lower_nsid:
+    if number is not None and number == veth.iflink_nsid:
         return True
     peer = link.get_remote_peer(host, veth)
     return peer is not None and any(

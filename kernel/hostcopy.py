@@ -89,7 +89,7 @@ def _matters(one: Link) -> bool:
     A node has hundreds of host veths. The uplink of a node that is itself a container is a veth, too.
     """
     if one.kind == "veth":
-        return not one.master and one.lower_nsid is not None
+        return not one.master and one.iflink_nsid is not None
     return not one.flags & IFF_LOOPBACK
 
 

@@ -39,9 +39,9 @@ _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignor
 class Link(NamedTuple):
     """One network interface as the kernel describes it; `mtu` in bytes.
 
-    `lower` (IFLA_LINK) is the ifindex of a veth's peer or of a VLAN device's parent, 0 for none.
+    `iflink` (IFLA_LINK) is the ifindex of a veth's peer or of a VLAN device's parent, 0 for none.
 
-    `lower_nsid` is this namespace's ID for the peer's namespace, None when the peer is in this one. `tx_queue` is in
+    `iflink_nsid` is this namespace's ID for the peer's namespace, None when the peer is in this one. `tx_queue` is in
     packets; `max_mtu` is 0 without a limit, and before Linux 4.20.
     """
 
@@ -52,8 +52,8 @@ class Link(NamedTuple):
     flags: int
     kind: str
     master: int
-    lower: int
-    lower_nsid: int | None
+    iflink: int
+    iflink_nsid: int | None
     operstate: int
     alias: str = ""
     tx_queue: int = 0
@@ -132,22 +132,22 @@ def get_local_peer(socket: Socket, veth: Link, namespace: Netns) -> Link | None:
 
 def local_peer_requests(veth: Link, namespace: Netns) -> list[Request]:
     """Returns the requests of get_local_peer(), [] for a link without a peer; see local_peer_from_answers()."""
-    if veth.kind != "veth" or not veth.lower:
+    if veth.kind != "veth" or not veth.iflink:
         return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
     number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
-    return [by_index_request(veth.lower), number]
+    return [by_index_request(veth.iflink), number]
 
 
 def local_peer_from_answers(veth: Link, namespace: Netns, answers: Sequence[DecodedMessage | None]) -> Link | None:
     """Returns the peer from the answers to local_peer_requests(), None when it is not there."""
     message, number = answers
     peer = message and from_message(message)
-    if not peer or peer.kind != "veth" or peer.lower != veth.index:
+    if not peer or peer.kind != "veth" or peer.iflink != veth.index:
         return None
-    if peer.lower_nsid is None:
-        return peer if veth.lower_nsid is None and namespace.is_current() else None
-    return peer if number and peer.lower_nsid == number.get_attr("NETNSA_NSID") else None
+    if peer.iflink_nsid is None:
+        return peer if veth.iflink_nsid is None and namespace.is_current() else None
+    return peer if number and peer.iflink_nsid == number.get_attr("NETNSA_NSID") else None
 
 
 def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
@@ -156,9 +156,9 @@ def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
     Linux 4.15 and later answer for the namespace of IFLA_TARGET_NETNSID (the caller needs CAP_NET_ADMIN there) and
     repeat its ID; earlier kernels ignore it and answer for the socket's namespace. Raises KernelError.
     """
-    # Before Linux 5.10, `lower` is missing when it equals the index of the veth itself.
-    request = by_index_request(veth.lower or veth.index)
-    number = veth.lower_nsid
+    # Before Linux 5.10, `iflink` is missing when it equals the index of the veth itself.
+    request = by_index_request(veth.iflink or veth.index)
+    number = veth.iflink_nsid
     if number is not None:
         attributes: Attributes = [*request.attributes, ("IFLA_TARGET_NETNSID", number)]
         ignore = (errno.ENODEV, errno.EINVAL, errno.EACCES, errno.EPERM)
@@ -168,7 +168,7 @@ def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
 
 
 def get_namespace_ids(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
-    """Returns the IDs (`Link.lower_nsid`) of other namespaces in the socket's namespace, None for those without one.
+    """Returns the IDs (`Link.iflink_nsid`) of other namespaces in the socket's namespace, None for those without one.
 
     Raises KernelError.
     """

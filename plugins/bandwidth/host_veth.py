@@ -26,7 +26,7 @@ def get_container_veth(namespace: Netns, ifname: str, prev_result: Result) -> Li
         details = "bandwidth limits an interface that an earlier plugin created and lists in its result"
         raise invalid_conf("no interfaces provided", details)
     link = get_container_link(namespace, ifname)
-    if link is None or link.kind != "veth" or not link.lower:
+    if link is None or link.kind != "veth" or not link.iflink:
         state = f"it is {link.kind or 'of no kind'}" if link else f"it is not in {namespace.path}"
         raise internal(f"container interface {ifname} has no veth peer: {state}", _VETH_ONLY)
     return link
@@ -36,7 +36,7 @@ def check_host_veth(host_veth: Link | None, container_veth: Link, prev_result: R
     """Returns `host_veth`; raises CniError(999) with the reference's texts if it is missing or not in prevResult."""
     if host_veth is None:
         details = "the other end is in a third namespace; bandwidth limits only pods connected to this host"
-        raise internal(f"veth peer with index {container_veth.lower} is not in host ns", details)
+        raise internal(f"veth peer with index {container_veth.iflink} is not in host ns", details)
     if not any(item.name == host_veth.name and not item.sandbox for item in prev_result.interfaces):
         details = f'it is "{host_veth.name}", which prevResult does not list as an interface of the host'
         raise internal("no veth peer of container interface found in host ns", details)

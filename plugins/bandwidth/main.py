@@ -43,7 +43,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     owner = _owner(args, net_conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         container_veth = get_container_veth(namespace, args.ifname, prev_result)
-        ifb_index = shaper.default_ifb_index(container_veth.lower)
+        ifb_index = shaper.default_ifb_index(container_veth.iflink)
         more = [link.by_index_request(ifb_index)] if conf.egress else []
         peer, existing, users_of_index = shaper.get_host_veth_and_limits(
             host, owner, container_veth, namespace, *more, filters=False
@@ -93,7 +93,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         if not conf.has_limits:
             check_host_veth(link.get_local_peer(host, container_veth, namespace), container_veth, prev_result)
             return
-        ifb_index = shaper.default_ifb_index(container_veth.lower)
+        ifb_index = shaper.default_ifb_index(container_veth.iflink)
         more = [traffic.get_root_request(ifb_index)] if conf.egress else []
         peer, limits, roots = shaper.get_host_veth_and_limits(
             host, _owner(args, net_conf), container_veth, namespace, *more

@@ -74,8 +74,8 @@ def get_host_veth_and_limits(
     peer_requests = link.local_peer_requests(container_veth, namespace) if container_veth else []
     if not container_veth or not peer_requests:
         return None, get_limits(host, owner, None), []
-    limit_requests = _limit_requests(owner.names, container_veth.lower)
-    listings = [traffic.list_filters_request(container_veth.lower)] if filters else []
+    limit_requests = _limit_requests(owner.names, container_veth.iflink)
+    listings = [traffic.list_filters_request(container_veth.iflink)] if filters else []
     answers = host.get(*peer_requests, *limit_requests, *listings, *more)
     end = len(peer_requests) + len(limit_requests)
     host_veth = link.local_peer_from_answers(container_veth, namespace, answers[: len(peer_requests)])

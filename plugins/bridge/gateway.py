@@ -118,7 +118,7 @@ def _reuse(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
 
 def _is_local_veth(gateway: Link) -> bool:
     """Returns whether the interface is a veth whose other end is on this host, too."""
-    return gateway.kind == "veth" and bool(gateway.lower) and gateway.lower_nsid is None
+    return gateway.kind == "veth" and bool(gateway.iflink) and gateway.iflink_nsid is None
 
 
 def _without_default(host: Socket, bridge: Link, existing: vlan.Vlans, conf: BridgeConf) -> vlan.Vlans:
@@ -137,11 +137,11 @@ def _repair_port(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) ->
     if not _is_local_veth(gateway):
         return
     desired = {conf.vlans.access: PVID | UNTAGGED}
-    member = vlan.get_member(host, bridge, gateway.lower)
+    member = vlan.get_member(host, bridge, gateway.iflink)
     existing = _without_default(host, bridge, member.vlans, conf) if member else {}
     if member and member.is_up and existing == desired:
         return
-    (port,) = link.get(host, link.by_index_request(gateway.lower))
+    (port,) = link.get(host, link.by_index_request(gateway.iflink))
     if port is None:
         return  # the gateway is deleted, too: adding its address will fail
     requests: list[Request] = []
@@ -163,7 +163,7 @@ def _vlan_device_problem(host: Socket, bridge: Link, gateway: Link, conf: Bridge
     if gateway.kind != "vlan":
         return None
     vid = conf.vlans.access
-    if gateway.lower != bridge.index or gateway.lower_nsid is not None or vlan.get_device_vlan(host, gateway) != vid:
+    if gateway.iflink != bridge.index or gateway.iflink_nsid is not None or vlan.get_device_vlan(host, gateway) != vid:
         msg = f'"{gateway.name}" is an 802.1Q interface, but not that of VLAN {vid} on bridge "{bridge.name}"'
         return msg, f'delete it, and the next container of this network makes one: ip link delete "{gateway.name}"'
     member = vlan.get_member(host, bridge, bridge.index)
@@ -243,7 +243,7 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
 
 def _check_port(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> None:
     """Checks that the other end of a local veth pair is an up port of the bridge in its VLAN; raises CniError(999)."""
-    (port,) = link.get(host, link.by_index_request(gateway.lower))
+    (port,) = link.get(host, link.by_index_request(gateway.iflink))
     if port is None:
         raise internal(f"Interface {gateway.name} has no other end", _RECREATED)
     member = vlan.get_member(host, bridge, port.index)

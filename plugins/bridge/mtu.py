@@ -98,7 +98,7 @@ def _auto_mtu(links: list[Link]) -> int:
 def _is_uplink(item: Link, bridges: set[int]) -> bool:
     if not item.is_up or item.flags & (link.IFF_LOOPBACK | link.IFF_POINTOPOINT) or item.kind == "bridge":
         return False
-    return item.kind != "veth" or (item.master not in bridges and item.lower_nsid is not None)
+    return item.kind != "veth" or (item.master not in bridges and item.iflink_nsid is not None)
 
 
 def _has_ipv6(host: Socket, bridge: Link) -> bool:

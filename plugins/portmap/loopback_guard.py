@@ -127,7 +127,7 @@ def _close(host_veth: Link) -> bool:
     DEL runs in reverse order, so the veth still exists. It is turned off only for a veth that one pod alone uses: no
     bridge port, with its peer in another namespace.
     """
-    if host_veth.kind != "veth" or host_veth.master or host_veth.lower_nsid is None:
+    if host_veth.kind != "veth" or host_veth.master or host_veth.iflink_nsid is None:
         return False
     try:
         sysctl.ensure(route_localnet_setting(host_veth.name), "0")

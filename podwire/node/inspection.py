@@ -165,7 +165,7 @@ def _host_interfaces(snapshot: Snapshot) -> Iterable[HostInterface]:
     names = {item.name for item in _bridges(snapshot)}
     for link in snapshot.kernel.links:
         addresses = _addresses(snapshot, link)
-        is_host_end = link.kind in _NO_ADDRESS and link.lower_nsid is not None
+        is_host_end = link.kind in _NO_ADDRESS and link.iflink_nsid is not None
         if addresses and link.name not in names and not link.flags & IFF_LOOPBACK and not is_host_end:
             yield HostInterface(link.name, addresses)
 

@@ -99,7 +99,7 @@ class _Finder:
                 continue
             if namespace is None or namespace.links is None:
                 continue
-            peer = next((link.name for link in namespace.links.values() if link.index == port.lower), "?")
+            peer = next((link.name for link in namespace.links.values() if link.index == port.iflink), "?")
             where = f"its peer is {peer} in {namespace.path}, which belongs to no attachment"
             yield Leak("veth", f"{port.name} on {master.name}, {where}", _delete_command(port), networks[0])
 

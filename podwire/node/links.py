@@ -79,24 +79,24 @@ class Kernel:
             candidates = [veth for veth in self.host_veths_of(namespace) if veth.name in names or not names]
             return candidates[0] if len(candidates) == 1 else None
         container_veth = namespace.links.get(ifname)
-        if container_veth is None or container_veth.kind != "veth" or not container_veth.lower:
+        if container_veth is None or container_veth.kind != "veth" or not container_veth.iflink:
             return None
-        peer = self.by_index.get(container_veth.lower)
-        is_pair = peer is not None and peer.kind == "veth" and peer.lower == container_veth.index
-        return peer if peer and is_pair and peer.lower_nsid == namespace.nsid else None
+        peer = self.by_index.get(container_veth.iflink)
+        is_pair = peer is not None and peer.kind == "veth" and peer.iflink == container_veth.index
+        return peer if peer and is_pair and peer.iflink_nsid == namespace.nsid else None
 
     def host_veths_of(self, namespace: NetworkNamespace) -> list[Link]:
         """Returns the host veths whose peer is in a namespace."""
         if namespace.nsid is None:
             return []
-        return [link for link in self.links if link.kind == "veth" and link.lower_nsid == namespace.nsid]
+        return [link for link in self.links if link.kind == "veth" and link.iflink_nsid == namespace.nsid]
 
     def namespace_behind(self, host_veth: Link) -> NetworkNamespace | None:
         """Returns the namespace of a veth's peer, None if it is unknown."""
-        if host_veth.lower_nsid is None:
+        if host_veth.iflink_nsid is None:
             return None
         return next(
-            (namespace for namespace in self.namespaces.values() if namespace.nsid == host_veth.lower_nsid), None
+            (namespace for namespace in self.namespaces.values() if namespace.nsid == host_veth.iflink_nsid), None
         )
 
     @property
@@ -106,7 +106,7 @@ class Kernel:
         Without a veth into another namespace, podwire itself may be running in a namespace other than the host's.
         """
         unentered = any(namespace.links is None for namespace in self.namespaces.values())
-        has_peers = any(link.kind == "veth" and link.lower_nsid is not None for link in self.links)
+        has_peers = any(link.kind == "veth" and link.iflink_nsid is not None for link in self.links)
         return unentered or not has_peers or _has_hidden_peers(self.links, self.addresses, self.namespaces.values())
 
 
@@ -144,7 +144,7 @@ def _has_hidden_peers(
 ) -> bool:
     """Returns whether the peer of a veth that may be a pod's is in none of `namespaces`."""
     nsids = {namespace.nsid for namespace in namespaces}
-    hidden = (link for link in links if link.kind == "veth" and link.lower_nsid not in (None, *nsids))
+    hidden = (link for link in links if link.kind == "veth" and link.iflink_nsid not in (None, *nsids))
     return any(not _is_uplink(link, addresses.get(link.index, ())) for link in hidden)
 
 

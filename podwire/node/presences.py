@@ -53,7 +53,7 @@ class HostLinks:
             master = kernel.by_index.get(host_veth.master)
             return self.routed or master is None or master.name in self.bridges
         link = (namespace.links or {}).get(ifname)
-        lower = kernel.by_index.get(link.lower) if link and link.kind in _OF_A_MASTER else None
+        lower = kernel.by_index.get(link.iflink) if link and link.kind in _OF_A_MASTER else None
         return lower is not None and lower.name in self.masters
 
 
@@ -92,7 +92,7 @@ class Presences:
             names = self._host_links_of(network).bridges
             masters = {link.index for link in self.kernel.links if link.name in names}
             ports = (link for link in self.kernel.links if link.kind == "veth" and link.master in masters)
-            self._hidden[network] = [port for port in ports if port.lower_nsid is not None and self._is_hidden(port)]
+            self._hidden[network] = [port for port in ports if port.iflink_nsid is not None and self._is_hidden(port)]
         return self._hidden[network]
 
     def _corrected(self, item: CachedAttachment) -> Presence:

@@ -152,6 +152,6 @@ def test_the_other_end_is_proven_by_more_than_indexes(socket, host, sandbox):
             (theirs,) = link.get(inner, link.by_name_request("a0"))
         with entered(host_namespace):
             ours, ours_too = link.get(socket, link.by_name_request("a0"), link.by_name_request("a1"))
-            assert theirs.lower == ours.lower == ours_too.index
+            assert theirs.iflink == ours.iflink == ours_too.index
             assert link.get_local_peer(socket, theirs, namespace) is None
             assert link.get_local_peer(socket, ours, host_namespace) == ours_too

@@ -26,12 +26,12 @@ NET = Network("net", "1.1.0", ({"type": "bridge"}, {"type": "portmap", "capabili
 MINUTES_AGO_NS = 600 * 10**9
 
 
-def link(index, name, *, kind="veth", master=0, lower=0, lower_nsid=None, alias=""):
-    return Link(index, name, "", 1500, 0, kind, master, lower, lower_nsid, 6, alias)
+def link(index, name, *, kind="veth", master=0, iflink=0, iflink_nsid=None, alias=""):
+    return Link(index, name, "", 1500, 0, kind, master, iflink, iflink_nsid, 6, alias)
 
 
-HOST = (link(2, "cni0", kind="bridge"), link(7, "veth1", master=2, lower=3, lower_nsid=0))
-POD = NetworkNamespace("/run/netns/a", 0, {"eth0": link(3, "eth0", lower=7)}, {3: (ip_interface("10.22.0.2/24"),)})
+HOST = (link(2, "cni0", kind="bridge"), link(7, "veth1", master=2, iflink=3, iflink_nsid=0))
+POD = NetworkNamespace("/run/netns/a", 0, {"eth0": link(3, "eth0", iflink=7)}, {3: (ip_interface("10.22.0.2/24"),)})
 
 
 def known(container_id="a", *, lives=True, netns="/run/netns/a", address="10.22.0.2/24"):
@@ -73,7 +73,7 @@ def test_the_living_have_no_leaks():
 
 def test_an_index_alone_proves_nothing():
     """An interface of the right index that leads into another namespace is not the attachment's."""
-    wrong = Kernel((HOST[0], link(7, "veth1", master=2, lower=3, lower_nsid=5)), {}, {POD.path: POD})
+    wrong = Kernel((HOST[0], link(7, "veth1", master=2, iflink=3, iflink_nsid=5)), {}, {POD.path: POD})
     (pod,) = join(kernel=wrong).pods
     assert pod.host_interface == ""
 
@@ -156,8 +156,8 @@ def test_rules_that_name_the_container_only_are_its():
     assert [leak.description for leak in found if leak.kind == HOST_PORT] == ["host port 80/tcp (nftables: chain)"]
 
 
-STRANGER = link(9, "veth0a1b2c3d", master=2, lower=3, lower_nsid=1)
-THERE = NetworkNamespace("/run/netns/x", 1, {"eth0": link(3, "eth0", lower=9)})
+STRANGER = link(9, "veth0a1b2c3d", master=2, iflink=3, iflink_nsid=1)
+THERE = NetworkNamespace("/run/netns/x", 1, {"eth0": link(3, "eth0", iflink=9)})
 
 
 def kernel_with(*more, there=THERE):
@@ -174,16 +174,16 @@ def test_veths_of_nobody_are_leaks_if_both_ends_are_seen():
 @pytest.mark.parametrize(
     "port",
     [
-        link(9, "veth0a1b2c3d", master=2, lower=10),  # of a VLAN's gateway, or a way to another bridge
-        link(9, "veth0a1b2c3d", master=2, lower=3, lower_nsid=None),
-        link(9, "veth1a2b3c4", master=2, lower=3, lower_nsid=1),  # as Docker names them
-        link(9, "vethXy3k2P", master=2, lower=3, lower_nsid=1),  # as LXC does
-        link(9, "vb-machine", master=2, lower=3, lower_nsid=1),  # as systemd-nspawn does
+        link(9, "veth0a1b2c3d", master=2, iflink=10),  # of a VLAN's gateway, or a way to another bridge
+        link(9, "veth0a1b2c3d", master=2, iflink=3, iflink_nsid=None),
+        link(9, "veth1a2b3c4", master=2, iflink=3, iflink_nsid=1),  # as Docker names them
+        link(9, "vethXy3k2P", master=2, iflink=3, iflink_nsid=1),  # as LXC does
+        link(9, "vb-machine", master=2, iflink=3, iflink_nsid=1),  # as systemd-nspawn does
     ],
 )
 def test_veths_of_others_on_our_bridge_are_no_leaks(port):
     """A veth between the bridge and the host itself, or named as others name theirs, is not told to be deleted."""
-    assert kinds(join(kernel=kernel_with(port, link(10, "cni0.100", lower=9)))) == set()
+    assert kinds(join(kernel=kernel_with(port, link(10, "cni0.100", iflink=9)))) == set()
 
 
 def test_veths_may_be_of_any_network_of_their_bridge():

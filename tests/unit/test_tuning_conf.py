@@ -115,7 +115,7 @@ def test_anything(value):
 def a_link(**values):
     """Returns a link as the kernel describes it."""
     found = {"index": 2, "name": "eth0", "mac": MACS[1], "mtu": 1500, "flags": 0, "kind": "veth", "master": 0}
-    return Link(**{**found, "lower": 0, "lower_nsid": None, "operstate": 6, "tx_queue": 1000, **values})
+    return Link(**{**found, "iflink": 0, "iflink_nsid": None, "operstate": 6, "tx_queue": 1000, **values})
 
 
 def test_attributes_of_a_link():
