@@ -1,1 +1,1 @@
-"""Address management: plugins that give addresses and never see an interface."""
+"""IPAM plugins: they allocate addresses and never use a network interface."""

@@ -1,6 +1,7 @@
 """The allocator: chooses and reserves an address from each range set.
 
-One rule: round robin, as in the reference plugin, so that a released address is reused as late as possible.
+One rule: addresses are allocated in order, round robin, as by the reference plugin, so that a released address is
+reused as late as possible.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from kernel import boot
 from process.undo import Undo
 from process.values import dataclass
 
-# After this many reserved addresses in a row the directory is listed once instead of testing each address: listing
-# 100,000 takes as long as 1000 tests.
+# After this many reserved addresses in a row, the search lists the directory once instead of testing each address:
+# listing 100,000 files takes as long as 1000 tests.
 _MAX_TESTS = 1000
-# STATUS needs any free address, not the next one: it tests this many next ones, and this many spread over each range.
+# STATUS looks for any free address: it tests this many next ones, and this many samples of each range.
 _NEXT, _SPREAD = 16, 64
 
 
@@ -40,16 +41,16 @@ def allocate(
     requested: tuple[Address, ...],
     cache: Callable[[], ResultCache],
 ) -> tuple[IPConfig, ...]:
-    """Reserves one address of each set for `attachment`: a requested one that lies in the set, else the next.
+    """Reserves one address of each set for `attachment`: a requested address in the set, otherwise the next free one.
 
-    An address orphaned by a reboot is reclaimed when there is no other, or when it is requested; so is an address of
-    this attachment from a deleted namespace. `cache` is called only if that has to be determined.
+    Reclaims addresses that a reboot orphaned if the set has no free one, or if one of them is requested; also an
+    address that this attachment had in a deleted namespace. Calls `cache` only to decide this.
     Raises CniError(999), with nothing reserved, if no address is available or the attachment already has one.
     """
     owner = owner_of(*attachment)
     remaining = list(requested)
     ips = []
-    # `find` rebuilds an index of an earlier boot, so that the reservations below are recorded as of this boot.
+    # `find` rebuilds an index of an earlier boot, so that the index lists the new reservations as of this boot.
     owned = held.find(owner) + held.find(owner_of(attachment.container_id, ""))
     with Undo() as undo:
         for number, range_set in enumerate(range_sets):
@@ -72,7 +73,7 @@ def allocate(
             raise CniError(
                 Code.INTERNAL,
                 f"failed to allocate all requested IPs: {' '.join(map(str, remaining))}",
-                "each must lie in a range set of its own: " + "; ".join(map(str, range_sets)),
+                "request addresses of these range sets, at most one of each: " + "; ".join(map(str, range_sets)),
             )
     return tuple(ips)
 
@@ -95,7 +96,7 @@ def exhaustion_error(
 
 @dataclass(frozen=True)
 class Usage:
-    """How full a range set is: all addresses, those in use, and those of containers that are no longer running."""
+    """The numbers of a range set: all addresses, those in use, those used by containers that are no longer running."""
 
     size: int
     in_use: int
@@ -162,7 +163,10 @@ def _refuse_second(
     attachment: Attachment,
     cache: Callable[[], ResultCache],
 ) -> None:
-    """Raises CniError(999) if the attachment already has an address of the set; reclaims one of a deleted namespace."""
+    """Raises CniError(999) if the attachment already has an address in the set, unless its namespace was deleted.
+
+    In that case it reclaims the address.
+    """
     for name in owned:
         address = _parse(name)
         if address is None or not range_set.range_of(address):
@@ -182,7 +186,7 @@ def _reserve_next(
     last = _last_allocated(held, number, range_set)
     allocated = _search(held, range_set, last, owner)
     if allocated is None:
-        owners = owners_in(range_set, held.scan())  # also deletes files that a crash left empty
+        owners = owners_in(range_set, held.scan())  # the scan also deletes empty files, left by a crash
         known = cache()
         _reclaim(held, list(_orphaned(owners, held.origin, held.directory, known)))
         allocated = _search(held, range_set, last, owner)
@@ -193,9 +197,9 @@ def _reserve_next(
 
 
 def _is_reclaimable(held: Reservations, name: str, attachment: Attachment, cache: ResultCache) -> bool:
-    """Returns whether `name` was orphaned by a reboot, or is this attachment's from a deleted namespace.
+    """Returns whether a reboot orphaned `name`, or it belongs to this attachment in a deleted namespace.
 
-    A legacy reservation, without ifname, is the attachment's if no other interface of its container is in use.
+    A legacy reservation, without ifname, belongs to the attachment if no interface of its container is in use.
     """
     owner = held.get_owner(name)
     holder = attachment_of(owner)
@@ -207,7 +211,7 @@ def _is_reclaimable(held: Reservations, name: str, attachment: Attachment, cache
 
 
 def _orphaned(owners: Owners, origins: Origins, directory: str, cache: ResultCache) -> Iterator[tuple[bytes, str]]:
-    """Yields owner and name of the reservations orphaned by a reboot."""
+    """Yields the owner and name of each reservation that a reboot orphaned."""
     began_ns = boot.get_boot_time_ns()
     for owner, names in owners.items():
         attachment = attachment_of(owner)
@@ -236,7 +240,7 @@ def _search(held: Reservations, range_set: RangeSet, last: int | None, owner: by
         if value in used:
             continue
         name = ranges.address_text(version, value)
-        # The first one is usually free. For later ones a test is cheaper than a failed attempt to create the file.
+        # The first address is usually free. For later ones, a test is cheaper than a failed attempt to create the file.
         if (not tests or held.is_free(name)) and held.reserve(name, owner):
             return ranges.address(version, value), item
         tests += 1
@@ -258,7 +262,7 @@ def _has_room(store: Store, number: int, range_set: RangeSet) -> bool:
 
 
 def _last_allocated(store: Store | Reservations, number: int, range_set: RangeSet) -> int | None:
-    """Returns the last allocated address, None if there is none of the set's family."""
+    """Returns the last allocated address, None if none is stored or it is of the other family."""
     last = _parse(store.last_reserved(number))
     return int(last) if last is not None and last.version == range_set.version else None
 
@@ -275,11 +279,11 @@ def _exhausted_text(range_set: RangeSet) -> str:
 
 
 def _hint(directory: str) -> str:
-    """Returns the fix for a full range; no command removes a file, which may be the reservation of a running pod."""
+    """Returns the fix for a full range; it removes no files, which may be reservations of running pods."""
     network = basename(directory)
     return (
         f"podwire ipam list {network} lists the addresses; podwire gc {network} releases those of containers that are "
-        f"no longer running; if all are running, enlarge the range"
+        "no longer running; if all are running, enlarge the range"
     )
 
 

@@ -1,20 +1,23 @@
-"""Finds reservations orphaned by a reboot, which may be reclaimed when addresses are needed.
+"""Recognizes reservations that a reboot orphaned; ADD may reclaim them when it needs addresses.
 
-One rule: reservations that are, or may be, of the current boot are released only by DEL and GC.
+One rule: only DEL and GC release reservations that are, or may be, of the current boot.
 
-No container survives a reboot, but its reservation does if DEL was not run before, and a file in the reference plugin's
-format does not show that. Three sources are compared, because each may be wrong:
+No container survives a reboot, but its reservation does unless DEL ran before, and a file in the reference plugin's
+format does not contain its boot. Three sources are compared, because each may be wrong:
 
-- The index (index.py) lists reservations with the ID of the boot in which it was written. A container on the same
-  store may see another ID (systemd-nspawn and LXC mount one over the kernel's), so that all others look stale to it.
-- The file's change time is older than the boot. All containers have the machine's clock, but it may be set: on a
-  machine without a hardware clock it is behind after the boot, and files of earlier boots are from the future.
-- By the runtime's cache the container is no longer running. That is wrong where its namespace is not visible.
+- The index (index.py) lists reservations with the ID of the boot in which it was written. A container that uses the
+  same store may read another ID (systemd-nspawn and LXC mount a file over the kernel's), so that the reservations of
+  all other programs look stale to it.
+- The file's change time is before the boot. All containers share the machine's clock, but the clock may be set: without
+  a hardware clock it is behind after a boot, and files of earlier boots have change times in the future.
+- The runtime's cache says that the container is no longer running. That is wrong if this process cannot see the
+  container's namespace.
 
-The first two together suffice, unless the cache names a namespace that exists; so do the last two for a reservation
-that no index lists (the reference's). For a file from the future, the first and the last have to agree. A reservation
-that is neither older than the boot nor from the future stays until the clock is right. On a file system that several
-machines may share, against all advice, nothing is reclaimed: each machine has its own current boot.
+The first two sources suffice together, unless the cache names a namespace that exists. The last two suffice for a
+reservation that no index lists, such as the reference plugin's. For a file from the future, the first and the last
+source have to agree. A reservation that is neither older than the boot nor from the future stays until the clock is
+right. On a file system that several machines may share, which is not supported, nothing is reclaimed: each machine has
+its own current boot.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from cni.conf import VALID_NAME, Attachment
 from process import files
 
 _MOUNTS_BYTES = 4 << 20
-# File systems of one machine; others may be shared. hostfs is user-mode Linux's.
+# File systems that belong to one machine; others may be shared. hostfs is user-mode Linux's.
 _LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hostfs", "jfs", "nilfs2", "overlay", "ramfs", "tmpfs"}
 _LOCAL |= {"reiserfs", "ubifs", "xfs", "zfs"}
 
@@ -50,7 +53,7 @@ def is_orphaned(
     `is_readded`: ADD runs for this attachment, so its namespace is a new one even if the path is the same.
     """
     if origin is Origin.THIS_BOOT or not VALID_NAME.fullmatch(attachment.container_id):
-        return False  # not an ID: a remark of the administrator, who reserves the address
+        return False  # not an ID: a remark of the administrator, which reserves the address
     is_gone = cache.is_gone(attachment)
     if origin is Origin.UNKNOWN and not is_gone:
         return False
@@ -63,9 +66,9 @@ def is_orphaned(
 
 
 def get_file_system(directory: str) -> str:
-    """Returns the type of the file system of a directory, "" if it cannot be determined.
+    """Returns the type of a directory's file system, "" if it cannot be determined.
 
-    Looks it up by the mount ID, since the device numbers that stat(2) returns for btrfs appear in no other list.
+    Looks it up by the mount ID, since mountinfo does not contain the device numbers that stat(2) returns for btrfs.
     """
     try:
         fd = os.open(directory, os.O_PATH)
@@ -88,7 +91,7 @@ def _is_local(directory: str) -> bool:
 
 
 def _changed_ns(path: str) -> int:
-    """Returns the change time of a file; now if it cannot be read, so that it counts as of the current boot."""
+    """Returns the change time of a file; the present time if it cannot be read, which counts as the current boot."""
     try:
         return os.lstat(path).st_ctime_ns
     except OSError:

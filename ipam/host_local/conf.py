@@ -1,6 +1,6 @@
 """The configuration of host-local: typed values, or an error that names the key.
 
-One rule: pure. `data_dir`, which DEL and GC need, can be read even if everything else is invalid, so that an edited
+One rule: no I/O. `data_dir`, which DEL and GC need, can be read even if everything else is invalid, so that an edited
 configuration never prevents the release of an address.
 """
 
@@ -39,7 +39,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class HostLocalConf:
-    """A validated configuration; ADD allocates one address from each range set, a `requested` one if it lies in it."""
+    """A validated configuration; ADD allocates one address of each range set, a `requested` one if one lies in it."""
 
     data_dir: str
     range_sets: tuple[RangeSet, ...]
@@ -49,7 +49,10 @@ class HostLocalConf:
 
 
 def parse(net_conf: NetConf, args: CmdArgs) -> HostLocalConf:
-    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS, in the reference's order."""
+    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS.
+
+    The order of the checks is the reference plugin's.
+    """
     ipam = addressing.ipam_section(net_conf, "host-local")
     requested = _requested(net_conf, args)
     sets = range_sets(net_conf)
@@ -70,7 +73,7 @@ def parse(net_conf: NetConf, args: CmdArgs) -> HostLocalConf:
 
 
 def data_dir(net_conf: NetConf) -> str:
-    """Returns the directory in which each network has its store; raises CniError(7) for an invalid path."""
+    """Returns the directory that contains the stores of all networks; raises CniError(7) for an invalid path."""
     ipam = net_conf.fields.section("ipam")
     path = ipam.string("dataDir") or DATA_DIR
     if "\0" in path:
@@ -79,7 +82,7 @@ def data_dir(net_conf: NetConf) -> str:
 
 
 def range_sets(net_conf: NetConf) -> tuple[RangeSet, ...]:
-    """Returns the range sets in the order of their numbers: runtimeConfig, the single range of old, "ranges".
+    """Returns the range sets in the order of their numbers: "ipRanges" of runtimeConfig, "subnet", "ranges".
 
     Raises CniError(7), "invalid range set N: ...".
     """
@@ -95,7 +98,7 @@ def range_sets(net_conf: NetConf) -> tuple[RangeSet, ...]:
 def gateways(net_conf: NetConf) -> Iterator[Iterator[Interface]]:
     """Yields the gateways of each range set, with the prefixes of their subnets; raises CniError(7).
 
-    Each range is parsed only when the iterator reaches it, since a set may have thousands.
+    Parses each range only when the iterator reaches it, since a set may have thousands of ranges.
     """
     for items in _raw_sets(net_conf):
         yield (
@@ -107,7 +110,7 @@ def gateways(net_conf: NetConf) -> Iterator[Iterator[Interface]]:
 
 def check_families(sets: tuple[RangeSet, ...], net_conf: NetConf) -> None:
     """Raises CniError(7) for two sets of one family, which a result of CNI 0.1.0 or 0.2.0 cannot contain."""
-    addressing.refuse_multiple([item.version for item in sets], net_conf, "put the ranges into one set")
+    addressing.refuse_multiple([item.version for item in sets], net_conf, "put the ranges of each family into one set")
 
 
 def _raw_sets(net_conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
@@ -119,7 +122,7 @@ def _raw_sets(net_conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
 
 
 def _check_overlaps(sets: tuple[RangeSet, ...]) -> None:
-    """Raises CniError(7) for overlapping sets, and names the first two in the reference plugin's order."""
+    """Raises CniError(7) for overlapping sets; names the first two in the order of the reference plugin."""
     at = first_overlap([item for one in sets for item in one.ranges])
     if at is None:
         return
@@ -132,7 +135,7 @@ def _check_overlaps(sets: tuple[RangeSet, ...]) -> None:
 def _requested(net_conf: NetConf, args: CmdArgs) -> tuple[Address, ...]:
     """Returns the requested addresses, each once, in the order CNI_ARGS, args, capability.
 
-    CNI_ARGS is ignored if args has addresses (CONVENTIONS.md, "CNI_ARGS"); the reference plugin combines both.
+    CNI_ARGS is ignored if `args` has addresses (CNI's CONVENTIONS.md, "CNI_ARGS"); the reference plugin combines both.
     """
     env = args.cni_args("IP")
     from_args, from_runtime = addressing.requested_ips(net_conf)
@@ -160,10 +163,13 @@ def _bare_ip(text: str) -> Address:
 
 def _range_set(items: tuple[Fields, ...]) -> RangeSet:
     if not items:
-        raise invalid_conf("empty range set", "a set is a list of at least one object with a subnet")
+        raise invalid_conf("empty range set", "each range set is a list of at least one object with a subnet")
     ranges = tuple(_range(item) for item in items)
     if len({item.subnet.version for item in ranges}) > 1:
-        raise invalid_conf("mixed address families", "an attachment gets one address of each set: make it two sets")
+        raise invalid_conf(
+            "mixed address families",
+            "put IPv4 and IPv6 subnets into two sets: an attachment gets one address of each set",
+        )
     at = first_overlap(ranges)
     if at is not None:
         other = next(item for item in ranges[at + 1 :] if overlap(ranges[at], item))
@@ -172,7 +178,7 @@ def _range_set(items: tuple[Fields, ...]) -> RangeSet:
 
 
 def _range(fields: Fields) -> Range:
-    """Returns the range of one range object, with its defaults (reference: Range.Canonicalize)."""
+    """Returns the range of one range object, with its defaults (the reference plugin's Range.Canonicalize)."""
     where = f'in "{fields.path("subnet")}"'
     cidr = fields.cidr("subnet")
     if cidr is None:
@@ -195,9 +201,9 @@ def _range(fields: Fields) -> Range:
         if bound is not None and bound not in subnet:
             raise invalid_conf(f"{key} {bound} not in network {subnet}", where)
     if start is not None and end is not None and start > end:  # type: ignore[operator] # one family: both in subnet
-        raise invalid_conf(f"RangeStart {start} not in network {subnet}", f"it lies behind the rangeEnd {end}")
+        raise invalid_conf(f"RangeStart {start} not in network {subnet}", f"it lies after the rangeEnd {end}")
     first = base + 1 if start is None else int(start)
     last = int(end) if end is not None else top - 1 if subnet.version == 4 else top  # IPv4: not the broadcast
     if first > last:
-        raise invalid_conf(f"RangeStart {start or first} not in network {subnet}", "it lies behind the last address")
+        raise invalid_conf(f"RangeStart {start or first} not in network {subnet}", "it lies after the last address")
     return Range(subnet, first, last, gateway or subnet.network_address + 1)

@@ -1,30 +1,32 @@
 """The index of a store: finds the addresses of an attachment without reading every reservation.
 
-One rule: the index is a cache that detects when it is stale. Every caller works without it, and any problem with it
-only costs time.
+One rule: the index is a cache that detects when it is stale. Every caller works without it, and a problem with the
+index costs nothing but time.
 
-It is one file, `<dataDir>.podwire/<network>`, outside the directory in which scripts and people look for reservations;
-the reference plugin does not know it. To detect foreign changes it compares timestamps of two inodes: after each change
-podwire sets the modification time of the store directory and of the index to the *same* moment in the past. The kernel
-sets an inode's modification and change time to the same "now" whenever an entry is created, deleted or renamed in a
-directory, or a file is written. So as long as both modification times are equal, and older than both change times,
-nothing else has changed either of them: not the reference plugin, not an administrator, not a podwire killed half way.
-In every other case the store is scanned once and the index is rebuilt.
+The index is one file, `<dataDir>.podwire/<network>`, outside the directory in which scripts and people look for
+reservations; the reference plugin does not know it. To detect changes by other programs, podwire compares timestamps of
+two inodes. After each of its changes it sets the modification times of the store's directory and of the index to the
+*same* moment in the past. When an entry of a directory is created, deleted or renamed, or a file is written, the kernel
+sets the modification and change times of that inode to the current time. So while both modification times are equal,
+and older than both change times, nothing else has changed the directory or the index: no reference plugin, no
+administrator, no podwire that was killed in between. In every other case podwire scans the store once and rebuilds the
+index.
 
-- Edits inside an existing reservation file are not detected. A positive answer is therefore verified with the
-  reservation itself (store.py). Only an owner written by hand into an existing file is not found until the next scan.
+- The timestamps do not reveal an edit of an existing reservation file. The store therefore verifies the names that the
+  index returns (store.py). Only an owner that was written by hand into an existing file is missed until the next scan.
 - Damage that keeps the timestamps, by a disk or by a tool that restores them, does not match the checksum of its bucket
   (table.py). A verb that reads such a bucket scans the store, too.
-- After a power loss the timestamps may have reached the disk before the contents. The header therefore contains the ID
+- After a power loss, the timestamps may have reached the disk before the contents. The header therefore contains the ID
   of the boot.
-- A record also contains when its reservation was created, as far as it is known (boots.py): a reservation that is in an
-  index of an earlier boot, and unchanged since, is of an earlier boot. The index is therefore replaced as a whole, by
-  rename. A killed process may leave its draft, which always has the same name and is overwritten by the next.
-- The table is one file of fixed buckets (table.py), not a file or link per attachment, because creating an inode is
-  expensive on ext4: 15 us, and 150 while it skips inodes deleted in the last minutes. In the long run nothing is
-  created or deleted here: a lookup is one read, a change one write of a part of a page.
-- If a bucket is full the table is enlarged from its own records, without reading the store. A rebuilt table is written
-  once, after all changes: GC of thousands of reservations writes no single records.
+- A record also contains when its reservation was created, as far as it is known (boots.py): a reservation that an index
+  of an earlier boot lists, and whose file has not changed since, is of an earlier boot. The index is therefore replaced
+  as a whole, by rename. A killed process may leave its draft, which always has the same name; the next process
+  overwrites it.
+- The table is one file of fixed buckets (table.py), not a file or link per attachment, because creating an inode on
+  ext4 is expensive: 15 us, or 150 us while ext4 skips inodes deleted in the last minutes. A table of sufficient size
+  creates and deletes no files: a lookup is one read, a change is one write of a part of a page.
+- If a bucket is full, the table is enlarged from its own records, without reading the store. A rebuilt table is written
+  once, after all changes: GC of thousands of reservations does not write each record.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from ipam.host_local.table import BUCKET_BYTES
 from kernel import boot
 
 _SUFFIX = ".podwire"
-_DRAFT = "~"  # prefix of the file name while it is written; no network's name begins with it
+_DRAFT = "~"  # prefix of the file's name while it is being written; no network's name begins with it
 
 _HEAD_BYTES = 1024
-# A foreign object in place of the index, such as a symbolic link, is not followed, and a FIFO does not block.
+# A symbolic link in place of the index is not followed, and a FIFO does not block.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK
 _NS = 1_000_000_000
-# How far in the past the common modification time is: more than the coarsest timestamps of a file system (2 s).
+# How far the common modification time lies in the past: more than the coarsest timestamp of a file system (2 s).
 _BACK_NS = 10 * _NS
 
 
@@ -62,8 +64,8 @@ class Index:
         self._side, self._network = f"{data_dir.rstrip('/') or '/'}{_SUFFIX}", network
         self._fd = -1
         self._buckets = 0
-        self._read_buckets: dict[int, bytes] = {}  # buckets that have been read, by offset
-        # After `rebuild`: the reservations by owner, written on close, and the earlier records by identity.
+        self._read_buckets: dict[int, bytes] = {}  # the buckets that were read, by offset
+        # After `rebuild`: the reservations by owner, to be written by `close`, and the earlier records by identity.
         self._rebuilt: dict[bytes, list[str]] | None = None
         self._known: dict[bytes, bytes] = {}
         self._changed = False
@@ -78,7 +80,7 @@ class Index:
             pass
 
     def close(self) -> None:
-        """Writes a changed index, if it is complete, sets both modification times, and closes it."""
+        """Closes the index; if it was changed and is complete, first writes it and sets both modification times."""
         if (
             self._changed
             and self.complete
@@ -95,13 +97,13 @@ class Index:
         self.complete = False
 
     def find(self, owner: bytes) -> list[str]:
-        """Returns the names of the reservations whose content is `owner`."""
+        """Returns the names of the reservations of `owner`."""
         if self._rebuilt is not None:
             return list(self._rebuilt.get(owner, ()))
         return [table.name_of(record) for _, record in self._records(table.key_of(owner))]
 
     def origin(self, owner: bytes, name: str) -> Origin:
-        """Returns when the reservation `name` of `owner` was created, as far as it is known."""
+        """Returns the origin of the reservation `name` of `owner`."""
         key = table.key_of(owner)
         if self._rebuilt is not None:
             known = self._known.get(table.identity(key, name))
@@ -112,7 +114,7 @@ class Index:
         return Origin.UNKNOWN
 
     def add(self, owner: bytes, name: str) -> None:
-        """Adds the reservation `name` of `owner`; called after the store was changed."""
+        """Adds the reservation `name` of `owner`; the caller has already changed the store."""
         self._changed = True
         if not self.complete:
             return
@@ -130,7 +132,7 @@ class Index:
             self.complete = self._put(offset, at, new) if at >= 0 else self._enlarge(new)
 
     def remove(self, owner: bytes, name: str) -> None:
-        """Removes the reservation `name` of `owner`; called after the store was changed."""
+        """Removes the reservation `name` of `owner`; the caller has already changed the store."""
         self._changed = True
         if not self.complete:
             return
@@ -145,7 +147,7 @@ class Index:
                 return
 
     def rebuild(self, owners: Mapping[bytes, list[str]]) -> None:
-        """Replaces the index with `owners`, the whole content of the store; it is written on close."""
+        """Replaces the index with `owners`, the whole content of the store; `close` writes it."""
         self.complete, self._changed = bool(self._boot), True
         if self._rebuilt is None:
             for record in table.records(self._read_table()):
@@ -155,16 +157,16 @@ class Index:
         self._rebuilt = dict(owners)
 
     def _verified(self, record: bytes) -> bytes:
-        """Returns the record to carry over from the file to a rebuilt index, b"" if its origin is unknown."""
+        """Returns the record that a rebuilt index keeps of `record`, b"" if its origin is unknown."""
         if self._is_of_this_boot and table.origin_of(record) is not Origin.EARLIER_BOOT:
             return record
         origin, changed_ns = self._current_origin(record)
         return table.with_origin(record, origin, changed_ns) if origin is Origin.EARLIER_BOOT else b""
 
-    def _rebuilt_records(self, anew: Mapping[bytes, list[str]]) -> list[bytes]:
-        """Returns a record for every reservation, carrying over what is known of its origin."""
+    def _rebuilt_records(self, owners: Mapping[bytes, list[str]]) -> list[bytes]:
+        """Returns a record for every reservation, with its origin if an earlier record has it."""
         records = []
-        for owner, names in anew.items():
+        for owner, names in owners.items():
             key = table.key_of(owner)
             for name in names:
                 new = self._known.get(table.identity(key, name)) if self._known else None
@@ -172,15 +174,15 @@ class Index:
         return records
 
     def _enlarge(self, new: bytes) -> bool:
-        """Writes a larger table with its own records and `new`; returns whether that succeeded."""
+        """Replaces the table with a larger one of its records and `new`; returns whether that succeeded."""
         whole = self._read_table()
         is_whole = len(whole) == self._buckets * BUCKET_BYTES and table.is_whole(whole)
         return is_whole and self._write_table([*table.records(whole), new])
 
     def _write_table(self, records: list[bytes]) -> bool:
-        """Replaces the index file atomically with one of `records`; returns whether that succeeded."""
+        """Replaces the index file atomically with a table of `records`; returns whether that succeeded."""
         content = table.build(records)
-        if content is None:  # one owner has more reservations than a bucket holds: works without an index
+        if content is None:  # an owner has more reservations than a bucket holds: the store has no index then
             return False
         draft = f"{self._side}/{_DRAFT}{self._network}"
         try:
@@ -209,12 +211,12 @@ class Index:
             return os.open(path, flags, 0o600)
 
     def _matches_store(self) -> bool:
-        """Returns whether the index matches the store, by their timestamps (see the module's docstring)."""
+        """Returns whether the index matches the store; compares their timestamps (see the module's docstring)."""
         index = os.fstat(self._fd)
         self._buckets = max(0, index.st_size - _HEAD_BYTES) // BUCKET_BYTES
         if self._buckets > table.MOST_BUCKETS:
             self._buckets = 0
-        # If the index was restored from a backup, its change time is when it was restored.
+        # The change time of an index from a backup is the time of the restoration.
         self._last_change_ns = min(index.st_ctime_ns, index.st_mtime_ns + _BACK_NS)
         self._is_of_this_boot = bool(self._boot) and os.pread(self._fd, len(self._boot), 0) == self._boot
         store = os.stat(self._store)
@@ -234,9 +236,9 @@ class Index:
             pass
 
     def _bucket(self, offset: int) -> bytes:
-        """Returns the bucket that begins at `offset` of the table; a damaged one makes the index incomplete.
+        """Returns the bucket at `offset` of the table; a damaged one makes the index incomplete.
 
-        Its records are then used only by `origin`, since an origin is never the only evidence (boots.py).
+        Then only `origin` uses its records, since an origin is never the only evidence (boots.py).
         """
         bucket = self._read_buckets.get(offset)
         if bucket is None:
@@ -257,7 +259,7 @@ class Index:
             return b""
 
     def _put(self, offset: int, at: int, record: bytes) -> bool:
-        """Writes a record at position `at` of the bucket at `offset`; returns whether that succeeded."""
+        """Writes a record to position `at` of the bucket at `offset`; returns whether that succeeded."""
         bucket = self._read_buckets[offset] = table.with_record(self._bucket(offset), at, record, offset)
         try:
             _write(self._fd, bucket, _HEAD_BYTES + offset)
@@ -266,11 +268,11 @@ class Index:
         return True
 
     def _records(self, key: bytes) -> list[tuple[int, bytes]]:
-        """Returns the records of a key with their positions in its bucket; none without a table."""
+        """Returns the records of a key with their positions in its bucket; [] without a table."""
         return table.find(self._bucket(table.bucket_offset(key, self._buckets)), key) if self._buckets else []
 
     def _current_origin(self, record: bytes) -> tuple[Origin, int]:
-        """Returns when a record's reservation was created, and its change time in ns, 0 if that is not needed."""
+        """Returns the origin of a record's reservation and the file's change time in ns, 0 if that is not needed."""
         known = table.origin_of(record)
         if not self._boot:  # the boot ID cannot be read: no record is provably of another boot
             return Origin.UNKNOWN, 0
@@ -278,10 +280,13 @@ class Index:
             return known, 0
         try:
             changed_ns = os.lstat(f"{self._store}/{table.name_of(record)}").st_ctime_ns
-        except (OSError, ValueError):  # it was deleted, or the record is damaged
+        except (OSError, ValueError):  # the file was deleted, or the record is damaged
             return Origin.UNKNOWN, 0
-        same = changed_ns == table.changed_of(record) if self._is_of_this_boot else changed_ns <= self._last_change_ns
-        return (Origin.EARLIER_BOOT, changed_ns) if same else (Origin.UNKNOWN, 0)
+        if self._is_of_this_boot:
+            is_unchanged = changed_ns == table.changed_of(record)
+        else:
+            is_unchanged = changed_ns <= self._last_change_ns
+        return (Origin.EARLIER_BOOT, changed_ns) if is_unchanged else (Origin.UNKNOWN, 0)
 
 
 def _write(fd: int, data: bytes | bytearray, offset: int) -> None:

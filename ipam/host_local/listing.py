@@ -1,6 +1,6 @@
 """Lists the files of a store, for `podwire ipam` and `podwire doctor`.
 
-One rule: nothing is changed and no lock is taken, so the state may differ a moment later.
+One rule: these functions change nothing and do not lock the store, so the state may differ a moment later.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _OTHER_FILES = re.compile(r"lock|last_reserved_ip\.(\d+)")
 
 
 class ReservationFile(NamedTuple):
-    """A reservation file: `owner` is b"" if it names none.
+    """A reservation file: `owner` is b"" if the file names no owner.
 
-    `written_ns` is its modification time, `changed_ns` its change time. `residue`: it is empty, left by a crash, and
-    counts as free. `unreadable`: this process has no permission to read the owner.
+    `written_ns` is its modification time, `changed_ns` its change time. `residue`: a crash left the file empty, and its
+    address counts as free. `unreadable`: this process has no permission to read the owner.
     """
 
     name: str
@@ -60,9 +60,9 @@ def read_other_files(store: Store) -> tuple[dict[int, str], list[str]]:
 
 
 def list_unindexed(store: Store) -> list[str]:
-    """Returns the reservations that a supposedly complete index does not contain; raises OSError.
+    """Returns the reservations that are missing in an index that seems complete; raises OSError.
 
-    Returns none if the index is stale, or becomes stale while the reservations are read.
+    Returns [] if the index is stale, or becomes stale while the reservations are read.
     """
     index = store.open_index()
     try:

@@ -1,6 +1,6 @@
 """The lock of a store: flock(2) on its file `lock`, shared with the reference plugin.
 
-One rule: the wait has an end, and both a long wait and its end name the process that holds the lock.
+One rule: the wait has a time limit; the notice of a long wait and the error name the process that holds the lock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cni.errors import CniError, Code
 from kernel import locks
 from process.signals import unblocked
 
-# A verb holds the lock for less than a millisecond, a scan of 10,000 reservations for 0.1 s. Ten seconds allow a queue
-# of thousands, and are well below the minutes after which a runtime gives up.
+# A verb holds the lock for less than a millisecond, or 0.1 s if it scans 10,000 reservations. Ten seconds suffice for a
+# queue of thousands of verbs, and are well below the minutes after which a runtime gives up.
 LOCK_WAIT_S = 10.0
 
 
@@ -26,8 +26,8 @@ class _ExpiredError(Exception):
 def acquire(fd: int, path: str, wait_s: float) -> None:
     """Locks the open file `fd` (at `path`) exclusively; raises CniError(11) after waiting `wait_s` seconds.
 
-    The wait is one blocking flock, queued in the kernel, without polling. A first SIGALRM reports a long wait, a second
-    one ends it.
+    The kernel queues one blocking flock; there is no polling. The first SIGALRM reports a long wait, the second ends
+    it.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,5 +54,5 @@ def acquire(fd: int, path: str, wait_s: float) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     except _ExpiredError:
-        msg = f"waited {wait_s:g} s in vain for the lock {path}"
+        msg = f"could not lock {path} within {wait_s:g} s"
         raise CniError(Code.TRY_AGAIN_LATER, msg, locks.describe_holder(path, os.fstat(fd))) from None

@@ -1,6 +1,6 @@
-"""host-local: allocates addresses from ranges and reserves them as files on this host.
+"""The verbs of host-local, which allocates addresses from ranges and reserves them as files on this host.
 
-One rule: DEL and GC release reservations even if the rest of the configuration is invalid by then.
+One rule: DEL and GC release reservations even if the ranges of the configuration are invalid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from process.undo import Undo
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
-    """Reserves one address from each range set."""
+    """Reserves one address of each range set."""
     conf = host_local_conf.parse(net_conf, args)
     dns = resolv.read(conf.resolv_conf) if conf.resolv_conf else DNS()
     store = Store(conf.data_dir, net_conf.name)
@@ -32,15 +32,15 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         with store.locked() as held:
             ips = allocator.allocate(held, attachment, conf.range_sets, conf.requested, cache)
             owner = owner_of(*attachment)
-            # A failure on leaving this block, such as lack of memory, fails the ADD, too.
+            # The end of this block may fail, for example without memory, and then the ADD fails.
             undo.push("release the addresses", lambda: _release_all(store, [str(ip.address.ip) for ip in ips], owner))
         return Result(ips=ips, routes=conf.routes, dns=dns)
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Releases the attachment's addresses, whatever ranges are configured; none is success.
+    """Releases the attachment's addresses, whatever the configured ranges are; no address is success.
 
-    Then it reports the configuration errors that the reference plugin reports on DEL, except those of ranges.
+    Then raises the configuration errors that the reference plugin reports on DEL, except those of ranges.
     """
     with Store(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
         for owner in (owner_of(args.container_id, args.ifname), owner_of(args.container_id, "")):
@@ -48,10 +48,10 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
             for name in names:
                 held.release(name, owner)
             if names:
-                break  # a legacy reservation, without ifname, counts only if there is no other
+                break  # a legacy reservation, without ifname, is released only if there is no other
     args.cni_args("IP")
     if supports_multiple(net_conf):
-        return  # parsing the ranges is not needed, and would take a tenth of the whole time
+        return  # parsing the ranges is not needed, and would take a tenth of the verb's time
     try:
         sets = host_local_conf.range_sets(net_conf)
     except CniError:
@@ -60,7 +60,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks that the attachment has any address, as the reference plugin does; raises CniError(999)."""
+    """Checks that the attachment has an address, any one, as the reference plugin does; raises CniError(999)."""
     conf = host_local_conf.parse(net_conf, args)
     with Store(conf.data_dir, net_conf.name).locked() as held:
         names = held.find(owner_of(args.container_id, args.ifname)) or held.find(owner_of(args.container_id, ""))
@@ -85,7 +85,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     errors = []
     with store.locked() as held:
         for owner, names in held.scan().items():
-            # An owner that is not a container ID is a remark of the administrator, who reserves the address.
+            # An owner that is not a container ID is a remark of the administrator, which reserves the address.
             if owner not in running_owners and VALID_NAME.fullmatch(attachment_of(owner).container_id):
                 errors += _release_each(held, names, owner)
     failure = combined(errors)
@@ -94,10 +94,12 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks that each range set has an available address; changes nothing and takes no lock. Raises CniError(50)."""
+    """Checks that each range set has an available address, without locking the store; raises CniError(50)."""
     if net_conf.fields.nested("ipam") is None:
         raise CniError(
-            Code.PLUGIN_NOT_AVAILABLE, "IPAM config missing 'ipam' key", 'host-local is configured in "ipam"'
+            Code.PLUGIN_NOT_AVAILABLE,
+            "IPAM config missing 'ipam' key",
+            'put the configuration of host-local into "ipam"',
         )
     sets = host_local_conf.range_sets(net_conf)  # may be empty: STATUS does not contain the ranges of the runtime
     store = Store(host_local_conf.data_dir(net_conf), net_conf.name)

@@ -1,7 +1,7 @@
 """Ranges: the addresses that a network can allocate, and their order.
 
-One rule: pure arithmetic on values. Inside a range an address is an int, since a search may pass thousands; only its
-text is computed, which is the name of its reservation.
+One rule: pure arithmetic. In a range an address is an int, since a search may test thousands; of each only the text is
+computed, which is the name of its reservation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeSet:
-    """Ranges of one family, from which an attachment gets one address. Printed as in the reference's messages."""
+    """Ranges of one family, of which an attachment gets one address. The text is that of the reference plugin."""
 
     ranges: tuple[Range, ...]
 
@@ -69,7 +69,7 @@ class RangeSet:
         return any(item.first <= value <= item.last and value != item.gateway_value() for item in self.ranges)
 
     def membership_test(self) -> Callable[[int], bool]:
-        """Returns a faster `holds` for thousands of addresses: it compares each with one range only."""
+        """Returns a faster `holds` for thousands of addresses, which compares each with one range only."""
         ordered = sorted((item.first, item.last, item.gateway_value()) for item in self.ranges)
         firsts = [first for first, _, _ in ordered]
 
@@ -88,9 +88,9 @@ class RangeSet:
                     yield value
 
     def candidates(self, last: int | None) -> Iterator[tuple[int, Range]]:
-        """Yields every address once, beginning after `last` and ending with it (reference: RangeIter).
+        """Yields every address once, beginning after `last` and ending with it, as the reference plugin's RangeIter.
 
-        A `last` that is None or not of this set starts at the first range. Gateways are skipped.
+        Begins at the first range if `last` is None or not in the set. Skips gateways.
         """
         for item, first, end in self._round(last):
             gateway = item.gateway_value()
@@ -117,10 +117,10 @@ class RangeSet:
 
 
 def first_overlap(ranges: Sequence[Range]) -> int | None:
-    """Returns the index of the first range that has an address in common with another one, None when none has.
+    """Returns the index of the first range that has an address in common with another range, None if no range has.
 
-    Sorted by their first addresses, a range overlaps an earlier one if it overlaps the one that reaches furthest, so
-    that n ranges need n comparisons.
+    n ranges need n comparisons: among ranges sorted by first address, a range overlaps an earlier one only if it
+    overlaps the earlier one with the highest last address.
     """
     overlapping: list[int] = []
     order = sorted(range(len(ranges)), key=lambda at: (ranges[at].subnet.version, ranges[at].first))

@@ -13,7 +13,7 @@ _MAX_BYTES = 64 << 10  # a hundred times the usual size
 
 
 def read(path: str) -> DNS:
-    """Returns the settings in the file `path` (resolv.conf(5)); raises CniError(5) when it cannot be read."""
+    """Returns the settings in the file `path` (resolv.conf(5)); raises CniError(5) if the file cannot be read."""
     try:
         text = files.read(path, _MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError) as error:

@@ -1,27 +1,27 @@
 r"""The store of one network: a directory with a file per reserved address, shared with the reference plugin.
 
-One rule: file names, contents and modes equal the reference plugin's byte for byte, and every change is made under its
-lock, so that either plugin can replace the other at any moment.
+One rule: file names, contents and modes equal the reference plugin's byte for byte, and podwire holds the same lock for
+every change, so that either plugin can replace the other at any moment.
 
-    <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>" (long ago: only the id), mode 0600
+    <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>" (legacy: only the id), mode 0600
     <dataDir>/<network>/last_reserved_ip.0   "10.1.2.2", the last address allocated from range set 0, mode 0600
     <dataDir>/<network>/lock                 empty, flock(2)ed, mode 0750, never removed
     <dataDir>.podwire/<network>              the index, which only podwire uses (index.py)
 
 An owner, below, is the content of a reservation file without surrounding white space.
 
-- A reservation file appears with its content or not at all: the content is written to a nameless file (O_TMPFILE),
-  which linkat(2) then names; that fails when the name exists. A killed process leaves no temporary file.
-- Nothing is fsync'ed: after a power loss no container runs any more, and a reservation whose content did not reach the
-  disk is an empty file. A killed reference plugin leaves empty files, too. They are residue and count as free: a writer
-  holds the lock, so under the lock no empty file is being written.
-- `last_reserved_ip.N` is overwritten in place by one write, which a kill cannot tear, instead of replaced by rename:
-  ext4 flushes a file that replaces another (80 us), and each replaced inode slows down later ones (index.py).
+- A reservation file never exists without its content: podwire writes the content to a nameless file (O_TMPFILE), then
+  linkat(2) names the file, or fails if the name exists. A killed process leaves no temporary file.
+- No file is fsync'ed: no container survives a power loss, and a reservation whose content did not reach the disk is an
+  empty file. A killed reference plugin leaves empty files, too. They are called residue, and their addresses count as
+  free: every writer holds the lock, so nothing else is writing an empty file while podwire holds it.
+- `last_reserved_ip.N` is overwritten in place, by one write that a kill cannot interrupt, not replaced by rename: ext4
+  flushes a file that replaces another (80 us), and each replaced inode slows down later ones (index.py).
 - The caller blocks SIGTERM and SIGINT, as every verb does (process/signals.py); they are delivered only while it waits
-  for the lock. What is done under the lock is short and atomic.
+  for the lock. The changes under the lock are short and atomic.
 
-An ADD of one address makes 25 system calls here, DEL 19, CHECK 15, STATUS 10, however many reservations there are:
-0.2 ms in a warm process, 1 ms in a fresh one, whose first use of each page of the start-up image is a page fault.
+An ADD of one address makes 25 system calls here, DEL 19, CHECK 15, STATUS 10, whatever the number of reservations is:
+0.2 ms in a warm process, 1 ms in a new one, whose first use of each page of the start-up image is a page fault.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from ipam.host_local.boots import Origin
 from ipam.host_local.index import Index
 from process import directories, record
 
-# Errors of reading a name in the store that are no failure: the file is missing, or not one of the store.
+# Errors of reading a name in the store that are ignored: the file is missing, or is not a file of the store.
 _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, errno.EAGAIN)
-# The directory may be a symbolic link, as /var/lib/cni may be. Entries in it are opened without following symbolic
-# links to files elsewhere, and without blocking on a FIFO.
+# The store's directory may be a symbolic link, as /var/lib/cni may be. An entry that is a symbolic link is not
+# followed, and a FIFO does not block.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK
 _READING = os.O_RDONLY | _SAFE
 _FIRST_READ_BYTES = 256  # enough for nearly every owner
@@ -53,12 +53,12 @@ Origins = Callable[[bytes, str], Origin]
 
 
 def owner_of(container_id: str, ifname: str) -> bytes:
-    """Returns the content of this attachment's reservation files; without `ifname`, that of a legacy file."""
+    """Returns the content of an attachment's reservation files; without `ifname`, that of a legacy file."""
     return os.fsencode(f"{container_id}\r\n{ifname}" if ifname else container_id)
 
 
 class Store:
-    """The store of `network`. Reading needs no lock; changes are made through `locked`."""
+    """The store of `network`. Reading needs no lock; changes need `locked`."""
 
     def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = lock.LOCK_WAIT_S) -> None:
         self.directory = f"{data_dir}/{network}"
@@ -68,9 +68,9 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[Reservations]:
-        """Creates the directory if it is missing, and holds its lock; the caller blocks the signals.
+        """Creates the directory if it is missing, and holds its lock; the caller blocks SIGTERM and SIGINT.
 
-        Raises CniError(11) when the wait for the lock times out, CniError(5) when the directory cannot be used.
+        Raises CniError(11) if the wait for the lock times out, CniError(5) if the directory cannot be used.
         """
         path = f"{self.directory}/lock"
         fd = -1
@@ -85,7 +85,7 @@ class Store:
             except CniError:
                 raise
             except BaseException:
-                index.invalidate()  # the failed change may be incomplete
+                index.invalidate()  # a change may have been made in part
                 raise
             finally:
                 index.close()
@@ -93,19 +93,19 @@ class Store:
             raise self.unusable(error) from error
         finally:
             if fd >= 0:
-                with suppress(OSError):  # nothing was written to the lock file
+                with suppress(OSError):  # close() reports lost writes, and nothing was written to the lock file
                     os.close(fd)
 
     def unusable(self, error: OSError) -> CniError:
-        """Returns a CniError(5) with the path of the OSError."""
+        """Returns a CniError(5) that names the path of `error`."""
         return CniError(
             Code.IO_FAILURE,
             f"cannot use the reservations in {self.directory}: {error.strerror}",
-            f'the file is {error.filename or self.directory}; "dataDir" must be a local directory that can be written',
+            f'the file is {error.filename or self.directory}; "dataDir" must be a writable directory of this machine',
         )
 
     def exists(self) -> bool:
-        """Returns whether the directory exists; raises OSError when something else has its name."""
+        """Returns whether the directory exists; raises OSError if its path is not a directory."""
         try:
             status = os.stat(self.directory)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class Store:
     def check_usable(self) -> bool:
         """Returns whether the directory exists.
 
-        Raises the OSError that reserving an address would cause, as far as it can be predicted without changes.
+        Raises the OSError that an ADD would get, as far as it can be predicted without a change.
         """
         exists = self.exists()
         directories.check_writable(self.directory)
@@ -131,7 +131,7 @@ class Store:
         return _is_free(f"{self.directory}/{name}")
 
     def names(self) -> list[str]:
-        """Returns the names of all reservation files, residue included."""
+        """Returns the names of all reservation files, including residue."""
         return _names(self.directory)
 
     def list_used(self, version: int) -> set[int]:
@@ -156,7 +156,7 @@ class Store:
 
     @contextmanager
     def origins(self) -> Iterator[Origins]:
-        """Yields a function that returns the origin of an owner's reservation, read from the index without the lock."""
+        """Yields a function that reads the origin of an owner's reservation from the index, without the lock."""
         index = self.open_index()
         try:
             yield index.origin
@@ -195,7 +195,7 @@ class Reservations:
     def scan(self) -> Owners:
         """Returns the names of all reservations by owner; deletes residue and rebuilds the index."""
         if record.is_dry_run() and not os.path.isdir(self.directory):
-            return {}  # without the dry run it would have been created
+            return {}  # an ADD that is not a dry run would have created the directory
         owners, residue = _read_all(self.directory)
         for name in residue:
             if record.change(f"remove {self.directory}/{name}, which a crash left empty"):
@@ -211,11 +211,11 @@ class Reservations:
         return self._last[number]
 
     def origin(self, owner: bytes, name: str) -> Origin:
-        """Returns when the reservation `name` of `owner` was created, as far as it is known."""
+        """Returns the origin of the reservation `name` of `owner`."""
         return self._index.origin(owner, name)
 
     def reserve(self, name: str, owner: bytes) -> bool:
-        """Reserves `name` for `owner`; returns False if it is reserved already."""
+        """Reserves `name` for `owner`; returns False if it is already reserved."""
         path = f"{self.directory}/{name}"
         try:
             _create(self.directory, path, owner)
@@ -235,7 +235,7 @@ class Reservations:
         record.change(f"write {name} to {path}")
         text = name.encode()
         if len(text) < len(self.last_reserved(number)):
-            os.unlink(path)  # overwriting a longer text would need a second step, to truncate it
+            os.unlink(path)  # overwriting a longer text would need a second step that truncates the file
         self._last.pop(number, None)
         try:
             fd = os.open(path, os.O_WRONLY | _SAFE)
@@ -245,7 +245,7 @@ class Reservations:
         except OSError as error:
             if error.errno not in _FOREIGN:
                 raise
-            return  # a foreign directory, link or FIFO: the next search begins at the start of the range
+            return  # not a file, but a directory, link or FIFO: the next search begins at the start of the range
         try:
             os.pwrite(fd, text, 0)
         finally:
@@ -267,7 +267,7 @@ def _describe(action: str, name: str, owner: bytes) -> str:
 
 
 def _open_lock(path: str) -> int:
-    """Opens the lock file, and creates it with its directory if missing; returns -1 if a dry run would create it."""
+    """Opens the lock file, creates it and its directory if missing; a dry run returns -1 instead of creating it."""
     flags = os.O_RDONLY | _SAFE | (0 if record.is_dry_run() else os.O_CREAT)
     try:
         return os.open(path, flags, 0o750)
@@ -287,18 +287,18 @@ def _create(directory: str, path: str, content: bytes) -> None:
         return
     try:
         directories.write(fd, content)
-        # The way to name a nameless file (open(2), O_TMPFILE) is linkat(2) with AT_SYMLINK_FOLLOW. Python calls it that
-        # way only if a directory is passed, which an absolute source path ignores.
+        # linkat(2) with AT_SYMLINK_FOLLOW names a nameless file (open(2), O_TMPFILE). Python sets that flag only if the
+        # caller passes a directory, which the kernel ignores with an absolute source path.
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
     except FileNotFoundError:  # no /proc here
         _create_in_place(path, content)
     finally:
-        with suppress(OSError):  # the outcome is already decided: the file has its name, or an error is being raised
+        with suppress(OSError):  # by now the file has its name, or an error is being raised
             os.close(fd)
 
 
 def _create_in_place(path: str, content: bytes) -> None:
-    """Creates a file as the reference plugin does, where O_TMPFILE is not supported (NFS, old overlayfs).
+    """Creates a file as the reference plugin does; used where O_TMPFILE is not supported (NFS, old overlayfs).
 
     A kill between the two steps leaves an empty file, which counts as free.
     """
@@ -322,7 +322,7 @@ def _last_reserved(directory: str, number: int) -> str:
 
 
 def _read_file(path: str) -> bytes:
-    """Returns the content of a file of the store, b"" if it is missing or foreign (a directory, a link)."""
+    """Returns the content of a file of the store, b"" if it is missing or is a directory, link or FIFO."""
     try:
         fd = os.open(path, _READING)
         try:
@@ -351,7 +351,7 @@ def values(version: int, names: Iterable[str]) -> Iterator[int]:
 
 
 def _is_address(name: str) -> bool:
-    """Returns whether a file name is an address, and so a reservation; other files are foreign."""
+    """Returns whether a file name is an address; only such files are reservations."""
     try:
         inet_pton(AF_INET6 if ":" in name else AF_INET, name)
     except (OSError, ValueError):
@@ -362,7 +362,7 @@ def _is_address(name: str) -> bool:
 def _read_all(directory: str) -> tuple[Owners, list[str]]:
     """Returns the reservations by owner, and the names of residue files.
 
-    Entries that occupy an address but name no owner (a blank file, a directory, a link) are listed under b"".
+    Entries that occupy an address but name no owner (a file of white space, a directory, a link) are listed under b"".
     """
     owners: Owners = {}
     residue = []

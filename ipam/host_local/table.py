@@ -1,10 +1,10 @@
 """The table of an index (index.py): a record per reservation, in a bucket chosen by its owner's key.
 
-One rule: pure, bytes in and bytes out.
+One rule: pure functions from bytes to bytes.
 
-A bucket holds 15 records and a checksum; if it is full, the table needs more buckets. A vacant record is all zeros. The
-position of the checksum begins with a zero, so that an older podwire, without checksums, treats it as a vacant record.
-If that podwire writes a 16th record there, or changes another one, the bucket counts as damaged.
+A bucket contains 15 records and a checksum; if it is full, the table needs more buckets. A vacant record is all zeros.
+The checksum follows a zero in the place of the 16th record, so that an older podwire, without checksums, treats it as a
+vacant record. If that podwire writes a record there, or changes another one, the bucket counts as damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import compress
 
 from ipam.host_local.boots import Origin
 
-# Origin and length of the name, name, the reservation file's change time in ns (only of an earlier boot), key.
+# Origin and length of the name; name; change time of the reservation file in ns (only of an earlier boot); key.
 _NAME_BYTES = 39
 _RECORD = struct.Struct(f"<B{_NAME_BYTES}sQ16s")
 RECORD_BYTES = _RECORD.size
@@ -28,10 +28,10 @@ _ORIGIN_SHIFT, _LENGTH_MASK = 6, 63
 _ORIGINS: tuple[Origin, ...] = (*Origin, Origin.UNKNOWN)
 _CHECKSUM_BYTES = 16
 _CHECKSUM_AT = BUCKET_BYTES - RECORD_BYTES
-_LOAD = 4  # records per bucket at first: the chance that one of them gets 16 is about 1 in 200,000
+_LOAD = 4  # records per bucket of a new table: the chance that a bucket gets 16 is about 1 in 200,000
 _LEAST_BUCKETS = 32
 MOST_BUCKETS = 1 << 20  # enough for millions of reservations; podwire never writes a larger table
-_SPARSE = 16  # the table may grow to this many times its first size when buckets overflow
+_SPARSE = 16  # if buckets overflow, a table may be this many times larger than its records need
 
 
 def key_of(owner: bytes) -> bytes:
@@ -41,7 +41,7 @@ def key_of(owner: bytes) -> bytes:
 
 def pack(key: bytes, name: str, origin: Origin, changed_ns: int) -> bytes:
     """Returns the record of a reservation."""
-    text = name.encode()  # an address takes at most 39
+    text = name.encode()  # an address has at most 39 bytes
     return _RECORD.pack(origin << _ORIGIN_SHIFT | len(text), text, changed_ns, key)
 
 
@@ -52,7 +52,7 @@ def with_origin(record: bytes, origin: Origin, changed_ns: int) -> bytes:
 
 
 def origin_of(record: bytes) -> Origin:
-    """Returns when a record's reservation was created, as far as that was known when it was written."""
+    """Returns the origin of a record's reservation, as of the time when the record was written."""
     return _ORIGINS[record[0] >> _ORIGIN_SHIFT]
 
 
@@ -86,7 +86,7 @@ def find(bucket: bytes, key: bytes) -> list[tuple[int, bytes]]:
 def vacant_position(bucket: bytes) -> int:
     """Returns the position of the first vacant record in a bucket, -1 if it is full."""
     at = bucket.find(VACANT)
-    while at > 0 and at % RECORD_BYTES:  # zeros across two records
+    while at > 0 and at % RECORD_BYTES:  # these zeros belong to two records
         at = bucket.find(VACANT, at + 1)
     return at
 
@@ -119,7 +119,7 @@ def records(table: bytes | bytearray) -> list[bytes]:
 
 
 def identity(key: bytes, name: str) -> bytes:
-    """Returns the part that all records of the same name and owner share."""
+    """Returns the bytes that all records of the same name and owner have in common."""
     return name.encode().ljust(_NAME_BYTES, b"\0") + key
 
 
@@ -129,7 +129,7 @@ def identity_of(record: bytes) -> bytes:
 
 
 def build(records: list[bytes]) -> bytearray | None:
-    """Returns a table of the records, with room for more; None if there are too many, or too many of one key."""
+    """Returns a table of the records, with room for more; None if there are too many records, or too many of a key."""
     buckets = _LEAST_BUCKETS
     while buckets * _LOAD < len(records):
         buckets *= 2
@@ -155,5 +155,5 @@ def _fill(records: list[bytes], buckets: int) -> bytearray | None:
 
 
 def _checksum(content: bytes | bytearray, offset: int) -> bytes:
-    """Returns the checksum of a bucket's records; skips the vacant ones at the end, which are most of them."""
+    """Returns the checksum of a bucket's records, without the vacant ones at the end, which are most of them."""
     return hashlib.blake2b(b"%d " % offset + content.rstrip(b"\0"), digest_size=_CHECKSUM_BYTES).digest()

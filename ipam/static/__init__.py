@@ -1,1 +1,1 @@
-"""static: addresses that the configuration or the runtime names."""
+"""static: returns the addresses of the configuration or of the runtime."""

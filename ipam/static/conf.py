@@ -1,6 +1,6 @@
 """The configuration of static: typed values, or an error that names the key.
 
-One rule: pure. Addresses of the runtime replace those of `args`; these replace those of the network and CNI_ARGS.
+One rule: no I/O. Addresses of runtimeConfig replace those of `args`, which replace those of "ipam" and CNI_ARGS.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_ENTRY = "an entry in the 'ips' field is NOT in CIDR notation"
 
 @dataclass(frozen=True)
 class StaticConf:
-    """The result of ADD. `is_final` is false if a runtime that may choose the addresses has sent none."""
+    """The result of ADD. `is_final` is false if the runtime may choose the addresses and sends none."""
 
     ips: tuple[IPConfig, ...]
     routes: tuple[Route, ...]
@@ -43,7 +43,10 @@ class StaticConf:
 
 
 def parse(net_conf: NetConf, args: CmdArgs) -> StaticConf:
-    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS, in the reference's order."""
+    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS.
+
+    The order of the checks is the reference plugin's.
+    """
     ipam = addressing.ipam_section(net_conf, "static")
     entries = [(item.string("address"), item.path("address"), item.ip("gateway")) for item in ipam.objects("addresses")]
     routes, dns = addressing.routes(ipam), DNS.from_fields(ipam.section("dns"))
@@ -55,14 +58,16 @@ def parse(net_conf: NetConf, args: CmdArgs) -> StaticConf:
     ips = by_runtime or by_args
     if not ips:
         ips = (*(IPConfig(_cidr(text, f'"{at}"', _NO_ADDRESS), gateway) for text, at, gateway in entries), *env)
-    addressing.refuse_multiple([ip.address.version for ip in ips], net_conf, "leave one of each")
+    addressing.refuse_multiple(
+        [ip.address.version for ip in ips], net_conf, "remove all but one address of each family"
+    )
     return StaticConf(
         ips, routes, dns, is_final=bool(by_runtime) or not net_conf.fields.section("capabilities").boolean("ips")
     )
 
 
 def _from_cni_args(args: CmdArgs) -> tuple[IPConfig, ...]:
-    """Returns the addresses of CNI_ARGS, each with the last GATEWAY that lies in its subnet."""
+    """Returns the addresses of CNI_ARGS, each with the last GATEWAY in its subnet."""
     env = args.cni_args("IP", "GATEWAY")
     items = _split(env.get("IP", ""))
     ips = tuple(IPConfig(_cidr(item, "IP= in CNI_ARGS", _NO_IP, Code.INVALID_ENVIRONMENT)) for item in items)
@@ -82,7 +87,7 @@ def _gateway(text: str) -> Address:
         raise CniError(
             Code.INVALID_ENVIRONMENT,
             f"invalid gateway address: {text}",
-            "CNI_ARGS takes GATEWAY=10.1.2.1, without a prefix, or several such with commas",
+            "write it like GATEWAY=10.1.2.1 or GATEWAY=10.1.2.1,fd00:12::1, without prefix lengths",
         ) from None
 
 
@@ -94,13 +99,13 @@ def _cidr(text: str, where: str, problem: str, code: Code = Code.INVALID_NETWORK
 
 
 def _hint(text: str, where: str) -> str:
-    """Returns the correct notation. The most frequent mistake is a missing prefix length, which host-local allows."""
+    """Returns the fix. The most frequent mistake is a missing prefix length, which host-local permits."""
     try:
         address = parse_ip(text)
     except ValueError:
         return f'{where} must be an address with the prefix length of its subnet, like "10.1.2.5/24"'
     length = 24 if address.version == 4 else 64
     return (
-        f"{where} lacks the prefix length of its subnet: write {address}/{length}, if that is a /{length}, "
-        "in the network or in the pod's annotation that asks for it"
+        f"{where} lacks the prefix length of its subnet: write {address}/{length} if the subnet is a /{length}, "
+        "in the network's configuration or in the pod's annotation that requests the address"
     )

@@ -1,6 +1,6 @@
-"""static: returns the addresses in the configuration or from the runtime.
+"""The verbs of static, which returns the addresses of the configuration or of the runtime.
 
-One rule: nothing is stored or reserved, so DEL has nothing to do, whatever the configuration is by then.
+One rule: static stores and reserves nothing, so DEL has nothing to do, even with an invalid configuration.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from process.values import replace
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
-    """Returns the configured addresses; the caller decides whether an empty result is an error."""
+    """Returns the configured addresses; whether an empty result is an error is the caller's decision."""
     conf = static_conf.parse(net_conf, args)
     return Result(ips=conf.ips, routes=conf.routes, dns=conf.dns)
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Does nothing, not even read the configuration."""
+    """Does nothing; does not read the configuration."""
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks that prevResult has each configured address, and its gateway if one is configured; raises CniError(999).
 
-    Routes and dns are not compared, since interface plugins add their own. The network's addresses may be absent if the
-    runtime may have sent others with ADD, and sends none now.
+    Does not compare routes and DNS settings, since interface plugins add theirs. If the runtime may choose addresses
+    but sends none now, the network's addresses may be absent: the runtime may have sent others with ADD.
     """
     conf = static_conf.parse(net_conf, args)
     existing = net_conf.required_prev_result().ips
@@ -49,7 +49,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def _difference(desired: IPConfig, existing: list[IPConfig], is_final: bool) -> str:
-    """Returns how `existing`, the entries of one address in prevResult, differ from `desired`, "" if they do not."""
+    """Returns how `existing`, prevResult's entries for one address, differ from `desired`, "" if they do not."""
     if not existing:
         return f"prevResult does not have {desired.address}" if is_final else ""
     matching = [item for item in existing if item.address == desired.address]

@@ -1,1 +1,1 @@
-"""bandwidth: limits to what a pod receives and sends."""
+"""bandwidth: limits the traffic that a pod receives and sends."""

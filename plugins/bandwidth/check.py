@@ -1,6 +1,6 @@
 """CHECK of the limits: compares them with the configuration.
 
-One rule: buckets and ifbs that the reference sets are accepted as well.
+One rule: CHECK also accepts the buckets and ifbs that the reference plugin creates.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NONE: Mapping[int, DecodedMessage | None] = MappingProxyType({})
 
 
 def check_ingress(limits: Limits, host_veth: Link, accepted: Collection[Bucket]) -> None:
-    """Checks the limit of what the pod receives; raises CniError(999)."""
-    _check_bucket(limits.root, f'what the pod receives is not limited on "{host_veth.name}"', accepted)
+    """Checks the limit of the traffic that the pod receives; raises CniError(999)."""
+    _check_bucket(limits.root, f'packets that the pod receives are not limited on "{host_veth.name}"', accepted)
 
 
 def check_classes(host: Socket, limits: Limits, host_veth: Link, subnets: Subnets) -> Limits:
-    """Checks the subnet filters for what the pod receives; returns `limits` with the HTB bucket, for `check_ingress`.
+    """Checks the subnet filters for the pod's incoming traffic; returns `limits` with HTB's bucket for `check_ingress`.
 
     Raises CniError(999), KernelError.
     """
@@ -47,30 +47,32 @@ def check_egress(
     subnets: Subnets = EVERYWHERE,
     roots: Mapping[int, DecodedMessage | None] = _NONE,
 ) -> None:
-    """Checks the limit of what the pod sends, and that all of it, or of its subnets, is redirected to the ifb.
+    """Checks the limit of the traffic that the pod sends, and that every limited packet is redirected to the ifb.
 
-    `roots`: the root qdiscs that were already read, by ifindex. Raises CniError(999), KernelError.
+    `roots` contains root qdiscs that were already read, by ifindex. Raises CniError(999), KernelError.
     """
     if not limits.ifbs:
-        raise internal("get ifb device: Link not found", f"what the pod sends is not limited; {RECREATE}")
+        raise internal("get ifb device: Link not found", f"packets that the pod sends are not limited; {RECREATE}")
     (ifb, *_) = limits.ifbs
     _check_rules("sends", subnets.egress_rules(ifb.index), [item for item in limits.filters if item.rule])
     problem = _redirect_problem(limits.filters, ifb)
     if subnets.only:
-        problem = "" if problem else "packets to other networks than the subnets are, too"
+        problem = "" if problem else "packets to networks outside the subnets are redirected, too"
     if problem:
-        raise internal(f'what "{host_veth.name}" receives is not led to "{ifb.name}"', f"{problem}; {RECREATE}")
+        msg = f'packets that "{host_veth.name}" receives are not redirected to "{ifb.name}"'
+        raise internal(msg, f"{problem}; {RECREATE}")
     if not ifb.is_up:
         raise internal(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
     root = roots[ifb.index] if ifb.index in roots else host.get(traffic.get_root_request(ifb.index))[0]
-    _check_bucket(traffic.qdisc_from_answer(root), f'what the pod sends is not limited on "{ifb.name}"', accepted)
+    problem = f'packets that the pod sends are not limited on "{ifb.name}"'
+    _check_bucket(traffic.qdisc_from_answer(root), problem, accepted)
 
 
 def _redirect_problem(filters: Sequence[Filter], ifb: Link) -> str:
     """Returns why not every packet that the host veth receives is redirected to the ifb, "" if every packet is."""
     redirect = next((item for item in filters if item.matches_all and item.target == ifb.index), None)
     if redirect is None:
-        return "no ingress filter redirects there"
+        return "no ingress filter redirects them"
     earlier = filters[: filters.index(redirect)]
     is_hidden = any(
         item.matches_all and (item.info != redirect.info or item.table == redirect.table) for item in earlier
@@ -83,11 +85,11 @@ def _check_rules(verb: str, desired: Sequence[Rule], filters: Sequence[Filter]) 
     missing, extra = len(set(desired) - existing), len(existing.difference(desired))
     if missing or extra:
         details = f"{missing} of {len(desired)} filters are missing or changed, and there are {extra} others"
-        raise internal(f"the subnets of what the pod {verb} don't match", f"{details}; {RECREATE}")
+        raise internal(f"the subnet filters for packets that the pod {verb} don't match", f"{details}; {RECREATE}")
 
 
 def _check_bucket(qdisc: Qdisc | None, problem: str, accepted: Collection[Bucket]) -> None:
-    """Raises CniError(999) unless the qdisc has an accepted bucket; `problem` is the detail if it has none."""
+    """Raises CniError(999) unless the qdisc has an accepted bucket; `problem` goes into `details` if it has none."""
     if qdisc is None or qdisc.bucket is None:
         details = f"{problem}: its root qdisc is {qdisc.kind if qdisc else 'none'}; {RECREATE}"
         raise internal("Failed to find qdisc", details)

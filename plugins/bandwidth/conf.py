@@ -1,6 +1,6 @@
-"""The configuration of bandwidth: read, checked, turned into one frozen value.
+"""The configuration of bandwidth: reads and checks it, and returns one frozen value.
 
-One rule: nothing here touches the kernel; values are checked here and nowhere else.
+One rule: no I/O; values are checked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 from process.values import dataclass
 
-_CONTEXT = "failed to parse network configuration"  # the reference's
+_CONTEXT = "failed to parse network configuration"  # the reference plugin's text
 _RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 _SUBNETS = tuple(Key(name, (LIST,), (CIDR,)) for name in ("unshapedSubnets", "shapedSubnets"))
 KEYS = (
@@ -24,14 +24,14 @@ KEYS = (
     runtime_config(section("bandwidth", *each(INTEGER, *_RATES), *_SUBNETS)),
 )
 _UINT64_MAX = (1 << 64) - 1
-_BURST_BYTES_MAX = (1 << 32) - 1  # the reference's bound: a burst must stay below
+_BURST_BYTES_MAX = (1 << 32) - 1  # the reference plugin's limit: a burst must be smaller
 
 
 @dataclass(frozen=True)
 class BandwidthConf:
     """The parsed configuration: `ingress` limits what the pod receives, `egress` what it sends; None is unlimited.
 
-    `max_burst` is in bits, 0 for none; `subnets` says which traffic is limited.
+    `max_burst` is in bits, 0 for none; `subnets` selects the traffic that is limited.
     """
 
     ingress: Limit | None
@@ -46,10 +46,11 @@ class BandwidthConf:
 
 
 def parse(net_conf: NetConf) -> BandwidthConf:
-    """Parses the whole configuration; raises CniError(7) (reference: code 999) with the reference's texts.
+    """Parses the whole configuration; raises CniError(7) with the texts of the reference plugin, which has code 999.
 
-    If the configuration has any of the four rate keys, even 0, the runtime's values are ignored (reference). Subnets
-    are separate: the runtime's replace those of the configuration, which otherwise apply to the runtime's rates, too.
+    If the configuration has one of the four keys of rates and bursts, even 0, the runtime's limits are ignored, as in
+    the reference plugin. Subnets are separate: the runtime's replace those of the configuration, which otherwise apply
+    to the runtime's limits, too.
     """
     fields = net_conf.fields.with_context(_CONTEXT)
     static = any(fields.has(key) for key in _RATES)

@@ -21,9 +21,12 @@ def get_container_link(namespace: Netns, ifname: str) -> Link | None:
 
 
 def get_container_veth(namespace: Netns, ifname: str, prev_result: Result) -> Link:
-    """Returns the pod's interface; raises CniError(999) with the reference's texts if it is no veth, KernelError."""
+    """Returns the pod's interface if it is a veth, otherwise raises CniError (the reference plugin's texts).
+
+    Raises CniError(7) if prevResult lists no interfaces, CniError(999) for another kind of interface, KernelError.
+    """
     if not prev_result.interfaces:
-        details = "bandwidth limits an interface that an earlier plugin created and lists in its result"
+        details = "bandwidth limits an interface that an earlier plugin of the list created and returned in its result"
         raise invalid_conf("no interfaces provided", details)
     link = get_container_link(namespace, ifname)
     if link is None or link.kind != "veth" or not link.iflink:
@@ -33,7 +36,10 @@ def get_container_veth(namespace: Netns, ifname: str, prev_result: Result) -> Li
 
 
 def check_host_veth(host_veth: Link | None, container_veth: Link, prev_result: Result) -> Link:
-    """Returns `host_veth`; raises CniError(999) with the reference's texts if it is missing or not in prevResult."""
+    """Returns `host_veth`; raises CniError(999) if it is missing or prevResult does not list it.
+
+    The texts are the reference plugin's.
+    """
     if host_veth is None:
         details = "the other end is in a third namespace; bandwidth limits only pods connected to this host"
         raise internal(f"veth peer with index {container_veth.iflink} is not in host ns", details)

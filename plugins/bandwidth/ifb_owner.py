@@ -1,6 +1,6 @@
 """The owner of an ifb: the ifb's name, and the text in its alias.
 
-One rule: the alias is set in the same send that creates the ifb, so an ifb without one was created by the reference.
+One rule: one send creates the ifb and sets its alias, so the reference plugin created every ifb without an alias.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cni.conf import Attachment
 from kernel.link import Link
 from process.values import dataclass
 
-PREFIX = "bwp"  # the reference's
+PREFIX = "bwp"  # the reference plugin's
 
 _DIGITS = 12
 NAME = re.compile(f"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
@@ -31,9 +31,9 @@ class Owner:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The reference's name of the ifb, and one for a second interface of the container on the same network.
+        """The reference plugin's name of the ifb, and one for a second interface of the container on the same network.
 
-        The first interface uses the reference's name. None of the three parts can contain a slash.
+        The container's first interface uses the reference plugin's name. None of the three parts can contain a slash.
         """
         return _name(self.network + self.container_id), _name(f"{self.network}/{self.container_id}/{self.ifname}")
 
@@ -44,10 +44,10 @@ class Owner:
 
 
 def select_ifbs(owner: Owner, links: Iterable[Link | None]) -> list[Link]:
-    """Returns the ifbs of `owner` among `links`, which have the owner's names.
+    """Returns the ifbs of `owner` among `links`, all of which have one of the owner's names.
 
-    An ifb without an alias is the reference's. It is selected only if no ifb has the owner's alias: otherwise it
-    belongs to another interface of the container.
+    The reference plugin created an ifb without an alias. It is selected only if no ifb has the owner's alias: otherwise
+    it belongs to another interface of the container.
     """
     ifbs = [link for link in links if link and link.kind == "ifb"]
     return [link for link in ifbs if link.alias == owner.alias] or [link for link in ifbs if not link.alias][:1]
@@ -59,14 +59,14 @@ def stale_ifbs(network: str, valid: Iterable[Attachment], links: Iterable[Link])
     stale = []
     for link in links:
         mark, *words = link.alias.split(" ")
-        of_network = mark == _MARK and len(words) == 3 and words[0] == _word(network)
-        if of_network and link.name.startswith(PREFIX) and words not in valid_words:
+        is_of_network = mark == _MARK and len(words) == 3 and words[0] == _word(network)
+        if is_of_network and link.name.startswith(PREFIX) and words not in valid_words:
             stale.append(link)
     return stale
 
 
 def owner_from_alias(alias: str) -> Owner | None:
-    """Returns the owner that an alias names, None if it names none; long names stay hashed, as in the alias."""
+    """Returns the owner that an alias names, None if it names none; long names are the alias's hashes."""
     mark, *words = alias.split(" ")
     return Owner(*words) if mark == _MARK and len(words) == 3 else None
 
@@ -80,5 +80,5 @@ def _name(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Returns a name for the alias: as it is, or "sha512:..." if it is too long (names cannot contain a colon)."""
+    """Returns the name unchanged, or "sha512:..." if it is too long for the alias; names cannot contain a colon."""
     return text if len(text) <= _WORD_MAX else f"sha512:{sha512(text.encode()).hexdigest()[: _WORD_MAX // 2]}"

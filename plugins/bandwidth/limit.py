@@ -1,6 +1,7 @@
 """Converts a limit, in bits and bits/s, to the numbers of the kernel's token bucket.
 
-One rule: the numbers equal the reference's unless its arithmetic overflows, so that either CHECK accepts the limits.
+One rule: the numbers equal the reference plugin's unless its arithmetic overflows, so that the CHECK of both accepts
+them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ PLACEHOLDER_BURSTS = frozenset({(1 << 31) - 1, (1 << 32) - 1, 8 * ((1 << 32) - 1
 # with 50 ms; with 25 or 100 ms it may lose a whole train of segments and get 75 or 82 %. With 10 ms it gets 96 %, but
 # several connections on a busy machine get between 84 and 121 %. 100 ms would also add 100 ms of latency.
 _AUTOMATIC_MS = 50  # of the rate
-_AUTOMATIC_FRAMES = 10  # at least: the initial window of TCP (RFC 6928)
-_LATENCY_US = 25_000  # of the rate may wait in the queue, in addition to a burst (reference)
+_AUTOMATIC_FRAMES = 10  # at least this many frames: the initial window of TCP (RFC 6928)
+_LATENCY_US = 25_000  # how much of the rate may wait in the queue, besides a burst: the reference plugin's value
 _ETHERNET_HEADER = 14  # the kernel compares whole frames with the bucket; the outer VLAN tag is not part of them
 # A frame that takes longer than this at the rate never passes, whatever the bucket's size: tbf_change stores the
 # largest frame as nanoseconds in 32 bits (net/sched/sch_tbf.c).
 _FRAME_NS_MAX = UINT32_MAX
-# Above this, 1.15 Ebit/s, the kernel's 64 bits overflow: the bucket is refused as empty, or drops all larger frames
-# (psched_ns_t2l, net/sched/sch_tbf.c).
+# Above this rate, 1.15 Ebit/s, the kernel's 64-bit arithmetic overflows: it refuses the bucket as empty, or drops all
+# larger frames (psched_ns_t2l, net/sched/sch_tbf.c).
 _RATE_MAX = 1 << 57  # bytes/s
 _TICKS_PER_US = 1000 / TICK_NS
 
@@ -45,9 +46,9 @@ class Shape:
 
 
 def compute_shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
-    """Returns the bucket for `limit` on an interface with `mtu` bytes; `max_burst` in bits, 0 for none.
+    """Returns the bucket for `limit` on an interface with an MTU of `mtu` bytes; `max_burst` in bits, 0 for none.
 
-    It holds at least one frame, since the kernel drops frames larger than the bucket, and no number overflows.
+    The bucket holds at least one frame, since the kernel drops larger frames, and no number overflows.
     """
     rate, frame = min(limit.rate // 8, _RATE_MAX), mtu + _ETHERNET_HEADER
     burst = max(_burst(limit, max_burst, frame), frame)
@@ -66,7 +67,7 @@ def compute_shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
 
 
 def reference_buckets(limit: Limit) -> tuple[Bucket, Bucket]:
-    """Returns the reference's buckets for a limit: its 32-bit overflow wraps (amd64) or saturates (arm64)."""
+    """Returns the reference plugin's buckets for a limit: a 32-bit overflow wraps on amd64 and saturates on arm64."""
     rate, burst = limit.rate // 8, limit.burst // 8
     us, queue = _microseconds(rate, burst), _queue(rate)
     wrapped = int((us & UINT32_MAX) * _TICKS_PER_US) & UINT32_MAX
@@ -78,7 +79,7 @@ def reference_buckets(limit: Limit) -> tuple[Bucket, Bucket]:
 
 
 def _burst(limit: Limit, max_burst: int, frame: int) -> int:
-    """Returns the burst in bytes: the configured one, capped by `max_burst`, or in place of a placeholder burst."""
+    """Returns the burst in bytes: the configured one, at most `max_burst`; an automatic one replaces a placeholder."""
     configured = limit.burst // 8
     if max_burst:
         return min(configured, max_burst // 8)
@@ -88,12 +89,12 @@ def _burst(limit: Limit, max_burst: int, frame: int) -> int:
 
 
 def _microseconds(rate: int, burst: int) -> int:
-    """Returns how long a burst takes in whole microseconds, computed as a float (reference)."""
+    """Returns how long a burst takes in whole microseconds; the float arithmetic is the reference plugin's."""
     return int(burst * 1e6 / rate)
 
 
 def _queue(rate: int) -> int:
-    """Returns how many bytes may wait in addition to a burst, computed as a float (reference)."""
+    """Returns how many bytes may wait besides a burst; the float arithmetic is the reference plugin's."""
     return int(rate * float(_LATENCY_US) / 1e6)
 
 

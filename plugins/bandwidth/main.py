@@ -30,9 +30,9 @@ from process.values import replace
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
-    """Limits what the pod receives and sends; returns prevResult, with the ifb added if one was created.
+    """Limits the traffic that the pod receives and sends; returns prevResult, with the ifb added if one was created.
 
-    A direction without a configured limit is left as it is. A failure leaves nothing behind.
+    A direction without a configured limit is not changed. A failure is rolled back.
     """
     conf = bandwidth_conf.parse(net_conf)
     prev_result = net_conf.prev_result()
@@ -44,9 +44,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         container_veth = get_container_veth(namespace, args.ifname, prev_result)
         ifb_index = shaper.default_ifb_index(container_veth.iflink)
-        more = [link.by_index_request(ifb_index)] if conf.egress else []
+        reads = [link.by_index_request(ifb_index)] if conf.egress else []
         peer, existing, users_of_index = shaper.get_host_veth_and_limits(
-            host, owner, container_veth, namespace, *more, filters=False
+            host, owner, container_veth, namespace, *reads, lists_filters=False
         )
         host_veth = check_host_veth(peer, container_veth, prev_result)
         desired = DesiredLimits(
@@ -61,10 +61,10 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Removes the limits; missing ones are success, and the configuration may be invalid.
+    """Removes the limits, even if the configuration is invalid; missing limits are success.
 
     Without a namespace it removes only the ifb: the kernel deletes the rest with the pod's interface. If the namespace
-    cannot be entered, the ifb is removed before the error is raised.
+    cannot be entered, it removes the ifb, then raises the error.
     """
     with Socket() as host:
         owner, host_veth, existing, failure = _owner(args, net_conf), None, None, None
@@ -83,7 +83,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks that the limits are those that ADD, or the reference's ADD, sets; raises CniError(999)."""
+    """Checks that the limits equal those that ADD, or the reference plugin's ADD, sets; raises CniError(999)."""
     conf = bandwidth_conf.parse(net_conf)
     prev_result = net_conf.prev_result()
     if prev_result is None:
@@ -94,9 +94,9 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             check_host_veth(link.get_local_peer(host, container_veth, namespace), container_veth, prev_result)
             return
         ifb_index = shaper.default_ifb_index(container_veth.iflink)
-        more = [traffic.get_root_request(ifb_index)] if conf.egress else []
+        reads = [traffic.get_root_request(ifb_index)] if conf.egress else []
         peer, limits, roots = shaper.get_host_veth_and_limits(
-            host, _owner(args, net_conf), container_veth, namespace, *more
+            host, _owner(args, net_conf), container_veth, namespace, *reads
         )
         host_veth = check_host_veth(peer, container_veth, prev_result)
         if conf.ingress:
@@ -117,11 +117,11 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Raises CniError(50) if ADD would fail because the kernel lacks a feature."""
-    more = (HTB,) if bandwidth_conf.parse(net_conf).subnets.networks else ()
+    needs_htb = bool(bandwidth_conf.parse(net_conf).subnets.networks)
     problem = "limits cannot be served"
     with Socket() as host:
         try:
-            missing = traffic.probe_missing_features(host, *more)
+            missing = traffic.probe_missing_features(host, *((HTB,) if needs_htb else ()))
         except CniError as error:
             raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"{problem}: {error.msg}", error.details) from error
     if missing:
@@ -156,7 +156,7 @@ def _owner(args: CmdArgs, net_conf: NetConf) -> Owner:
 
 
 def _bucket(direction: str, limit: Limit | None, mtu: int, max_burst: int) -> Bucket | None:
-    """Returns the bucket of a limit; prints to stderr why it differs from the configured limit."""
+    """Returns the bucket of a limit, None without one; prints to stderr why it differs from the configured limit."""
     if limit is None:
         return None
     shape = compute_shape(limit, mtu, max_burst)
@@ -166,5 +166,5 @@ def _bucket(direction: str, limit: Limit | None, mtu: int, max_burst: int) -> Bu
 
 
 def _accepted(limit: Limit, mtu: int, max_burst: int) -> tuple[Bucket, ...]:
-    """Returns the buckets that CHECK accepts: ours and the reference's."""
+    """Returns the buckets that CHECK accepts: podwire's and the reference plugin's."""
     return compute_shape(limit, mtu, max_burst).bucket, *reference_buckets(limit)

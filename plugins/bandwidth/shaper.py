@@ -1,7 +1,7 @@
-"""The limits in the kernel: a token bucket on the host veth, and one on an ifb for what the pod sends.
+"""The limits in the kernel: a token bucket on the host veth, and another on an ifb for packets that the pod sends.
 
-One rule: all of an ADD's changes go out in one send, so that a killed process leaves nothing half done. Existing limits
-are read first, and are removed by what exists, not by what is configured.
+One rule: ADD creates all limits in one send, so that a killed process leaves no partial limits. Existing limits are
+read first; which ones are removed depends on them, not on the configuration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from plugins.bandwidth.subnets import Subnets, egress_requests, ingress_requests
 from process.undo import Undo
 from process.values import dataclass
 
-# The ifindex of an ifb is computed from that of its host veth, far above those that the kernel assigns. All bases but
-# the first are for the case that a stale ifb has the ifindex.
+# The ifindex of an ifb is computed from that of its host veth, far above those that the kernel assigns. The bases after
+# the first are used if a stale ifb has the ifindex.
 _INDEX_STEP = 100_000_000
 _INDEX_BASES = range(1_000_000_000, 2_000_000_001, _INDEX_STEP)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """An attachment's existing limits: qdiscs and filters of the host veth, its ifbs, and a free name for a new ifb."""
+    """An attachment's existing limits: the host veth's qdiscs and filters, the ifbs, and a free name for a new ifb."""
 
     root: Qdisc | None
     ingress_qdisc: Qdisc | None
@@ -44,14 +44,14 @@ class Limits:
 
     @property
     def redirects(self) -> list[Filter]:
-        """The filters that redirect all packets to one of the ifbs or to a deleted interface, and those for subnets."""
+        """The filters for subnets, and those that redirect all packets to one of the ifbs or to a deleted interface."""
         targets = {0, *(item.index for item in self.ifbs)}
         return [item for item in self.filters if item.rule or (item.matches_all and item.target in targets)]
 
 
 @dataclass(frozen=True)
 class DesiredLimits:
-    """The limits that an ADD sets: None leaves that direction as it is; `subnets` says which traffic is limited."""
+    """The limits that an ADD sets: None does not change that direction; `subnets` selects the traffic to limit."""
 
     ingress: Bucket | None
     egress: Bucket | None
@@ -59,33 +59,38 @@ class DesiredLimits:
 
 
 def default_ifb_index(host_veth: int) -> int:
-    """Returns the ifindex that an ifb gets unless it is in use, computed from the ifindex of the host veth."""
+    """Returns the ifindex of an ifb, unless another interface has it, computed from the ifindex of the host veth."""
     return _INDEX_BASES[0] + host_veth % _INDEX_STEP
 
 
 def get_host_veth_and_limits(
-    host: Socket, owner: Owner, container_veth: Link | None, namespace: Netns, *more: Request, filters: bool = True
+    host: Socket,
+    owner: Owner,
+    container_veth: Link | None,
+    namespace: Netns,
+    *reads: Request,
+    lists_filters: bool = True,
 ) -> tuple[Link | None, Limits, list[DecodedMessage | None]]:
-    """Returns the host veth of `container_veth`, the existing limits, and the answers to `more`, from one send.
+    """Returns the host veth of `container_veth`, the existing limits, and the answers to `reads`, from one send.
 
-    All requests use the peer's ifindex that the container veth reports. With `filters` the filters are listed in the
-    same send, which saves a round trip if there are any. Raises KernelError.
+    All requests use the peer's ifindex that the container veth reports. `lists_filters` lists the filters in the same
+    send, which saves a round trip if there are any. Raises KernelError.
     """
     peer_requests = link.local_peer_requests(container_veth, namespace) if container_veth else []
     if not container_veth or not peer_requests:
         return None, get_limits(host, owner, None), []
     limit_requests = _limit_requests(owner.names, container_veth.iflink)
-    listings = [traffic.list_filters_request(container_veth.iflink)] if filters else []
-    answers = host.get(*peer_requests, *limit_requests, *listings, *more)
+    listings = [traffic.list_filters_request(container_veth.iflink)] if lists_filters else []
+    answers = host.get(*peer_requests, *limit_requests, *listings, *reads)
     end = len(peer_requests) + len(limit_requests)
     host_veth = link.local_peer_from_answers(container_veth, namespace, answers[: len(peer_requests)])
-    listing = answers[end] if filters else None
+    listing = answers[end] if lists_filters else None
     limits = _limits(host, owner, host_veth, answers[len(peer_requests) : end], listing)
     return host_veth, limits, answers[end + len(listings) :]
 
 
 def get_limits(host: Socket, owner: Owner, host_veth: Link | None) -> Limits:
-    """Returns the existing limits; without `host_veth` only the ifbs. Raises KernelError."""
+    """Returns the existing limits, without `host_veth` only the ifbs. Raises KernelError."""
     answers = host.get(*_limit_requests(owner.names, host_veth.index if host_veth else 0))
     return _limits(host, owner, host_veth, answers)
 
@@ -100,9 +105,10 @@ def set_limits(
     *,
     index_is_free: bool = False,
 ) -> Interface | None:
-    """Replaces the `existing` limits with the `desired` ones; returns the created ifb, None if there is none.
+    """Replaces the `existing` limits with the `desired` ones; returns the created ifb, None if it creates none.
 
-    `index_is_free`: no interface has the ifindex `default_ifb_index`. Raises KernelError, with a fix if one is known.
+    `index_is_free` states that no interface has the ifindex `default_ifb_index`. Raises KernelError, with a fix if one
+    is known.
     """
     if remove_limits(host, host_veth, existing, desired):
         existing = get_limits(host, owner, host_veth)
@@ -134,11 +140,11 @@ def remove_limits(
     *,
     deletes_ingress: bool | None = None,
 ) -> bool:
-    """Removes the limits of the directions set in `desired`, of both for None; returns whether there were any.
+    """Removes the limits of the directions set in `desired`, of both for None; returns whether any existed.
 
-    Removes the redirect to the ifb before the ifb, so that packets from the pod are not dropped. `deletes_ingress` says
-    whether the ingress qdisc may go, too; None means: if it has one of our redirects, or there is an ifb of ours. Tries
-    every step, then raises what failed.
+    Removes the redirect to the ifb before the ifb, so that packets from the pod are not dropped. `deletes_ingress`
+    permits deleting the ingress qdisc; None permits it if the qdisc has one of podwire's redirects or the attachment
+    has an ifb. Tries all steps, then raises the errors.
     """
     requests: list[Request] = []
     ifbs = existing.ifbs if desired is None or desired.egress else ()
@@ -147,7 +153,7 @@ def remove_limits(
         requests += _delete_redirect_requests(host_veth, existing, is_ours)
     if host_veth and (desired is None or desired.ingress) and existing.root and existing.root.is_shaper:
         requests.append(traffic.delete_root_request(host_veth.index, existing.root))
-    if not requests and not ifbs:  # as before most ADDs
+    if not requests and not ifbs:
         return False
     run_all(partial(host.change, *requests), *(partial(delete_on_host, item, host) for item in ifbs))
     return True
@@ -171,10 +177,10 @@ def _limits(
     answers: Sequence[DecodedMessage | None],
     listing: Sequence[DecodedMessage] | None = None,
 ) -> Limits:
-    """Returns the limits in the answers to `_limit_requests`; lists the filters unless `listing` has them."""
+    """Returns the limits from the answers to `_limit_requests`; lists the filters unless `listing` contains them."""
     links = [link.from_message(message) if message else None for message in answers[:2]]
     root, ingress_qdisc, filters = None, None, []
-    if host_veth:  # otherwise the qdiscs are those of an interface that is not the pod's
+    if host_veth:  # without it the qdiscs belong to an interface that is not the pod's
         root, ingress_qdisc = map(traffic.qdisc_from_answer, answers[2:4])
         if ingress_qdisc:
             filters = (
@@ -189,9 +195,9 @@ def _limits(
 
 
 def _delete_redirect_requests(host_veth: Link, existing: Limits, deletes_ingress: bool) -> list[Request]:
-    """Returns requests that delete our filters: with the ingress qdisc, with their priority, or one by one.
+    """Returns requests that delete podwire's filters: with the ingress qdisc, with their priority, or one by one.
 
-    Deletes the largest unit without filters of other programs: the kernel may keep the empty table of a priority.
+    Deletes the largest unit that has no filters of other programs, since the kernel may keep a priority's empty table.
     """
     ours = existing.redirects
     is_ingress = existing.ingress_qdisc is not None and existing.ingress_qdisc.kind == traffic.INGRESS
@@ -206,8 +212,8 @@ def _delete_redirect_requests(host_veth: Link, existing: Limits, deletes_ingress
 def _has_other_user(host: Socket, ifb: Link, host_veth: Link, filters: Sequence[Filter]) -> bool:
     """Returns whether an ifb without an alias belongs to another interface of the container.
 
-    Looks at the filters of all veths. This is rare: only if the reference created the ifb, and `filters`, those of our
-    host veth, do not redirect to it.
+    Lists the filters of all veths, but only if the reference plugin created the ifb and `filters`, those of
+    `host_veth`, do not redirect to it, which is rare.
     """
     if any(item.target == ifb.index for item in filters):
         return False
@@ -218,20 +224,22 @@ def _has_other_user(host: Socket, ifb: Link, host_veth: Link, filters: Sequence[
 
 
 def _get_free_index(host: Socket, host_veth: Link) -> int:
-    """Returns an unused ifindex for an ifb, which the other requests of the send need; 0 if all are in use."""
+    """Returns an unused ifindex for an ifb, 0 if all are in use; the other requests of the send need it."""
     indexes = (base + host_veth.index % _INDEX_STEP for base in _INDEX_BASES)
     return next((index for index in indexes if link.get(host, link.by_index_request(index)) == [None]), 0)
 
 
 def _fix(error: KernelError, host_veth: Link, existing: Limits) -> str:
-    """Returns what to do about a refused request, "" if that is not known."""
+    """Returns the fix for a refused request, "" if none is known."""
     if error.errno == errno.EEXIST:
-        look_at = f'tc qdisc show dev "{host_veth.name}"; ip link show dev "{existing.free_name}"'
-        return f'something else limits "{host_veth.name}" or has the ifb\'s name: {look_at}'
+        commands = f'tc qdisc show dev "{host_veth.name}"; ip link show dev "{existing.free_name}"'
+        return f'another program limits "{host_veth.name}" or has the ifb\'s name: {commands}'
     if error.errno == errno.EINVAL and existing.filters:
-        return f'something else filters "{host_veth.name}": tc filter show dev "{host_veth.name}" ingress'
+        return f'another program filters "{host_veth.name}": tc filter show dev "{host_veth.name}" ingress'
     if error.errno == errno.EOPNOTSUPP:
-        return "limiting what a pod sends needs the kernel module ifb: modprobe ifb"
+        return "a limit for packets that the pod sends needs the kernel module ifb: modprobe ifb"
     if error.errno == errno.ENOENT:
-        return "limits need the kernel modules sch_tbf, sch_ingress, cls_u32 and act_mirred, with subnets also sch_htb"
+        return (
+            "the kernel lacks a module: modprobe -a sch_tbf sch_ingress cls_u32 act_mirred; with subnets also sch_htb"
+        )
     return ""

@@ -1,6 +1,6 @@
-"""Subnets that are exempt from the limits, or that alone are limited.
+"""Subnets that are exempt from the limits, or the only ones that are limited.
 
-One rule: without subnets, the requests are the same as if this file did not exist.
+One rule: a configuration without subnets gets plain token buckets, as from the reference plugin.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from process.values import dataclass
 
 @dataclass(frozen=True)
 class Subnets:
-    """Networks that are exempt from the limits, or, with `only`, the only ones limited; () limits all traffic."""
+    """Networks that are exempt from the limits, or, with `only`, the only limited ones; () limits all traffic."""
 
     networks: tuple[Network, ...] = ()
     only: bool = False
 
     @property
     def default(self) -> int:
-        """The number of the class for packets to the pod from all other networks, 0 for none."""
+        """The minor number of the class for packets to the pod from all other networks, 0 for none."""
         return 0 if self.only else LIMITED & 0xFFFF
 
     @property
@@ -41,7 +41,7 @@ EVERYWHERE = Subnets()
 
 
 def ingress_requests(index: int, bucket: Bucket, subnets: Subnets) -> list[Request]:
-    """Returns the requests that limit packets to the pod on its host veth, given by ifindex."""
+    """Returns the requests that limit packets to the pod on its host veth; `index` is an ifindex."""
     if not subnets.networks:
         return [traffic.create_tbf_request(index, bucket)]
     filters = traffic.add_rule_requests(index, traffic.HTB_HANDLE, subnets.ingress_rules)

@@ -7,7 +7,7 @@ from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifbs, joined,
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
 CHANGE = "qdisc change dev {} root handle 1: tbf rate {} burst {} latency 25ms"
-LED = 'what "veth0" receives is not led to '
+LED = 'packets that "veth0" receives are not redirected to '
 ALL = "protocol all prio 1 u32 match u32 0 0 flowid 1:1"
 REDIRECT = "action mirred egress redirect dev"
 
@@ -39,17 +39,17 @@ DAMAGE = {
     ),
     "the ifb's TBF is gone": (["qdisc del dev IFB root"], "Failed to find qdisc", '"IFB"'),
     "the ifb's rate": ([CHANGE.format("IFB", "9mbit", 200000)], "Rate doesn't match", ""),
-    "the filter is gone": (["filter del dev veth0 ingress"], f'{LED}"IFB"', "no ingress filter redirects there"),
-    "the place is gone": (["qdisc del dev veth0 ingress"], f'{LED}"IFB"', "no ingress filter redirects there"),
+    "the filter is gone": (["filter del dev veth0 ingress"], f'{LED}"IFB"', "no ingress filter redirects them"),
+    "the place is gone": (["qdisc del dev veth0 ingress"], f'{LED}"IFB"', "no ingress filter redirects them"),
     "a filter that leads elsewhere": (
         ["filter del dev veth0 ingress", f"filter add dev veth0 ingress {ALL} {REDIRECT} other"],
         f'{LED}"IFB"',
-        "no ingress filter redirects there",
+        "no ingress filter redirects them",
     ),
     "a copy instead of the packet": (
         ["filter del dev veth0 ingress", f"filter add dev veth0 ingress {ALL} action mirred egress mirror dev IFB"],
         f'{LED}"IFB"',
-        "no ingress filter redirects there",
+        "no ingress filter redirects them",
     ),
     "a filter of all in front": (
         [
@@ -66,7 +66,7 @@ DAMAGE = {
             f"filter add dev veth0 ingress protocol all prio 1 u32 match ip dport 80 0xffff {REDIRECT} IFB",
         ],
         f'{LED}"IFB"',
-        "no ingress filter redirects there",
+        "no ingress filter redirects them",
     ),
 }
 

@@ -60,7 +60,7 @@ def test_a_root_qdisc_of_others(shaped, sandbox, before, fails, root):
     for net in (shaped, shaped.asked(**INGRESS)):
         error = fails(net)
         assert (error["code"], error["msg"]) == (999, "failed to create qdisc: file exists")
-        assert 'something else limits "veth0" or has the ifb' in error["details"]
+        assert 'another program limits "veth0" or has the ifb' in error["details"]
     seen = state(shaped.host)
     shaped.release(sandbox)
     assert state(shaped.host) == seen
@@ -107,7 +107,7 @@ def test_another_kind_of_filter_in_our_place(shaped, fails):
     tc(shaped, "qdisc add dev veth0 clsact", "filter add dev veth0 ingress protocol all prio 1 matchall action pass")
     error = fails()
     assert error["msg"] == "failed to add filter: invalid argument"
-    assert 'something else filters "veth0": tc filter show dev "veth0" ingress' in error["details"]
+    assert 'another program filters "veth0": tc filter show dev "veth0" ingress' in error["details"]
 
 
 @pytest.mark.parametrize(("kind", "text"), [("ifb", "mine"), ("bridge", "")])

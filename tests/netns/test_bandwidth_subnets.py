@@ -171,7 +171,7 @@ def test_a_foreign_root_stays(limits):
     limits.tc("qdisc", "add", "dev", limits.outside, "root", "handle", "1:", "htb", "default", "1")
     before = limits.state()
     error = limits.run("ADD", {**RATES, **UNSHAPED}).error()
-    assert "something else limits" in error["details"]
+    assert "another program limits" in error["details"]
     assert limits.state() == before
     limits.run("DEL", {}).silence()
     assert limits.state() == before

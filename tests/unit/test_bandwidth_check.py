@@ -86,19 +86,19 @@ def test_changed_numbers(changes, msg, details):
 )
 def test_a_bucket_that_is_gone(root, what):
     """Another root qdisc, or a token bucket filter that tells no numbers, is no limit."""
-    details = f'what the pod receives is not limited on "veth0": its root qdisc is {what}; {AGAIN}'
+    details = f'packets that the pod receives are not limited on "veth0": its root qdisc is {what}; {AGAIN}'
     assert ingress(root) == ("Failed to find qdisc", details)
 
 
 def test_an_ifbs_bucket_that_is_gone():
     """What the pod sends is not limited when the ifb has no token bucket."""
-    details = f'what the pod sends is not limited on "bwp012345678901": its root qdisc is none; {AGAIN}'
+    details = f'packets that the pod sends are not limited on "bwp012345678901": its root qdisc is none; {AGAIN}'
     assert egress(limits(), None) == ("Failed to find qdisc", details)
 
 
 def test_an_ifb_that_is_gone_or_down():
     """Without an ifb the words are the reference's; one that is down lets nothing pass."""
-    missing = "get ifb device: Link not found", f"what the pod sends is not limited; {AGAIN}"
+    missing = "get ifb device: Link not found", f"packets that the pod sends are not limited; {AGAIN}"
     assert egress(limits(ifbs=())) == missing
     down = "Interface bwp012345678901 is down", 'set it up: ip link set "bwp012345678901" up'
     assert egress(limits(ifbs=(IFB._replace(flags=0),))) == down
@@ -113,10 +113,10 @@ SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets else
         ((REDIRECT,), None),
         ((SOME, REDIRECT), None),
         ((REDIRECT, replace(REDIRECT, target=8)), None),
-        ((), "no ingress filter redirects there"),
-        ((SOME,), "no ingress filter redirects there"),
-        ((replace(REDIRECT, matches_all=False),), "no ingress filter redirects there"),
-        ((replace(REDIRECT, target=0),), "no ingress filter redirects there"),
+        ((), "no ingress filter redirects them"),
+        ((SOME,), "no ingress filter redirects them"),
+        ((replace(REDIRECT, matches_all=False),), "no ingress filter redirects them"),
+        ((replace(REDIRECT, target=0),), "no ingress filter redirects them"),
         ((replace(REDIRECT, target=8), REDIRECT), "an earlier ingress filter matches every packet"),
         ((Filter(1, 0x10800, matches_all=True), REDIRECT), "an earlier ingress filter matches every packet"),
     ],
@@ -124,7 +124,7 @@ SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets else
 def test_filters_that_lead_elsewhere(filters, hint):
     """All that the pod sends must be led to the ifb, by the first filter that takes everything."""
     found = egress(limits(filters=filters))
-    msg = 'what "veth0" receives is not led to "bwp012345678901"'
+    msg = 'packets that "veth0" receives are not redirected to "bwp012345678901"'
     assert found == (hint and (msg, f"{hint}; {AGAIN}"))
 
 

@@ -128,8 +128,10 @@ def test_a_forgotten_prefix_is_cured():
     }
     for place, how in places.items():
         details = refusal(*how.pop("addresses", [A]), **how).details
-        assert details.startswith(f"{place} lacks the prefix length of its subnet: write 10.1.2.5/24, if that is a /24")
-    assert "write fd00::5/64, if that is a /64" in refusal({"address": "FD00::5"}).details
+        assert details.startswith(
+            f"{place} lacks the prefix length of its subnet: write 10.1.2.5/24 if the subnet is a /24"
+        )
+    assert "write fd00::5/64 if the subnet is a /64" in refusal({"address": "FD00::5"}).details
     assert 'like "10.1.2.5/24"' in refusal({"address": "10.1.2.5/x"}).details
 
 
