@@ -31,7 +31,9 @@ def pods(subjects: Subjects, rounds: int) -> list[Row]:
         for width, title in _TITLES.items():
             with ExitStack() as stack:
                 paths = [stack.enter_context(namespaces.temporary()).path for _ in range(PODS)]
-                sandboxes = [kubelet.usual(number, path, subject.host_port) for number, path in enumerate(paths)]
+                sandboxes = [
+                    kubelet.typical_sandbox(number, path, subject.host_port) for number, path in enumerate(paths)
+                ]
                 taken[f"up, {title}", subject.label].append(_each_ms(runtime.set_up, sandboxes, width))
                 taken[f"down, {title}", subject.label].append(_each_ms(runtime.tear_down, sandboxes, width))
     ours, reference = (subject.label for subject in subjects)

@@ -16,7 +16,7 @@ from bench.subject import PORTS, Config, Subject
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
-from tests.support.tcp import seen_from, serving
+from tests.support.tcp import serving, source_address
 
 # The reference before 1.2.0 looks for IPv6 rules of a pod that has no IPv6 address, when it is done with the others.
 IPV4_ONLY = "could not check ipv6 dnat"
@@ -78,7 +78,7 @@ def _prove(subject: Subject, config: Config, pod: Namespace) -> None:
             subject.run("portmap", command, config, pod)
             for port in (ports[0], ports[-1]):
                 said = f"{subject.label}: {config['name']}, port {port} after {command}"
-                assert bool(seen_from(_HOST, own, port)) == answers, said
+                assert bool(source_address(_HOST, own, port)) == answers, said
     settle()
 
 

@@ -73,7 +73,7 @@ def plugin(request: pytest.FixtureRequest, bin_dir: Path) -> str:
 @pytest.fixture(scope="session")
 def bin_dir() -> Path:
     """The directory of the built executables (PODWIRE_BIN_DIR, or dist/bin)."""
-    if problem := binaries.missing():
+    if problem := binaries.explain_missing():
         pytest.fail(problem, pytrace=False)
     return binaries.directory()
 
@@ -83,7 +83,7 @@ def reference() -> Path:
     """The directory of the Go plugins (REFERENCE, or /usr/lib/cni); without them a test is skipped, or fails in CI."""
     if not (binaries.REFERENCE / "bridge").is_file():
         where = f"no Go plugins in {binaries.REFERENCE}"
-        binaries.leave_out(f"{where}: install containernetworking-plugins, or set REFERENCE")
+        binaries.skip_or_fail(f"{where}: install containernetworking-plugins, or set REFERENCE")
     return binaries.REFERENCE
 
 
@@ -91,9 +91,9 @@ def reference() -> Path:
 def root() -> None:
     """Demands root: on a laptop the test is skipped without it, in CI it fails. What killed tests left is swept."""
     if os.geteuid() != 0:
-        binaries.leave_out("this test needs root")
-    namespaces.show_init()
-    namespaces.sweep()
+        binaries.skip_or_fail("this test needs root")
+    namespaces.expose_init()
+    namespaces.delete_stale()
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def needs_programs(root: None) -> Callable[..., None]:
     def demand(*names: str) -> None:
         missing = [name for name in names if not shutil.which(name, path=PATH)]
         if missing:
-            binaries.leave_out(
+            binaries.skip_or_fail(
                 f"no {', '.join(missing)}: install the Debian packages of RUNTIME_PACKAGES in the Makefile"
             )
 

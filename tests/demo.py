@@ -22,7 +22,7 @@ from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links
 from tests.support.processes import output
-from tests.support.tcp import PORT, seen_from, serving
+from tests.support.tcp import PORT, serving, source_address
 
 _LEASES = Path("/var/lib/cni/networks")  # host-local's default
 _CONF = binaries.ROOT / "conf"
@@ -85,7 +85,7 @@ class Pod(NamedTuple):
 
 def main() -> int:
     """Runs the demo; returns 0 when everything was as it should be."""
-    if problem := binaries.missing():
+    if problem := binaries.explain_missing():
         print(problem, file=sys.stderr)
         return 2
     try:
@@ -173,7 +173,7 @@ def _call(host: Namespace, pod: Pod, address: str) -> None:
             namespace.ip("address", "add", f"{own}/24", "dev", "up0")
             namespace.ip("link", "set", "up0", "up")
         for caller, who, called in ((client, "client", _HOST), (host, "host", "127.0.0.1")):
-            seen = seen_from(caller, called, _HOST_PORT)
+            seen = source_address(caller, called, _HOST_PORT)
             say(f"{who:<6} -> {called}:{_HOST_PORT} -> {address}:{PORT}, which sees {seen or 'nobody'}")
             expect(bool(seen), f"{pod.name} answers at {called}:{_HOST_PORT}")
             expect(caller == host or seen == _CLIENT, f"{pod.name} sees {_CLIENT}, not {seen}")

@@ -13,7 +13,7 @@ from tests.clients.images import PAGE
 from tests.support import netstate, rates
 from tests.support.attaching import reaches
 from tests.support.machine import ADDRESS, ADDRESS6, PEER_ADDRESS
-from tests.support.rates import Way
+from tests.support.rates import Transfer
 from tests.support.sockets import call, service
 
 TO_POD, FROM_POD = 8_000_000, 16_000_000
@@ -96,8 +96,8 @@ def test_limits_are_set_and_held(cri, pods, backend):
     text = cri.machine.run("tc", "qdisc", "show")
     assert sorted(re.findall(r"qdisc tbf .* rate (\S+)", text)) == ["16Mbit", "8Mbit"]
     host, gateway = cri.machine.network, f"{SUBNETS[backend][0]}.1"  # the host listens: the pod's port is in use
-    assert_held(Way(host, web.namespace, gateway, answering=True), TO_POD)
-    assert_held(Way(web.namespace, host, gateway), FROM_POD)
+    assert_held(Transfer(host, web.namespace, gateway, server_sends=True), TO_POD)
+    assert_held(Transfer(web.namespace, host, gateway), FROM_POD)
 
 
 def assert_held(way, limit):

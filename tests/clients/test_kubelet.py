@@ -69,14 +69,14 @@ def forget(sandbox):
 @pytest.fixture
 def play(root, bin_dir):
     """A function that runs a scene, which is given a node with our plugins."""
-    return lambda scene, **keys: kubelet.play(lambda host: scene(Node(host, bin_dir, **keys)))
+    return lambda scene, **keys: kubelet.run_on_node(lambda host: scene(Node(host, bin_dir, **keys)))
 
 
 def crowd(host, bin_dir):
     """Has as many pods as a node may have come and go; returns the seconds that it took and what is left."""
     node = Node(host, bin_dir)
     before = node.picture()
-    sandboxes = [kubelet.usual(10 + number, namespaces.create().path, FIRST_PORT) for number in range(PODS)]
+    sandboxes = [kubelet.typical_sandbox(10 + number, namespaces.create().path, FIRST_PORT) for number in range(PODS)]
     started = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(node.runtime.set_up, sandboxes))
@@ -92,8 +92,8 @@ def test_110_pods_come_and_go_and_leave_nothing(root, bin_dir, reference, capsys
 
     The reference plugins do the same on a node of their own; what both take, and leave, is printed.
     """
-    ours, left = kubelet.play(lambda host: crowd(host, bin_dir))
-    theirs, left_by_them = kubelet.play(lambda host: crowd(host, reference))
+    ours, left = kubelet.run_on_node(lambda host: crowd(host, bin_dir))
+    theirs, left_by_them = kubelet.run_on_node(lambda host: crowd(host, reference))
     with capsys.disabled():
         told = f"{ours:.1f} s, reference {theirs:.1f} s (ratio {ours / theirs:.2f}), which leaves: {left_by_them}"
         print(f"\n{PODS} pods up and down, {AT_ONCE} at a time: {told}")

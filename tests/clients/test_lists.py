@@ -24,7 +24,7 @@ from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList, Run
 from tests.support.publishing import NODE, OUTSIDE, connect
-from tests.support.tcp import PORT, seen_from, serving
+from tests.support.tcp import PORT, serving, source_address
 
 pytestmark = pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")
 
@@ -127,7 +127,7 @@ class Node:
         before = self.everything()
         result = network.add(self.run())
         with serving(self.pod, result["ips"][0]["address"].partition("/")[0]):
-            seen = seen_from(self.outside, NODE, HOST_PORT)
+            seen = source_address(self.outside, NODE, HOST_PORT)
         alive = self.everything()
         if version != "0.3.1":  # CHECK came with 0.4.0
             network.check(self.checked(), result)

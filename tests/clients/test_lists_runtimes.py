@@ -19,7 +19,7 @@ from tests.support.binaries import ROOT
 from tests.support.hostports import ports
 from tests.support.machine import ADDRESS, BIN_DIR, PEER_ADDRESS, eventually
 from tests.support.netlist import NetworkList
-from tests.support.tcp import PORT, seen_from, serving
+from tests.support.tcp import PORT, serving, source_address
 
 NETD = ROOT / "tests" / "data" / "netd"
 OTHERS = {"broken": "is for the linter", "cilium": "names no plugin of ours", "multus": "runs the list of flannel"}
@@ -133,7 +133,7 @@ def test_a_list_as_it_is_on_nodes(node, pod, path):
         address = result["ips"][0]["address"].partition("/")[0]
         if any(plugin["type"] == "portmap" for plugin in network.plugins):
             with serving(pod, address):
-                assert seen_from(node.peer, ADDRESS, HOST_PORT) == PEER_ADDRESS
+                assert source_address(node.peer, ADDRESS, HOST_PORT) == PEER_ADDRESS
         if "mac" in network.capability_args:
             assert address == IP
             assert MAC in pod.run("ip", "link", "show", "eth0")

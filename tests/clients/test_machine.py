@@ -35,7 +35,7 @@ def test_a_killed_test_leaves_nothing_for_long(root, tmp_path):
     pid, peer, group = done.stdout.split()
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert (Path("/run/netns", peer).exists(), Path(group).exists()) == (True, True)
-    namespaces.sweep()
+    namespaces.delete_stale()
     with machine(tmp_path / "next"):
         assert (Path("/run/netns", peer).exists(), Path(group).exists()) == (False, False)
 

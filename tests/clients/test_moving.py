@@ -109,7 +109,7 @@ class Call:
 
     def __init__(self, stack: contextlib.ExitStack, machine: Machine, services: list[Service], port: int) -> None:
         """Connects from the machine's peer."""
-        self.caller = stack.enter_context(sockets.opened(machine.peer, "tcp", "0.0.0.0"))
+        self.caller = stack.enter_context(sockets.open_socket(machine.peer, "tcp", "0.0.0.0"))
         self.caller.connect((ADDRESS, port))
         listening = next(each for each in services if each.protocol == "tcp")
         self.answerer = stack.enter_context(listening.socket.accept()[0])

@@ -10,7 +10,7 @@ from tests.clients.podman import serving
 from tests.support import binaries, netstate, sockets
 from tests.support.attaching import reaches
 from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, eventually
-from tests.support.sockets import Reached, call, is_silent
+from tests.support.sockets import Reached, call, is_unreachable
 
 pytestmark = pytest.mark.usefixtures("all_gone")
 
@@ -110,11 +110,11 @@ def test_a_port_is_there_again_after_restart_and_reload_and_not_after_stop(podma
             for caller, ip in ((machine.peer, ADDRESS), (machine.network, "127.0.0.1")):
                 assert call(services, caller, "tcp", ip, 8080), (words, ip)
         machine.run("iptables", "--table=nat", "--flush")  # which the next reload makes good
-        assert is_silent([], machine.peer, "tcp", ADDRESS, 8080)
+        assert is_unreachable([], machine.peer, "tcp", ADDRESS, 8080)
     podman("network", "reload", "web")
     with machine.unchanged(before):
         podman("stop", "--time=0", "web")
-    assert is_silent([], machine.peer, "tcp", ADDRESS, 8080)
+    assert is_unreachable([], machine.peer, "tcp", ADDRESS, 8080)
 
 
 def test_six_at_once(podman):
@@ -140,7 +140,7 @@ def test_killed_and_its_name_taken_again(podman):
         machine.run("podman", "rm", "--force", "--time=0", "web")
     with serving(podman.start("web", "--publish=8080:80")) as services:
         assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
-        assert is_silent(services, machine.peer, "tcp", ADDRESS, 8081)
+        assert is_unreachable(services, machine.peer, "tcp", ADDRESS, 8081)
 
 
 @pytest.mark.parametrize("network", ["host", "none"])

@@ -11,7 +11,7 @@ from tests.clients.podman import serving
 from tests.support import netstate
 from tests.support.attaching import reaches
 from tests.support.machine import ADDRESS, ADDRESS6, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6
-from tests.support.sockets import Reached, call, is_silent
+from tests.support.sockets import Reached, call, is_unreachable
 
 pytestmark = pytest.mark.usefixtures("all_gone")
 
@@ -64,8 +64,8 @@ def test_a_network_of_podman_s(podman):
             assert call(services, machine.peer, "tcp", ADDRESS, 8081) == Reached("web", PEER_ADDRESS)
             assert call(services, machine.network, "tcp", "127.0.0.1", 8081) == Reached("web", "10.68.0.1")
             assert call(services, machine.network, "tcp", "127.0.0.1", 8082) == Reached("web", "10.68.0.1")
-            assert is_silent(services, machine.peer, "tcp", ADDRESS, 8082)
-            assert is_silent(services, machine.network, "tcp", ADDRESS, 8082)
+            assert is_unreachable(services, machine.peer, "tcp", ADDRESS, 8082)
+            assert is_unreachable(services, machine.network, "tcp", ADDRESS, 8082)
 
 
 def test_two_address_families(podman):

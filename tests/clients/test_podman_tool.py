@@ -10,7 +10,7 @@ import pytest
 from tests.clients.podman import serving
 from tests.support.attaching import reaches
 from tests.support.machine import ADDRESS, BIN_DIR, PEER_ADDRESS
-from tests.support.sockets import Reached, call, is_silent
+from tests.support.sockets import Reached, call, is_unreachable
 
 TOOL = str(BIN_DIR / "podwire")
 NOTES = {"store-in-memory"}  # of this machine, whose /var/lib/cni is in memory
@@ -78,7 +78,7 @@ def test_repair_after_a_flush(podman, living, tool, flush):
     machine = podman.machine
     before = machine.picture()
     machine.run("sh", "-c", flush)
-    assert is_silent([], machine.peer, "tcp", ADDRESS, 8080)
+    assert is_unreachable([], machine.peer, "tcp", ADDRESS, 8080)
     assert "podwire repair" in machine.run(TOOL, "doctor", check=False)
     assert tool("repair")["counts"] == {"repaired": 4}
     assert_same_rules(machine.picture(), before)

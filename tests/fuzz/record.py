@@ -53,7 +53,7 @@ _VALID = {"cni.dev/valid-attachments": [{"containerID": "other", "ifname": "eth0
 
 def networks() -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns plugin and configuration by name: every option somewhere, every version."""
-    previous = prev_result("1.1.0", "10.1.2.5/24", "fd00:1:2::5/64", host_ends=["h0"])
+    previous = prev_result("1.1.0", "10.1.2.5/24", "fd00:1:2::5/64", host_interfaces=["h0"])
     previous["routes"] = [{"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1400}]
     previous["dns"] = {"nameservers": ["10.1.2.1"], "domain": "x", "search": ["y"], "options": ["z"]}
     behind = {**previous, "interfaces": [{"name": "br0"}, *previous["interfaces"]]}

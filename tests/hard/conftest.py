@@ -1,4 +1,4 @@
-"""Fixtures of the hard tests: how much of each is to be run."""
+"""Fixtures of the hard tests: sample or nightly run, and hosts for the fault scenarios."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ import pytest
 
 from tests.support import namespaces
 from tests.support.chained import CHAIN, Chain
-from tests.support.fault_scenarios import Stage
+from tests.support.fault_scenarios import ScenarioHost
 
 
 @pytest.fixture(scope="session")
 def nightly(request: pytest.FixtureRequest) -> bool:
-    """Tells whether everything is to be run (`make nightly`), and not the sample of `make test`."""
+    """Whether all points are tested (`make nightly`), and not the sample of `make test`."""
     return bool(request.config.getoption("--nightly"))
 
 
 @pytest.fixture
-def new_stage(root: None, bin_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Stage]]:
-    """A function that makes a host with a pod attached, for a backend; a test that left something makes another."""
+def new_scenario_host(root: None, bin_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ScenarioHost]]:
+    """A function that creates a host with an attached pod, for a backend; a test with a dirty host creates another."""
     with ExitStack() as stack:
 
-        def make(backend: str, kind: type[Chain] = Chain, prepare: Callable[[Path], object] | None = None) -> Stage:
+        def create(
+            backend: str, kind: type[Chain] = Chain, prepare: Callable[[Path], object] | None = None
+        ) -> ScenarioHost:
             host = stack.enter_context(namespaces.temporary_host())
             pod, other = (stack.enter_context(namespaces.temporary()) for _ in range(2))
             chain = kind(host, tmp_path / f"leases-{host.name}", backend)
             if prepare:
                 prepare(chain.store)
             replace(chain, published=("9080:80",)).add(other, *CHAIN)
-            return Stage(chain, pod, other)
+            return ScenarioHost(chain, pod, other)
 
-        yield make
+        yield create

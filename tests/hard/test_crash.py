@@ -21,7 +21,7 @@ from tests import promises
 from tests.support.crash_node import Node, State
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
-from tests.support.tracing import GRACE_S, Point, Run, adopting, traced
+from tests.support.tracing import GRACE_S, Point, Run, as_subreaper, run_traced
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.usefixtures("root", "bin_dir", "orphans")]
 
@@ -66,7 +66,7 @@ class Scene:
         When it is killed after a call, its children stand still while the runtime goes on; otherwise they run beside.
         """
         pod = None if self.verb in ("GC", "STATUS") else self.pod
-        return traced(
+        return run_traced(
             self.node.host,
             self.plugin,
             self.verb,
@@ -94,10 +94,10 @@ def scene(node: Node, verb: str, place: int) -> Scene:
     if verb == "GC":
         pod.delete()
         for earlier in chain.plugins[:place]:
-            node.runner(None)(earlier["type"], "GC", chain.collection(earlier, node.valid())).silence()
+            node.runner(None)(earlier["type"], "GC", chain.collection(earlier, node.valid())).assert_silent()
         return Scene(node, pod, verb, plugin["type"], chain.collection(plugin, node.valid()), result)
     for later in reversed(chain.plugins[place + 1 :]) if verb == "DEL" else ():
-        run(later["type"], "DEL", chain.request(later, result)).silence()
+        run(later["type"], "DEL", chain.request(later, result)).assert_silent()
     return Scene(node, pod, verb, plugin["type"], chain.request(plugin, result), result)
 
 
@@ -135,7 +135,7 @@ WAYS = {
 @pytest.fixture
 def orphans() -> Iterator[None]:
     """Makes what a killed plugin leaves running ours to wait for."""
-    with adopting():
+    with as_subreaper():
         yield
 
 
@@ -265,7 +265,7 @@ def in_good_order(now: Scene, outcome: Outcome) -> None:
     elif now.verb == "ADD":
         now.result = outcome.result()
     else:
-        outcome.silence()
+        outcome.assert_silent()
 
 
 def _drawn(points: list[tuple[int, Point]], count: int, seed: str) -> list[tuple[int, Point]]:

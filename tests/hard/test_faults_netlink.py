@@ -1,4 +1,4 @@
-"""Every request to the kernel is refused once, or its answer lost: told, and nothing left, or it did not matter."""
+"""Each kernel request is refused once, or its answer lost: the verb reports it and leaks nothing, or succeeds."""
 
 from __future__ import annotations
 
@@ -8,61 +8,63 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests import promises
-from tests.support.fault_scenarios import DRAMAS, Stage, told
+from tests.support.fault_scenarios import SCENARIOS, ScenarioHost, explain_bad_report
 from tests.support.netlink_faults import Disturbance, Sources
 
-SAMPLE = 3  # faults of each scenario in `make test`
-# What any request may be answered with; and what says that something is there or not, which is a lie here.
+SAMPLE = 3  # faults of each case in `make test`
+# Answers to any request; and answers that an object exists or is missing, which are false here.
 REFUSALS = (errno.EPERM, errno.ENOSPC, errno.ENOBUFS, errno.EBUSY, errno.ENOMEM)
-LIES = (errno.ENODEV, errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP)
-# The firewall's iptables keeps whose a rule is in one chain and the rule in another: one of them alone is never absent.
-UNTOLD = {"firewall iptables": (errno.ENOENT, errno.EOPNOTSUPP)}
+FALSE_ANSWERS = (errno.ENODEV, errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP)
+# With iptables the firewall plugin has the owners in one chain and the rules in another: neither is missing alone.
+EXCLUDED = {"firewall iptables": (errno.ENOENT, errno.EOPNOTSUPP)}
 
-SCENARIOS = [
+CASES = [
     *(
         (verb, plugin, backend)
-        for verb in DRAMAS
+        for verb in SCENARIOS
         for plugin in ("bridge", "portmap", "firewall")
         for backend in ("iptables", "nftables")
     ),
-    *((verb, plugin, "nftables") for verb in DRAMAS for plugin in ("bandwidth", "tuning", "ptp")),
+    *((verb, plugin, "nftables") for verb in SCENARIOS for plugin in ("bandwidth", "tuning", "ptp")),
     *((verb, "loopback", "nftables") for verb in ("ADD", "DEL", "CHECK")),
 ]
 
 
 def disturbances(seen: list[tuple[int, bool]]) -> Iterator[Disturbance]:
-    """Yields all that can happen to the requests of a verb."""
+    """Yields every disturbance of every request of a verb."""
     for number, (_, dumps) in enumerate(seen, 1):
-        for code in (*REFUSALS, *LIES):
+        for code in (*REFUSALS, *FALSE_ANSWERS):
             yield Disturbance(number, "refused", code)
         yield Disturbance(number, "lost")
         if dumps:
             yield Disturbance(number, "interrupted")
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids="-".join)
-def test_one_request_fails(new_stage: Callable[..., Stage], nightly: bool, scenario: tuple[str, str, str]) -> None:
-    """ADD is complete or leaves nothing, DEL and GC can be repeated, CHECK and STATUS change nothing; all tell."""
-    command, plugin, backend = scenario
-    drama = DRAMAS[command](new_stage(backend, Sources), plugin)
-    dry = Disturbance()
-    drama.play(dry)
-    untold = UNTOLD.get(f"{plugin} {backend}", ())
-    every = [item for item in disturbances(dry.seen) if item.errno not in untold]
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_one_kernel_request_fails(
+    new_scenario_host: Callable[..., ScenarioHost], nightly: bool, case: tuple[str, str, str]
+) -> None:
+    """ADD is complete or leaves nothing, DEL and GC can be repeated, CHECK and STATUS change nothing; all report it."""
+    command, plugin, backend = case
+    scenario = SCENARIOS[command](new_scenario_host(backend, Sources), plugin)
+    undisturbed = Disturbance()
+    scenario.run_without_fault(undisturbed)
+    excluded = EXCLUDED.get(f"{plugin} {backend}", ())
+    every = [item for item in disturbances(undisturbed.seen) if item.errno not in excluded]
     step = 1 if nightly else max(1, len(every) // SAMPLE)
-    some = every[SCENARIOS.index(scenario) % step :: step]
+    some = every[CASES.index(case) % step :: step]
     problems = []
     for disturbance in some:
-        drama.believed = disturbance.errno in LIES
-        outcome = drama.attempt(disturbance)
-        found = drama.judge(outcome)
+        scenario.misinformed = disturbance.errno in FALSE_ANSWERS
+        outcome = scenario.attempt(disturbance)
+        defects = scenario.find_defects(outcome)
         if outcome.status:
-            found += filter(None, [told(outcome)])
+            defects += filter(None, [explain_bad_report(outcome)])
             if disturbance.how == "interrupted":
-                found.append(f"told of an interrupted dump: {outcome.stdout.decode()}")
-        if found:
-            problems.append("\n    ".join((f"{disturbance}: {outcome.status}", *found)))
-        if drama.spoilt:
-            drama = DRAMAS[command](new_stage(backend, Sources), plugin)
+                defects.append(f"an interrupted dump is reported: {outcome.stdout.decode()}")
+        if defects:
+            problems.append("\n    ".join((f"{disturbance}: {outcome.status}", *defects)))
+        if scenario.dirty:
+            scenario = SCENARIOS[command](new_scenario_host(backend, Sources), plugin)
     promises.record("faults", faults=len(some))
     assert not problems, f"{len(problems)} of {len(some)}:\n" + "\n".join(problems)

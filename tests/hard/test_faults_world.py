@@ -1,4 +1,4 @@
-"""A world that does not help: full and read-only disks, foreign files, limits, no permission, no answer wanted."""
+"""Verbs in a hostile environment: full and read-only disks, foreign files, limits, no permission, closed streams."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from tests import promises
 from tests.support import seccomp
 from tests.support.chained import CHAIN, differences
-from tests.support.fault_scenarios import DRAMAS, told
+from tests.support.fault_scenarios import SCENARIOS, explain_bad_report
 from tests.support.private_host import mount_disk
 from tests.support.processes import output
 
 BACKENDS = ("iptables", "nftables")
-VERBS = [(command, kind) for command in DRAMAS for kind in (*CHAIN, "host-local")]
+VERBS = [(command, kind) for command in SCENARIOS for kind in (*CHAIN, "host-local")]
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def counted() -> None:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A function that mounts a small disk of a kind where a stage's leases come to lie."""
+def disk(tmp_path: Path) -> Iterator[Callable[[str, Path], None]]:
+    """A function that mounts a small file system, tmpfs or ext4, on the directory of a host's leases."""
     with ExitStack() as stack:
 
         def mount(kind: str, directory: Path) -> None:
@@ -45,10 +45,10 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         yield mount
 
 
-def fill(directory: Path, what: str) -> None:
-    """Leaves no block, or no inode, on the disk of a directory."""
+def fill(directory: Path, resource: str) -> None:
+    """Fills the file system of a directory until it has no free block, or no free inode."""
     try:
-        if what == "blocks":
+        if resource == "blocks":
             with (directory / "filler").open("wb") as file:
                 for size in (65536, 4096, 512, 1):
                     try:
@@ -64,40 +64,42 @@ def fill(directory: Path, what: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("what", ["blocks", "inodes"])
+@pytest.mark.parametrize("resource", ["blocks", "inodes"])
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_a_full_disk(new_stage, disk, kind, what):
-    """ADD tells that the store cannot be used and leaves nothing; DEL, CHECK and GC work on the full disk."""
-    stage = new_stage("nftables", prepare=lambda store: disk(kind, store))
-    chain, pod = stage.chain, stage.pod
+def test_full_disk(new_scenario_host, disk, kind, resource):
+    """On a full disk ADD reports that the store is unusable and leaves nothing; DEL, CHECK and GC work."""
+    host = new_scenario_host("nftables", prepare=lambda store: disk(kind, store))
+    chain, pod = host.chain, host.pod
     result = chain.add(pod, "bridge")
-    fill(chain.store, what)
-    chain.run("bridge", "CHECK", pod, result).silence()
-    chain.run("bridge", "DEL", pod, result).silence()
+    fill(chain.store, resource)
+    chain.run("bridge", "CHECK", pod, result).assert_silent()
+    chain.run("bridge", "DEL", pod, result).assert_silent()
     assert not [name for name, owner in chain.leases().items() if pod.name in owner]
-    fill(chain.store, what)
+    fill(chain.store, resource)
     before = chain.everything(pod)
     outcome = chain.run("bridge", "ADD", pod)
     if outcome.status:
         assert outcome.error()["code"] == 5
         assert "No space left on device" in outcome.error()["msg"]
         assert not differences(before, chain.everything(pod))
-    else:  # tmpfs keeps what is short in the inode
-        chain.run("bridge", "CHECK", pod, outcome.json).silence()
-    chain.run("bridge", "GC", pod, None, **{**stage.stale(), "cni.dev/valid-attachments": []}).silence()
+    else:  # tmpfs stores short contents in the inode
+        chain.run("bridge", "CHECK", pod, outcome.json).assert_silent()
+    chain.run(
+        "bridge", "GC", pod, None, **{**host.valid_attachments(), "cni.dev/valid-attachments": []}
+    ).assert_silent()
     assert chain.leases().keys() <= {"lock"}
 
 
-def test_a_read_only_store(new_stage):
-    """ADD is refused with code 5 and leaves nothing; DEL takes link and rules away, tells, and succeeds later."""
-    stage = new_stage("nftables")
-    chain, pod = stage.chain, stage.pod
+def test_read_only_store(new_scenario_host):
+    """On a read-only store ADD leaves nothing; DEL removes link and rules and fails; both have code 5."""
+    host = new_scenario_host("nftables")
+    chain, pod = host.chain, host.pod
     before = chain.everything(pod)
     result = chain.add(pod, "bridge")
     output("mount", "--bind", str(chain.store), str(chain.store))
     try:
         output("mount", "-o", "remount,bind,ro", str(chain.store))
-        chain.run("bridge", "CHECK", pod, result).silence()
+        chain.run("bridge", "CHECK", pod, result).assert_silent()
         error = chain.run("bridge", "DEL", pod, result).error()
         assert (error["code"], "Read-only file system" in error["msg"]) == (5, True)
         now = chain.everything(pod)
@@ -107,14 +109,14 @@ def test_a_read_only_store(new_stage):
         assert not differences(now, chain.everything(pod))
     finally:
         output("umount", str(chain.store))
-    chain.run("bridge", "DEL", pod, result).silence()
+    chain.run("bridge", "DEL", pod, result).assert_silent()
     assert not differences(before, chain.everything(pod))
 
 
-def test_a_file_in_the_place_of_the_store(new_stage):
-    """Every verb that needs the store says what is in the way; DEL takes away all but the lease."""
-    stage = new_stage("nftables")
-    chain, pod = stage.chain, stage.pod
+def test_file_with_the_name_of_the_store(new_scenario_host):
+    """Each verb that needs the store names the file that has its place; DEL removes everything but the lease."""
+    host = new_scenario_host("nftables")
+    chain, pod = host.chain, host.pod
     before = chain.everything(pod)["host"]
     result = chain.add(pod, "bridge")
     shutil.rmtree(chain.store)
@@ -124,14 +126,14 @@ def test_a_file_in_the_place_of_the_store(new_stage):
         assert (error["code"], str(chain.store) in error["msg"]) == (5, True), error
     status = chain.run("bridge", "STATUS", pod, cniVersion="1.1.0").error()
     assert (status["code"], str(chain.store) in status["msg"]) == (50, True), status
-    assert chain.run("bridge", "GC", pod, **stage.stale()).error()["code"] == 5
+    assert chain.run("bridge", "GC", pod, **host.valid_attachments()).error()["code"] == 5
     assert not differences(before, chain.everything(pod)["host"])
     assert chain.store.read_text() == "mine"
 
 
 def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as own:
-        own.bind(os.path.relpath(path))
+    with socket.socket(socket.AF_UNIX) as unix_socket:
+        unix_socket.bind(os.path.relpath(path))
 
 
 FOREIGN: dict[str, Callable[[Path], Any]] = {
@@ -148,10 +150,10 @@ FOREIGN: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
-def test_foreign_things_with_the_names_of_addresses(new_stage, monkeypatch, foreign):
-    """They are passed over by ADD, and stay, whatever else is added, checked, deleted and collected."""
-    stage = new_stage("nftables")
-    chain, pod = stage.chain, stage.pod
+def test_foreign_files_named_after_addresses(new_scenario_host, monkeypatch, foreign):
+    """ADD skips an address whose name a foreign file has, and no verb removes that file."""
+    host = new_scenario_host("nftables")
+    chain, pod = host.chain, host.pod
     net = chain.store / "net"
     monkeypatch.chdir(net)  # a socket's path may have 107 characters
     FOREIGN[foreign](net / "10.22.0.3")
@@ -159,32 +161,32 @@ def test_foreign_things_with_the_names_of_addresses(new_stage, monkeypatch, fore
     before = sorted(os.listdir(net))
     result = chain.add(pod, "bridge")
     assert result["ips"][0]["address"] == "10.22.0.4/16"
-    chain.run("bridge", "CHECK", pod, result).silence()
-    chain.run("bridge", "STATUS", pod, cniVersion="1.1.0").silence()
+    chain.run("bridge", "CHECK", pod, result).assert_silent()
+    chain.run("bridge", "STATUS", pod, cniVersion="1.1.0").assert_silent()
     chain.delete(pod, "bridge", prev_result=result)
     chain.add(pod, "bridge")
-    chain.run("bridge", "GC", pod, **stage.stale()).silence()
+    chain.run("bridge", "GC", pod, **host.valid_attachments()).assert_silent()
     assert sorted(os.listdir(net)) == before
 
 
-def test_a_lease_that_cannot_be_removed(new_stage, disk):
-    """DEL and GC tell of it and take the rest; when it can be removed the next DEL does it."""
-    stage = new_stage("nftables", prepare=lambda store: disk("ext4", store))
-    chain, pod = stage.chain, stage.pod
+def test_undeletable_lease(new_scenario_host, disk):
+    """DEL and GC report a lease that they cannot remove, and remove the rest; a later DEL removes the lease."""
+    host = new_scenario_host("nftables", prepare=lambda store: disk("ext4", store))
+    chain, pod = host.chain, host.pod
     result = chain.add(pod, "bridge")
     lease = chain.store / "net" / result["ips"][0]["address"].partition("/")[0]
     output("chattr", "+i", str(lease))
     try:
         for outcome in (
             chain.run("bridge", "DEL", pod, result),
-            chain.run("bridge", "GC", pod, **{**stage.stale(), "cni.dev/valid-attachments": []}),
+            chain.run("bridge", "GC", pod, **{**host.valid_attachments(), "cni.dev/valid-attachments": []}),
         ):
             error = outcome.error()
             assert (error["code"], "Operation not permitted" in error["msg"]) == (5, True), error
         assert list(chain.leases()) in ([lease.name, "lock"], ["lock", lease.name])
     finally:
         output("chattr", "-i", str(lease))
-    chain.run("bridge", "DEL", pod, result).silence()
+    chain.run("bridge", "DEL", pod, result).assert_silent()
     assert list(chain.leases()) == ["lock"]
 
 
@@ -197,10 +199,10 @@ RESOLVERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", RESOLVERS)
-def test_a_resolver_file_that_is_none(new_stage, tmp_path, kind):
-    """ADD names it with code 5, at once, and leaves nothing; DEL does not care."""
-    stage = new_stage("nftables")
-    chain, pod = stage.chain, stage.pod
+def test_unreadable_resolver_file(new_scenario_host, tmp_path, kind):
+    """ADD names an unreadable resolver file in an error of code 5, at once, and leaves nothing; DEL ignores it."""
+    host = new_scenario_host("nftables")
+    chain, pod = host.chain, host.pod
     file = tmp_path / "resolv.conf"
     RESOLVERS[kind](file)
     config = chain.config("bridge")
@@ -209,13 +211,13 @@ def test_a_resolver_file_that_is_none(new_stage, tmp_path, kind):
     error = chain.run("bridge", "ADD", pod, None, "timeout", "20", ipam=ipam).error()
     assert (error["code"], str(file) in error["msg"]) == (5, True), error
     assert not differences(before, chain.everything(pod))
-    chain.run("bridge", "DEL", pod, None, ipam=ipam).silence()
+    chain.run("bridge", "DEL", pod, None, ipam=ipam).assert_silent()
 
 
 _REDIRECTIONS = ("<&-", ">&-", "2>&-", ">/dev/full", "2>/dev/full")
 
-# Words that start a verb in a worse world, each with how often.
-WORLDS: dict[str, tuple[tuple[str, ...], ...]] = {
+# Command lines that start a verb in a restricted environment, by the restriction.
+RESTRICTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "descriptors": tuple(("prlimit", f"--nofile={number}") for number in range(3, 16)),
     "memory": tuple(("prlimit", f"--as={number << 20}") for number in (60, 80, 84, 88, 90, 92, 94, 96, 98, 100, 102)),
     "data": tuple(("prlimit", f"--data={number << 10}") for number in (64, 512, 2048, 4096, 8192)),
@@ -236,29 +238,29 @@ WORLDS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "no /proc": (("unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$0"'),),
     "closed": tuple(("sh", "-c", f'exec "$0" {redirection}') for redirection in _REDIRECTIONS),
-    "seccomp": tuple(seccomp.words(call) for call in seccomp.CALLS),
+    "seccomp": tuple(seccomp.command_prefix(call) for call in seccomp.CALLS),
 }
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_worse_world(new_stage, nightly, world):
-    """Under limits and without permissions, too, a verb does all or nothing, and tells."""
-    number = list(WORLDS).index(world)
-    cases = [(*verb, backend, words) for verb in VERBS for backend in BACKENDS for words in WORLDS[world]]
+@pytest.mark.parametrize("restriction", RESTRICTIONS)
+def test_restricted_environment(new_scenario_host, nightly, restriction):
+    """Under resource limits and without permissions, too, a verb does all or nothing and reports its failure."""
+    number = list(RESTRICTIONS).index(restriction)
+    cases = [(*verb, backend, line) for verb in VERBS for backend in BACKENDS for line in RESTRICTIONS[restriction]]
     some = cases if nightly else cases[number :: len(cases) // 3]
     problems = []
-    dramas: dict[tuple[str, str, str], Any] = {}
-    for command, kind, backend, words in some:
-        drama = dramas.get((command, kind, backend))
-        if drama is None or drama.spoilt:
-            drama = dramas[command, kind, backend] = DRAMAS[command](new_stage(backend), kind)
-        outcome = drama.attempt(*words)
-        found = drama.judge(outcome)
-        died = world in ("memory", "data", "stack") and outcome.status not in (0, 1)  # before it could speak
-        if outcome.status and not died:
-            found += filter(None, [told(outcome, speechless=world == "closed")])
-        if found:
-            name = f"{command} of {kind} ({backend}) by {' '.join(words)}: {outcome.status}"
-            problems.append("\n    ".join((name, *found)))
+    scenarios: dict[tuple[str, str, str], Any] = {}
+    for command, kind, backend, line in some:
+        scenario = scenarios.get((command, kind, backend))
+        if scenario is None or scenario.dirty:
+            scenario = scenarios[command, kind, backend] = SCENARIOS[command](new_scenario_host(backend), kind)
+        outcome = scenario.attempt(*line)
+        defects = scenario.find_defects(outcome)
+        crashed = restriction in ("memory", "data", "stack") and outcome.status not in (0, 1)
+        if outcome.status and not crashed:
+            defects += filter(None, [explain_bad_report(outcome, stdout_closed=restriction == "closed")])
+        if defects:
+            name = f"{command} of {kind} ({backend}) by {' '.join(line)}: {outcome.status}"
+            problems.append("\n    ".join((name, *defects)))
     promises.record("faults", faults=len(some))
     assert not problems, f"{len(problems)} of {len(some)}:\n" + "\n".join(problems)

@@ -83,7 +83,7 @@ def test_modes_are_no_wider_than_said(net, store, umask):
     own = {"net": 0o755, "net/lock": 0o750, "net/10.22.0.2": 0o600, "net/last_reserved_ip.0": 0o600, ".": 0o755}
     assert modes(store) == {name: mode & ~umask for name, mode in own.items()}
     assert modes(Path(f"{store}.podwire")) == {".": 0o700, "net": 0o600}
-    lease(net, "DEL").silence()
+    lease(net, "DEL").assert_silent()
 
 
 LINKED = ["lock", "last_reserved_ip.0", "10.22.0.2"]
@@ -136,9 +136,9 @@ def test_the_directory_may_be_a_link(net, store, tmp_path, level):
         store.mkdir()
         (store / "net").symlink_to(disk / "net")
     lease(net, "ADD").result()
-    lease(net, "CHECK").silence()
+    lease(net, "CHECK").assert_silent()
     assert (disk / "net" / "10.22.0.2").read_bytes() == b"cid\r\neth0"
-    lease(net, "DEL").silence()
+    lease(net, "DEL").assert_silent()
     assert not (disk / "net" / "10.22.0.2").exists()
 
 
@@ -284,7 +284,7 @@ def test_modes_of_a_backup(tune, store, umask):
         os.umask(before)
     for directory in (store, Path(f"{store}.podwire")):
         assert modes(directory) == {".": 0o700 & ~umask, BACKUP: 0o600 & ~umask}
-    tune("DEL").silence()
+    tune("DEL").assert_silent()
     assert [list(directory.iterdir()) for directory in (store, Path(f"{store}.podwire"))] == [[], []]
 
 

@@ -56,7 +56,7 @@ class Target:
             "firewall": {**chained, "backend": masquerade["ipMasqBackend"]},
         }
         sandbox.ip("link", "add", "shaped0", "type", "veth", "peer", "name", "h0", "netns", host.name)
-        self.configs["bandwidth"]["prevResult"] = prev_result("1.0.0", "10.22.0.2/16", host_ends=["h0"])
+        self.configs["bandwidth"]["prevResult"] = prev_result("1.0.0", "10.22.0.2/16", host_interfaces=["h0"])
 
     def run(self, plugin, *path_and_text, between=None, **how):
         """Runs ADD and DEL with the text at a path of the configuration; tells whether ADD succeeded."""
@@ -235,8 +235,8 @@ def test_a_long_container_id_is_found_again(target):
             config = {**target.configs["host-local"], "name": f"n{number}", **keys}
             how = {"host": target.host, "container_id": container_id, "netns": target.sandbox}
             first = run_plugin("host-local", "ADD", config, **how).result()
-            run_plugin("host-local", "CHECK", config, **how).silence()
+            run_plugin("host-local", "CHECK", config, **how).assert_silent()
             assert run_plugin("host-local", "ADD", config, **how).status == 1, first  # it has one
             how["container_id"] = container_id if command == "DEL" else None
-            run_plugin("host-local", command, config, **how).silence()
+            run_plugin("host-local", command, config, **how).assert_silent()
             assert list(target.store.glob(f"n{number}/10*")) == []

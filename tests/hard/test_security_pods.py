@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import bandwidth_network, kernels, netstate
 from tests.support.attaching import Network
-from tests.support.bandwidth_network import BOTH, Shaping
+from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.invocation import run_plugin
 from tests.support.processes import output
 from tests.support.publishing import Publishing
@@ -62,7 +62,7 @@ class Node:
         spoof = {"macspoofchk": True} if kernels.has("nft_bridge") else {}
         self.bridge = Network(host, {**config, **masquerade, **spoof, "ipam": ipam})
         self.ports = Publishing(self.bridge, {"backend": backend})
-        self.limits = Shaping(self.bridge).asked(**BOTH)
+        self.limits = BandwidthNetwork(self.bridge).asked(**BOTH)
 
     def add(self, pod):
         return self.limits.limit(pod, self.ports.add(pod, "8080:80"))
@@ -109,7 +109,7 @@ def used(host, store, backend, new_sandbox):
     first = new_sandbox()
     result = found.add(first)
     for outcome in found.steps("DEL", first, result).values():
-        outcome.silence()
+        outcome.assert_silent()
     return found
 
 
@@ -136,7 +136,7 @@ def pranked(node, new_sandbox, prank):
     play(pod, PRANKS[prank], result, other)
     node.steps("CHECK", pod, result)
     for outcome in node.steps("DEL", pod, result).values():
-        outcome.silence()
+        outcome.assert_silent()
     assert node.state() == before
     for plugin, outcome in node.steps("CHECK", neighbour, near).items():
         assert outcome.status == (plugin == "loopback")  # nobody has brought it up
@@ -166,7 +166,7 @@ def crowded(node, new_sandbox, number):
         if outcome.status:
             assert outcome.error()["code"] == 999
     keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [{"containerID": pod.name, "ifname": "eth0"}]}
-    in_time(lambda: node.bridge.having(**keys).run("GC")).silence()
+    in_time(lambda: node.bridge.having(**keys).run("GC")).assert_silent()
     for outcome in node.steps("DEL", pod, result).values():
-        outcome.silence()
+        outcome.assert_silent()
     assert node.state() == before

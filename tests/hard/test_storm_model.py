@@ -87,10 +87,10 @@ class Node(RuleBasedStateMachine):
         own = self.attached.get((network, name))
         if own is None:
             return
-        self.run("bridge", "CHECK", network, name, own, by=self.directory(theirs)).silence()
+        self.run("bridge", "CHECK", network, name, own, by=self.directory(theirs)).assert_silent()
         # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
         for plugin in ("bandwidth", "firewall", "tuning"):
-            self.run(plugin, "CHECK", network, name, own, by=binaries.directory()).silence()
+            self.run(plugin, "CHECK", network, name, own, by=binaries.directory()).assert_silent()
         outcome = self.run("portmap", "CHECK", network, name, own, by=binaries.directory())
         earlier = self.ports[own.port][: self.ports[own.port].index(address(own.result))] if own.port else []
         # What the container itself has on the other network is not in its way.
@@ -98,7 +98,7 @@ class Node(RuleBasedStateMachine):
         if any(owners[ip] != name for ip in earlier):
             assert "whose rule comes first" in outcome.error()["msg"]
         else:
-            outcome.silence()
+            outcome.assert_silent()
 
     @rule(network=networks, name=ids, how=st.sampled_from(("whole", "forgotten", "no sandbox", "no path", "twice")))
     def delete(self, network, name, how):
@@ -109,7 +109,7 @@ class Node(RuleBasedStateMachine):
         netns = "" if how == "no path" else None
         shown = Attachment({}, own.by) if how == "forgotten" else own
         for plugin in (*reversed(PLUGINS), *(PLUGINS if how == "twice" else ())):
-            self.run(plugin, "DEL", network, name, shown, by=binaries.directory(), netns=netns).silence()
+            self.run(plugin, "DEL", network, name, shown, by=binaries.directory(), netns=netns).assert_silent()
         self.forget(network, name)
 
     @rule(network=networks, name=ids)
@@ -121,7 +121,7 @@ class Node(RuleBasedStateMachine):
         for plugin in reversed(PLUGINS):
             # Go's firewall does not know of our records, which would stay until a GC without the container.
             by = own.by if plugin == "firewall" else self.reference
-            self.run(plugin, "DEL", network, name, own, by=by).silence()
+            self.run(plugin, "DEL", network, name, own, by=by).assert_silent()
         self.forget(network, name)
 
     @rule(network=networks, lost=st.sets(ids))
@@ -136,7 +136,7 @@ class Node(RuleBasedStateMachine):
         valid = [{"containerID": name, "ifname": "eth0"} for name in CONTAINERS if name not in mine]
         for plugin in PLUGINS:
             keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
-            self.run(plugin, "GC", network, None, keys=keys).silence()
+            self.run(plugin, "GC", network, None, keys=keys).assert_silent()
         for name in mine:
             self.forget(network, name)
 
@@ -144,7 +144,7 @@ class Node(RuleBasedStateMachine):
     def status(self, network):
         """STATUS says that pods can be attached, and changes nothing."""
         for plugin in PLUGINS:
-            self.run(plugin, "STATUS", network, None, keys={"cniVersion": "1.1.0"}).silence()
+            self.run(plugin, "STATUS", network, None, keys={"cniVersion": "1.1.0"}).assert_silent()
 
     @invariant()
     def leases_are_those_of_the_attached(self):

@@ -8,7 +8,7 @@ import pytest
 from ipam.host_local.index import Index
 from ipam.host_local.store import Store
 from tests import promises
-from tests.support.process_pool import Call, Crowd, soon
+from tests.support.process_pool import Call, ProcessPool, random_kill_delay_s
 
 CONTAINERS = 240  # of 253 addresses: a search has to pass many
 AT_ONCE = 200
@@ -30,7 +30,11 @@ class Storm:
         variables = {"CNI_CONTAINERID": name, "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0"}
         variables |= {"CNI_PATH": str(directory)}
         return Call(
-            directory / "host-local", command, config or self.config, variables, soon(self.chance) if killed else None
+            directory / "host-local",
+            command,
+            config or self.config,
+            variables,
+            random_kill_delay_s(self.chance) if killed else None,
         )
 
     def add(self, name, killed=False):
@@ -45,12 +49,12 @@ class Storm:
         self.attached[name] = None
         outcome = yield self.call("DEL", name, killed)
         if not self.was_killed(outcome, killed):
-            outcome.silence()
+            outcome.assert_silent()
             del self.attached[name]
 
     def check(self, name):
         outcome = yield self.call("CHECK", name)
-        outcome.silence()
+        outcome.assert_silent()
 
     def collect(self):
         """GC by ours: half of what is not attached, or was killed, is not listed, and waits for its end."""
@@ -60,7 +64,7 @@ class Storm:
         valid = [{"containerID": name, "ifname": "eth0"} for name in names() if name not in spare]
         config = self.config | {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
         outcome = yield self.call("GC", None, config=config, directory=self.directories[0])
-        outcome.silence()
+        outcome.assert_silent()
         self.attached = {name: address for name, address in self.attached.items() if name not in spare}
         self.busy -= spare
         self.collecting = False
@@ -108,7 +112,7 @@ def names():
 
 def run_all(at_once, works):
     queue = iter(works)
-    Crowd(at_once).run(lambda: next(queue, None))
+    ProcessPool(at_once).run(lambda: next(queue, None))
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["ours", "with the reference"])
@@ -129,7 +133,7 @@ def test_a_storm_on_a_small_range(bin_dir, reference, store, nightly, mixed):
     storm = Storm(store, [bin_dir, reference] if mixed else [bin_dir])
     seconds = 60 if nightly else 3
     storm.end = time.monotonic() + seconds
-    crowd = Crowd(64)
+    crowd = ProcessPool(64)
     crowd.run(storm.next)
     run_all(8, [storm.delete(name) for name, address in storm.attached.items() if not address])
     run_all(1, [storm.collect()])  # which removes the empty files that a killed reference leaves

@@ -14,7 +14,7 @@ from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
 from tests.support import binaries, scripted_ipam, xtables
 from tests.support.attaching import Network
-from tests.support.bandwidth_network import BOTH, Shaping
+from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.firewall_tables import Firewall
 from tests.support.hostports import DUAL, HostPorts
 from tests.support.namespaces import Namespace
@@ -69,9 +69,9 @@ def published(dual_network: Network) -> Publishing:
 
 
 @pytest.fixture
-def shaped(network: Network) -> Shaping:
+def shaped(network: Network) -> BandwidthNetwork:
     """The IPv4 network with bandwidth behind bridge, which limits both directions."""
-    return Shaping(network).asked(**BOTH)
+    return BandwidthNetwork(network).asked(**BOTH)
 
 
 @pytest.fixture

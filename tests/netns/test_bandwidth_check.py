@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifbs, joined, state
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth, ifbs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -15,7 +15,7 @@ REDIRECT = "action mirred egress redirect dev"
 @pytest.fixture
 def limited(shaped, sandbox):
     """A pod with limits of both directions: network, namespace, result, the ifb's name."""
-    result = shaped.limit(sandbox, joined(shaped.host, sandbox))
+    result = shaped.limit(sandbox, connect_veth(shaped.host, sandbox))
     (ifb,) = ifbs(shaped.host)
     return shaped, sandbox, result, ifb
 
@@ -135,7 +135,7 @@ def test_filters_of_others_that_are_no_obstacle(limited):
 
 def test_filters_of_another_chain(shaped, sandbox):
     """A chain that nothing leads to is no obstacle, though the kernel lists its filters first; it stays."""
-    before = joined(shaped.host, sandbox)
+    before = connect_veth(shaped.host, sandbox)
     tc(shaped, "qdisc add dev veth0 clsact", f"filter add dev veth0 ingress chain 5 {ALL.replace('prio 1', 'prio 7')}")
     empty = state(shaped.host)
     shaped.limit(sandbox, before)

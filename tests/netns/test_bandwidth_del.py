@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.bandwidth_network import ifb_name, ifbs, joined, qdiscs, state
+from tests.support.bandwidth_network import connect_veth, ifb_name, ifbs, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.needs("ifb", "tbf")
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 @pytest.mark.parametrize("given", ["x", [1], {"interfaces": 5}, {"cniVersion": "7.0.0"}, {"cniVersion": "1.0.0"}, None])

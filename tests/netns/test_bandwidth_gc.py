@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import binaries
-from tests.support.bandwidth_network import ifbs, joined, state
+from tests.support.bandwidth_network import connect_veth, ifbs, state
 from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
 
@@ -21,7 +21,7 @@ def populated(shaped, new_sandbox, reference):
     )
     for number, (name, net) in enumerate(nets):
         pod = new_sandbox()
-        net.limit(pod, joined(shaped.host, pod, f"veth{number}"), container_id=name)
+        net.limit(pod, connect_veth(shaped.host, pod, f"veth{number}"), container_id=name)
     return shaped
 
 
@@ -53,10 +53,10 @@ def test_an_empty_list_is_authoritative(populated, nothing):
     """With null, as CRI-O sends it, or [] all of this network goes; without the key nothing, and GC says so."""
     net = populated.having(cniVersion="1.1.0")
     outcome = net.bandwidth("GC")
-    outcome.silence()
+    outcome.assert_silent()
     assert outcome.stderr == "bandwidth: GC without cni.dev/valid-attachments removes nothing\n"
     assert len(owners(net)) == 4
-    run_plugin("bandwidth", "GC", {**net.config, "cni.dev/valid-attachments": nothing}, host=net.host).silence()
+    run_plugin("bandwidth", "GC", {**net.config, "cni.dev/valid-attachments": nothing}, host=net.host).assert_silent()
     assert owners(net) == ["", "podwire net2 stale eth0"]
 
 
@@ -97,7 +97,7 @@ def test_ready(shaped, root):
         shaped.host.run("tc", *f"qdisc add dev lo root {root}".split())
     before = state(shaped.host)
     outcome = shaped.having(cniVersion="1.1.0").bandwidth("STATUS")
-    outcome.silence()
+    outcome.assert_silent()
     assert (outcome.stderr, state(shaped.host)) == ("", before)
 
 
@@ -108,7 +108,7 @@ def test_without_privilege(shaped, sandbox, tmp_path, verb):
     program = binaries.directory() / "bandwidth"
     wrapper.write_text(f"#!/bin/sh\nexec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}\n")
     wrapper.chmod(0o755)
-    before = joined(shaped.host, sandbox)
+    before = connect_veth(shaped.host, sandbox)
     if verb != "ADD":
         shaped.limit(sandbox, before)
     made = state(shaped.host)
@@ -137,7 +137,7 @@ def test_a_kernel_without(shaped, sandbox, modules, occupied):
     """
     if occupied:
         shaped.host.run("tc", "qdisc", "add", "dev", "lo", "root", "pfifo", "limit", "9")
-    before = joined(shaped.host, sandbox)
+    before = connect_veth(shaped.host, sandbox)
     empty = state(shaped.host)
     with withheld(modules):
         told = shaped.having(cniVersion="1.1.0").bandwidth("STATUS").error()

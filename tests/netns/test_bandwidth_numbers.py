@@ -105,7 +105,7 @@ def test_the_kernel_takes_our_numbers(go, bucket):
         ours = compute_shape(Limit(*pair), 1500, 0).bucket
         bucket.set(ours)
         if pair in ORDINARY:
-            go("CHECK", *pair).silence()
+            go("CHECK", *pair).assert_silent()
         else:
             assert "doesn't match" in go("CHECK", *pair).error()["msg"], pair
         assert bucket.take() == ours, pair

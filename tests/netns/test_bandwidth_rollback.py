@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
-from tests.support.injection import injected
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth, ifb_name, ifbs, qdiscs, state
+from tests.support.injection import run_injected
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -18,7 +18,7 @@ SMTP = "protocol all prio 1 u32 match ip dport 25 0xffff flowid 1:1"
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 @pytest.fixture
@@ -158,7 +158,9 @@ def test_sigterm_at_any_call_of_add(shaped, sandbox, before, call):
     """Whenever SIGTERM comes, ADD either succeeds and all is there, or fails with code 11 and nothing is."""
     config, empty = {**shaped.config, "prevResult": before}, state(shaped.host)
     for occurrence in (1, 2, 4, 6):
-        outcome = injected(shaped.host, "bandwidth", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}")
+        outcome = run_injected(
+            shaped.host, "bandwidth", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}"
+        )
         if outcome.status == 0:
             shaped.check(sandbox, outcome.result())
             shaped.release(sandbox)
@@ -175,7 +177,7 @@ def test_sigkill_at_any_call_of_add(shaped, sandbox, before):
     for call, occurrences in (("sendto", range(2, 7)), ("close", (3, 4)), ("write", (1,))):
         for occurrence in occurrences:
             injection = f"{call}:signal=KILL:when={occurrence}"
-            killed = injected(shaped.host, "bandwidth", "ADD", config, sandbox, injection)
+            killed = run_injected(shaped.host, "bandwidth", "ADD", config, sandbox, injection)
             if state(shaped.host) != empty:
                 whole += killed.status != 0
                 shaped.check(sandbox, before)
@@ -192,7 +194,7 @@ def test_sigterm_and_sigkill_during_del(shaped, sandbox, before):
         for occurrence in range(3, 7):
             shaped.limit(sandbox, before)
             injection = f"sendto:signal={name}:when={occurrence}"
-            injected(shaped.host, "bandwidth", "DEL", shaped.config, sandbox, injection, follow=True)
+            run_injected(shaped.host, "bandwidth", "DEL", shaped.config, sandbox, injection, follow=True)
             shaped.release(sandbox)
             assert state(shaped.host) == empty
 
@@ -203,7 +205,7 @@ def test_del_without_its_child(shaped, sandbox, before, injection):
     """Where the child that waits for the kernel dies, or cannot be made, DEL removes the ifb itself."""
     empty = state(shaped.host)
     shaped.limit(sandbox, before)
-    injected(shaped.host, "bandwidth", "DEL", shaped.config, sandbox, injection, follow=True).silence()
+    run_injected(shaped.host, "bandwidth", "DEL", shaped.config, sandbox, injection, follow=True).assert_silent()
     assert state(shaped.host) == empty
 
 
@@ -211,7 +213,7 @@ def test_a_result_that_cannot_be_told(shaped, sandbox, before):
     """When the result cannot be written, the runtime takes ADD as failed: nothing of it stays."""
     config, empty = {**shaped.config, "prevResult": before}, state(shaped.host)
     with open("/dev/full", "wb") as full:
-        outcome = injected(shaped.host, "bandwidth", "ADD", config, sandbox, stdout=full)
+        outcome = run_injected(shaped.host, "bandwidth", "ADD", config, sandbox, stdout=full)
     assert outcome.status == 1
     assert re.search(r"podwire: error writing to stdout: .*" + os.strerror(errno.ENOSPC), outcome.stderr)
     assert state(shaped.host) == empty

@@ -10,7 +10,7 @@ from tests.support.attaching import address, host_end
 from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
 from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, hasty
-from tests.support.sockets import opened
+from tests.support.sockets import open_socket
 
 pytestmark = pytest.mark.needs("ifb", "tbf", "htb")
 
@@ -91,7 +91,7 @@ def unlimited(limits):
     found = set()
     for ip in sorted(NEAR | FAR):
         own = address(limits.bridged, 1 if ":" in ip else 0)
-        with opened(limits.pod, "udp", own) as inside, opened(limits.host, "udp", ip) as outside:
+        with open_socket(limits.pod, "udp", own) as inside, open_socket(limits.host, "udp", ip) as outside:
             counts = {EGRESS: arrived(inside, outside), INGRESS: arrived(outside, inside)}
         assert all(counts.values()), (ip, counts)
         found |= {(direction, ip) for direction, count in counts.items() if count == COUNT}
@@ -113,7 +113,7 @@ def unlimited(limits):
 def test_what_is_limited(limits, keys, free):
     """What goes to and comes from the subnets runs free, or alone is limited, with neighbours to be asked for first."""
     limits.add(**keys)
-    limits.check(**keys).silence()
+    limits.check(**keys).assert_silent()
     for namespace in (limits.host, limits.pod):
         namespace.ip("neigh", "flush", "all")
     assert unlimited(limits) == free
@@ -123,8 +123,8 @@ def test_a_large_packet_is_split_for_the_bucket(limits):
     """What the host hands over as one packet of many, larger than the queue, is limited, not lost."""
     limits.add(**UNSHAPED, ingressRate=8_000_000)
     with (
-        opened(limits.pod, "udp", address(limits.bridged)) as inside,
-        opened(limits.host, "udp", GATEWAY) as outside,
+        open_socket(limits.pod, "udp", address(limits.bridged)) as inside,
+        open_socket(limits.host, "udp", GATEWAY) as outside,
     ):
         outside.setsockopt(socket.SOL_UDP, UDP_SEGMENT, len(DATAGRAM))
         outside.sendto(DATAGRAM * COUNT, inside.getsockname())
@@ -138,7 +138,7 @@ def test_del_leaves_nothing(limits, keys):
     limits.add(**keys)
     assert limits.state() != before
     for _ in range(2):
-        limits.run("DEL", {}).silence()
+        limits.run("DEL", {}).assert_silent()
         assert limits.state() == before
 
 
@@ -150,8 +150,8 @@ def test_del_leaves_others_filters(limits, keys):
     limits.tc("filter", "add", *theirs, "flowid", "1:7")
     before = limits.state()
     limits.add(**keys)
-    limits.check(**keys).silence()
-    limits.run("DEL", {}).silence()
+    limits.check(**keys).assert_silent()
+    limits.run("DEL", {}).assert_silent()
     assert limits.state() == before
 
 
@@ -173,7 +173,7 @@ def test_a_foreign_root_stays(limits):
     error = limits.run("ADD", {**RATES, **UNSHAPED}).error()
     assert "another program limits" in error["details"]
     assert limits.state() == before
-    limits.run("DEL", {}).silence()
+    limits.run("DEL", {}).assert_silent()
     assert limits.state() == before
 
 
@@ -201,7 +201,7 @@ def test_check_sees_a_difference(limits, name):
     """CHECK sees what was changed, is missing or was added."""
     keys, line = DIFFERENT[name]
     ifb = limits.add(**keys)["interfaces"][-1]["name"]
-    limits.check(**keys).silence()
+    limits.check(**keys).assert_silent()
     limits.tc(*line.replace("OUTSIDE", limits.outside).replace("IFB", ifb).split())
     assert limits.check(**keys).error()["code"] == 999
 
@@ -221,7 +221,7 @@ def test_runtime_rates_with_static_subnets(limits):
     """Subnets of the whole cluster hold for rates that the runtime gives, whose own subnets are before them."""
     limits.add(**UNSHAPED)
     wanted = limits.state()
-    limits.run("DEL", {}).silence()
+    limits.run("DEL", {}).assert_silent()
     limits.run("ADD", {"runtimeConfig": {"bandwidth": RATES}, **UNSHAPED}).result()
     assert limits.state() == wanted
     limits.run("ADD", {"runtimeConfig": {"bandwidth": {**RATES, **UNSHAPED}}, **SHAPED}).result()
@@ -230,7 +230,7 @@ def test_runtime_rates_with_static_subnets(limits):
 
 def test_status_with_subnets(limits):
     """STATUS is content with a kernel that has all that subnets take."""
-    limits.run("STATUS", {**UNSHAPED, "cniVersion": "1.1.0"}).silence()
+    limits.run("STATUS", {**UNSHAPED, "cniVersion": "1.1.0"}).assert_silent()
 
 
 @pytest.mark.needs("in_user_mode_linux")
@@ -239,7 +239,7 @@ def test_a_kernel_without_htb(limits):
     before = limits.state()
     status = {"cniVersion": "1.1.0"}
     with withheld(["sch_htb"]):
-        limits.run("STATUS", status).silence()
+        limits.run("STATUS", status).assert_silent()
         told = limits.run("STATUS", {**status, **UNSHAPED}).error()
         failed = limits.run("ADD", {**RATES, **UNSHAPED}).error()
         assert limits.state() == before

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support import netstate
-from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifbs, joined, qdiscs, state
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth, ifbs, qdiscs, state
 from tests.support.publishing import Publishing
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
@@ -23,7 +23,7 @@ ORDINARY = [
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_del_without_a_namespace(both, sandbox, before):
 def test_the_references_ifb_belongs_to_the_other_interface(both, sandbox, before):
     """An ifb of the reference for one interface survives DEL of the container's other one, limited by us or not."""
     ours, theirs = both
-    other = joined(ours.host, sandbox, "veth1", "net1")
+    other = connect_veth(ours.host, sandbox, "veth1", "net1")
     result = theirs.limit(sandbox, before)
     ours.release(sandbox, ifname="net1")
     ours.check(sandbox, result)

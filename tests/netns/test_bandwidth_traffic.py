@@ -15,7 +15,7 @@ from tests.support.hostports import ports
 from tests.support.invocation import run_plugin
 from tests.support.netlist import NetworkList
 from tests.support.publishing import NODE
-from tests.support.rates import Way
+from tests.support.rates import Transfer
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -28,7 +28,7 @@ RUNTIMES = ROOT / "tests" / "data" / "runtimes"
 
 def ways(host, pod, result, gateway=GATEWAY):
     """Returns the ways into a pod and out of it, by direction."""
-    return {"ingress": Way(host, pod, address(result)), "egress": Way(pod, host, gateway)}
+    return {"ingress": Transfer(host, pod, address(result)), "egress": Transfer(pod, host, gateway)}
 
 
 def passing(way, limit, protocol="tcp", **how):
@@ -69,7 +69,7 @@ def test_a_neighbour_is_not_limited(shaped, new_sandbox):
     limit = BOTH["egressRate"]
     for way in ways(shaped.host, other, result).values():
         assert passing(way, limit, seconds=0.2) > UNLIMITED["tcp"]
-    assert is_held(passing(Way(pod, other, address(result)), limit))
+    assert is_held(passing(Transfer(pod, other, address(result)), limit))
 
 
 @pytest.mark.parametrize("runtime", ["containerd", "cri-o"])
@@ -99,9 +99,9 @@ def test_a_host_port_is_limited_too(bin_dir, host, sandbox, client, store):
 
     result = network.add(run)
     network.check(run, result)
-    called = {"ip": address(result), "called": (NODE, 8080)}
-    assert is_held(passing(Way(client, sandbox, **called), BOTH["ingressRate"]))
-    assert is_held(passing(Way(sandbox, client, **called, answering=True), BOTH["egressRate"]))
+    called = {"ip": address(result), "destination": (NODE, 8080)}
+    assert is_held(passing(Transfer(client, sandbox, **called), BOTH["ingressRate"]))
+    assert is_held(passing(Transfer(sandbox, client, **called, server_sends=True), BOTH["egressRate"]))
 
 
 def test_two_interfaces_of_a_container_on_one_network_are_limited_each(shaped, sandbox):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.spec.configs import VERSIONS
 from tests.support import netstate
-from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, ifb_name, ifbs, joined, qdiscs, state
+from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth, ifb_name, ifbs, qdiscs, state
 from tests.support.results import prev_result
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
@@ -20,7 +20,7 @@ BURST_MAX = 8 * ((1 << 32) - 1)
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 def sent(name):
@@ -210,7 +210,7 @@ def test_a_direction_of_each_of_two_in_a_list(shaped, sandbox, before, first, se
 
 def test_the_hosts_end_is_one_of_several(shaped, sandbox, before, new_sandbox):
     """The host's end is the pod's peer, wherever it stands in prevResult and whatever has its name elsewhere."""
-    other = joined(shaped.host, new_sandbox(), "veth9")
+    other = connect_veth(shaped.host, new_sandbox(), "veth9")
     interfaces = [*other["interfaces"], {"name": "veth0", "sandbox": "/run/netns/x"}, *before["interfaces"]]
     shaped.limit(sandbox, {**before, "interfaces": interfaces[::-1]})
     assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, sent(ifb_name(sandbox.name))])
@@ -250,7 +250,7 @@ def test_no_end_on_the_host(shaped, sandbox, before, new_sandbox, command):
 def test_interfaces_of_one_container(shaped, sandbox, before, order):
     """All interfaces of a container on one network have limits of their own; DEL of one leaves the others'."""
     net = shaped
-    given = {"eth0": before} | {f"net{n}": joined(net.host, sandbox, f"veth{n}", f"net{n}") for n in (1, 2)}
+    given = {"eth0": before} | {f"net{n}": connect_veth(net.host, sandbox, f"veth{n}", f"net{n}") for n in (1, 2)}
     empty = state(net.host)
     results = {ifname: net.limit(sandbox, given[ifname], ifname=ifname) for ifname in given}
     names = {ifname: result["interfaces"][-1]["name"] for ifname, result in results.items()}
@@ -273,7 +273,7 @@ def test_long_names(shaped, sandbox, before, length):
     """Names of any length have limits that CHECK, DEL and GC find; two that differ at their end only are told apart."""
     names = ["n" * length + "1", "n" * length + "2"]
     nets, how = [shaped.having(name=name) for name in names], {"container_id": "c" * length}
-    other = joined(shaped.host, sandbox, "veth1", "interface-fifty")
+    other = connect_veth(shaped.host, sandbox, "veth1", "interface-fifty")
     empty = state(shaped.host)
     nets[0].limit(sandbox, before, **how)
     nets[1].limit(sandbox, other, ifname="interface-fifty", **how)
@@ -310,7 +310,7 @@ def test_behind_bridge(shaped, sandbox):
 def test_many_pods_at_once(shaped, new_sandbox):
     """Pods that come and go at the same time do not get in each other's way."""
     pods = [new_sandbox() for _ in range(8)]
-    given = [joined(shaped.host, pod, f"veth{number}") for number, pod in enumerate(pods)]
+    given = [connect_veth(shaped.host, pod, f"veth{number}") for number, pod in enumerate(pods)]
     empty = state(shaped.host)
     with ThreadPoolExecutor() as pool:
         for _ in range(2):

@@ -59,8 +59,8 @@ def test_nftables_is_taken_where_iptables_is_missing(masqueraded, sandbox):
     """Without ipMasqBackend and without iptables the rules are made by nftables; CHECK and DEL go the same way."""
     result = run_without_iptables(masqueraded, "ADD", sandbox).result()
     assert made_by(masqueraded) == {"nftables"}
-    run_without_iptables(masqueraded, "CHECK", sandbox, prevResult=result).silence()
-    run_without_iptables(masqueraded, "DEL", sandbox, prevResult=result).silence()
+    run_without_iptables(masqueraded, "CHECK", sandbox, prevResult=result).assert_silent()
+    run_without_iptables(masqueraded, "DEL", sandbox, prevResult=result).assert_silent()
     assert made_by(masqueraded) == set()
 
 
@@ -119,9 +119,11 @@ def test_gc_looks_at_both(masqueraded, sandbox, new_sandbox, backend):
     kept, gone = sandbox, new_sandbox()
     net.check(kept, result := net.add(kept))
     net.add(gone)
-    net.run("GC").silence()
+    net.run("GC").assert_silent()
     assert len(net.leases()) == 4
-    net.having(**{"cni.dev/valid-attachments": [{"containerID": kept.name, "ifname": "eth0"}]}).run("GC").silence()
+    net.having(**{"cni.dev/valid-attachments": [{"containerID": kept.name, "ifname": "eth0"}]}).run(
+        "GC"
+    ).assert_silent()
     assert set(net.leases().values()) == {kept.name}
     net.check(kept, result)
     rules = "".join(iptables_rules(net.host) + iptables_rules(net.host, "ip6tables") + nft_rules(net.host))
@@ -193,7 +195,7 @@ def test_gc_leaves_what_proves_nothing(masqueraded, sandbox):
     comment = ("-m", "comment", "--comment", 'name: "net" id: "other"')
     host.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.9", *comment, "-j", "FOREIGN")
     outcome = masqueraded.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []}).run("GC")
-    outcome.silence()
+    outcome.assert_silent()
     assert "1 masquerade rule(s) seem to be of network net and stay" in outcome.stderr
     assert "CNI-" not in "".join(iptables_rules(host))
     assert "192.0.2.9/32" in "".join(iptables_rules(host))
@@ -207,7 +209,7 @@ def test_a_foreign_jump_to_the_masquerade_does_not_stop_del(masqueraded, sandbox
     host.run("iptables", "-t", "nat", "-N", "FOREIGN")
     host.run("iptables", "-t", "nat", "-A", "FOREIGN", "-s", "192.0.2.9", "-j", chain)
     outcome = masqueraded.run("DEL", sandbox)
-    outcome.silence()
+    outcome.assert_silent()
     assert outcome.stderr == f"podwire: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
     left = [rule for rule in iptables_rules(host) if chain in rule]
     assert left == [f":{chain} -", f"-A FOREIGN -s 192.0.2.9/32 -j {chain}"]
@@ -221,7 +223,7 @@ def test_a_foreign_jump_does_not_stop_del(network, sandbox):
     chain = f"cni-br-iface-{sandbox.name}-eth0"
     net.host.run("nft", f'add rule bridge nat PREROUTING iifname "foreign" jump {chain}')
     outcome = net.run("DEL", sandbox)
-    outcome.silence()
+    outcome.assert_silent()
     assert outcome.stderr == f"bridge: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
     assert "macspoofchk" not in "".join(nft_rules(net.host))
     assert net.leases() == {}

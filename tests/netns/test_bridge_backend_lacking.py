@@ -31,7 +31,7 @@ def test_what_the_kernel_lacks_is_told(network, sandbox):
 def test_iptables_legacy_serves(network, sandbox):
     """Without a backend in the configuration, rules are made by iptables-legacy, checked, and taken away."""
     net = network.having(ipMasq=True, cniVersion="1.1.0")
-    net.run("STATUS").silence()
+    net.run("STATUS").assert_silent()
     net.check(sandbox, net.add(sandbox))
     assert f'id: \\"{sandbox.name}\\"' in net.host.run("iptables-legacy-save", "-t", "nat")
     net.delete(sandbox)
@@ -45,7 +45,7 @@ def test_gc_and_del_without_a_namespace(network, sandbox, new_sandbox):
     gone = new_sandbox()
     net.add(sandbox)
     net.add(gone)
-    net.run("DEL", sandbox, netns="").silence()
-    net.having(**{"cni.dev/valid-attachments": []}).run("GC").silence()
+    net.run("DEL", sandbox, netns="").assert_silent()
+    net.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
     assert "CNI-" not in net.host.run("iptables-legacy-save", "-t", "nat")
     assert net.leases() == {}

@@ -158,9 +158,9 @@ def test_status_is_silent_when_all_is_well(network, sandbox):
     """STATUS succeeds before and after the bridge is there, without container variables."""
     net = network.having(cniVersion="1.1.0", ipam=None)
     without = {"container_id": None, "ifname": None}
-    net.run("STATUS", **without).silence()
+    net.run("STATUS", **without).assert_silent()
     net.add(sandbox)
-    net.run("STATUS", **without).silence()
+    net.run("STATUS", **without).assert_silent()
 
 
 def test_status_tells_what_would_fail(network, scripted_network):
@@ -179,7 +179,7 @@ def test_ipam_gets_status_and_gc(scripted_network, ipam_calls, tmp_path, command
     """STATUS and GC reach IPAM with the same input, and IPAM's error is the plugin's."""
     keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
     net = scripted_network(keys=keys)
-    net.run(command).silence()
+    net.run(command).assert_silent()
     assert ipam_calls() == [command]
     assert b"valid-attachments" in (tmp_path / "ipam" / f"stdin.{command}").read_bytes()
     net = scripted_network(body="""echo '{"code": 51, "msg": "no addresses left"}'; exit 1""", keys=keys)
@@ -193,7 +193,7 @@ def test_gc_leaves_links_alone(network, new_sandbox):
     net = network.having(cniVersion="1.1.0", ipam=None, isDefaultGateway=None)
     net.add(pod)
     before = links(net.host), links(pod)
-    net.having(**{"cni.dev/valid-attachments": []}).run("GC").silence()
+    net.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
     assert (links(net.host), links(pod)) == before
 
 

@@ -157,7 +157,7 @@ def test_a_bridge_without_a_free_port(network, refused, host):
     shown = host.run("sh", "-c", error["details"].rpartition(": ")[2])
     assert len(shown.splitlines()) == 1023
     host.ip("link", "set", "a0", "nomaster")
-    network.having(cniVersion="1.1.0").run("STATUS").silence()
+    network.having(cniVersion="1.1.0").run("STATUS").assert_silent()
 
 
 def test_a_namespace_that_is_gone(network):

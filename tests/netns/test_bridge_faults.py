@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.support.attaching import address, host_end, reaches
-from tests.support.injection import injected as injection_into
+from tests.support.injection import run_injected as injection_into
 from tests.support.netstate import links, state
 
 CALLS = ("sendto", "recvfrom", "setns", "openat", "flock", "linkat", "close", "socket", "pwrite64")
@@ -46,7 +46,7 @@ def test_sigterm_at_any_call_of_add_is_told_truly(network, sandbox, new_sandbox,
 def test_a_deletion_whose_child_is_killed_is_carried_out_all_the_same(attached):
     """When the child that waits for the kernel dies before it has asked, DEL deletes the pair itself."""
     network, pod, result = attached
-    injected(network, "DEL", pod, "close_range:signal=SIGKILL", follow=True).silence()
+    injected(network, "DEL", pod, "close_range:signal=SIGKILL", follow=True).assert_silent()
     assert host_end(result) not in links(network.host)
     assert network.leases() == {}
 
@@ -55,7 +55,7 @@ def test_a_deletion_without_a_process_for_the_child_is_carried_out_all_the_same(
     """Where no process can be made DEL waits for the kernel itself, and says so on stderr."""
     network, pod, result = attached
     outcome = injected(network, "DEL", pod, "clone:error=EAGAIN")
-    outcome.silence()
+    outcome.assert_silent()
     assert "Resource temporarily unavailable" in outcome.stderr
     assert host_end(result) not in links(network.host)
     assert network.leases() == {}
@@ -157,4 +157,4 @@ def test_a_name_no_interface_can_have_in_prevresult_is_passed_over(network):
     """DEL without a namespace does what it can with any prevResult."""
     names = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
     interfaces = [{"name": name, "mac": "02:00:00:00:00:01"} for name in names]
-    network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).silence()
+    network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).assert_silent()

@@ -337,7 +337,7 @@ def test_first_pods_at_once(protected, host, new_sandbox):
     text = "".join(nft_rules(host))
     assert (text.count("iifname"), text.count("drop comment")) == (8, 8)
     for outcome in [finish(process) for process in [protected.start("DEL", pod) for pod in pods]]:
-        outcome.silence()
+        outcome.assert_silent()
     assert "macspoofchk" not in "".join(nft_rules(host))
 
 
@@ -349,7 +349,7 @@ def test_rules_go_without_the_sandbox(protected, host, new_sandbox):
     gone.delete()
     protected.delete(gone)
     assert "".join(nft_rules(host)).count("iifname") == 1
-    protected.run("DEL", unnamed, netns="").silence()
+    protected.run("DEL", unnamed, netns="").assert_silent()
     assert "macspoofchk" not in "".join(nft_rules(host))
 
 
@@ -361,7 +361,7 @@ def test_gc_of_the_plugin(protected, host, new_sandbox):
     net.add(lost)
     net.having(name="elsewhere").add(elsewhere)
     valid = [{"containerID": kept.name, "ifname": "eth0"}]
-    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).silence()
+    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).assert_silent()
     text = "".join(nft_rules(host))
     assert [f"macspoofchk-{pod.name}-eth0" in text for pod in (kept, lost, elsewhere)] == [True, False, True]
 

@@ -36,7 +36,7 @@ def test_fifty_pods_at_once(dual_network, new_sandbox):
     assert reaches(pods[-1], address(results[0], 1))
     dual_network.check(pods[0], results[0])
     for process in [dual_network.start("DEL", pod) for pod in pods]:
-        finish(process).silence()
+        finish(process).assert_silent()
     assert set(links(dual_network.host)) == {"lo", "cni0"}
     assert dual_network.leases() == {}
     assert [pod for pod in pods if set(links(pod)) != {"lo"}] == []

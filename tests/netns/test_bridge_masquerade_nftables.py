@@ -148,7 +148,7 @@ def test_first_pods_at_once(masquerading, host, new_sandbox):
     assert len(own_rules(host)) == 16
     assert len([line for line in nft_rules(host) if "goto masq_checks" in line]) == 1
     for outcome in [finish(process) for process in [masquerading.start("DEL", pod) for pod in pods]]:
-        outcome.silence()
+        outcome.assert_silent()
     assert own_rules(host) == []
 
 
@@ -160,7 +160,7 @@ def test_rules_go_without_the_sandbox(masquerading, host, new_sandbox):
     gone.delete()
     masquerading.delete(gone)
     assert len(own_rules(host)) == 2
-    masquerading.run("DEL", unnamed, netns="").silence()
+    masquerading.run("DEL", unnamed, netns="").assert_silent()
     assert own_rules(host) == []
 
 
@@ -172,7 +172,7 @@ def test_gc_of_the_plugin(masquerading, host, new_sandbox):
     for network, pod in ((net, kept), (net, lost), (elsewhere, lost)):
         network.add(pod, ifname="eth1" if network is elsewhere else "eth0")
     valid = [{"containerID": kept.name, "ifname": "eth0"}]
-    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).silence()
+    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).assert_silent()
     listing = "\n".join(nft_rules(host))
     assert listing.count(f"net: net, if: eth0, id: {kept.name}") == 2
     assert listing.count(f"net: elsewhere, if: eth1, id: {lost.name}") == 2
@@ -198,5 +198,5 @@ def test_check_of_the_plugin(masquerading, host, sandbox):
 
 def test_status_of_the_plugin(masquerading):
     """STATUS succeeds where the kernel can do it, and leaves nothing behind."""
-    masquerading.having(cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).silence()
+    masquerading.having(cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).assert_silent()
     assert nft_rules(masquerading.host) == []

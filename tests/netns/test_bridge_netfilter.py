@@ -9,7 +9,7 @@ from tests.support import binaries
 from tests.support.attaching import address, reaches
 from tests.support.invocation import Outcome, environment
 from tests.support.netstate import state
-from tests.support.tcp import PORT, seen_from, serving
+from tests.support.tcp import PORT, serving, source_address
 
 IPV4, IPV6 = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
 SERVICES = ("10.96.0.10", "fd00:96::10")
@@ -32,7 +32,7 @@ def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_san
     assert reaches(network.host, target)  # neighbours are looked for now, not while a connection waits
     assert reaches(caller, target)
     with serving(server, target):
-        assert seen_from(caller, SERVICES[family], 80) == (address(own, family) if wanted else "")
+        assert source_address(caller, SERVICES[family], 80) == (address(own, family) if wanted else "")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -53,7 +53,7 @@ def test_not_asked_for_it_is_left_alone(network, sandbox, value):
         network.host.set_sysctl(key, value)
     result = network.add(sandbox)
     network.check(sandbox, result)
-    network.having(cniVersion="1.1.0").run("STATUS").silence()
+    network.having(cniVersion="1.1.0").run("STATUS").assert_silent()
     assert settings(network) == [value] * 2
 
 
@@ -104,7 +104,7 @@ def test_without_the_module_it_says_how_to_load_it(network, sandbox):
 def test_without_the_module_there_is_nothing_to_switch_off(network, sandbox, wanted):
     """Where frames do not pass through iptables anyway, false is as good as served."""
     network = network.having(bridgeNetfilter=wanted, cniVersion="1.1.0")
-    after(MISSING, network, "STATUS", sandbox).silence()
+    after(MISSING, network, "STATUS", sandbox).assert_silent()
     assert after(MISSING, network, "ADD", sandbox).result()["ips"]
 
 
@@ -112,7 +112,7 @@ def test_where_it_cannot_be_set_a_right_value_will_do(network, sandbox, new_sand
     """A read-only /proc/sys is no obstacle to what is right already, else ADD and STATUS say how to mend it."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     network.add(new_sandbox())  # switches on what else there is to switch on
-    after(READ_ONLY, network, "STATUS", sandbox).silence()
+    after(READ_ONLY, network, "STATUS", sandbox).assert_silent()
     after(READ_ONLY, network, "ADD", sandbox).result()
     network.host.set_sysctl(IPV4, "0")
     other = new_sandbox()
@@ -127,7 +127,7 @@ def test_status_does_not_fail_for_what_add_mends(network, sandbox):
     """A wrong value that ADD can set is no reason for a node not to be ready."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     network.host.set_sysctl(IPV4, "0")
-    network.run("STATUS").silence()
+    network.run("STATUS").assert_silent()
     assert network.host.sysctl(IPV4) == "0"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.attaching import Network
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 
@@ -40,7 +40,7 @@ def test_without_pods_the_command_that_is_told_is_enough(
     network.delete(pod, network.add(pod))
     details = moved(network).run("STATUS").error()["details"]
     network.host.run("sh", "-ec", details)
-    moved(network).run("STATUS").silence()
+    moved(network).run("STATUS").assert_silent()
     moved(network).add(pod)
 
 
@@ -60,7 +60,7 @@ def test_what_add_can_serve_is_ready(network: Network, new_sandbox: Callable[[],
     """STATUS is silent where ADD finds a gateway address that can be put on its interface."""
     network.add(new_sandbox())
     net = moved(network, *ranges, **keys)
-    net.run("STATUS").silence()
+    net.run("STATUS").assert_silent()
 
 
 @pytest.mark.needs("vlan_filtering")
@@ -74,7 +74,7 @@ def test_the_gateway_of_a_vlan(network: Network, new_sandbox: Callable[[], Names
 @pytest.mark.parametrize("family", [4, 6])
 def test_doctor_reports_it(host: Namespace, tmp_path, sandbox: Namespace, family: int) -> None:
     """`podwire doctor` says that the next ADD fails, whatever the network's version is."""
-    clinic = Clinic(host, tmp_path)
+    clinic = DoctorNode(host, tmp_path)
     before, after = ("10.9.0.0/16", "10.30.0.0/16") if family == 4 else ("fd00:9::/64", "fd00:9::/48")
     gateway = "10.30.0.1/16" if family == 4 else "fd00:9::1/48"
 
@@ -86,7 +86,7 @@ def test_doctor_reports_it(host: Namespace, tmp_path, sandbox: Namespace, family
         )
 
     clinic.attach(configure(before), sandbox)
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
     configure(after)
     found = clinic.found("not-ready")
     assert found["severity"] == "problem"

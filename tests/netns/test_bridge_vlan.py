@@ -232,5 +232,5 @@ def test_a_kernel_with_filtering(network, present):
     if present:
         network.host.ip("link", "add", "cni0", "up", "type", "bridge")
     before = state(network.host)
-    network.having(vlan=100, cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).silence()
+    network.having(vlan=100, cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).assert_silent()
     assert state(network.host) == before

@@ -14,7 +14,7 @@ from tests.support.bandwidth_network import BOTH, qdiscs
 from tests.support.binaries import ROOT
 from tests.support.invocation import run_plugin
 from tests.support.netlist import NetworkList, Run
-from tests.support.tcp import PORT, seen_from, serving
+from tests.support.tcp import PORT, serving, source_address
 
 FILES = sorted((ROOT / "conf").glob("*.conflist"))
 HOST_PORT = 8000
@@ -109,7 +109,7 @@ def test_host_ports_lead_to_the_pod(path, bin_dir, host, sandbox, new_sandbox, s
         assert reaches(outside, own)  # it takes a second until IPv6 can be used on a new link
         assert reaches(host, pod)
         with serving(sandbox, pod):
-            assert seen_from(outside, own, port) == caller
+            assert source_address(outside, own, port) == caller
 
 
 @samples("portMappings")
@@ -118,7 +118,7 @@ def test_host_ports_lead_to_the_pod_from_the_host_itself(path, bin_dir, host, sa
     network = load(path, store)
     pod = network.add(runner(host, sandbox, network))["ips"][0]["address"].partition("/")[0]
     with serving(sandbox, pod):
-        assert seen_from(host, "127.0.0.1", HOST_PORT + FILES.index(path))
+        assert source_address(host, "127.0.0.1", HOST_PORT + FILES.index(path))
 
 
 def test_a_pod_that_asks_for_its_address_has_the_routes_of_the_sample(bin_dir, host, sandbox, new_sandbox, store):

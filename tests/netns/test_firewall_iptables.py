@@ -196,7 +196,7 @@ def test_first_pods_at_once(firewall):
         assert len(chain(firewall, "CNI-FORWARD", tool)) == len(firewall.records(tool)) * 2 + 1 == 17
     with ThreadPoolExecutor() as pool:
         for outcome in pool.map(lambda name: pods[name].run("DEL", name), pods):
-            outcome.silence()
+            outcome.assert_silent()
     assert firewall.passing() == firewall.records() == []
 
 
@@ -297,7 +297,7 @@ def test_rubbish_in_the_environment(firewall):
 
 def test_gc_and_status_are_silent(firewall):
     """STATUS and GC of 1.1.0 succeed and print nothing."""
-    firewall.having(cniVersion="1.1.0").forgotten().run("STATUS").silence()
+    firewall.having(cniVersion="1.1.0").forgotten().run("STATUS").assert_silent()
     firewall.collect()
     assert not any(line.startswith("-A") for lines in firewall.everything().values() for line in lines)
 

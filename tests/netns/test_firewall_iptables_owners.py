@@ -28,9 +28,9 @@ def theirs(firewall, reference):
 
 def remember(net, container_id, *, alive=True, network="net"):
     """Writes a container's entry into the cache; its interfaces went with its namespace."""
-    netns = "" if alive else libcni.GONE
+    netns = "" if alive else libcni.MISSING_NETNS
     result = {**net.config.get("prevResult", {}), "interfaces": []}
-    libcni.remember(net.bin_dir, network, container_id, netns=netns, result=result)
+    libcni.write_entry(net.bin_dir, network, container_id, netns=netns, result=result)
 
 
 def owner(container_id="cid", network="net", ifname="eth0"):
@@ -333,7 +333,7 @@ def test_without_ip6tables(firewall, tmp_path):
     net = replace(firewall, bin_dir=plugin.parent, tools=tools)
     assert "ip6tables-restore is not installed" in net.run("ADD").error()["msg"]
     assert firewall.passing() == []
-    net.having(cniVersion="1.1.0").forgotten().run("STATUS").silence()
+    net.having(cniVersion="1.1.0").forgotten().run("STATUS").assert_silent()
     pod = net.of(IPV4)
     pod.add()
     pod.check()

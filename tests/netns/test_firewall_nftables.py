@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.attaching import reaches
-from tests.support.firewall_network import Fenced
+from tests.support.firewall_network import FirewallNetwork
 from tests.support.firewall_sets import IPV4, IPV6, Firewall, rules, sets
 from tests.support.netstate import nft_rules
 from tests.support.publishing import NODE, OUTSIDE
@@ -298,7 +298,7 @@ def test_a_failed_add_leaves_what_was_there(firewall):
 
 def test_status_makes_nothing(firewall):
     """STATUS tries what ADD needs and leaves nothing."""
-    firewall.having(prevResult=None).run("STATUS").silence()
+    firewall.having(prevResult=None).run("STATUS").assert_silent()
     assert nft_rules(firewall.host) == []
 
 
@@ -330,7 +330,9 @@ def test_what_is_accepted(network, client, new_sandbox):
     What he lets through in chain admin passes, also between networks whose policies forbid it.
     """
     client.ip("route", "add", "10.0.0.0/8", "via", NODE)
-    foo = Fenced(network.having(name="foo", bridge="foo"), {"backend": "nftables", "ingressPolicy": "same-bridge"})
+    foo = FirewallNetwork(
+        network.having(name="foo", bridge="foo"), {"backend": "nftables", "ingressPolicy": "same-bridge"}
+    )
     one, two = foo.add(new_sandbox()), foo.beside("bar", "bar", "10.33.0.0/16").add(new_sandbox())
     network.host.run("nft", "chain inet podwire_firewall forward { policy drop; }")
     assert one.reaches(OUTSIDE)
@@ -364,5 +366,5 @@ def test_no_process_is_started(firewall, tmp_path):
     for command in ("STATUS", "ADD", "CHECK"):
         asked = own if command != "STATUS" else own.having(prevResult=None)
         assert asked.run(command, env={"PATH": str(tmp_path)}).status == 0
-    firewall.having(prevResult=None).run("DEL", env={"PATH": str(tmp_path)}).silence()
+    firewall.having(prevResult=None).run("DEL", env={"PATH": str(tmp_path)}).assert_silent()
     assert sets(firewall.host) == {}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.attaching import address
-from tests.support.firewall_network import Fenced
+from tests.support.firewall_network import FirewallNetwork
 from tests.support.publishing import NODE, OUTSIDE, hasty
 
 IPTABLES = pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat"))
@@ -17,7 +17,7 @@ def foo(request, network, client):
     """A network on bridge foo; the machine outside has a route to it and to the other one."""
     for subnet in ("10.22.0.0/16", "10.33.0.0/16"):
         client.ip("route", "add", subnet, "via", NODE)
-    return Fenced(network.having(name="foo", bridge="foo"), {"backend": request.param})
+    return FirewallNetwork(network.having(name="foo", bridge="foo"), {"backend": request.param})
 
 
 @pytest.fixture

@@ -70,8 +70,8 @@ def test_add_sets_what_the_reference_set(limited, name):
         assert "qlen" not in found[ifb]
     assert pod.shaping() == [line for line in expected["tc"] if line not in SECOND]
     assert [line for line in expected["tc"] if line in SECOND] == list(SECOND if found else ())
-    pod.run("CHECK", prevResult=result).silence()
-    pod.run("DEL", prevResult=result).silence()
+    pod.run("CHECK", prevResult=result).assert_silent()
+    pod.run("DEL", prevResult=result).assert_silent()
     assert pod.shaping() == before
     assert not pod.ifbs()
 
@@ -85,7 +85,7 @@ def test_an_invented_burst_is_a_sane_one(limited, name):
     assert golden.result(added.result()) == expected["result"]
     assert added.stderr == ""
     assert pod.shaping() == [SANE]
-    pod.run("CHECK").silence()
+    pod.run("CHECK").assert_silent()
     with pod.host.entered():
         socket = Socket()
     with socket:
@@ -96,12 +96,12 @@ def test_an_invented_burst_is_a_sane_one(limited, name):
             traffic.create_tbf_request(port.index, theirs),
         )
         assert pod.shaping() == expected["tc"]
-        pod.run("CHECK").silence()
+        pod.run("CHECK").assert_silent()
         mixed = Bucket(theirs.rate, theirs.size, 93_750)
         socket.change(
             traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
             traffic.create_tbf_request(port.index, mixed),
         )
     assert pod.run("CHECK").error()["msg"] == "Buffer doesn't match"
-    pod.run("DEL").silence()
+    pod.run("DEL").assert_silent()
     assert pod.shaping() == ["qdisc noqueue 0: dev PORT root"]

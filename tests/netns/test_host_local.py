@@ -91,7 +91,7 @@ def test_files_are_those_of_the_reference(leases, reference, tmp_path):
     for network in (leases, other):
         for name in ("a", "b", "c"):
             network.add(name)
-        network.run("DEL", "b").silence()
+        network.run("DEL", "b").assert_silent()
         network.add("d", args="IP=10.1.2.77")
     assert leases.files() == other.files()
     modes = leases.modes()
@@ -107,16 +107,16 @@ def test_a_live_directory_changes_hands(leases, reference):
     assert reference.add("c") == ["10.1.2.4", "fd00:1::4"]
     for owner in "abc":
         for network in (leases, reference):
-            network.run("CHECK", owner).silence()
+            network.run("CHECK", owner).assert_silent()
             assert "duplicate allocation is not allowed" in network.run("ADD", owner).error()["msg"]
-    leases.run("DEL", "a").silence()
-    reference.run("DEL", "b").silence()
+    leases.run("DEL", "a").assert_silent()
+    reference.run("DEL", "b").assert_silent()
     for network in (leases, reference):
         assert network.run("CHECK", "a").status == network.run("CHECK", "b").status == 1
     assert reference.reserved() == {"10.1.2.4": b"c\r\neth0", "fd00:1::4": b"c\r\neth0"}
     assert leases.add("d") == ["10.1.2.5", "fd00:1::5"]
-    leases.run("DEL", "c").silence()
-    reference.run("DEL", "d").silence()
+    leases.run("DEL", "c").assert_silent()
+    reference.run("DEL", "d").assert_silent()
     assert leases.reserved() == {}
 
 
@@ -150,7 +150,7 @@ def test_each_waits_for_the_other(leases, reference):
             process = network.fed("DEL", "a")
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
-        finish(process).silence()
+        finish(process).assert_silent()
 
 
 @pytest.mark.crowd
@@ -168,7 +168,7 @@ def test_two_hundred_at_once(leases):
             assert len(leases.reserved()) == 400
         else:
             for outcome in outcomes:
-                outcome.silence()
+                outcome.assert_silent()
     assert leases.reserved() == {}
 
 
@@ -190,7 +190,7 @@ def killed(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, bool]]
     began = time.monotonic()
     leases.add("measured")
     longest = time.monotonic() - began
-    leases.run("DEL", "measured").silence()
+    leases.run("DEL", "measured").assert_silent()
     for number in range(rounds):
         process = leases.fed("ADD", f"k{number}")
         time.sleep(longest * number / rounds)
@@ -203,7 +203,7 @@ def test_killed_at_any_moment(leases):
     """After kill -9 each file is whole or absent, and a DEL cleans what there is."""
     for name, _ in killed(leases, signal.SIGKILL, 100):
         assert all(content == f"{name}\r\neth0".encode() for content in leases.reserved().values())
-        leases.run("DEL", name).silence()
+        leases.run("DEL", name).assert_silent()
         assert leases.reserved() == {}
 
 
@@ -212,7 +212,7 @@ def test_terminated_at_any_moment(leases):
     """After SIGTERM each file is whole or absent, a result told is true, and a DEL cleans what there is."""
     for name, told in killed(leases, signal.SIGTERM, 60):
         assert len(leases.reserved()) == 2 if told else len(leases.reserved()) in (0, 2)
-        leases.run("DEL", name).silence()
+        leases.run("DEL", name).assert_silent()
         assert leases.reserved() == {}
 
 
@@ -237,7 +237,7 @@ def test_work_does_not_grow_with_the_store(leases, tmp_path):
         for number in range(2, count + 2):
             (network.directory / f"10.1.{number >> 8}.{number & 255}").write_bytes(b"c%d\r\neth0" % number)
         (network.directory / "last_reserved_ip.0").write_text(f"10.1.{count + 1 >> 8}.{count + 1 & 255}")
-        network.run("CHECK", "c5").silence()
+        network.run("CHECK", "c5").assert_silent()
     for command in ("ADD", "CHECK", "DEL"):
         few, many = (_system_calls(network, command, tmp_path / "calls") for network in (small, large))
         assert many == few, command
@@ -260,9 +260,9 @@ def test_gc_and_status_of_the_built_plugin(leases):
         leases.add(name)
     status = leases.run("STATUS").error()
     assert (status["code"], "5 of 5 in use" in status["msg"]) == (50, True)
-    leases.run("GC", keys={"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]}).silence()
+    leases.run("GC", keys={"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]}).assert_silent()
     assert leases.reserved() == {"10.1.2.3": b"b\r\neth0"}
-    leases.run("STATUS").silence()
+    leases.run("STATUS").assert_silent()
     assert leases.run("GC").stderr.count("\n") == 1
 
 
@@ -270,20 +270,20 @@ def test_gc_and_status_of_the_built_plugin(leases):
 def remembered(leases, tmp_path, sandbox):
     """Four leases' network whose plugin sees a result cache; a function that writes an entry."""
     small = [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.5"}]]
-    bin_dir = libcni.with_cache(tmp_path / "bin", "host-local")
+    bin_dir = libcni.install_with_cache(tmp_path / "bin", "host-local")
     leases = replace(leases, version="1.1.0", ranges=small, bin_dir=bin_dir)
-    return leases, lambda name, **how: libcni.remember(bin_dir, "net", name, **how)
+    return leases, lambda name, **how: libcni.write_entry(bin_dir, "net", name, **how)
 
 
 def test_exhaustion_is_told_with_numbers(remembered):
     """A full range tells, in ADD and in STATUS, how many addresses are in use and how many of containers gone."""
     leases, remember = remembered
     for name in "abcd":
-        leases.run("STATUS").silence()
+        leases.run("STATUS").assert_silent()
         leases.add(name)
     remember("a")
     for name in "bc":
-        remember(name, netns=libcni.GONE)
+        remember(name, netns=libcni.MISSING_NETNS)
     told = "4 of 4 in use, 3 of them by containers that are no longer running"
     failed, status = leases.run("ADD", "e").error(), leases.run("STATUS").error()
     assert (told in failed["details"], status["code"], told in status["msg"]) == (True, 50, True)
@@ -296,7 +296,7 @@ def test_a_restart_after_an_unclean_end_gets_an_address(remembered):
     first = leases.add("db")
     remember("db")
     assert "duplicate allocation is not allowed" in leases.run("ADD", "db").error()["msg"]
-    remember("db", netns=libcni.GONE)
+    remember("db", netns=libcni.MISSING_NETNS)
     second = leases.add("db")
     assert first != second
     assert list(leases.reserved()) == second

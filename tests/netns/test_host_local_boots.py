@@ -33,7 +33,7 @@ class Node:
 
     def __init__(self, tmp_path: Path, bin_dir: Path) -> None:
         self._store = tmp_path / "leases"
-        self._host = libcni.with_cache(tmp_path / "host", "host-local", bin_dir=bin_dir)
+        self._host = libcni.install_with_cache(tmp_path / "host", "host-local", bin_dir=bin_dir)
         self._directory = tmp_path
 
     def view(self, name: str) -> Path:
@@ -57,7 +57,7 @@ class Node:
         return run_plugin("host-local", command, config, netns="/dev/null", container_id=container_id, bin_dir=where)
 
     def remember(self, container_id: str, netns: str) -> None:
-        libcni.remember(self._host, "net", container_id, netns=netns)
+        libcni.write_entry(self._host, "net", container_id, netns=netns)
 
     def leases(self) -> dict[str, str]:
         files = (self._store / "net").iterdir()
@@ -83,7 +83,7 @@ def test_a_lease_of_this_boot_stays_in_every_view_of_the_machine(node, name, cac
     view = node.view(name)
     if cached != "nothing":
         for owner in FULL.values():
-            node.remember(owner, libcni.GONE)
+            node.remember(owner, libcni.MISSING_NETNS)
     for number in range(2):
         assert "no IP addresses available" in node.run("ADD", f"new{number}", view).error()["msg"]
     assert node.run("STATUS", "", view).error()["code"] == 50

@@ -57,12 +57,12 @@ def test_what_legacy_made_is_removed_with_nft(chain, sandbox, legacy, nft, colle
         for plugin in reversed(PLUGINS):
             keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid, "runtimeConfig": None}
             verb, own = ("GC", keys) if collected else ("DEL", {})
-            run(chain, verb, plugin, sandbox, nft, **own).silence()
+            run(chain, verb, plugin, sandbox, nft, **own).assert_silent()
         found = of_containers(chain.host, legacy)
         assert kept <= set(found)
         assert not [line for line in found if "10.22.0.2" in line or sandbox.name in line]
         for plugin in reversed(PLUGINS):
-            run(chain, "DEL", plugin, other, nft, result).silence()
+            run(chain, "DEL", plugin, other, nft, result).assert_silent()
     assert of_containers(chain.host, legacy) == []
     assert of_containers(chain.host, nft) == []
 
@@ -71,7 +71,7 @@ def test_what_nft_made_is_removed_with_legacy(chain, sandbox, legacy, nft):
     """DEL removes what iptables-nft made before the host took iptables-legacy."""
     result = add(chain, sandbox, nft)
     for plugin in reversed(PLUGINS):
-        run(chain, "DEL", plugin, sandbox, legacy, result).silence()
+        run(chain, "DEL", plugin, sandbox, legacy, result).assert_silent()
     assert of_containers(chain.host, nft) == []
 
 
@@ -83,7 +83,7 @@ def test_where_legacy_made_nothing_no_program_is_run(chain, sandbox, nft, tmp_pa
         (tools / f"{name}-legacy-restore").chmod(0o755)
     result = add(chain, sandbox, nft)
     for plugin in reversed(PLUGINS):
-        run(chain, "DEL", plugin, sandbox, tools, result).silence()
+        run(chain, "DEL", plugin, sandbox, tools, result).assert_silent()
         keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [], "runtimeConfig": None}
-        run(chain, "GC", plugin, sandbox, tools, **keys).silence()
+        run(chain, "GC", plugin, sandbox, tools, **keys).assert_silent()
     assert xtables.calls(tools) == []

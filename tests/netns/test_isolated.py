@@ -17,7 +17,7 @@ ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
 def isolated(root, tmp_path):
     """A function that runs a line of shell as a part is run, and returns what it printed."""
     if not (TEST_ROOT / "usr").is_dir():
-        binaries.leave_out("no test root file system: make test-root")
+        binaries.skip_or_fail("no test root file system: make test-root")
     (tmp_path / "scratch").mkdir()
 
     def run(script):

@@ -15,8 +15,8 @@ from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links, shown
-from tests.support.rates import Way
-from tests.support.tcp import PORT, seen_from, serving
+from tests.support.rates import Transfer
+from tests.support.tcp import PORT, serving, source_address
 
 NODE, OTHER_NODE, WORLD = "10.250.0.1", "10.250.0.2", "203.0.113.1"
 SERVICE = "10.96.0.10"
@@ -143,10 +143,10 @@ def test_pods_see_each_other_and_the_node_sees_them(node, new_sandbox):
     one, two = new_sandbox(), new_sandbox()
     first, second = pod_on(node, one), pod_on(node, two)
     with serving(two, second):
-        assert seen_from(one, second) == first
-        assert seen_from(node.host, second) == "10.24.0.1"
+        assert source_address(one, second) == first
+        assert source_address(node.host, second) == "10.24.0.1"
     with serving(node.host, NODE):
-        assert seen_from(one, NODE) == first
+        assert source_address(one, NODE) == first
 
 
 @pytest.mark.parametrize("hairpin", [True, False])
@@ -161,7 +161,7 @@ def test_a_pod_reaches_itself_by_a_service(node, sandbox, hairpin):
     node.host.run(*nat, "POSTROUTING", "-s", own, "-d", own, "-j", "MASQUERADE")
     assert reaches(node.host, own)
     with serving(sandbox, own):
-        assert seen_from(sandbox, SERVICE, 80) == ("10.24.0.1" if hairpin else "")
+        assert source_address(sandbox, SERVICE, 80) == ("10.24.0.1" if hairpin else "")
 
 
 @pytest.mark.parametrize("backend", ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))])
@@ -172,7 +172,7 @@ def test_only_what_leaves_the_cluster_is_masqueraded(node, sandbox, backend):
     assert reaches(sandbox, OTHER_NODE)
     for ip, seen in ((WORLD, NODE), (OTHER_NODE, own)):
         with serving(node.router, ip):
-            assert seen_from(sandbox, ip) == seen
+            assert source_address(sandbox, ip) == seen
 
 
 def test_the_list_of_networks_is_the_operators(node, sandbox):
@@ -181,14 +181,14 @@ def test_the_list_of_networks_is_the_operators(node, sandbox):
     assert reaches(sandbox, OTHER_NODE)
     for ip, seen in ((WORLD, own), (OTHER_NODE, NODE)):
         with serving(node.router, ip):
-            assert seen_from(sandbox, ip) == seen
+            assert source_address(sandbox, ip) == seen
 
 
 def test_nothing_is_masqueraded_when_everything_is_in_the_cluster(node, sandbox):
     """With 0.0.0.0/0 as the list no address is changed."""
     own = pod_on(node.having(nonMasqueradeCIDRs=["0.0.0.0/0"]), sandbox)
     with serving(node.router, WORLD):
-        assert seen_from(sandbox, WORLD) == own
+        assert source_address(sandbox, WORLD) == own
 
 
 def chain(node, pod, name, capability, wanted):
@@ -213,9 +213,9 @@ def published(node, sandbox):
 def test_a_host_port_leads_to_the_pod(node, sandbox, published):
     """A hostPort is reached from other nodes, whose address the pod sees, from the node, and by localhost."""
     with serving(sandbox, published):
-        assert seen_from(node.router, NODE, 80) == OTHER_NODE
-        assert seen_from(node.host, NODE, 80) == NODE
-        assert seen_from(node.host, "127.0.0.1", 80) == "10.24.0.1"
+        assert source_address(node.router, NODE, 80) == OTHER_NODE
+        assert source_address(node.host, NODE, 80) == NODE
+        assert source_address(node.host, "127.0.0.1", 80) == "10.24.0.1"
 
 
 def test_a_pod_reaches_a_host_port(node, sandbox, new_sandbox, published):
@@ -223,8 +223,8 @@ def test_a_pod_reaches_a_host_port(node, sandbox, new_sandbox, published):
     other = new_sandbox()
     pod_on(node, other)
     with serving(sandbox, published):
-        assert seen_from(other, NODE, 80) == "10.24.0.1"
-        assert seen_from(sandbox, NODE, 80) == "10.24.0.1"
+        assert source_address(other, NODE, 80) == "10.24.0.1"
+        assert source_address(sandbox, NODE, 80) == "10.24.0.1"
 
 
 @pytest.mark.needs("ifb", "tbf")
@@ -233,7 +233,7 @@ def test_a_pod_is_limited_as_its_annotations_say(node, sandbox):
     bits = 10_000_000
     bandwidth = json.loads((ROOT / "tests" / "data" / "runtimes" / "containerd.json").read_text())["bandwidth"]
     own = chain(node, sandbox, "bandwidth", "bandwidth", bandwidth)
-    for way in (Way(node.router, sandbox, own), Way(sandbox, node.router, OTHER_NODE)):
+    for way in (Transfer(node.router, sandbox, own), Transfer(sandbox, node.router, OTHER_NODE)):
         assert rates.tcp(way, after=bits // 8 // 5) == pytest.approx(bits, rel=0.1)
 
 

@@ -23,7 +23,7 @@ def test_a_long_wait_for_the_store_names_the_holder(tmp_path):
         assert holder.stdout
         holder.stdout.readline()
         done = run_plugin("host-local", "DEL", config, netns="/run/netns/none")
-    done.silence()
+    done.assert_silent()
     (line,) = done.stderr.splitlines()
     assert f"waiting for the store of addresses: the lock {lock} is held by process " in line
     assert f"(sleep {HELD_S})" in line or f"(flock {lock}" in line

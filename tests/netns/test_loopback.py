@@ -34,7 +34,7 @@ def test_lo_comes_up_and_goes_down(loopback, sandbox, version):
     assert lo(sandbox) == (False, [])
     assert loopback("ADD", config).result()["cniVersion"] == version
     assert lo(sandbox) == (True, ["127.0.0.1/8", "::1/128"])
-    loopback("DEL", config).silence()
+    loopback("DEL", config).assert_silent()
     assert not lo(sandbox)[0]
 
 
@@ -75,7 +75,7 @@ def test_result_has_the_shape_of_its_version(loopback, sandbox, version, shape):
 def test_result_is_the_references(loopback, reference):
     """Under 1.0.0 the result is the Go plugin's, but for the empty dns that old releases of it print."""
     theirs = loopback("ADD", bin_dir=reference).result()
-    loopback("DEL").silence()
+    loopback("DEL").assert_silent()
     assert {"dns": {}} | loopback("ADD").result() == {"dns": {}} | theirs
 
 
@@ -84,7 +84,7 @@ def test_ifname_does_not_matter(loopback, sandbox, ifname):
     """Whatever CNI_IFNAME says, and whatever CNI_ARGS holds, it is lo that comes up."""
     assert loopback("ADD", ifname=ifname, args="none").result()["interfaces"][0]["name"] == "lo"
     assert lo(sandbox)[0]
-    loopback("DEL", ifname=ifname, args="none").silence()
+    loopback("DEL", ifname=ifname, args="none").assert_silent()
 
 
 def test_earlier_result_is_handed_on(loopback, sandbox):
@@ -112,20 +112,20 @@ def test_add_again_changes_nothing(loopback, sandbox):
 def test_del_succeeds_on_nothing(loopback, sandbox, tmp_path):
     """DEL succeeds twice, without a namespace, and when its path is gone or a plain file was left there."""
     loopback("ADD").result()
-    loopback("DEL").silence()
-    loopback("DEL").silence()
+    loopback("DEL").assert_silent()
+    loopback("DEL").assert_silent()
     (tmp_path / "file").touch()
     for netns in (None, "", "/no/such/netns", str(tmp_path / "file")):
-        loopback("DEL", netns=netns).silence()
+        loopback("DEL", netns=netns).assert_silent()
     sandbox.delete()
-    loopback("DEL").silence()
+    loopback("DEL").assert_silent()
 
 
 def test_check_looks_at_lo(loopback, sandbox):
     """CHECK succeeds while lo is up, with and without prevResult, and fails when it is down."""
     result = loopback("ADD").result()
-    loopback("CHECK").silence()
-    loopback("CHECK", CONFIG | {"prevResult": result}).silence()
+    loopback("CHECK").assert_silent()
+    loopback("CHECK", CONFIG | {"prevResult": result}).assert_silent()
     sandbox.ip("link", "set", "lo", "down")
     error = loopback("CHECK").error()
     assert (error["code"], error["msg"]) == (999, "loopback interface is down")
@@ -168,7 +168,11 @@ def test_it_runs_beside_bridge(loopback, host, new_sandbox, store):
     for first in sandboxes:  # fed late: bridge starts while loopback works
         attach(first)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda sandbox: loopback("DEL", netns=sandbox, container_id=sandbox.name).silence(), sandboxes))
+        list(
+            pool.map(
+                lambda sandbox: loopback("DEL", netns=sandbox, container_id=sandbox.name).assert_silent(), sandboxes
+            )
+        )
     assert [lo(sandbox)[0] for sandbox in sandboxes] == [False] * 6
     assert all("eth0" in netstate.links(sandbox) for sandbox in sandboxes)
 
@@ -177,5 +181,5 @@ def test_the_host_is_not_touched(loopback, host):
     """Neither ADD nor DEL changes anything outside the sandbox."""
     before = netstate.state(host, netfilter=True)
     loopback("ADD").result()
-    loopback("DEL").silence()
+    loopback("DEL").assert_silent()
     assert netstate.state(host, netfilter=True) == before

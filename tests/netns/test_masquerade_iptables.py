@@ -14,7 +14,7 @@ from tests.support import binaries, golden, namespaces, xtables
 from tests.support.attaching import address, reaches
 from tests.support.invocation import finish
 from tests.support.netstate import links, state
-from tests.support.tcp import seen_from, serving
+from tests.support.tcp import serving, source_address
 
 KINDS = ("ours", "reference")
 NOTHING: dict[str, list[str]] = {"iptables": [], "ip6tables": []}
@@ -80,7 +80,7 @@ def source_seen(sender, receiver, destination):
     """Returns the address that `destination`, an address of `receiver`, sees `sender` call from."""
     assert reaches(sender, destination)  # IPv6 takes a moment until the gateway's address is no longer tentative
     with serving(receiver, destination):
-        return seen_from(sender, destination)
+        return source_address(sender, destination)
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_two_first_pods_at_once(dual_network, tools):
             for pod, process in zip((one, two), processes, strict=True):
                 net.check(pod, finish(process).result())
             for process in [net.start("DEL", pod) for pod in (one, two)]:
-                finish(process).silence()
+                finish(process).assert_silent()
             assert rules(net) == NOTHING
 
 
@@ -270,7 +270,7 @@ def test_what_others_made_stays(net, sandbox):
     result = net.add(sandbox)
     assert rules(net) != before
     net.check(sandbox, result)
-    net.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []}).run("GC").silence()
+    net.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
     assert rules(net) == before
     net.delete(sandbox, result)
     assert rules(net) == before
@@ -285,7 +285,7 @@ def test_gc_takes_what_has_no_attachment(net, new_sandbox):
     elsewhere = net.having(name="other")
     third = elsewhere.add(other)
     valid = [{"containerID": alive.name, "ifname": "eth0"}]
-    net.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": valid}).run("GC").silence()
+    net.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": valid}).run("GC").assert_silent()
     assert not any(dead.name in line for lines in rules(net).values() for line in lines)
     net.check(alive, result)
     elsewhere.check(other, third)

@@ -43,7 +43,7 @@ class Multus:
         """Adds `net1` and writes the result to the cache."""
         result = self.list.add(self._run(pod))
         entry = {"netns": pod.path, "ifname": "net1", "result": result, "config": self.config}
-        libcni.remember(self.cache, self.list.name, pod.name, **entry)
+        libcni.write_entry(self.cache, self.list.name, pod.name, **entry)
         return result
 
     def check(self, pod: Namespace, result: dict[str, Any]) -> None:

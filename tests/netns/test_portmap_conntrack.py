@@ -10,7 +10,7 @@ from kernel.netfilter import conntrack, nft
 from plugins.portmap import conntrack as flows
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.publishing import NODE, NODE6, OUTSIDE, OUTSIDE6
-from tests.support.sockets import Reached, all_of, ask, opened, service
+from tests.support.sockets import Reached, ask, open_services, open_socket, service
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 WAYS = [pytest.param(OUTSIDE, NODE, id="IPv4"), pytest.param(OUTSIDE6, NODE6, id="IPv6")]
@@ -42,8 +42,8 @@ def test_a_flow_moves_to_the_next_pod(net, client, new_sandbox, caller, node):
     """A client that goes on sending from one port is led to the next pod as soon as that has the host port."""
     one, two = new_sandbox(), new_sandbox()
     with ExitStack() as stack:
-        services = all_of(stack, {"one": one, "two": two}, ("udp",), "0.0.0.0", "::")
-        sender = stack.enter_context(opened(client, "udp", caller))
+        services = open_services(stack, {"one": one, "two": two}, ("udp",), "0.0.0.0", "::")
+        sender = stack.enter_context(open_socket(client, "udp", caller))
         net.add(one, "5353:80/udp")
         assert ask(services, sender, node, 5353) == Reached("one", caller)
         net.delete(one, "5353:80/udp")
@@ -58,8 +58,8 @@ def test_a_flow_that_was_there_first(net, client, new_sandbox, caller, node):
     net.bridge.add(new_sandbox())  # from now on connections are tracked
     sandbox = new_sandbox()
     with ExitStack() as stack:
-        services = all_of(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
-        sender = stack.enter_context(opened(client, "udp", caller))
+        services = open_services(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
+        sender = stack.enter_context(open_socket(client, "udp", caller))
         with service(net.host, "udp", node, 5353, "host") as before:
             assert ask([before], sender, node, 5353) == Reached("host", caller)
             net.add(sandbox, "5353:80/udp")
@@ -71,8 +71,8 @@ def test_a_flow_that_was_there_first(net, client, new_sandbox, caller, node):
 def test_a_flow_ends_with_the_mapping(net, client, sandbox, caller, node, known):
     """After DEL, also without prevResult, what a client goes on sending is for the host again."""
     with ExitStack() as stack:
-        pod = all_of(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
-        sender = stack.enter_context(opened(client, "udp", caller))
+        pod = open_services(stack, {"pod": sandbox}, ("udp",), "0.0.0.0", "::")
+        sender = stack.enter_context(open_socket(client, "udp", caller))
         result = net.add(sandbox, "5353:80/udp")
         assert ask(pod, sender, node, 5353) == Reached("pod", caller)
         after = stack.enter_context(service(net.host, "udp", node, 5353, "host"))
@@ -85,10 +85,10 @@ def test_other_flows_stay(net, client, new_sandbox):
     pod, other = new_sandbox(), new_sandbox()
     net.add(other, "54:80/udp")
     with ExitStack() as stack:
-        services = all_of(stack, {"other": other}, ("udp",), "0.0.0.0")
+        services = open_services(stack, {"other": other}, ("udp",), "0.0.0.0")
         services += [stack.enter_context(service(client, "udp", OUTSIDE, 53, "server"))]
-        outside = stack.enter_context(opened(client, "udp", OUTSIDE))
-        inside = stack.enter_context(opened(other, "udp", "0.0.0.0"))
+        outside = stack.enter_context(open_socket(client, "udp", OUTSIDE))
+        inside = stack.enter_context(open_socket(other, "udp", "0.0.0.0"))
         assert ask(services, outside, NODE, 54) == Reached("other", OUTSIDE)
         assert ask(services, inside, OUTSIDE, 53) == Reached("server", NODE)
         outside.sendto(b"nobody there yet", (NODE, 53))
@@ -107,7 +107,7 @@ def test_other_flows_stay(net, client, new_sandbox):
 def test_only_flows_to_the_mapped_address(tracking, client):
     """With hostIP, flows to the node's other addresses keep their entries."""
     tracking.ip("addr", "add", "192.0.2.9/24", "dev", "uplink")
-    with opened(client, "udp", OUTSIDE) as sender:
+    with open_socket(client, "udp", OUTSIDE) as sender:
         for ip in (NODE, "192.0.2.9"):
             sender.sendto(b"?", (ip, 53))
     before = tracked()
@@ -118,7 +118,7 @@ def test_only_flows_to_the_mapped_address(tracking, client):
 
 def test_a_kernel_that_does_not_filter(tracking, client, monkeypatch):
     """Before Linux 5.8 all entries come, and the same ones are found among them."""
-    with opened(client, "udp", OUTSIDE) as sender:
+    with open_socket(client, "udp", OUTSIDE) as sender:
         for port in (53, 54, 55):
             sender.sendto(b"?", (NODE, port))
     filtered, of_one = tracked(), tracked([53])
@@ -139,7 +139,7 @@ def test_a_kernel_that_does_not_filter(tracking, client, monkeypatch):
 
 def test_a_successor_is_not_hit(tracking, client):
     """An entry with another number keeps its place, and what is gone is success."""
-    with opened(client, "udp", OUTSIDE) as sender:
+    with open_socket(client, "udp", OUTSIDE) as sender:
         sender.sendto(b"?", (NODE, 53))
         with nft.open_socket() as socket:
             (entry,) = conntrack.list_udp_flows(socket, 4, [53])
@@ -153,7 +153,7 @@ def test_a_successor_is_not_hit(tracking, client):
 def test_thousands_of_flows(tracking, client):
     """However many flows there are, all of them are forgotten."""
     for _ in range(1500):
-        with opened(client, "udp", OUTSIDE) as sender:
+        with open_socket(client, "udp", OUTSIDE) as sender:
             sender.sendto(b"?", (NODE, 53))
     with nft.open_socket() as socket:
         assert len(conntrack.list_udp_flows(socket, 4, [53])) > 1000

@@ -328,7 +328,7 @@ def test_a_foreign_jump_keeps_a_chain(net):
     chain = next(line.split()[1] for line in net.rules()["iptables"] if line.startswith("-A CNI-DN-"))
     net.load("-N MINE", f"-A MINE -j {chain}")
     outcome = net.run("DEL", "cid", "8080:80")
-    outcome.silence()
+    outcome.assert_silent()
     assert f"chain nat {chain} stays, empty" in outcome.stderr
     assert own(net) == [f":{chain}", f"-A MINE -j {chain}"]
     net.add("cid", "8080:80")

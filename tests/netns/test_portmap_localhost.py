@@ -17,7 +17,7 @@ from plugins.portmap import localhost
 from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.netstate import iptables_rules, nft_rules, state
 from tests.support.publishing import GATEWAY
-from tests.support.sockets import PORT, Reached, call, opened, service
+from tests.support.sockets import PORT, Reached, call, open_socket, service
 
 SETTING = "net/ipv4/conf/cni0/route_localnet"
 POD, BRIDGE_RANGE = ip_interface("10.22.0.2/16"), "10.22.0.1/16"
@@ -83,7 +83,7 @@ def test_a_pod_does_not_reach_the_loopback(published, sandbox, nftables, monkeyp
     result = published.bridge.add(sandbox)
     if not nftables:
         monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
-    with opened(published.host, "udp", "127.0.0.1", PORT) as loopback:
+    with open_socket(published.host, "udp", "127.0.0.1", PORT) as loopback:
         forged(sandbox, result)
         assert not hears(loopback)
         published.host.set_sysctl(SETTING, "1")
@@ -102,7 +102,7 @@ def test_localhost_is_served_behind_the_guard(published, sandbox, backend):
     """At the same time 127.0.0.1:hostPort leads to the pod, while the pod does not reach the node's loopback."""
     result = published.having(backend=backend).add(sandbox, "8080:80/udp", "8080:80")
     with (
-        opened(published.host, "udp", "127.0.0.1", PORT) as loopback,
+        open_socket(published.host, "udp", "127.0.0.1", PORT) as loopback,
         service(sandbox, "udp", "0.0.0.0", name="pod") as udp,
         service(sandbox, "tcp", "0.0.0.0", name="pod") as tcp,
     ):

@@ -43,19 +43,19 @@ def collect(network, *living):
     valid = [{"containerID": pod.name, "ifname": "eth0"} for pod in living]
     later = replace(network, bridge=network.bridge.having(cniVersion="1.1.0"))
     keys = {"cni.dev/valid-attachments": valid}
-    later.having(**keys).portmap("GC", living[0], ()).silence()
+    later.having(**keys).portmap("GC", living[0], ()).assert_silent()
 
 
-@pytest.mark.parametrize("way", hidden_sysctls.WAYS)
+@pytest.mark.parametrize("way", hidden_sysctls.METHODS)
 def test_gc_without_a_view_of_the_settings(published, sandbox, tmp_path, way):
     """GC that does not see /proc/sys leaves the guard of a running pod's bridge."""
     published.add(sandbox, "8080:80")
     assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
-    collect(replace(published, bin_dir=hidden_sysctls.plugins(tmp_path / "hidden", "portmap", way=way)), sandbox)
+    collect(replace(published, bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=way)), sandbox)
     assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
 
 
-@pytest.mark.parametrize("way", hidden_sysctls.WAYS)
+@pytest.mark.parametrize("way", hidden_sysctls.METHODS)
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_a_verb_for_another_pod_without_a_view_of_the_settings(published, routed, new_sandbox, tmp_path, way, verb):
     """A failing ADD and a DEL that do not see /proc/sys leave the guard of another pod's bridge."""
@@ -63,13 +63,13 @@ def test_a_verb_for_another_pod_without_a_view_of_the_settings(published, routed
     pod = new_sandbox()
     result = routed.having(name="other").add(pod)
     other = Publishing(
-        routed.having(name="other"), bin_dir=hidden_sysctls.plugins(tmp_path / "hidden", "portmap", way=way)
+        routed.having(name="other"), bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=way)
     )
     outcome = other.portmap(verb, pod, ("8081:80",), result)
     if verb == "ADD":
         assert "unable to enable route_localnet" in outcome.error()["msg"]
     else:
-        outcome.silence()
+        outcome.assert_silent()
     assert "cni0" in guarded(published.host)
     assert route_localnet_setting(published.host, "cni0") == "1"
 
@@ -94,7 +94,7 @@ def test_deleted_pods_leave_no_guard(ptp, new_sandbox):
     names = [result["interfaces"][0]["name"] for result in results]
     assert guarded(ptp.host) == names
     for number, (pod, result) in enumerate(zip(pods, results, strict=True)):
-        ptp.portmap("DEL", pod, (f"{8080 + number}:80",), result).silence()
+        ptp.portmap("DEL", pod, (f"{8080 + number}:80",), result).assert_silent()
         assert guarded(ptp.host) == names[number + 1 :]
         assert route_localnet_setting(ptp.host, names[number]) == "0"
         ptp.bridge.delete(pod, result)
@@ -104,7 +104,7 @@ def test_the_guard_of_a_pod_with_limits(ptp, sandbox):
     """DEL removes the guard also where a later plugin has listed one more interface of the host in the result."""
     result = ptp.add(sandbox, "8080:80")
     result["interfaces"].append({"name": "bwp0123456789ab", "mac": "02:00:00:00:00:01"})
-    ptp.portmap("DEL", sandbox, ("8080:80",), result).silence()
+    ptp.portmap("DEL", sandbox, ("8080:80",), result).assert_silent()
     assert guarded(ptp.host) == []
 
 
@@ -138,7 +138,7 @@ def test_an_interface_that_stays_open_keeps_its_guard(ptp, new_sandbox):
     assert guarded(ptp.host) == [result["interfaces"][0]["name"] for result in results]
     ptp.delete(pods[1], "8081:80", result=results[1])
     assert guarded(ptp.host) == [results[1]["interfaces"][0]["name"]]
-    ptp.portmap("DEL", pods[1], ()).silence()
+    ptp.portmap("DEL", pods[1], ()).assert_silent()
     assert guarded(ptp.host) == []
 
 

@@ -71,7 +71,7 @@ def test_no_process_is_started(network):
     network.add(**nowhere)
     network.forgotten().delete(**nowhere)
     assert leads_to(network.host) == []
-    network.run("STATUS", **nowhere).silence()
+    network.run("STATUS", **nowhere).assert_silent()
 
 
 def test_a_repeated_add_leaves_the_same_rules(network):

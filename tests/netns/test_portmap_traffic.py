@@ -8,7 +8,7 @@ import pytest
 from tests.support import kernels
 from tests.support.attaching import address
 from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, OUTSIDE, OUTSIDE6
-from tests.support.sockets import Reached, all_of, call, opened, service
+from tests.support.sockets import Reached, call, open_services, open_socket, service
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 # Backend and protocol; no kernel of the tests has both SCTP and NAT in nftables.
@@ -45,7 +45,7 @@ def pods(new_sandbox):
 def found(published, client, pods):
     """A function that makes the calls that are expected, (from, to) with a port, and tells whom they reach."""
     with ExitStack() as stack:
-        services = all_of(stack, pods, ("tcp", "udp"), *EVERYWHERE)
+        services = open_services(stack, pods, ("tcp", "udp"), *EVERYWHERE)
         callers = {"outside": client, "host": published.host, **pods}
 
         def of(calls, protocol="tcp", port=8080):
@@ -81,7 +81,7 @@ def test_who_reaches_the_pod(compared, client, pods, protocol):
         compared.add(pod, f"{port}:80/{protocol}")
     callers = {"outside": client, "host": compared.host, **pods}
     with ExitStack() as stack:
-        services = all_of(stack, pods, (protocol,), *EVERYWHERE)
+        services = open_services(stack, pods, (protocol,), *EVERYWHERE)
         found = {(who, ip): call(services, callers[who], protocol, ip, 8080) for who, ip in SEEN}
     assert found == leading_to("pod", SEEN)
 
@@ -114,7 +114,7 @@ def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
         assert found(outside, port=port) == leading_to(name, {case: SEEN[case] for case in outside})
     with (
         service(pods["other"], "tcp", address(results["other"]), 81) as listening,
-        opened(client, "tcp", OUTSIDE) as end,
+        open_socket(client, "tcp", OUTSIDE) as end,
     ):
         net.portmap("ADD", pods["other"], ("8082:81", "8081:80"), results["other"])
         end.connect((NODE, 8082))
@@ -133,7 +133,7 @@ def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
     result = net.add(pods["pod"], "53:80/udp", "53:80/tcp")
     neighbour = net.add(pods["other"])
     with ExitStack() as stack:
-        services = all_of(stack, pods, (protocol,), *EVERYWHERE)
+        services = open_services(stack, pods, (protocol,), *EVERYWHERE)
         dns = [
             stack.enter_context(service(pods["other"], protocol, "0.0.0.0", 53, "neighbour")),
             stack.enter_context(service(client, protocol, OUTSIDE, 53, "server")),

@@ -7,7 +7,7 @@ import pytest
 from tests.netns.test_tool_doctor_faults import CURABLE, MAPPING, Fault
 from tests.netns.test_tool_doctor_routes import ROUTED_ELSEWHERE, UPLINK
 from tests.support import exposing_commands
-from tests.support.doctor_node import Clinic
+from tests.support.doctor_node import DoctorNode
 
 PTP = "70-ptp.conflist"
 NEEDED = ("ifb", "tbf")
@@ -27,8 +27,8 @@ FAULTS = {
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host, tmp_path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
 @pytest.mark.parametrize(

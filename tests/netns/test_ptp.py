@@ -242,7 +242,7 @@ def test_a_host_without_ipv6_on_new_interfaces_serves_it(routed, sandbox):
 def test_status_is_ipams_and_its_own(routed, tmp_path):
     """STATUS checks forwarding and IPAM; it prints nothing when ready."""
     net = routed.having(cniVersion="1.1.0")
-    net.run("STATUS").silence()
+    net.run("STATUS").assert_silent()
     (tmp_path / "file").write_text("")
     broken = net.having(ipam={**net.config["ipam"], "dataDir": str(tmp_path / "file")})
     assert broken.run("STATUS").error()["code"] == 50
@@ -255,7 +255,7 @@ def test_gc_has_ipam_release_what_is_gone(routed, new_sandbox):
     net.add(one)
     net.add(two)
     listed = [{"containerID": one.name, "ifname": "eth0"}]
-    net.having(**{"cni.dev/valid-attachments": listed}).run("GC").silence()
+    net.having(**{"cni.dev/valid-attachments": listed}).run("GC").assert_silent()
     assert net.leases() == {"10.23.0.2": one.name, "fd00:23::2": one.name}
 
 

@@ -18,7 +18,7 @@ from process import record
 from tests.support import xtables
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.namespaces import Namespace
-from tests.support.recorded_verb import MADE, PLANNED, told
+from tests.support.recorded_verb import EXECUTED, PLANNED, run_recorded
 
 BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
@@ -79,16 +79,16 @@ def test_add_tells_what_it_makes(chain: Chain, sandbox: Namespace):
     """A recorded ADD of each plugin names the link, the address, the rules and all else that it made."""
     result = None
     for plugin in CHAIN:
-        noted = told(chain, MADE, plugin, "ADD", sandbox, result)
+        noted = run_recorded(chain, EXECUTED, plugin, "ADD", sandbox, result)
         result = noted["result"]
         missing(ADDED[plugin], noted["changes"])
     assert "open the network namespace" in noted["steps"]
-    chain.run("bridge", "CHECK", sandbox, result).silence()
+    chain.run("bridge", "CHECK", sandbox, result).assert_silent()
 
 
 def test_steps_tell_where_the_time_goes(chain: Chain, sandbox: Namespace):
     """A recorded ADD tells how long namespace, pair, IPAM, addresses and rules took, in the order of their ends."""
-    steps = told(chain, MADE, "bridge", "ADD", sandbox)["steps"]
+    steps = run_recorded(chain, EXECUTED, "bridge", "ADD", sandbox)["steps"]
     expected = ["open the network namespace", "find or create the bridge", "create the veth pair", "host-local ADD"]
     expected += ["add addresses and routes", f"rules by {chain.backend}"]
     assert [step for step in steps if step in expected] == expected
@@ -99,7 +99,7 @@ def test_planned_del_changes_nothing(chain: Chain, sandbox: Namespace):
     result = chain.add(sandbox, *CHAIN)
     before = everything(chain, sandbox)
     for plugin in reversed(CHAIN):
-        noted = told(chain, PLANNED, plugin, "DEL", sandbox, result)
+        noted = run_recorded(chain, PLANNED, plugin, "DEL", sandbox, result)
         missing(DELETED[plugin], noted["changes"])
         assert not [step for step in noted["steps"] if step.startswith(("delete", "run"))]  # nothing is waited for
         assert differences(before, everything(chain, sandbox)) == []
@@ -109,10 +109,10 @@ def test_del_tells_what_it_takes_away(chain: Chain, sandbox: Namespace):
     """A recorded DEL says the same that the planned one has said, and nothing when there is nothing left."""
     result = chain.add(sandbox, *CHAIN)
     for plugin in reversed(CHAIN):
-        planned = told(chain, PLANNED, plugin, "DEL", sandbox, result)["changes"]
-        assert told(chain, MADE, plugin, "DEL", sandbox, result)["changes"] == planned
+        planned = run_recorded(chain, PLANNED, plugin, "DEL", sandbox, result)["changes"]
+        assert run_recorded(chain, EXECUTED, plugin, "DEL", sandbox, result)["changes"] == planned
     for plugin in reversed(CHAIN):
-        assert told(chain, MADE, plugin, "DEL", sandbox, result)["changes"] == []
+        assert run_recorded(chain, EXECUTED, plugin, "DEL", sandbox, result)["changes"] == []
 
 
 def test_planned_gc_changes_nothing(chain: Chain, sandbox: Namespace):
@@ -120,7 +120,7 @@ def test_planned_gc_changes_nothing(chain: Chain, sandbox: Namespace):
     chain.add(sandbox, *CHAIN)
     before = everything(chain, sandbox)
     for plugin in CHAIN:
-        noted = told(chain, PLANNED, plugin, "GC", sandbox, **GONE)
+        noted = run_recorded(chain, PLANNED, plugin, "GC", sandbox, **GONE)
         missing(COLLECTED[plugin], noted["changes"])
         assert differences(before, everything(chain, sandbox)) == []
 
@@ -129,12 +129,12 @@ def test_what_is_so_already_is_no_change(chain: Chain, new_sandbox: Callable[[],
     """A second ADD does not tell of the bridge, its address and forwarding, as they are there, nor STATUS of a try."""
     chain.add(new_sandbox(), "bridge")
     second = new_sandbox()
-    changes = told(chain, MADE, "bridge", "ADD", second)["changes"]
+    changes = run_recorded(chain, EXECUTED, "bridge", "ADD", second)["changes"]
     assert not [
         change for change in changes if re.search(r"create bridge|10\.22\.0\.1/16|ip_forward|add table", change)
     ]
     for plugin in CHAIN:
-        assert told(chain, MADE, plugin, "STATUS", second, cniVersion="1.1.0")["changes"] == []
+        assert run_recorded(chain, EXECUTED, plugin, "STATUS", second, cniVersion="1.1.0")["changes"] == []
 
 
 def test_what_is_refused_is_no_change(host: Namespace):
@@ -155,10 +155,10 @@ def test_other_plugins(chain: Chain, sandbox: Namespace, other: str):
     """A planned DEL and GC of the plugins that are in no chain change nothing, and a real DEL does what was planned."""
     result = chain.add(sandbox, other)
     before = everything(chain, sandbox)
-    planned = told(chain, PLANNED, other, "DEL", sandbox, result)["changes"]
-    told(chain, PLANNED, other, "GC", sandbox, **GONE)
+    planned = run_recorded(chain, PLANNED, other, "DEL", sandbox, result)["changes"]
+    run_recorded(chain, PLANNED, other, "GC", sandbox, **GONE)
     assert differences(before, everything(chain, sandbox)) == []
-    assert told(chain, MADE, other, "DEL", sandbox, result)["changes"] == planned
+    assert run_recorded(chain, EXECUTED, other, "DEL", sandbox, result)["changes"] == planned
     assert bool(planned) == (other != "static")
 
 
@@ -169,19 +169,19 @@ def test_planned_deletion_with_iptables_legacy(
     """What iptables-legacy made stays where its deletion is only planned, and that is told as commands."""
     chain = Chain(host, store, "iptables")
     env = xtables.path(xtables.variant(tmp_path / "legacy", "legacy"))
-    added = told(chain, MADE, "bridge", "ADD", sandbox, env=env)
+    added = run_recorded(chain, EXECUTED, "bridge", "ADD", sandbox, env=env)
     before = xtables.saved(chain.host, tmp_path / "legacy")
-    planned = told(chain, PLANNED, "bridge", "DEL", sandbox, added["result"], env=env)["changes"]
+    planned = run_recorded(chain, PLANNED, "bridge", "DEL", sandbox, added["result"], env=env)["changes"]
     assert xtables.saved(chain.host, tmp_path / "legacy") == before
     assert any(change.startswith("iptables -t nat -D POSTROUTING ") for change in planned)
-    assert told(chain, MADE, "bridge", "DEL", sandbox, added["result"], env=env)["changes"] == planned
+    assert run_recorded(chain, EXECUTED, "bridge", "DEL", sandbox, added["result"], env=env)["changes"] == planned
 
 
 def test_planned_verbs_make_no_store(chain: Chain, sandbox: Namespace):
     """A planned DEL and GC on a host without a store make none, and no lock in it."""
     for verb, keys in (("DEL", {}), ("GC", GONE)):
         for plugin in CHAIN:
-            told(chain, PLANNED, plugin, verb, sandbox, **keys)
+            run_recorded(chain, PLANNED, plugin, verb, sandbox, **keys)
     assert not chain.store.exists() or list(chain.store.iterdir()) == []
 
 
@@ -191,9 +191,9 @@ def test_planned_del_of_a_foreign_delegate(chain: Chain, sandbox: Namespace, tmp
     program = tmp_path / "foreign"
     program.write_text(f"#!/bin/sh\necho $CNI_COMMAND >> {ran}\n")
     program.chmod(0o755)
-    noted = told(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
+    noted = run_recorded(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
     assert (noted["changes"], ran.exists()) == ([f"run DEL of foreign ({program})"], False)
-    told(chain, MADE, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
+    run_recorded(chain, EXECUTED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
     assert ran.read_text() == "DEL\n"
 
 

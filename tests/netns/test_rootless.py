@@ -10,12 +10,12 @@ import pytest
 
 from tests.support import bandwidth_network, netstate, rootless
 from tests.support.attaching import Network, address
-from tests.support.bandwidth_network import BOTH, Shaping
+from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.invocation import run_plugin
 from tests.support.namespaces import temporary
 from tests.support.processes import output
 from tests.support.publishing import GATEWAY, NODE, OUTSIDE, Publishing, connect, hasty
-from tests.support.sockets import Reached, all_of, call
+from tests.support.sockets import Reached, call, open_services
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))]
 EVERYWHERE = ("0.0.0.0", "::")
@@ -45,7 +45,7 @@ class Chain:
         hasty(host)
         self.bridge = network(host, home, ipMasqBackend=backend)
         self.ports = Publishing(self.bridge, {"backend": backend})
-        self.limits = Shaping(self.bridge).asked(**BOTH)
+        self.limits = BandwidthNetwork(self.bridge).asked(**BOTH)
         sysctl = {"net.ipv4.ip_default_ttl": "65", "net.ipv4.conf.IFNAME.arp_filter": "1"}
         self.others = {
             "firewall": {"backend": backend, "ingressPolicy": "same-bridge"},
@@ -64,30 +64,30 @@ class Chain:
 
     def check(self, pod, result):
         self.bridge.check(pod, result)
-        self.ports.portmap("CHECK", pod, PORTS, result).silence()
+        self.ports.portmap("CHECK", pod, PORTS, result).assert_silent()
         self.limits.check(pod, result)
         for plugin in self.others:
-            self.other(plugin, "CHECK", pod, result).silence()
+            self.other(plugin, "CHECK", pod, result).assert_silent()
 
     def delete(self, pod, result):
         for plugin in reversed(self.others):
-            self.other(plugin, "DEL", pod, result).silence()
+            self.other(plugin, "DEL", pod, result).assert_silent()
         self.limits.release(pod, result)
         self.ports.delete(pod, *PORTS, result=result)
 
     def status(self):
-        self.bridge.run("STATUS").silence()
+        self.bridge.run("STATUS").assert_silent()
         for plugin, keys in (("portmap", self.ports.keys), ("bandwidth", {}), *self.others.items()):
             config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **keys}
-            run_plugin(plugin, "STATUS", config, host=self.bridge.host).silence()
+            run_plugin(plugin, "STATUS", config, host=self.bridge.host).assert_silent()
 
     def gc(self, *valid):
         attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
         keys = {"cniVersion": "1.1.0", "name": "net", "cni.dev/valid-attachments": attachments}
         for plugin in ("bandwidth", "portmap", *self.others):
             own = {"type": plugin, **self.others.get(plugin, {})}
-            run_plugin(plugin, "GC", {**own, **keys}, host=self.bridge.host).silence()
-        self.bridge.having(**keys).run("GC").silence()
+            run_plugin(plugin, "GC", {**own, **keys}, host=self.bridge.host).assert_silent()
+        self.bridge.having(**keys).run("GC").assert_silent()
 
     def other(self, plugin, command, pod, result):
         config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **self.others[plugin], "prevResult": result}
@@ -114,7 +114,7 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
             chain.bridge.delete(pods["gone"])
             before = netstate.state(host, netfilter=True)
             result = chain.add(pods["pod"])
-            services = all_of(stack, {**pods, "outside": outside}, ("tcp", "udp"), *EVERYWHERE)
+            services = open_services(stack, {**pods, "outside": outside}, ("tcp", "udp"), *EVERYWHERE)
             for protocol in ("tcp", "udp"):
                 assert call(services, outside, protocol, NODE, 8080) == Reached("pod", OUTSIDE)
                 assert call(services, host, protocol, "127.0.0.1", 8080) == Reached("pod", GATEWAY)
@@ -130,7 +130,7 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
             assert chain.bridge.leases() == {}
             assert not list(home.rglob("*tuning*/*"))
 
-    rootless.play(scene, mapped)
+    rootless.run_rootless(scene, mapped)
 
 
 @pytest.mark.needs("tbf", "ifb", "iptables_nft_nat")  # who is rootless has no module loaded
@@ -155,7 +155,7 @@ def test_a_network_as_old_as_its_user(root, bin_dir, backend):
             assert netstate.state(host, netfilter=True) == before
             chain.gc()
 
-    rootless.play(scene, at_once=True)
+    rootless.run_rootless(scene, at_once=True)
 
 
 @pytest.mark.needs("iptables_nft_nat")
@@ -168,7 +168,7 @@ def test_a_routed_pod(root, bin_dir, backend, at_once):
         with temporary() as pod:
             chain = Chain(host, home, backend)
             chain.bridge = network(host, home, type="ptp", ipMasqBackend=backend)
-            chain.bridge.run("STATUS").silence()
+            chain.bridge.run("STATUS").assert_silent()
             tuned = {**chain.others["tuning"], "mtuBothEnds": True}
             chain.others = {"firewall": {"backend": backend}, "tuning": tuned}
             for _ in range(2):
@@ -178,15 +178,15 @@ def test_a_routed_pod(root, bin_dir, backend, at_once):
                     result = chain.other(plugin, "ADD", pod, result).result()
                 chain.bridge.check(pod, result)
                 for plugin in chain.others:
-                    chain.other(plugin, "CHECK", pod, result).silence()
+                    chain.other(plugin, "CHECK", pod, result).assert_silent()
                 assert netstate.links(host)[result["interfaces"][0]["name"]]["mtu"] == 1400
                 for plugin in reversed(chain.others):
-                    chain.other(plugin, "DEL", pod, result).silence()
+                    chain.other(plugin, "DEL", pod, result).assert_silent()
                 chain.bridge.delete(pod, result)
             assert netstate.state(host, netfilter=True) == before
             assert chain.bridge.leases() == {}
 
-    rootless.play(scene, at_once=at_once)
+    rootless.run_rootless(scene, at_once=at_once)
 
 
 def own_files(directory, outside_user):
@@ -214,7 +214,7 @@ def test_what_a_read_only_proc_keeps_from_being_set_is_said(root, bin_dir):
             assert (netstate.state(host), netstate.state(pod)) == before
             assert network(host, home).leases() == {}
 
-    rootless.play(scene)
+    rootless.run_rootless(scene)
 
 
 def test_a_read_only_proc_is_no_obstacle_where_all_is_set(root, bin_dir):
@@ -232,7 +232,7 @@ def test_a_read_only_proc_is_no_obstacle_where_all_is_set(root, bin_dir):
             own.delete(pod, result)
             assert own.leases() == {}
 
-    rootless.play(scene)
+    rootless.run_rootless(scene)
 
 
 @pytest.mark.needs("tbf", "ifb", "htb")
@@ -245,13 +245,13 @@ def test_hundreds_of_subnets_without_limits(root, bin_dir):
             attached = own.add(pod)
             before = bandwidth_network.state(host)
             subnets = [f"10.{number // 256}.{number % 256}.0/24" for number in range(2000)]
-            limits = Shaping(own).asked(**BOTH).having(unshapedSubnets=subnets)
+            limits = BandwidthNetwork(own).asked(**BOTH).having(unshapedSubnets=subnets)
             result = limits.limit(pod, attached)
             limits.check(pod, result)
             limits.release(pod, result)
             assert bandwidth_network.state(host) == before
 
-    rootless.play(scene)
+    rootless.run_rootless(scene)
 
 
 def test_a_foreign_lease_directory_is_named(root, bin_dir):
@@ -266,4 +266,4 @@ def test_a_foreign_lease_directory_is_named(root, bin_dir):
             assert f"{rootless.FOREIGN}/networks" in json.dumps(error)
             assert "Permission denied" in error["msg"]
 
-    rootless.play(scene)
+    rootless.run_rootless(scene)

@@ -134,8 +134,8 @@ def test_del_reads_nothing_and_no_verb_makes_a_file(bin_dir, tmp_path):
     """DEL succeeds with any section, any arguments, any number of times; nothing is opened for writing by any verb."""
     for ipam in ("x", {"addresses": "x"}, {"addresses": [{"address": "x"}]}):
         for _ in range(2):
-            alone("DEL", config("1.1.0") | {"ipam": ipam}, args="FOO", container_id="unknown").silence()
-    alone("DEL", {"cniVersion": "1.1.0", "name": "net"}).silence()
+            alone("DEL", config("1.1.0") | {"ipam": ipam}, args="FOO", container_id="unknown").assert_silent()
+    alone("DEL", {"cniVersion": "1.1.0", "name": "net"}).assert_silent()
     for command in ("ADD", "CHECK", "DEL", "STATUS", "GC"):
         calls = _system_calls(command, tmp_path / "calls")
         assert "O_CREAT" not in calls
@@ -227,11 +227,11 @@ def test_status_and_gc_through_bridge(pods):
     pods = pods.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []})
     broken = pods.having(ipam={**pods.config["ipam"], "addresses": [{"address": "10.24.0.7"}]})
     for net in (pods, broken):
-        net.run("GC").silence()
-    pods.run("STATUS").silence()
+        net.run("GC").assert_silent()
+    pods.run("STATUS").assert_silent()
     assert broken.run("STATUS").error()["code"] == 50
-    alone("STATUS", pods.config).silence()
-    alone("GC", pods.config).silence()
+    alone("STATUS", pods.config).assert_silent()
+    alone("GC", pods.config).assert_silent()
     assert alone("STATUS", broken.config).error()["code"] == 50
 
 

@@ -124,7 +124,7 @@ def test_status_says_what_add_would_meet(
     subprocess.run(["rm", "-rf", store], check=True)
     added = on(node, own, "ADD", sandbox)
     if node == "ready":
-        status.silence()
+        status.assert_silent()
         added.result()
         return
     told, failed = status.error(), added.error()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import netstate
 from tests.support.binaries import ROOT
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.netlist import NetworkList
 
 SAMPLES = sorted(path.name for path in (ROOT / "conf").glob("*.conflist"))
@@ -21,8 +21,8 @@ CHANGES = "mkdir,mkdirat,unlink,unlinkat,rename,renameat,renameat2,link,linkat,s
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host, tmp_path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
 def needed(name: str) -> list[str]:
@@ -41,7 +41,7 @@ def test_a_healthy_node_has_nothing(clinic, new_sandbox, name):
         if "static" in name:
             break  # its address is one
     found = clinic.everything()
-    assert bad(found) == [], found
+    assert list_problems(found) == [], found
     assert any(one["name"] == "check" and "were checked" in one["text"] for one in found), found
 
 
@@ -50,7 +50,7 @@ def test_all_samples_together_have_nothing(clinic):
     """A node whose net.d has all samples has no problem and no warning."""
     for name in SAMPLES:
         clinic.sample(name)
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.needs("vlan_filtering")
@@ -62,7 +62,7 @@ def test_a_gateway_in_a_vlan_has_nothing(clinic, new_sandbox):
     for _ in range(2):
         clinic.attach(NetworkList.load(path), new_sandbox())
     found = clinic.everything()
-    assert bad(found) == [], found
+    assert list_problems(found) == [], found
 
 
 def test_pods_of_the_reference_have_nothing(clinic, new_sandbox, reference):
@@ -72,7 +72,7 @@ def test_pods_of_the_reference_have_nothing(clinic, new_sandbox, reference):
     for port in (8080, 8081):
         clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}]), new_sandbox())
     found = clinic.everything()
-    assert bad(found) == [], found
+    assert list_problems(found) == [], found
     assert any("all 2 were checked" in one["text"] for one in found), found
     (remark,) = [one for one in found if one["name"] == "remark"]  # told once, and not on stderr
     assert (remark["severity"], remark["cure"]) == ("note", f"podwire repair {network.name}")
@@ -105,7 +105,7 @@ def test_one_network_alone(clinic):
     """A name narrows the look to one network."""
     clinic.sample("60-podman.conflist")
     clinic.configure("99-broken.conflist", {"name": "broken", "cniVersion": "1.0.0", "plugins": [{"type": "absent"}]})
-    assert bad(clinic.findings("podwire-podman")) == []
+    assert list_problems(clinic.findings("podwire-podman")) == []
     assert clinic.found("plugin-missing", "broken")["subject"] == "absent"
 
 
@@ -117,7 +117,7 @@ def test_nothing_is_changed(clinic, new_sandbox, tmp_path, tmp_path_factory):
     before = netstate.state(clinic.host, netfilter=True), netstate.state(pod), files(tmp_path)
     trace = tmp_path_factory.mktemp("trace") / "calls"
     strace = f"strace -f -o {trace} -e trace=open,openat,creat,{CHANGES}"
-    assert bad(clinic.findings(wrapped=strace)) == []
+    assert list_problems(clinic.findings(wrapped=strace)) == []
     lines = trace.read_text().splitlines()
     assert (netstate.state(clinic.host, netfilter=True), netstate.state(pod), files(tmp_path)) == before
     changing = [line for line in lines if is_change(line)]
@@ -171,7 +171,7 @@ def test_a_hundred_attachments_are_looked_at_in_time(clinic, new_sandbox):
     took, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"100 attachments: {took:.2f} s, {worked:.2f} s of work")
-    assert bad(found) == [], found
+    assert list_problems(found) == [], found
     texts = " ".join(one["text"] for one in found)
     assert "all 100 were checked" in texts or re.search(
         r"\d+ of 100 attachments were checked; not \d+: time was up", texts

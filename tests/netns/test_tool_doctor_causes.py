@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.namespaces import Namespace
 
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
@@ -46,8 +46,8 @@ FAULTS = {
 
 
 @pytest.fixture
-def clinic(host: Namespace, tmp_path: Path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host: Namespace, tmp_path: Path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_address_of_another_bridge_is_the_one_that_pods_know(clinic, sandbox
     assert clinic.found("bridge-address-changes")["cure"] == f"ip link set cni4 address {known}"
     for name in ("port-lost", "gateway-missing", "bridge-address-changes"):
         clinic.cure(clinic.found(name))
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_the_way_out_is_the_default_route_that_is_taken(clinic, sandbox):

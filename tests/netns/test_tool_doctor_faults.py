@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from podwire.commands import COMMANDS
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.invocation import run_plugin
-from tests.support.namespaces import Namespace, lose
+from tests.support.namespaces import Namespace, delete_and_wait
 from tests.support.netlist import NetworkList
 from tests.support.processes import PATH
 
@@ -76,8 +76,8 @@ CURABLE_BY_NAME = {one.name for one in CURABLE.values()}
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host, tmp_path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
 @pytest.fixture
@@ -93,23 +93,23 @@ def marked() -> list[object]:
 def test_the_cure_that_is_told_cures(clinic, sandbox, fault):
     """What is wrong is found, the command that is told is run as it stands, and then it is not found any more."""
     result = clinic.attach(clinic.sample(fault.sample), sandbox)
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
     veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
     clinic.host.run("sh", "-ec", fault.shell.format(veth=veth))
     clinic.cure(clinic.found(fault.name))
-    rest = bad(clinic.findings())
+    rest = list_problems(clinic.findings())
     assert not any(one["name"] == fault.name for one in rest), rest
     for one in rest:  # what had been hidden by the first, with cures of its own
         if one["name"] in CURABLE_BY_NAME:
             clinic.cure(one)
-    assert {one["name"] for one in bad(clinic.findings())} <= {"iptables-mixture"}
+    assert {one["name"] for one in list_problems(clinic.findings())} <= {"iptables-mixture"}
 
 
 def test_forwarding_that_no_pod_needs_is_no_fault(clinic):
     """Without living pods nothing is told of forwarding, which the first ADD switches on."""
     clinic.sample("60-podman.conflist")
     clinic.host.set_sysctl("net/ipv4/ip_forward", "0")
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.needs("nft_inet")
@@ -120,14 +120,14 @@ def test_rules_that_let_pods_through_are_not_called_wrong(clinic, sandbox):
     rules = "add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; };"
     clinic.host.run("nft", rules + 'add rule inet f c iifname "cni4" accept')
     assert clinic.found("forward-policy")["severity"] == "note"
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_the_bridge_is_gone(clinic, network, sandbox):
     """A bridge that was deleted under living pods is told once, and no CHECK besides."""
     clinic.attach(network, sandbox)
     clinic.host.ip("link", "delete", "cni4")
-    names = [one["name"] for one in bad(clinic.findings())]
+    names = [one["name"] for one in list_problems(clinic.findings())]
     assert names.count("bridge-missing") == 1
     assert "check-failed" not in names
 
@@ -156,7 +156,7 @@ def test_rules_that_were_flushed(clinic, network, sandbox, what):
     assert sandbox.name in found["subject"]
     if "repair" in COMMANDS_THERE:
         clinic.cure(found)
-        assert bad(clinic.findings()) == []
+        assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.needs("iptables_nft_nat")
@@ -180,7 +180,7 @@ def test_a_host_port_behind_anothers(clinic, network, new_sandbox):
 def test_a_view_without_the_pods_namespaces(clinic, network, sandbox):
     """Where /run/netns is not the runtime's, doctor says so, and does not recommend gc."""
     clinic.attach(network, sandbox)
-    found = bad(clinic.findings(before="mount -t tmpfs podwire /run/netns"))
+    found = list_problems(clinic.findings(before="mount -t tmpfs podwire /run/netns"))
     assert [one["name"] for one in found] == ["namespaces-not-seen"], found
 
 
@@ -189,16 +189,18 @@ def test_what_is_left_of_the_dead(clinic, network, new_sandbox):
     dead, living = new_sandbox(), new_sandbox()
     clinic.attach(network, dead)
     clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
-    lose(dead, clinic.host)
+    delete_and_wait(dead, clinic.host)
     found = clinic.findings()
-    assert {one["name"] for one in bad(found)} == {"dead-attachments", "stale-rules", "stale-reservations"}, found
-    assert {one["cure"] for one in bad(found)} == {"podwire gc podwire-podman"}
+    assert {one["name"] for one in list_problems(found)} == {"dead-attachments", "stale-rules", "stale-reservations"}, (
+        found
+    )
+    assert {one["cure"] for one in list_problems(found)} == {"podwire gc podwire-podman"}
     if "gc" in COMMANDS_THERE:
-        clinic.cure(bad(found)[0])
+        clinic.cure(list_problems(found)[0])
     else:
         collect(clinic, network, living)
         clinic.entry(network, dead).unlink()
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.needs("nft_nat")
@@ -209,7 +211,7 @@ def test_rules_of_the_dead_in_nftables(clinic, new_sandbox):
     clinic.attach(network, gone)
     clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
     clinic.entry(network, gone).unlink()
-    lose(gone, clinic.host)
+    delete_and_wait(gone, clinic.host)
     for address in (clinic.directory / "leases" / network.name).iterdir():
         if gone.name in address.read_text():
             os.utime(address, (0, 0))  # else its ADD may be under way
@@ -218,7 +220,7 @@ def test_rules_of_the_dead_in_nftables(clinic, new_sandbox):
     assert [one for one in clinic.findings() if one["name"] == "stale-rules"] == []
 
 
-def collect(clinic: Clinic, network: NetworkList, *living: Namespace) -> None:
+def collect(clinic: DoctorNode, network: NetworkList, *living: Namespace) -> None:
     """Does what `podwire gc` does: GC of each plugin, in the version that has it."""
     newer = NetworkList(network.name, "1.1.0", network.plugins)
     newer.collect(
@@ -234,7 +236,7 @@ def test_two_variants_of_iptables(clinic, network, sandbox):
     clinic.host.run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
     found = clinic.found("iptables-mixture")
     clinic.host.run("sh", "-ec", found["cure"].partition("other's: ")[2])
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_pods_that_send_more_than_the_way_out_takes(clinic, network, sandbox):
@@ -254,7 +256,7 @@ def test_the_hosts_own_way_to_a_pod_subnet(clinic):
     clinic.host.run("sh", "-ec", "ip address add 10.26.5.1/24 dev lan2; ip link set lan2 up")
     assert "10.26.5.1/24" in clinic.found("subnet-taken")["text"]
     clinic.host.ip("address", "del", "10.26.5.1/24", "dev", "lan2")
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def test_the_way_to_the_rest_of_the_pods_is_no_fault(clinic, way):
     """A route to a network that contains the pods', or an overlay's single address, is how other nodes are reached."""
     clinic.sample("60-podman.conflist")
     clinic.host.run("sh", "-ec", way)
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_a_route_to_the_pods_by_another_interface(clinic):
@@ -284,7 +286,7 @@ def test_interfaces_that_are_down_on_purpose(clinic, sandbox):
     body = {"type": "bridge", "bridge": "br0", "disableContainerInterface": True}
     path = clinic.configure("10-l2.conflist", {"cniVersion": "1.0.0", "name": "l2", "plugins": [body]})
     clinic.attach(NetworkList.load(path), sandbox)
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_a_pods_interface_that_is_down(clinic, network, sandbox):
@@ -364,7 +366,7 @@ def test_what_cannot_be_checked_is_counted(clinic, sandbox):
     clinic.attach(NetworkList.load(path), sandbox)
     found = clinic.found("not-all-checked")
     assert found["text"] == "0 of 1 attachments were checked; not 1: cniVersion 0.3.1 has no CHECK"
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_pods_of_a_network_without_a_file(clinic, network, sandbox):
@@ -373,7 +375,7 @@ def test_pods_of_a_network_without_a_file(clinic, network, sandbox):
     clinic.sample("10-podwire.conflist")
     (clinic.conf / "60-podman.conflist").unlink()
     assert clinic.found("network-not-configured")["subject"] == "podwire-podman"
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_ranges_that_are_full(clinic, new_sandbox):
@@ -386,5 +388,5 @@ def test_ranges_that_are_full(clinic, new_sandbox):
         clinic.attach(network, new_sandbox())
         if number == 11:
             assert clinic.found("range-nearly-full")["severity"] == "warning"
-    assert [one["name"] for one in bad(clinic.findings())] == ["range-full"]
+    assert [one["name"] for one in list_problems(clinic.findings())] == ["range-full"]
     assert clinic.found("range-full")["cure"] == 'set a larger "subnet" in /etc/cni/net.d/10-small.conflist'

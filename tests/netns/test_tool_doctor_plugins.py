@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import binaries, firewalld
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 
 BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> Clinic:
+def clinic(host, tmp_path) -> DoctorNode:
     """A node whose plugin directory may be changed."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     for name in (*binaries.names(), "podwire"):
         (bin_dir / name).symlink_to(binaries.directory() / name)
-    return Clinic(host, tmp_path, bin_dir)
+    return DoctorNode(host, tmp_path, bin_dir)
 
 
 def configured(clinic, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: object) -> Path:
@@ -46,7 +46,7 @@ def test_a_file_that_no_runtime_can_use(clinic):
     configured(clinic)
     clinic.configure("05-broken.conflist", '{"name": "x", }')
     found = clinic.everything()
-    assert [(one["name"], one["cure"]) for one in bad(found)] == [
+    assert [(one["name"], one["cure"]) for one in list_problems(found)] == [
         ("file-unusable", "podwire lint /etc/cni/net.d/05-broken.conflist")
     ]
     assert any(one["subject"].endswith("10-pods.conflist") and "use this file" in one["text"] for one in found)
@@ -58,7 +58,7 @@ def test_two_files_with_one_network(clinic):
     twin = clinic.configure("20-twin.conflist", (clinic.conf / "10-pods.conflist").read_text())
     assert "/etc/cni/net.d/20-twin.conflist" in clinic.found("same-name")["cure"]
     twin.unlink()
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_two_networks_with_one_subnet(clinic):
@@ -69,7 +69,7 @@ def test_two_networks_with_one_subnet(clinic):
     assert "10-others.conflist" in text
     assert "10-pods.conflist" in text
     configured(clinic, "others", "10.9.1.0/24", bridge="cni1")
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_a_plugin_that_is_missing(clinic):
@@ -79,7 +79,7 @@ def test_a_plugin_that_is_missing(clinic):
     found = clinic.found("plugin-missing")
     assert (found["subject"], found["cure"]) == ("host-local", f"podwire install --bin-dir {clinic.bin_dir}")
     (clinic.bin_dir / "host-local").symlink_to(binaries.directory() / "host-local")
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_a_plugin_that_may_not_be_executed(clinic):
@@ -88,7 +88,7 @@ def test_a_plugin_that_may_not_be_executed(clinic):
     (clinic.bin_dir / "bridge").unlink()
     shutil.copyfile(binaries.directory() / "bridge", clinic.bin_dir / "bridge")
     clinic.cure(clinic.found("plugin-not-executable"))
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_version_that_a_plugin_does_not_know(clinic, reference):
     found = clinic.found("version-unknown")
     assert 'set "cniVersion" to "1.0.0" in /etc/cni/net.d/10-pods.conflist' in found["cure"]
     configured(clinic, cniVersion="1.0.0")
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_what_a_plugins_status_says(clinic):
@@ -150,7 +150,7 @@ def test_anothers_status_is_asked_for_in_its_version(clinic):
     found = clinic.found("not-ready")
     assert (found["text"], found["cure"]) == ("no uplink", "plug it in")
     clinic.configure("10-x.conflist", {"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]})
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_what_other_cnis_left(clinic):
@@ -159,7 +159,7 @@ def test_what_other_cnis_left(clinic):
     clinic.host.ip("link", "add", "flannel.1", "type", "bridge")
     found = clinic.found("other-cni")
     assert (found["subject"], found["severity"]) == ("flannel", "note")
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 @pytest.mark.skipif(bool(firewalld.missing()), reason=firewalld.missing())
@@ -170,7 +170,7 @@ def test_firewalld_that_knows_no_pod(clinic):
     with firewalld.bus() as bus, bus.firewalld(clinic.host):
         found = clinic.found("firewalld-untold", env=bus.env)
         assert 'add {"type": "firewall"}' in found["cure"]
-        assert bad(clinic.findings(env=bus.env)) == []
+        assert list_problems(clinic.findings(env=bus.env)) == []
 
 
 @pytest.mark.skipif(bool(firewalld.missing()), reason=firewalld.missing())
@@ -181,8 +181,8 @@ def test_a_reload_of_firewalld(clinic, sandbox):
     with firewalld.bus() as bus, bus.firewalld(clinic.host) as running:
         variables = {**bus.env}
         clinic.attach(network, sandbox, env=variables)
-        assert bad(clinic.findings(env=variables)) == []
+        assert list_problems(clinic.findings(env=variables)) == []
         running.command("--reload")
-        found = bad(clinic.findings(env=variables))
+        found = list_problems(clinic.findings(env=variables))
         assert {(one["name"], one["cure"]) for one in found} == {("rules-missing", "podwire repair podwire-podman")}
         assert any("trusted" in one["text"] for one in found), found

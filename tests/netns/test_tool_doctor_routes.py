@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.netns.test_tool_doctor_faults import MAPPING, OUT
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.netlist import NetworkList
 
 UPLINK = OUT.format(mtu=1500)
@@ -17,8 +17,8 @@ ROUTED_ELSEWHERE = {  # what is done to a node with an uplink
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host, tmp_path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_pod_that_is_routed_elsewhere(clinic, network, sandbox, shell):
     found = clinic.found("pod-routed-elsewhere")
     assert 'by "out0", not by "cni4" or "veth' in found["text"]
     clinic.cure(found)
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
     assert set(clinic.host.ip("route").splitlines()) > set(routes.splitlines())
 
 
@@ -45,7 +45,7 @@ def test_a_default_route_is_not_in_the_way(clinic, network, sandbox):
     clinic.host.run("sh", "-ec", f"{UPLINK}; ip address flush dev cni4")
     assert not any("route delete" in one["cure"] for one in clinic.findings())
     clinic.cure(clinic.found("gateway-missing"))
-    assert bad(clinic.findings()) == []
+    assert list_problems(clinic.findings()) == []
 
 
 def test_a_network_of_the_host_that_overlaps_the_pods_is_not_cut_off(clinic, network, sandbox):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.doctor_node import Clinic
+from tests.support.doctor_node import DoctorNode
 from tests.support.namespaces import Namespace
 
 NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all"
@@ -16,19 +16,19 @@ COMMANDS = ["doctor", "show", "ipam verify"]
 
 
 @pytest.fixture
-def clinic(host: Namespace, tmp_path: Path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host: Namespace, tmp_path: Path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
 @pytest.fixture
-def pod(clinic: Clinic, sandbox: Namespace) -> Path:
+def pod(clinic: DoctorNode, sandbox: Namespace) -> Path:
     """A healthy node with one pod, whose file in the cache this is."""
     network = clinic.sample("60-podman.conflist")
     clinic.attach(network, sandbox)
     return clinic.entry(network, sandbox)
 
 
-def looked(clinic: Clinic, command: str, *options: str, **how: Any) -> tuple[int, bool, str]:
+def looked(clinic: DoctorNode, command: str, *options: str, **how: Any) -> tuple[int, bool, str]:
     """Runs a command; returns its exit status, what it says of itself with --json, and what it prints without."""
     status = clinic.podwire(*command.split(), *options, **how)
     document = clinic.podwire(*command.split(), "--json", *options, **how)

@@ -15,7 +15,7 @@ from podwire.node.records import Directories
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address
 from tests.support.invocation import finish, run_plugin, start_plugin
-from tests.support.namespaces import lose
+from tests.support.namespaces import delete_and_wait
 from tests.support.node import NET, Node
 
 
@@ -55,7 +55,7 @@ def test_every_file_is_what_it_is(node, sandbox, new_sandbox):
     """The list tells addresses of the living, the dead, of remarks, of residue and of files that name nobody."""
     dead = new_sandbox()
     living, gone = address(node.attach(sandbox, name="web")), address(node.attach(dead))
-    lose(dead, node.host)
+    delete_and_wait(dead, node.host)
     reserve(node, f"{NET}.15", b"kept for the printer")
     reserve(node, f"{NET}.16", b"")
     reserve(node, f"{NET}.17", b" \n")
@@ -91,7 +91,7 @@ def test_each_wrong_is_found(node, sandbox, new_sandbox):
     dead, robbed, shared = new_sandbox(), new_sandbox(), new_sandbox()
     node.attach(sandbox)
     gone, lost, taken = (address(node.attach(pod)) for pod in (dead, robbed, shared))
-    lose(dead, node.host)
+    delete_and_wait(dead, node.host)
     (node.store / lost).unlink()
     reserve(node, taken, f"{sandbox.name}\r\neth0".encode())
     (node.store / "notes.txt").write_text("mine")
@@ -128,7 +128,7 @@ def test_the_dead_are_freed_and_nobody_else(node, sandbox, new_sandbox):
     """--gone frees what dead containers have left, and the next pods may have it again."""
     dead = new_sandbox()
     living, gone = address(node.attach(sandbox)), address(node.attach(dead))
-    lose(dead, node.host)
+    delete_and_wait(dead, node.host)
     reserve(node, f"{NET}.15", b"kept for the printer")
     reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     done = node.tool("ipam", "free", "--gone", "podnet", "--json")
@@ -305,7 +305,7 @@ def test_the_commands_that_a_full_range_prints_release_only_what_is_not_running(
     """The error of ADD names commands; run as printed, they free a lost pod's address and keep a running pod's."""
     lost = new_sandbox()
     kept, freed = address(node.attach(sandbox)), address(node.attach(lost))
-    lose(lost, node.host)
+    delete_and_wait(lost, node.host)
     for number in range(2, 22):
         if f"{NET}.{number}" not in (kept, freed):
             reserve(node, f"{NET}.{number}", b"kept for the printer")

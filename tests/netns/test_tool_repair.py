@@ -13,11 +13,11 @@ from tests.netns.conftest import LEGACY, NFT, NFTABLES
 from tests.support import xtables
 from tests.support.attaching import address
 from tests.support.chained import differences
-from tests.support.namespaces import lose
+from tests.support.namespaces import delete_and_wait
 from tests.support.netstate import links
 from tests.support.publishing import NODE, OUTSIDE, connect, hasty
 from tests.support.repair_node import Node, network
-from tests.support.sockets import SILENCE_S, Reached, ask, call, is_silent, opened, service
+from tests.support.sockets import NO_ANSWER_S, Reached, ask, call, is_unreachable, open_socket, service
 
 BACKENDS = [
     NFTABLES,
@@ -63,7 +63,7 @@ def exchange(one, other):
 
 def connected(stack, caller, server, ip, port):
     """Returns both ends of a connection from a namespace to a listening service."""
-    client = stack.enter_context(opened(caller, "tcp", "0.0.0.0"))
+    client = stack.enter_context(open_socket(caller, "tcp", "0.0.0.0"))
     client.connect((ip, port))
     accepted, source = server.socket.accept()
     accepted.settimeout(2)
@@ -85,16 +85,16 @@ def test_connections(node, outside, new_sandbox):
         inward = connected(stack, outside, tcp, NODE, 8080)
         outward = connected(stack, pod, remote, OUTSIDE, 80)
         assert (inward[2], outward[2]) == (OUTSIDE, NODE)
-        steady, stray = (stack.enter_context(opened(outside, "udp", "0.0.0.0")) for _ in range(2))
+        steady, stray = (stack.enter_context(open_socket(outside, "udp", "0.0.0.0")) for _ in range(2))
         assert ask([udp], steady, NODE, 5353) == Reached(pod.name, OUTSIDE)
         before = node.rules()
 
         node.flush()
         # Others' rules ask for connection tracking, as kube-proxy's do; what begins now is remembered as it began.
         node.host.run("nft", TRACKING)
-        assert is_silent([tcp], outside, "tcp", NODE, 8080)
-        assert ask([udp], stray, NODE, 5353, patience_s=SILENCE_S) is None
-        assert is_silent([remote], pod, "tcp", OUTSIDE, 80)
+        assert is_unreachable([tcp], outside, "tcp", NODE, 8080)
+        assert ask([udp], stray, NODE, 5353, patience_s=NO_ANSWER_S) is None
+        assert is_unreachable([remote], pod, "tcp", OUTSIDE, 80)
 
         assert node.repair() == {pod.name: "repaired", other.name: "repaired"}
         node.host.run("nft", "delete table inet others")
@@ -120,7 +120,7 @@ def test_a_port_that_two_pods_have(node, outside, new_sandbox):
     names = {"z-first": first, "a-second": second}  # by time, not by name
     for name, pod in names.items():
         asked.add(pod, name)
-    with service(first, "udp", "0.0.0.0", 53) as udp, opened(outside, "udp", "0.0.0.0") as steady:
+    with service(first, "udp", "0.0.0.0", 53) as udp, open_socket(outside, "udp", "0.0.0.0") as steady:
         assert ask([udp], steady, NODE, 5353) == Reached(first.name, OUTSIDE)
         before = node.rules()
         node.flush()
@@ -139,11 +139,11 @@ def test_policy(node, store, new_sandbox):
     ip = address(node.add(pod))
     second.add(stranger)
     with service(pod, "tcp", "0.0.0.0") as tcp:
-        assert is_silent([tcp], stranger, "tcp", ip, 80)
+        assert is_unreachable([tcp], stranger, "tcp", ip, 80)
         node.flush()
         assert call([tcp], stranger, "tcp", ip, 80)
         node.repair()
-        assert is_silent([tcp], stranger, "tcp", ip, 80)
+        assert is_unreachable([tcp], stranger, "tcp", ip, 80)
     refuse_another_mac(pod)
     node.flush()
     node.repair()
@@ -155,8 +155,8 @@ def refuse_another_mac(pod):
     own = links(pod)["eth0"]["address"]
     for mac, answer in ((own, "refused"), ("02:00:00:00:00:01", r"timed out|No route")):
         pod.ip("link", "set", "eth0", "address", mac)
-        with opened(pod, "tcp", "0.0.0.0") as caller:
-            caller.settimeout(SILENCE_S)
+        with open_socket(pod, "tcp", "0.0.0.0") as caller:
+            caller.settimeout(NO_ANSWER_S)
             with pytest.raises(OSError, match=answer):
                 caller.connect(("10.22.0.1", 9))
     pod.ip("link", "set", "eth0", "address", own)
@@ -220,8 +220,8 @@ def test_the_dead_stay_dead(node, new_sandbox):
         node.asking(f"{8080 + number}:80").add(pod)
     reused = node.file(gone.name).read_text().replace(gone.path, node.host.path).replace(gone.name, "reused")
     node.file("reused").write_text(reused)
-    lose(gone, node.host)
-    lose(file, node.host)
+    delete_and_wait(gone, node.host)
+    delete_and_wait(file, node.host)
     if not presence.get_obstacle():  # in a container it may be the mount point of another mount namespace
         Path(file.path).touch()
     node.flush()

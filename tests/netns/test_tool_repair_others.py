@@ -60,7 +60,7 @@ def uncommented(rules):
 def test_firewalld(host, bin_dir, store, tmp_path, new_sandbox, client):
     """Sources that a reload or a restart of firewalld forgot are told again, and whatever was flushed with them."""
     if problem := firewalld.missing():
-        binaries.leave_out(problem)
+        binaries.skip_or_fail(problem)
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
     ipam["routes"] = [{"dst": "0.0.0.0/0"}]
     bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
@@ -97,11 +97,11 @@ def test_a_pod_that_is_being_deleted(node, new_sandbox):  # noqa: F811 - fixture
     result = asked.add(dying)
     run = asked._runner(dying, dying.name)
     for plugin in reversed(asked.chain.plugins[1:]):
-        run(plugin["type"], "DEL", asked.chain.request(plugin, result)).silence()
+        run(plugin["type"], "DEL", asked.chain.request(plugin, result)).assert_silent()
     with asked.start("--settle", "5") as repairing:
         awaited(repairing, f"{dying.name} eth0")
         first = asked.chain.plugins[0]
-        run("bridge", "DEL", asked.chain.request(first, result)).silence()
+        run("bridge", "DEL", asked.chain.request(first, result)).assert_silent()
         asked.file(dying.name).unlink()
         awaited(repairing, "went away meanwhile")
         # Under the same name, as podman starts a container again, while the tool still watches.

@@ -8,7 +8,7 @@ from podwire.node.model import short_id
 from tests.netns.conftest import NFTABLES
 from tests.support import binaries, libcni
 from tests.support.attaching import address, host_end
-from tests.support.doctor_node import Clinic, bad
+from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.node import Node
 
 LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}
@@ -37,7 +37,7 @@ def with_lo(directory, pod):
     result = {"cniVersion": "0.3.1", "interfaces": [lo], "ips": ips, "dns": {}}
     pair = {"K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": pod.name}
     how = {"netns": pod.path, "ifname": "lo", "result": result, "config": LOOPBACK, "cni_args": pair}
-    return libcni.remember(directory, "cni-loopback", pod.name, **how)
+    return libcni.write_entry(directory, "cni-loopback", pod.name, **how)
 
 
 def test_without_namespaces_all_is_told_alike(node, sandbox):
@@ -77,14 +77,14 @@ def test_lo_of_each_pod_is_nobody_s_trouble(node, new_sandbox):
 
 def test_lo_of_each_pod_is_no_finding(host, tmp_path, sandbox):
     """`podwire doctor` says nothing of a network that no file has, if it is the runtimes' own for lo."""
-    clinic = Clinic(host, tmp_path)
+    clinic = DoctorNode(host, tmp_path)
     network = clinic.sample("10-podwire.conflist")
     clinic.attach(network, sandbox)
     before = [one["name"] for one in clinic.findings() if one["severity"] != "ok"]
     with_lo(clinic.cache, sandbox)
     found = clinic.findings()
     assert [one["name"] for one in found if one["severity"] != "ok"] == before
-    assert bad(found) == []
+    assert list_problems(found) == []
 
 
 def test_what_cannot_be_repaired_is_no_success(node, sandbox):
@@ -111,7 +111,7 @@ def test_names_are_whole_and_large_ranges_short(host, tmp_path, sandbox):
     """A container's name that is no hash is not cut off, and a range of 2^64 addresses is told so."""
     assert short_id("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"
     assert short_id("default-three") == "default-three"
-    clinic = Clinic(host, tmp_path)
+    clinic = DoctorNode(host, tmp_path)
     clinic.attach(clinic.sample("20-dual-stack.conflist"), sandbox)
     assert " of 2^64\n" in clinic.podwire("show").stdout
 

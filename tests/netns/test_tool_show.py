@@ -9,7 +9,7 @@ import pytest
 
 from tests.netns.conftest import NFTABLES
 from tests.support.attaching import address, host_end
-from tests.support.namespaces import lose
+from tests.support.namespaces import delete_and_wait
 from tests.support.node import NET, Node
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -110,7 +110,7 @@ def test_all_that_a_dead_pod_leaves_is_marked(node, sandbox, new_sandbox):
     node.attach(sandbox, "8081:80")
     node.attach(dead, "8080:80")
     assert node.leaks() == set()
-    lose(dead, node.host)
+    delete_and_wait(dead, node.host)
     done = node.tool("show", "--json")
     assert done.status == 1
     leaks = done.json["leaks"]
@@ -170,7 +170,7 @@ def test_the_reference_s_leaks_are_marked(bin_dir, reference, host, sandbox, new
     node.attach(sandbox, "8081:80")
     node.attach(dead, "8080:80")
     assert node.leaks() == set()
-    lose(dead, node.host)
+    delete_and_wait(dead, node.host)
     leaks = node.seen()["leaks"]
     assert {leak["kind"] for leak in leaks} == {"reservation", "cache", "host port", "masquerade", "ifb"}
     assert sandbox.name not in json.dumps(leaks)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor_node import Clinic
+from tests.support.doctor_node import DoctorNode
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 
@@ -14,11 +14,11 @@ MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 
 
 @pytest.fixture
-def clinic(host: Namespace, tmp_path: Path) -> Clinic:
-    return Clinic(host, tmp_path)
+def clinic(host: Namespace, tmp_path: Path) -> DoctorNode:
+    return DoctorNode(host, tmp_path)
 
 
-def shown(clinic: Clinic) -> tuple[int, str]:
+def shown(clinic: DoctorNode) -> tuple[int, str]:
     """Returns the exit status of `show`, and what it prints."""
     done = clinic.podwire("show", f"--data-dir={clinic.directory}/leases")
     assert done.stderr == ""

@@ -7,14 +7,14 @@ import pytest
 
 from tests.spec.configs import VERSIONS
 from tests.support import netstate
-from tests.support.bandwidth_network import joined
+from tests.support.bandwidth_network import connect_veth
 from tests.support.tuned import ALL, TUNED, now
 
 
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 @pytest.mark.parametrize("place", ["the file", "args"])
@@ -98,8 +98,8 @@ def test_nothing_asked_for(tuning, sandbox, before):
     """An entry with nothing in it hands on prevResult, and looks at neither pod nor interface."""
     for net, given in ((tuning, before), (tuning.having(sysctl={}), {**before, "interfaces": []})):
         assert net.run("ADD", "/no/such/netns", given).result() == {k: v for k, v in given.items() if v}
-        net.run("CHECK", "/no/such/netns", given).silence()
-        net.run("DEL", "/no/such/netns").silence()
+        net.run("CHECK", "/no/such/netns", given).assert_silent()
+        net.run("DEL", "/no/such/netns").assert_silent()
     assert not tuning.data_dir.exists()
 
 
@@ -172,7 +172,7 @@ def test_two_entries_in_one_chain(tuning, sandbox, before):
 def test_another_life_of_the_container(tuning, new_sandbox, host):
     """A backup that was left of another life of a container is replaced by ADD, and is nothing to DEL."""
     net, lives = tuning.having(mtu=1300), [new_sandbox(), new_sandbox()]
-    results = [joined(host, pod, f"veth{number}") for number, pod in enumerate(lives)]
+    results = [connect_veth(host, pod, f"veth{number}") for number, pod in enumerate(lives)]
     how = {"container_id": "same"}
     lives[0].ip("link", "set", "eth0", "mtu", "9000")
     net.add(lives[0], results[0], **how)
@@ -191,7 +191,7 @@ def test_an_interface_made_anew(tuning, host, sandbox, before):
     sandbox.ip("link", "set", "eth0", "txqueuelen", "7")
     net.add(sandbox, before)
     sandbox.ip("link", "delete", "eth0")
-    joined(host, sandbox)
+    connect_veth(host, sandbox)
     net.delete(sandbox)
     assert (now(sandbox)["txQLen"], net.backups()) == (1000, {})
 
@@ -200,7 +200,7 @@ def test_an_interface_made_anew(tuning, host, sandbox, before):
 def test_what_is_gone(tuning, new_sandbox, host, tmp_path, gone):
     """DEL succeeds on whatever is gone or broken, and removes backup and note; again it finds nothing."""
     net, pod = tuning.having(**ALL), new_sandbox()
-    net.add(pod, joined(host, pod))
+    net.add(pod, connect_veth(host, pod))
     netns = pod
     path = tuning.data_dir / f"{pod.name}_eth0.json"
     if gone == "netns":

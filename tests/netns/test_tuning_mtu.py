@@ -4,7 +4,7 @@ import pytest
 
 from tests.support import netstate
 from tests.support.attaching import host_end, reaches
-from tests.support.bandwidth_network import joined
+from tests.support.bandwidth_network import connect_veth
 from tests.support.tuned import Tuning, now
 
 GATEWAY = "10.22.0.1"
@@ -51,7 +51,7 @@ def test_packets_of_full_size(network, jumbo, new_sandbox, both):
 
 def test_check_and_del_of_both_ends(tuning, host, sandbox):
     """CHECK sees the host's end, too, and DEL restores what each end had, whatever is configured by then."""
-    before = joined(host, sandbox)
+    before = connect_veth(host, sandbox)
     host.ip("link", "set", "veth0", "mtu", "4000")
     sandbox.ip("link", "set", "eth0", "mtu", "3000")
     net, whole = tuning.having(mtu=2000, mtuBothEnds=True), tuning.everything(sandbox)
@@ -70,7 +70,7 @@ def test_check_and_del_of_both_ends(tuning, host, sandbox):
 def test_a_pair_that_is_gone(tuning, host, sandbox):
     """Where the pair, or the namespace, is gone at DEL the host keeps what it has."""
     net = tuning.having(mtu=2000, mtuBothEnds=True)
-    net.add(sandbox, joined(host, sandbox))
+    net.add(sandbox, connect_veth(host, sandbox))
     host.ip("link", "delete", "veth0")
     host.ip("link", "add", "veth0", "mtu", "1234", "type", "veth", "peer", "name", "veth1")
     assert net.delete(sandbox) == ""
@@ -102,7 +102,7 @@ def test_a_pair_inside_the_pod(tuning, sandbox):
 
 def test_without_an_mtu(tuning, host, sandbox):
     """`mtuBothEnds` alone asks for nothing."""
-    before = joined(host, sandbox)
+    before = connect_veth(host, sandbox)
     net = tuning.having(mtuBothEnds=True)
     assert net.add(sandbox, before) == before
     net.having(txQLen=7).add(sandbox, before)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.bandwidth_network import joined
-from tests.support.injection import injected
+from tests.support.bandwidth_network import connect_veth
+from tests.support.injection import run_injected
 from tests.support.tuned import ALL
 
 # Whatever else is there, this many settings were written before the last one is refused by the kernel.
@@ -14,7 +14,7 @@ WRONG = {"net.ipv4.tcp_rmem": "x"}
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_data_directory_that_takes_no_file(whole, sandbox, before, tmp_path, w
     assert net.delete(sandbox) == ""
     plain = net.having(mtu=None, mac=None, promisc=None, allmulti=None, txQLen=None)
     plain.check(sandbox, plain.add(sandbox, before))
-    plain.having(cniVersion="1.1.0").run("STATUS").silence()
+    plain.having(cniVersion="1.1.0").run("STATUS").assert_silent()
 
 
 @pytest.mark.needs("syscall_injection")
@@ -103,7 +103,7 @@ def test_a_call_that_fails(whole, sandbox, before, injection):
     """Whichever system call fails, ADD fails and all is as it was."""
     empty = whole.everything(sandbox)
     config = {**whole.config, "prevResult": before}
-    injected(whole.host, "tuning", "ADD", config, sandbox, injection).error()
+    run_injected(whole.host, "tuning", "ADD", config, sandbox, injection).error()
     assert whole.everything(sandbox) == empty
 
 
@@ -114,7 +114,7 @@ def test_signals_at_any_call(whole, sandbox, before, call):
     empty = whole.everything(sandbox)
     config = {**whole.config, "prevResult": before}
     for occurrence in range(1, 5):
-        done = injected(whole.host, "tuning", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}")
+        done = run_injected(whole.host, "tuning", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}")
         if done.status == 0:
             whole.check(sandbox, done.result())
             whole.delete(sandbox)
@@ -122,7 +122,7 @@ def test_signals_at_any_call(whole, sandbox, before, call):
             assert done.error()["code"] == 11
         _put_back(sandbox)
         assert whole.everything(sandbox) == empty
-        injected(whole.host, "tuning", "ADD", config, sandbox, f"{call}:signal=KILL:when={occurrence}")
+        run_injected(whole.host, "tuning", "ADD", config, sandbox, f"{call}:signal=KILL:when={occurrence}")
         whole.delete(sandbox)
         _put_back(sandbox)
         assert whole.everything(sandbox) == empty
@@ -139,6 +139,6 @@ def test_a_result_that_cannot_be_told(whole, sandbox, before):
     empty = whole.everything(sandbox)
     config = {**whole.config, "prevResult": before}
     with open("/dev/full", "wb") as full:
-        assert injected(whole.host, "tuning", "ADD", config, sandbox, stdout=full).status == 1
+        assert run_injected(whole.host, "tuning", "ADD", config, sandbox, stdout=full).status == 1
     _put_back(sandbox)
     assert whole.everything(sandbox) == empty

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.bandwidth_network import joined
+from tests.support.bandwidth_network import connect_veth
 from tests.support.invocation import run_plugin
 from tests.support.tuned import allowing
 
@@ -12,7 +12,7 @@ from tests.support.tuned import allowing
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 ARP_FILTER = "net/ipv4/conf/eth0/arp_filter"
@@ -50,7 +50,7 @@ def test_a_setting(tuning, sandbox, before, key, name, place):
 
 def test_an_interface_with_a_dot(tuning, host, sandbox):
     """IFNAME reaches an interface whose name has a dot."""
-    result = joined(host, sandbox, ifname="eth0.5")
+    result = connect_veth(host, sandbox, ifname="eth0.5")
     net = tuning.having(sysctl={"net.ipv4.conf.IFNAME.arp_filter": "1"})
     net.add(sandbox, result, ifname="eth0.5")
     assert sandbox.sysctl("net/ipv4/conf/eth0.5/arp_filter") == "1"
@@ -135,7 +135,7 @@ def test_a_key_that_stands_twice(tuning, sandbox, before):
     for command in ("ADD", "CHECK"):
         error = run_plugin("tuning", command, text.encode(), **how).error()
         assert error["msg"] == "duplicated sysctl keys are not allowed"
-    run_plugin("tuning", "DEL", text.encode(), **how).silence()
+    run_plugin("tuning", "DEL", text.encode(), **how).assert_silent()
     assert tuning.everything(sandbox) == whole
 
 
@@ -162,7 +162,7 @@ def test_the_allow_list(tuning, sandbox, before, tmp_path, text, allowed):
     status = net.having(cniVersion="1.1.0").run("STATUS")
     if allowed:
         net.check(sandbox, net.add(sandbox, before))
-        status.silence()
+        status.assert_silent()
         return
     listed = " ".join(line.strip() for line in text.splitlines() if line.strip())
     assert net.refused(sandbox, before)["msg"] == REFUSED.format(LIST, listed)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.bandwidth_network import joined
+from tests.support.bandwidth_network import connect_veth
 from tests.support.tuned import ALL, TUNED, now
 
 # What the reference that is installed here (1.1.1) knows: the queue came with 1.4.0, and its CHECK has no IFNAME.
@@ -15,7 +15,7 @@ SYSCTL = {"net.core.somaxconn": "77", "net.ipv4.conf.eth0.arp_filter": "1"}
 @pytest.fixture
 def before(host, sandbox):
     """The result of the plugin before; veth0 leads to the pod."""
-    return joined(host, sandbox)
+    return connect_veth(host, sandbox)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_note_of_another_life_beside_the_references_backup(both, host, new_san
     """The reference's backup of a new life is not taken for the old one by a note that was left."""
     ours, theirs = (net.having(mtu=1400) for net in both)
     lives, how = [new_sandbox(), new_sandbox()], {"container_id": "same"}
-    results = [joined(host, pod, f"veth{number}") for number, pod in enumerate(lives)]
+    results = [connect_veth(host, pod, f"veth{number}") for number, pod in enumerate(lives)]
     ours.add(lives[0], results[0], **how)
     theirs.delete(lives[0], **how)
     assert len(ours.notes()) == 1
@@ -93,7 +93,7 @@ def alike(host, new_sandbox):
     attachments = (("a", "b_c"), ("a_b", "c"))
     pods = [new_sandbox() for _ in attachments]
     return [
-        (pod, joined(host, pod, f"veth{number}", ifname), {"container_id": container_id, "ifname": ifname})
+        (pod, connect_veth(host, pod, f"veth{number}", ifname), {"container_id": container_id, "ifname": ifname})
         for number, (pod, (container_id, ifname)) in enumerate(zip(pods, attachments, strict=True))
     ]
 
@@ -132,7 +132,7 @@ def test_gc(both, host, new_sandbox):
     made = (("keep", ours), ("stale", ours), ("other", ours.having(name="net2")), ("theirs", theirs), ("gone", ours))
     for number, (name, net) in enumerate(made):
         pod = new_sandbox()
-        net.add(pod, joined(host, pod, f"veth{number}"), container_id=name)
+        net.add(pod, connect_veth(host, pod, f"veth{number}"), container_id=name)
         if name == "gone":
             theirs.delete(pod, container_id=name)
     foreign = ours.data_dir / "README"
@@ -150,7 +150,7 @@ def test_gc(both, host, new_sandbox):
 def test_gc_without_anything(tuning, tmp_path):
     """GC and STATUS of a host where nothing was tuned yet succeed and make nothing."""
     assert tuning.gc() == ""
-    tuning.having(cniVersion="1.1.0", mtu=1400).run("STATUS").silence()
+    tuning.having(cniVersion="1.1.0", mtu=1400).run("STATUS").assert_silent()
     assert list(tmp_path.iterdir()) == []
 
 

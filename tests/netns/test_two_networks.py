@@ -66,7 +66,7 @@ class Net:
             outcome = run_plugin(
                 plugin["type"], "GC", config | ({"cni.dev/valid-attachments": listed} if key else {}), host=self.host
             )
-            outcome.silence()
+            outcome.assert_silent()
             said.append(outcome.stderr)
         return "".join(said)
 
@@ -166,7 +166,7 @@ def test_gc_collects_errors_and_goes_on(inhabited, new_sandbox):
     assert (error["code"], str(lock) in error["details"]) == (5, True)
     for plugin in chained:
         config = {**plugin, "name": net.name, "cniVersion": "1.1.0", "cni.dev/valid-attachments": None}
-        run_plugin(plugin["type"], "GC", config, host=net.host).silence()
+        run_plugin(plugin["type"], "GC", config, host=net.host).assert_silent()
     after = everything(inhabited)
     assert (after["net"], after["limits"]) == (before["net"], before["limits"])
     lock.rmdir()

@@ -52,7 +52,7 @@ def pack(directory: Path, env: Mapping[str, str] | None = None, umask: int = 0o0
 def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """A release of what is in dist/, which nobody changes."""
     if not (BUILT["amd64"] / "podwire").exists():
-        pytest.fail(binaries.missing() or "run `make binaries`", pytrace=False)
+        pytest.fail(binaries.explain_missing() or "run `make binaries`", pytrace=False)
     return pack(tmp_path_factory.mktemp("release") / "out")
 
 

@@ -90,7 +90,7 @@ class Root:
 def temporary(top: Path) -> Iterator[Root]:
     """Makes one at the empty directory `top`, and takes it away."""
     if not (_TEST_ROOT / "usr").is_dir():
-        binaries.leave_out("no test root file system: make test-root")
+        binaries.skip_or_fail("no test root file system: make test-root")
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top), str(_TEST_ROOT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
         assert holder.stdout

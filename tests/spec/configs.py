@@ -49,10 +49,10 @@ def versions(plugin: str) -> tuple[str, ...]:
     return VERSIONS[VERSIONS.index(_FIRST_VERSION.get(plugin, VERSIONS[0])) :]
 
 
-def config(plugin: str, version: str, store: Path, *host_ends: str) -> dict[str, Any]:
+def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dict[str, Any]:
     """Returns a small valid configuration of `plugin` that keeps its leases in `store`.
 
-    A chained one is told of `host_ends`, interfaces of the host that lead to sandboxes.
+    A chained one is told of `host_interfaces`, interfaces of the host that lead to sandboxes.
     """
     own: dict[str, dict[str, Any]] = {
         "bridge": {"bridge": "cni0", "isGateway": True, "ipam": host_local(store)},
@@ -64,7 +64,7 @@ def config(plugin: str, version: str, store: Path, *host_ends: str) -> dict[str,
         "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},
         "firewall": {"backend": "iptables"},  # not firewalld, which is the tester's own
     }
-    chained = {"prevResult": prev_result(version, host_ends=host_ends)} if plugin in CHAINED else {}
+    chained = {"prevResult": prev_result(version, host_interfaces=host_interfaces)} if plugin in CHAINED else {}
     return {"cniVersion": version, "name": "net", "type": plugin, **chained, **own.get(plugin, {})}
 
 

@@ -31,8 +31,8 @@ class Invoker:
 
     def config(self, version: str = "1.1.0", **keys: Any) -> dict[str, Any]:
         """Returns the plugin's small valid configuration, with `keys` put over it; None takes a key away."""
-        host_ends = [host_end(self.sandbox)] if isinstance(self.sandbox, Namespace) else []
-        whole = configs.config(self.plugin, version, self.store, *host_ends) | keys
+        host_interfaces = [host_end(self.sandbox)] if isinstance(self.sandbox, Namespace) else []
+        whole = configs.config(self.plugin, version, self.store, *host_interfaces) | keys
         return {key: value for key, value in whole.items() if value is not None}
 
     def __call__(self, command: str | None, config: Config | None = None, **how: Any) -> Outcome:

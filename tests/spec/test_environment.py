@@ -29,7 +29,7 @@ def test_missing_variables_are_named(refused, command):
 def test_verbs_without_attachment_need_none(invoke, command):
     """GC and STATUS want neither container, namespace nor interface, and do not look at what these variables hold."""
     for rubbish in (None, "-/: "):
-        invoke(command, env=dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), rubbish)).silence()
+        invoke(command, env=dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), rubbish)).assert_silent()
 
 
 @pytest.mark.parametrize("value", ["-cid", "c d", "c/d", "cïd", "cid\n", b"c\xffd".decode(errors="surrogateescape")])
@@ -97,4 +97,4 @@ def test_kubernetes_args_are_accepted(invoke, ignore):
     """What a Kubernetes runtime puts into CNI_ARGS fails no plugin, neither on ADD nor on DEL."""
     args = f"IgnoreUnknown={ignore};K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_UID=1-2"
     invoke("ADD", args=args).result()
-    invoke("DEL", args=args).silence()
+    invoke("DEL", args=args).assert_silent()

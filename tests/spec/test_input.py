@@ -124,4 +124,4 @@ def test_runtimes_may_write_as_go_does(invoke):
     given = invoke.config(**unknown) | {"runtimeConfig": invoke.config().get("runtimeConfig")}
     text = json.dumps(respelt(given)).encode()[:-1] + b', "y": "\xff\\ud800", "big": 1' + b"0" * 5000 + b', "z": null}'
     invoke("ADD", text).result()
-    invoke("DEL", text).silence()
+    invoke("DEL", text).assert_silent()

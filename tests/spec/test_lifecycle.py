@@ -29,7 +29,7 @@ def test_all_verbs_in_order(invoke):
         for verb, since in verbs.items():
             if version >= since:
                 outcome = invoke(verb, config)
-                outcome.silence()
+                outcome.assert_silent()
                 assert outcome.stderr == ""
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_left_behind(invoke):
     """After DEL host and sandbox are as they were after the first ADD and DEL: what stays by design does not grow."""
     seen = []
     for _ in range(3):
-        invoke("DEL", later(invoke)).silence()
+        invoke("DEL", later(invoke)).assert_silent()
         seen.append(states(invoke))
     assert seen[0] == seen[1] == seen[2]
 
@@ -46,14 +46,14 @@ def test_del_again(invoke):
     """DEL succeeds as often as it is called, with and without prevResult."""
     config = later(invoke)
     for given in (config, config, invoke.config()):
-        invoke("DEL", given).silence()
+        invoke("DEL", given).assert_silent()
 
 
 def test_del_without_add(invoke):
     """DEL of what was never there succeeds and changes nothing on the host."""
     before = states(invoke)[0]
     for container_id in ("cid", "never-seen"):
-        invoke("DEL", container_id=container_id).silence()
+        invoke("DEL", container_id=container_id).assert_silent()
     assert states(invoke)[0] == before
 
 
@@ -66,7 +66,7 @@ def test_del_without_namespace(invoke, left, tmp_path):
     if left == "deleted":
         invoke.sandbox.delete()
     for given in (config, invoke.config()):
-        invoke("DEL", given, netns=netns.get(left, invoke.sandbox.path)).silence()
+        invoke("DEL", given, netns=netns.get(left, invoke.sandbox.path)).assert_silent()
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
@@ -85,7 +85,7 @@ def test_the_refusal_can_be_lifted(invoke, override):
     env = {"CNI_NETNS_OVERRIDE": override}
     own = invoke.into(invoke.host)
     own("ADD", env=env).result()
-    own("DEL", env=env).silence()
+    own("DEL", env=env).assert_silent()
     assert own("ADD", env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
 
 
@@ -106,14 +106,14 @@ def test_many_at_once(invoke, new_sandbox):
     """ADD and DEL for different containers may run at the same time."""
     count = 8
     pods = [invoke.into(new_sandbox()) for _ in range(count)]
-    invoke("DEL", later(invoke)).silence()
+    invoke("DEL", later(invoke)).assert_silent()
     before = states(invoke)[0]
 
     def attach(number):
         return pods[number]("ADD", config_of(number), container_id=f"cid-{number}").result()
 
     def detach(number):
-        pods[number]("DEL", config_of(number), container_id=f"cid-{number}").silence()
+        pods[number]("DEL", config_of(number), container_id=f"cid-{number}").assert_silent()
 
     def config_of(number):
         ports = {"portMappings": [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]}
@@ -131,4 +131,4 @@ def test_a_long_container_id(invoke):
     """Container ids may have 256 characters."""
     long = "c" * 256
     invoke("ADD", container_id=long).result()
-    invoke("DEL", container_id=long).silence()
+    invoke("DEL", container_id=long).assert_silent()

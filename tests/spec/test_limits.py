@@ -117,7 +117,7 @@ def test_all_that_a_big_node_needs_fits(plugin, quiet_host, store):
     assert len(json.dumps(config)) < MAX_BYTES
     ipam = {"ipam": {"type": "host-local", "dataDir": str(store)}}
     outcome = spend(plugin, "GC", json.dumps({**config, **ipam}).encode(), quiet_host)
-    outcome.silence()
+    outcome.assert_silent()
 
 
 @pytest.mark.skipif(PORTABLE, reason="the portable variant has no heap of a known size")

@@ -98,7 +98,7 @@ def test_it_may_be_replaced_while_it_runs(invoke, tmp_path):
     shutil.copy2(file, tmp_path / "new")
     os.replace(tmp_path / "new", file)
     finish(process, invoke.config()).result()
-    invoke("DEL").silence()
+    invoke("DEL").assert_silent()
 
 
 def test_a_signal_while_reading_is_told(refused):
@@ -117,7 +117,12 @@ def test_a_seccomp_filter_that_denies_signals_is_an_error_object(invoke, call):
     variables = {"CNI_CONTAINERID": "cid", "CNI_NETNS": invoke.sandbox.path, "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
     for command in ("VERSION", "ADD"):
         done = subprocess.run(
-            ["nsenter", f"--net={invoke.host.path}", *seccomp.words(call), str(binaries.directory() / invoke.plugin)],
+            [
+                "nsenter",
+                f"--net={invoke.host.path}",
+                *seccomp.command_prefix(call),
+                str(binaries.directory() / invoke.plugin),
+            ],
             input=json.dumps(invoke.config()).encode(),
             env=environment(command, **variables),
             capture_output=True,
@@ -180,7 +185,7 @@ def slow(host, sandbox, tmp_path):
 def untouched(slow, host, sandbox):
     """Tells whether the network is as it was before an attachment; the bridge, which stays, is made beforehand."""
     slow("ADD").result()
-    slow("DEL").silence()
+    slow("DEL").assert_silent()
     before = netstate.state(host), netstate.state(sandbox)
     return lambda: (netstate.state(host), netstate.state(sandbox)) == before
 
@@ -193,7 +198,7 @@ def test_a_signal_during_add_takes_everything_back(slow, untouched):
     assert untouched()
     slow("ADD").result()
     assert not untouched()
-    slow("DEL").silence()
+    slow("DEL").assert_silent()
     assert untouched()
 
 
@@ -203,5 +208,5 @@ def test_after_a_signal_during_del_another_del_cleans(slow, untouched):
     process = slow("DEL", stuck=True)
     process.send_signal(signal.SIGTERM)
     assert finish(process).error()["code"] == 11
-    slow("DEL").silence()
+    slow("DEL").assert_silent()
     assert untouched()

@@ -60,7 +60,7 @@ def test_each_version_has_its_shape(invoke):
         if form == "1":
             assert all(keys == sorted(keys) for keys in keys_everywhere(result))
         assert (result.get("dns") == {}) if form < "1" else ("dns" not in result)
-        invoke("DEL", invoke.config(version)).silence()
+        invoke("DEL", invoke.config(version)).assert_silent()
 
 
 def test_without_version_the_result_is_the_first(invoke):

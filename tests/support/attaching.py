@@ -57,11 +57,11 @@ class Network:
 
     def check(self, pod: Namespace, result: object, **how: Any) -> None:
         """Checks the attachment of `pod`; a failure fails the test."""
-        self.run("CHECK", pod, prev_result=result, **how).silence()
+        self.run("CHECK", pod, prev_result=result, **how).assert_silent()
 
     def delete(self, pod: Namespace, result: object = None, **how: Any) -> None:
         """Detaches `pod`; a failure fails the test."""
-        self.run("DEL", pod, prev_result=result, **how).silence()
+        self.run("DEL", pod, prev_result=result, **how).assert_silent()
 
     def leases(self) -> dict[str, str]:
         """Returns the addresses that host-local holds for this network, with the container ID of each."""

@@ -29,7 +29,7 @@ _PLACE = re.compile(r"qdisc (?:ingress|clsact) \S+ dev (\S+)")  # where filters 
 
 
 @dataclass(frozen=True)
-class Shaping:
+class BandwidthNetwork:
     """A bridge network with bandwidth behind it; `keys` are bandwidth's options, `bin_dir` its directory.
 
     `keys` may overrule what is the network's, such as "name"; None leaves a key out.
@@ -51,15 +51,15 @@ class Shaping:
         config = {**network, "type": "bandwidth", **self.keys}
         return {key: value for key, value in config.items() if value is not None}
 
-    def having(self, **keys: Any) -> Shaping:
+    def having(self, **keys: Any) -> BandwidthNetwork:
         """Returns the same network with other options of bandwidth; None leaves a key out."""
         return replace(self, keys={**self.keys, **keys})
 
-    def asked(self, **limits: int) -> Shaping:
+    def asked(self, **limits: int) -> BandwidthNetwork:
         """Returns the same network with limits as a runtime passes them on."""
         return self.having(capabilities={"bandwidth": True}, runtimeConfig={"bandwidth": limits})
 
-    def by(self, bin_dir: Path | None) -> Shaping:
+    def by(self, bin_dir: Path | None) -> BandwidthNetwork:
         """Returns the same network with the bandwidth of another directory, None for ours."""
         return replace(self, bin_dir=bin_dir)
 
@@ -73,11 +73,11 @@ class Shaping:
 
     def check(self, pod: Namespace, result: object, **how: Any) -> None:
         """Runs bandwidth's CHECK; a failure fails the test."""
-        self.bandwidth("CHECK", pod, result, **how).silence()
+        self.bandwidth("CHECK", pod, result, **how).assert_silent()
 
     def release(self, pod: Namespace, result: object = None, **how: Any) -> None:
         """Runs bandwidth's DEL alone; a failure fails the test."""
-        self.bandwidth("DEL", pod, result, **how).silence()
+        self.bandwidth("DEL", pod, result, **how).assert_silent()
 
     def delete(self, pod: Namespace, result: object = None, **how: Any) -> None:
         """Detaches `pod`, the last plugin first; a failure fails the test."""
@@ -89,7 +89,7 @@ class Shaping:
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         asked = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
         outcome = self.having(**asked).bandwidth("GC")
-        outcome.silence()
+        outcome.assert_silent()
         return outcome.stderr
 
     def bandwidth(
@@ -102,7 +102,7 @@ class Shaping:
         return run_plugin("bandwidth", command, config, **{**own, **how})
 
 
-def joined(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "eth0") -> dict[str, Any]:
+def connect_veth(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "eth0") -> dict[str, Any]:
     """Joins `pod` to the host by a veth pair, both ends up, and returns the result of the plugin that this stands for.
 
     Tests of what bandwidth alone does need no bridge. The host has other interfaces, too, and so has the result.

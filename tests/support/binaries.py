@@ -34,14 +34,14 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
-def leave_out(problem: str) -> NoReturn:
+def skip_or_fail(problem: str) -> NoReturn:
     """Skips a test for what is not there, and fails it in CI."""
     if in_ci():
         pytest.fail(problem, pytrace=False)
     pytest.skip(problem)
 
 
-def missing() -> str:
+def explain_missing() -> str:
     """Returns what to tell when the executables are not there, "" when they are."""
     if names():
         return ""

@@ -77,7 +77,7 @@ class Chain:
     def delete(self, pod: Namespace, *plugins: str, prev_result: Any = None) -> None:
         """Runs DEL of `plugins` in reverse; a failure fails the test."""
         for plugin in reversed(plugins):
-            self.run(plugin, "DEL", pod, prev_result).silence()
+            self.run(plugin, "DEL", pod, prev_result).assert_silent()
 
     def leases(self) -> dict[str, str]:
         """Returns every file of the store but where the next search begins, with its content."""

@@ -25,7 +25,7 @@ def table() -> str:
     return "\n".join([*parts, f"### Any group\n\n{_rows([UNSEEN])}"])
 
 
-def made(text: str) -> str:
+def with_table(text: str) -> str:
     """Returns the page with the present table."""
     before, _, rest = text.partition(START)
     return f"{before}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
@@ -39,7 +39,7 @@ def _rows(faults: list[Fault]) -> str:
 
 def main(page: Path = PAGE) -> int:
     """Writes the table into the page."""
-    page.write_text(made(page.read_text()))
+    page.write_text(with_table(page.read_text()))
     return 0
 
 

@@ -37,11 +37,11 @@ mount --bind {cache} /var/lib/cni
 exec {wrapped} {tool} "$@"
 """
 
-Found = dict[str, str]
+Finding = dict[str, str]
 
 
 @dataclass
-class Clinic:
+class DoctorNode:
     """One node; `bin_dir` has the plugins that its runtime runs, ours unless another is given."""
 
     host: Namespace
@@ -122,28 +122,28 @@ class Clinic:
         with self.host.entered():
             return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
-    def everything(self, *arguments: str, **how: Any) -> list[Found]:
+    def everything(self, *arguments: str, **how: Any) -> list[Finding]:
         """Returns all that the tool finds, what is in order included; its exit status must say the same."""
         done = self.doctor("--json", *arguments, **how)
         assert done.stdout, done.stderr
         document = json.loads(done.stdout)
-        found: list[Found] = document["checks"]
+        found: list[Finding] = document["checks"]
         complete = all(one["name"] != "not-seen" for one in found)
-        bad = any(one["severity"] in ("problem", "warning") for one in found)
-        expected = 1 if bad else 0 if complete else 4
+        has_problems = any(one["severity"] in ("problem", "warning") for one in found)
+        expected = 1 if has_problems else 0 if complete else 4
         assert (done.returncode, document["complete"]) == (expected, complete), f"{found} {done.stderr}"
         return found
 
-    def findings(self, *arguments: str, **how: Any) -> list[Found]:
+    def findings(self, *arguments: str, **how: Any) -> list[Finding]:
         """Returns what is not in order."""
         return [one for one in self.everything(*arguments, **how) if one["severity"] != "ok"]
 
-    def found(self, name: str, *arguments: str, **how: Any) -> Found:
+    def found(self, name: str, *arguments: str, **how: Any) -> Finding:
         """Returns the finding of a name, which must be there."""
         every = self.findings(*arguments, **how)
         return next((one for one in every if one["name"] == name), None) or _fail(name, every)
 
-    def cure(self, finding: Found) -> None:
+    def cure(self, finding: Finding) -> None:
         """Runs the command of a finding as it stands."""
         command = finding["cure"]
         if command.startswith("podwire "):
@@ -153,10 +153,10 @@ class Clinic:
             self.host.run("sh", "-ec", command)
 
 
-def bad(found: list[Found]) -> list[Found]:
+def list_problems(found: list[Finding]) -> list[Finding]:
     """Returns the problems and warnings."""
     return [one for one in found if one["severity"] in ("problem", "warning")]
 
 
-def _fail(name: str, every: list[Found]) -> Found:
+def _fail(name: str, every: list[Finding]) -> Finding:
     raise AssertionError(f"no {name} in {every}")

@@ -1,6 +1,6 @@
-"""One verb of one plugin of the chain, made to fail as often as asked: what it must leave then, and how it must tell.
+"""One verb of one plugin of the chain, run again and again under faults, and what it must leave and report each time.
 
-One rule: whatever came of an attempt, the next one begins from the same state, or the stage is said to be spoilt.
+One rule: each attempt starts from the same state; a scenario that cannot return to that state is `dirty`.
 """
 
 from __future__ import annotations
@@ -13,154 +13,155 @@ from tests.support.chained import CHAIN, Chain, differences
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 
-# Words that tell an operator nothing.
-_BARE = re.compile(r"\[Errno|\b\w+Error\b|Exception|defect of podwire|Traceback")
+# Texts that do not help an operator.
+_UNHELPFUL = re.compile(r"\[Errno|\b\w+Error\b|Exception|defect of podwire|Traceback")
 
 
 @dataclass
-class Stage:
-    """A host with a pod that is attached and stays, and another to work with."""
+class ScenarioHost:
+    """A host with two pods: `other` stays attached, the scenario attaches and detaches `pod`."""
 
     chain: Chain
     pod: Namespace
     other: Namespace
 
-    def stale(self) -> dict[str, Any]:
-        """What GC gets to know: only the other pod is alive."""
+    def valid_attachments(self) -> dict[str, Any]:
+        """Returns the configuration keys with which GC collects everything but the other pod."""
         return {
             "cniVersion": "1.1.0",
             "cni.dev/valid-attachments": [{"containerID": self.other.name, "ifname": "eth0"}],
         }
 
 
-def told(outcome: Outcome, *, speechless: bool = False) -> str:
-    """Returns what is wrong with how a failure was told, "" when nothing is; who is `speechless` uses stderr."""
+def explain_bad_report(outcome: Outcome, *, stdout_closed: bool = False) -> str:
+    """Returns what is wrong with the report of a failure, "" for a correct one; on stderr with `stdout_closed`."""
     if outcome.status != 1:
         return f"exit status {outcome.status}"
-    if _BARE.search(outcome.stderr):
+    if _UNHELPFUL.search(outcome.stderr):
         return f"stderr: {outcome.stderr.strip()}"
-    if speechless and not outcome.stdout.endswith(b"}"):
-        return "" if outcome.stderr.startswith("podwire: ") else f"neither stdout nor stderr tells: {outcome}"
+    if stdout_closed and not outcome.stdout.endswith(b"}"):
+        return "" if outcome.stderr.startswith("podwire: ") else f"no report on stdout or stderr: {outcome}"
     try:
         error = outcome.error()
     except (AssertionError, ValueError) as problem:
         return f"no error object: {problem}"
-    return f"told as {error}" if _BARE.search(error["msg"] + error.get("details", "")) else ""
+    return f"reported as {error}" if _UNHELPFUL.search(error["msg"] + error.get("details", "")) else ""
 
 
-class Drama:
-    """One verb of one plugin, as often as asked: `attempt` under a fault, `judge` what came of it."""
+class Scenario:
+    """One verb of one plugin: `attempt` runs it under a fault, `find_defects` examines the state that it leaves."""
 
     command = ""
-    believed = False  # a lie is told (what is there is said not to be), so that success may have missed something
+    misinformed = False  # the fault is a false answer (an object is missing), after which success may be incomplete
 
-    def __init__(self, stage: Stage, plugin: str) -> None:
-        self.stage, self.plugin = stage, plugin
-        self.chain, self.pod = stage.chain, stage.pod
-        self.earlier = CHAIN[: CHAIN.index(plugin)] if plugin in CHAIN else ()
-        self.spoilt = False
-        self.before_it = self.chain.add(self.pod, *self.earlier)
+    def __init__(self, host: ScenarioHost, plugin: str) -> None:
+        self.host, self.plugin = host, plugin
+        self.chain, self.pod = host.chain, host.pod
+        self.earlier_plugins = CHAIN[: CHAIN.index(plugin)] if plugin in CHAIN else ()
+        self.dirty = False
+        self.earlier_result = self.chain.add(self.pod, *self.earlier_plugins)
         if plugin == "loopback":  # the kernel keeps 127.0.0.1 from the first time that lo comes up
             self.chain.add(self.pod, plugin)
             self.chain.delete(self.pod, plugin)
-        self.without = self.chain.everything(self.pod)
+        self.detached_state = self.chain.everything(self.pod)
         self.result: Any = None
         self.prepare()
 
     def prepare(self) -> None:
-        """Brings about what the verb needs."""
+        """Creates what the verb needs."""
 
     def attempt(self, *before: Any) -> Outcome:
-        """Runs the verb, started by the words of `before`."""
+        """Runs the verb; `before` is a command line that starts it."""
         return self.run(*before)
 
-    def play(self, *before: Any) -> None:
-        """Runs the verb without a fault, and returns to where it began."""
+    def run_without_fault(self, *before: Any) -> None:
+        """Runs the verb, which must succeed, and restores the initial state."""
         outcome = self.attempt(*before)
         assert outcome.status == 0, outcome
-        assert not self.judge(outcome)
+        assert not self.find_defects(outcome)
 
     def run(self, *before: Any, **keys: Any) -> Outcome:
-        prev_result = self.before_it if self.command == "ADD" else self.result
+        prev_result = self.earlier_result if self.command == "ADD" else self.result
         return self.chain.run(self.plugin, self.command, self.pod, prev_result, *before, **keys)
 
-    def judge(self, outcome: Outcome) -> list[str]:
-        """Returns what is wrong, and returns to where it began, or says that the stage is `spoilt`."""
+    def find_defects(self, outcome: Outcome) -> list[str]:
+        """Returns what is wrong after an attempt, and restores the initial state; `dirty` when that fails."""
         raise NotImplementedError
 
-    def leftovers(self, wanted: Any) -> list[str]:
-        """Returns what is not as `wanted`; the stage is of no use then."""
-        found = differences(wanted, self.chain.everything(self.pod))
-        self.spoilt |= bool(found)
-        return found
+    def compare(self, expected: Any) -> list[str]:
+        """Returns the differences between the present state and `expected`; any makes the scenario `dirty`."""
+        defects = differences(expected, self.chain.everything(self.pod))
+        self.dirty |= bool(defects)
+        return defects
 
-    def untune(self, *, wholly: bool = False) -> None:
-        """Sets back what a verb of tuning leaves to the pod's end by design: DEL sysctls, GC all that is in the pod."""
+    def restore_settings(self, *, everything: bool = False) -> None:
+        """Restores the sysctls, which tuning's DEL leaves by design; with `everything` also what its GC leaves."""
         if self.plugin == "tuning":
-            (own,) = (item for item in self.before_it["interfaces"] if item.get("sandbox"))
-            self.chain.untune(self.pod, own["mac"] if wholly else "")
+            (interface,) = (item for item in self.earlier_result["interfaces"] if item.get("sandbox"))
+            self.chain.untune(self.pod, interface["mac"] if everything else "")
 
-    def failed(self, outcome: Outcome, what: str) -> list[str]:
-        """Returns what a verb, which must succeed, tells instead."""
-        self.spoilt |= outcome.status != 0
-        return [f"{what}: {outcome.stdout.decode()} {outcome.stderr}"] if outcome.status else []
+    def failure(self, outcome: Outcome, verb: str) -> list[str]:
+        """Returns the report of a verb that failed but must succeed, [] for a success."""
+        self.dirty |= outcome.status != 0
+        return [f"{verb}: {outcome.stdout.decode()} {outcome.stderr}"] if outcome.status else []
 
 
-class Add(Drama):
-    """ADD: complete, or nothing left; what it says it made is proven by CHECK, and DEL takes it away."""
+class Add(Scenario):
+    """ADD is complete, as CHECK confirms, and DEL removes everything; or ADD fails and leaves nothing."""
 
     command = "ADD"
 
-    def judge(self, outcome: Outcome) -> list[str]:
+    def find_defects(self, outcome: Outcome) -> list[str]:
         if outcome.status:
             if "error writing to stdout" in f"{outcome.stdout!r} {outcome.stderr}":
-                self.untune()  # what cannot be told of is deleted
-            return self.leftovers(self.without)
-        result, found = outcome.json, []
-        if not self.believed:
-            found += self.failed(self.chain.run(self.plugin, "CHECK", self.pod, result), "CHECK after a success")
-        found += self.failed(self.chain.run(self.plugin, "DEL", self.pod, result), "DEL after a success")
-        self.untune()
-        return found + self.leftovers(self.without)
+                self.restore_settings()  # the plugin deletes an attachment whose result it cannot print
+            return self.compare(self.detached_state)
+        result, defects = outcome.json, []
+        if not self.misinformed:
+            defects += self.failure(self.chain.run(self.plugin, "CHECK", self.pod, result), "CHECK after a success")
+        defects += self.failure(self.chain.run(self.plugin, "DEL", self.pod, result), "DEL after a success")
+        self.restore_settings()
+        return defects + self.compare(self.detached_state)
 
 
-class Del(Drama):
-    """DEL: complete, or the next one is."""
+class Del(Scenario):
+    """DEL removes everything, or the next DEL does."""
 
     command = "DEL"
 
     def prepare(self) -> None:
-        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.before_it)
+        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.earlier_result)
 
-    def judge(self, outcome: Outcome) -> list[str]:
-        found = []
-        if outcome.status or self.believed:
-            found = self.failed(self.run(), "DEL repeated")
-        self.untune(wholly=self.believed or "is not as it was" in outcome.stderr)  # which goes with the pod
-        found += self.leftovers(self.without)
-        if not self.spoilt:
+    def find_defects(self, outcome: Outcome) -> list[str]:
+        defects = []
+        if outcome.status or self.misinformed:
+            defects = self.failure(self.run(), "DEL repeated")
+        # Settings that DEL did not restore end with the pod.
+        self.restore_settings(everything=self.misinformed or "is not as it was" in outcome.stderr)
+        defects += self.compare(self.detached_state)
+        if not self.dirty:
             self.prepare()
-        return found
+        return defects
 
 
-class Look(Drama):
-    """A verb that only looks."""
+class ReadOnly(Scenario):
+    """A verb that changes nothing."""
 
     def prepare(self) -> None:
-        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.before_it)
-        self.there = self.chain.everything(self.pod)
+        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.earlier_result)
+        self.attached_state = self.chain.everything(self.pod)
 
-    def judge(self, outcome: Outcome) -> list[str]:
-        return self.leftovers(self.there)
+    def find_defects(self, outcome: Outcome) -> list[str]:
+        return self.compare(self.attached_state)
 
 
-class Check(Look):
+class Check(ReadOnly):
     """CHECK."""
 
     command = "CHECK"
 
 
-class Status(Look):
+class Status(ReadOnly):
     """STATUS."""
 
     command = "STATUS"
@@ -169,41 +170,41 @@ class Status(Look):
         return self.chain.run(self.plugin, "STATUS", self.pod, None, *before, cniVersion="1.1.0")
 
 
-class Gc(Drama):
-    """GC for a pod whose namespace is there: links stay, as only DEL takes them; rules and addresses go."""
+class Gc(Scenario):
+    """GC of a pod whose namespace exists: it removes rules and addresses; the links stay, as only DEL removes them."""
 
     command = "GC"
 
     def prepare(self) -> None:
-        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.before_it)
-        self.attempt().silence()
-        self.collected = self.collectable()
-        self.again()
+        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.earlier_result)
+        self.attempt().assert_silent()
+        self.collected_state = self.collectable_state()
+        self.attach_again()
 
-    def again(self) -> None:
+    def attach_again(self) -> None:
         self.chain.delete(self.pod, self.plugin)
-        self.untune(wholly=True)
-        assert not self.leftovers(self.without)
-        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.before_it)
+        self.restore_settings(everything=True)
+        assert not self.compare(self.detached_state)
+        self.result = self.chain.add(self.pod, self.plugin, prev_result=self.earlier_result)
 
-    def collectable(self) -> dict[str, Any]:
-        """Returns what GC changes; the rest of the pod is made anew for each attempt, with other names."""
-        whole = self.chain.everything(self.pod)
-        return {"nft": whole["host"]["nft"], "leases": whole["leases"]} if not self.earlier else whole
+    def collectable_state(self) -> dict[str, Any]:
+        """Returns the state that GC changes; an interface plugin's other objects have new names in each attempt."""
+        state = self.chain.everything(self.pod)
+        return {"nft": state["host"]["nft"], "leases": state["leases"]} if not self.earlier_plugins else state
 
     def attempt(self, *before: Any) -> Outcome:
-        return self.chain.run(self.plugin, "GC", self.pod, None, *before, **self.stage.stale())
+        return self.chain.run(self.plugin, "GC", self.pod, None, *before, **self.host.valid_attachments())
 
-    def judge(self, outcome: Outcome) -> list[str]:
-        found = []
-        if outcome.status or self.believed:
-            found = self.failed(self.attempt(), "GC repeated")
-        left = differences(self.collected, self.collectable())
-        self.spoilt |= bool(left)
-        found += left
-        if not self.spoilt:
-            self.again()
-        return found
+    def find_defects(self, outcome: Outcome) -> list[str]:
+        defects = []
+        if outcome.status or self.misinformed:
+            defects = self.failure(self.attempt(), "GC repeated")
+        remaining = differences(self.collected_state, self.collectable_state())
+        self.dirty |= bool(remaining)
+        defects += remaining
+        if not self.dirty:
+            self.attach_again()
+        return defects
 
 
-DRAMAS: dict[str, type[Drama]] = {"ADD": Add, "DEL": Del, "CHECK": Check, "GC": Gc, "STATUS": Status}
+SCENARIOS: dict[str, type[Scenario]] = {"ADD": Add, "DEL": Del, "CHECK": Check, "GC": Gc, "STATUS": Status}

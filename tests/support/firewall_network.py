@@ -38,18 +38,18 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Fenced:
+class FirewallNetwork:
     """A bridge network with the firewall behind it; `keys` are the firewall's options, `bin_dir` its directory."""
 
     bridge: Network
     keys: Mapping[str, Any] = field(default_factory=dict)
     bin_dir: Path | None = None
 
-    def having(self, **keys: Any) -> Fenced:
+    def having(self, **keys: Any) -> FirewallNetwork:
         """Returns the same network with other options of the firewall; None leaves one out."""
         return replace(self, keys={**self.keys, **keys})
 
-    def beside(self, name: str, bridge: str, subnet: str) -> Fenced:
+    def beside(self, name: str, bridge: str, subnet: str) -> FirewallNetwork:
         """Returns another network with the same firewall, on a bridge and with a subnet of its own."""
         ipam = {**self.bridge.config["ipam"], "ranges": [[{"subnet": subnet}]]}
         return replace(self, bridge=self.bridge.having(name=name, bridge=bridge, ipam=ipam))
@@ -62,7 +62,7 @@ class Fenced:
 
     def delete(self, pod: Pod) -> None:
         """Detaches a pod, the last plugin first; a failure fails the test."""
-        self.firewall(pod.result).run("DEL", pod.namespace.name).silence()
+        self.firewall(pod.result).run("DEL", pod.namespace.name).assert_silent()
         self.bridge.delete(pod.namespace, pod.result)
 
     def firewall(self, result: Mapping[str, Any]) -> Firewall:

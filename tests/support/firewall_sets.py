@@ -62,7 +62,7 @@ class Firewall:
 
     def check(self, container_id: str = "cid", **how: Any) -> None:
         """Checks it; a failure fails the test."""
-        self.run("CHECK", container_id, **how).silence()
+        self.run("CHECK", container_id, **how).assert_silent()
 
     def refusal(self, container_id: str = "cid") -> str:
         """Returns what CHECK has to complain of."""
@@ -72,13 +72,13 @@ class Firewall:
 
     def delete(self, container_id: str = "cid", **how: Any) -> None:
         """Takes it away as a runtime that knows nothing but names does; a failure fails the test."""
-        self.having(prevResult=None).run("DEL", container_id, **how).silence()
+        self.having(prevResult=None).run("DEL", container_id, **how).assert_silent()
 
     def gc(self, *valid: str, ifname: str = "eth0") -> None:
         """Collects what belongs to none of the `valid` containers' interfaces; a failure fails the test."""
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id in valid]
         keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
-        self.having(prevResult=None, **keys).run("GC").silence()
+        self.having(prevResult=None, **keys).run("GC").assert_silent()
 
     def _how(self, container_id: str, ifname: str) -> dict[str, Any]:
         return {"host": self.host, "bin_dir": self.bin_dir, "container_id": container_id, "ifname": ifname} | {

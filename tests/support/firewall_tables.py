@@ -40,7 +40,7 @@ class Firewall:
 
     def of(self, *addresses: str, bridge: str = "cni0", sandbox: str = "") -> Firewall:
         """Returns the same for a pod with addresses, whose first interface is `bridge`, of the host unless said."""
-        result = prev_result(self.config["cniVersion"], *addresses, host_ends=["veth0"])
+        result = prev_result(self.config["cniVersion"], *addresses, host_interfaces=["veth0"])
         first = {"name": bridge, "mac": "02:00:00:00:00:03", **({"sandbox": sandbox} if sandbox else {})}
         result["interfaces"].insert(0, first)
         for ip in result["ips"]:
@@ -63,12 +63,12 @@ class Firewall:
 
     def check(self, container_id: str = "cid", **how: Any) -> None:
         """Checks it; a failure fails the test."""
-        self.run("CHECK", container_id, **how).silence()
+        self.run("CHECK", container_id, **how).assert_silent()
 
     def delete(self, container_id: str = "cid", **how: Any) -> Outcome:
         """Takes it away; a failure fails the test."""
         outcome = self.run("DEL", container_id, **how)
-        outcome.silence()
+        outcome.assert_silent()
         return outcome
 
     def collect(self, *valid: tuple[str, str]) -> Outcome:
@@ -76,12 +76,12 @@ class Firewall:
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         keys: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
         outcome = self.forgotten().having(**keys).run("GC")
-        outcome.silence()
+        outcome.assert_silent()
         return outcome
 
     def with_cache(self, directory: Path) -> Firewall:
         """Returns the same with a plugin that sees `<directory>/results`, now empty, as libcni's cache."""
-        return replace(self, bin_dir=libcni.with_cache(directory, "firewall", bin_dir=self.bin_dir))
+        return replace(self, bin_dir=libcni.install_with_cache(directory, "firewall", bin_dir=self.bin_dir))
 
     def rules(self) -> dict[str, list[str]]:
         """Returns table filter of each family as iptables-save prints it, without the records."""

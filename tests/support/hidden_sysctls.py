@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tests.support import binaries
 
-WAYS = {"subset=pid": "mount -t proc -o subset=pid proc /proc", "tmpfs": "mount -t tmpfs podwire /proc/sys"}
+METHODS = {"subset=pid": "mount -t proc -o subset=pid proc /proc", "tmpfs": "mount -t tmpfs podwire /proc/sys"}
 
 
-def plugins(directory: Path, *names: str, way: str = "subset=pid") -> Path:
+def install(directory: Path, *names: str, way: str = "subset=pid") -> Path:
     """Returns a directory of plugins that run with /proc/sys hidden in one of the `WAYS`."""
     directory.mkdir()
     for name in names:
-        inside = f"{WAYS[way]}; exec {binaries.directory() / name}"
+        inside = f"{METHODS[way]}; exec {binaries.directory() / name}"
         (directory / name).write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{inside}'\n")
         (directory / name).chmod(0o755)
     return directory

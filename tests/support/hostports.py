@@ -79,33 +79,33 @@ class HostPorts:
 
     def check(self, container_id: str = "cid", *mappings: str, **how: Any) -> None:
         """Checks them; a failure fails the test."""
-        self.run("CHECK", container_id, *mappings, **how).silence()
+        self.run("CHECK", container_id, *mappings, **how).assert_silent()
 
     def delete(self, container_id: str = "cid", *mappings: str, **how: Any) -> None:
         """Removes them; a failure fails the test."""
-        self.run("DEL", container_id, *mappings, **how).silence()
+        self.run("DEL", container_id, *mappings, **how).assert_silent()
 
     def gc(self, *valid: str, ifname: str = "eth0", **how: Any) -> str:
         """Collects what belongs to none of the `valid` containers' interfaces; returns what is said on stderr."""
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id in valid]
         keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
         outcome = self.forgotten().having(**keys).run("GC", **how)
-        outcome.silence()
+        outcome.assert_silent()
         return outcome.stderr
 
     def with_cache(self, directory: Path) -> HostPorts:
         """Returns the same with a plugin that sees `<directory>/results`, now empty, as libcni's cache."""
-        return replace(self, bin_dir=libcni.with_cache(directory, "portmap", bin_dir=self.bin_dir))
+        return replace(self, bin_dir=libcni.install_with_cache(directory, "portmap", bin_dir=self.bin_dir))
 
     def remember(self, **lives: bool) -> None:
         """Writes the containers' entries in the cache (`with_cache`), with a namespace that is there or is gone."""
         assert self.bin_dir
         for container_id, alive in lives.items():
-            libcni.remember(
+            libcni.write_entry(
                 self.bin_dir,
                 self.config["name"],
                 container_id,
-                netns="" if alive else libcni.GONE,
+                netns="" if alive else libcni.MISSING_NETNS,
                 result=self.config["prevResult"],
             )
 

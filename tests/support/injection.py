@@ -15,7 +15,7 @@ from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
 
 
-def injected(
+def run_injected(
     host: Namespace,
     plugin: str,
     command: str,

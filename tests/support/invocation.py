@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
         assert isinstance(self.json, dict), self.stdout
         return self.json
 
-    def silence(self) -> None:
+    def assert_silent(self) -> None:
         """Demands what a successful DEL, CHECK, GC or STATUS is: exit status 0 and not a byte on stdout."""
         assert (self.status, self.stdout) == (0, b""), f"{self.stdout.decode(errors='replace')} {self.stderr}"
 

@@ -77,7 +77,7 @@ def capabilities(*host_ports: int, limited: bool = False) -> dict[str, object]:
     return known
 
 
-def usual(number: int, netns: str, first_port: int) -> Sandbox:
+def typical_sandbox(number: int, netns: str, first_port: int) -> Sandbox:
     """Returns one of a node's usual pods, of which each second has a host port and each tenth a limit."""
     asked = capabilities(*[first_port + number] * (number % 2), limited=number % 10 == 0)
     return Sandbox(f"pod-{number}", f"{number:064x}", netns, asked, number)
@@ -105,7 +105,7 @@ def conflist(
     return {"cniVersion": version, "name": name, "plugins": plugins}
 
 
-def play(scene: Callable[[Namespace], Any]) -> Any:
+def run_on_node(scene: Callable[[Namespace], Any]) -> Any:
     """Runs a scene in a child that is a node of its own, and returns what it returns, which must fit into JSON.
 
     What the scene raises fails the test.
@@ -168,7 +168,7 @@ class Runtime:
         """Checks the network of a sandbox with the cached result."""
         for plugin in self.network["plugins"]:
             request = _request(self.network, plugin, sandbox, self._cached(self.network, sandbox, "eth0"))
-            self._call("CHECK", plugin, request, sandbox, "eth0", sandbox.netns).silence()
+            self._call("CHECK", plugin, request, sandbox, "eth0", sandbox.netns).assert_silent()
 
     def _add(self, network: Conf, sandbox: Sandbox, ifname: str) -> dict[str, Any]:
         result: dict[str, Any] | None = None
@@ -176,7 +176,7 @@ class Runtime:
             request = _request(network, plugin, sandbox, result)
             result = self._call("ADD", plugin, request, sandbox, ifname, sandbox.netns).result()
         assert result is not None
-        libcni.remember(
+        libcni.write_entry(
             CACHE,
             network["name"],
             sandbox.id,
@@ -194,7 +194,7 @@ class Runtime:
         cached = None if network["cniVersion"] == "0.3.1" else self._cached(network, sandbox, ifname)
         for plugin in reversed(network["plugins"]):
             request = _request(network, plugin, sandbox, cached)
-            self._call("DEL", plugin, request, sandbox, ifname, netns).silence()
+            self._call("DEL", plugin, request, sandbox, ifname, netns).assert_silent()
         _entry(network, sandbox, ifname).unlink(missing_ok=True)
 
     def _cached(self, network: Conf, sandbox: Sandbox, ifname: str) -> Any:

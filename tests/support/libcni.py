@@ -14,13 +14,13 @@ from pathlib import Path
 from tests.support import binaries
 
 # Missing beside the namespace of another pod, which proves in a container, too, that the namespace is gone.
-GONE = f"/proc/{os.getpid()}/ns/absent"
+MISSING_NETNS = f"/proc/{os.getpid()}/ns/absent"
 
 
 _OTHER_NETWORK = "other-network"
 
 
-def with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> Path:
+def install_with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> Path:
     """Returns a directory of `plugins` that see `<directory>/results`, now empty, as the cache."""
     (directory / "results").mkdir(parents=True)
     inside = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
@@ -31,7 +31,7 @@ def with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> P
     return directory
 
 
-def remember(
+def write_entry(
     directory: Path,
     network: str,
     container_id: str,
@@ -61,8 +61,8 @@ def remember(
         entry["capabilityArgs"] = dict(capability_args)
     if cni_args:
         entry["cniArgs"] = [list(pair) for pair in cni_args.items()]
-    if netns == GONE and network != _OTHER_NETWORK:
-        remember(directory, _OTHER_NETWORK, "other")
+    if netns == MISSING_NETNS and network != _OTHER_NETWORK:
+        write_entry(directory, _OTHER_NETWORK, "other")
     path = directory / "results" / f"{network}-{container_id}-{ifname}"
     path.write_text(json.dumps(entry))
     return path

@@ -16,7 +16,7 @@ from podwire.main import PLUGINS
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/16"}]]}
 BRIDGE = {"type": "bridge", "isGateway": True, "ipam": IPAM}
 
-Told = tuple[str, str, str]
+FindingText = tuple[str, str, str]
 
 
 def lint(path: Path, text: str | bytes | dict[str, Any]) -> SourceFile:
@@ -31,6 +31,6 @@ def network(*plugins: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {"cniVersion": "1.0.0", "name": "net", **keys, "plugins": list(plugins)}
 
 
-def told(page: SourceFile) -> list[Told]:
+def list_findings(page: SourceFile) -> list[FindingText]:
     """Returns what was found, as severity, key and text."""
     return [(str(found.severity), found.key, found.text) for found in page.findings]

@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.support import binaries, namespaces, netstate
 from tests.support.namespaces import Namespace
-from tests.support.processes import PATH, identity, own_pid
+from tests.support.processes import PATH, identity, pid_of
 
 ADDRESS, PEER_ADDRESS = "203.0.113.1", "203.0.113.2"
 ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
@@ -278,7 +278,7 @@ def _sweep() -> set[int]:
     """
     top = Path("/sys/fs/cgroup")
     found = [*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*")]
-    pids = {root: pid for root in found if (pid := own_pid(root.name.removeprefix(_CGROUPS)))}
+    pids = {root: pid for root in found if (pid := pid_of(root.name.removeprefix(_CGROUPS)))}
     dead = [root for root, pid in pids.items() if not Path(f"/proc/{pid}").exists()]
     dead += [root for root in found if root not in pids and _age_s(root) > _STALE_S]
     for directory in (directory for root in dead for directory, _, _ in os.walk(root, topdown=False)):

@@ -22,7 +22,7 @@ from _podwire import setns
 from attachment import presence
 from kernel.netns import Netns, entered
 from tests.support import libc
-from tests.support.processes import identity, output, own_pid
+from tests.support.processes import identity, output, pid_of
 
 _PREFIX = "pwt-"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
@@ -98,18 +98,18 @@ def create(purpose: str = "pod") -> Namespace:
     return namespace
 
 
-def sweep() -> None:
+def delete_stale() -> None:
     """Removes the namespaces of tests that were killed: each name has the process that made it.
 
     Tests in another PID namespace may share /run/netns; whether they run cannot be seen here, so theirs stay.
     """
     for path in Path("/run/netns").glob(f"{_PREFIX}*-*-*-*"):
-        pid = own_pid("-".join(path.name.split("-")[-3:-1]))
+        pid = pid_of("-".join(path.name.split("-")[-3:-1]))
         if pid and not Path(f"/proc/{pid}").exists():
             Namespace(path.name).delete()
 
 
-def lose(pod: Namespace, host: Namespace) -> None:
+def delete_and_wait(pod: Namespace, host: Namespace) -> None:
     """Removes a pod's namespace, and waits until the kernel has removed the host's ends of the veth pairs into it."""
     before = _links(host)
     pod.delete()
@@ -122,7 +122,7 @@ def _links(host: Namespace) -> int:
     return len(host.ip("-o", "link").splitlines())
 
 
-def show_init() -> None:
+def expose_init() -> None:
     """Lets this process stand for process 1 where root may not look into that, as on a machine that a sandbox runs.
 
     Without it no namespace is proven gone (attachment.presence). The mount is this process's and its children's.

@@ -48,17 +48,17 @@ class NetworkList:
     def check(self, run: Run, result: dict[str, Any]) -> None:
         """Checks an attachment with the final result of its ADD."""
         for plugin in self.plugins:
-            run(plugin["type"], "CHECK", self.request(plugin, result)).silence()
+            run(plugin["type"], "CHECK", self.request(plugin, result)).assert_silent()
 
     def delete(self, run: Run, result: dict[str, Any] | None) -> None:
         """Deletes an attachment, the last plugin first; None where the runtime has no result of ADD."""
         for plugin in reversed(self.plugins):
-            run(plugin["type"], "DEL", self.request(plugin, result)).silence()
+            run(plugin["type"], "DEL", self.request(plugin, result)).assert_silent()
 
     def collect(self, run: Run, valid: Sequence[Mapping[str, str]]) -> None:
         """Has every plugin collect what belongs to none of the `valid` attachments."""
         for plugin in self.plugins:
-            run(plugin["type"], "GC", self.collection(plugin, valid)).silence()
+            run(plugin["type"], "GC", self.collection(plugin, valid)).assert_silent()
 
     def collection(self, plugin: dict[str, Any], valid: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """Returns what a plugin is asked with GC."""

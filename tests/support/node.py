@@ -100,7 +100,7 @@ class Node:
     def remember(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
         """Writes the pod's entry of the cache."""
         pair = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": name or pod.name}
-        return libcni.remember(
+        return libcni.write_entry(
             self.directory,
             self.name,
             pod.name,
@@ -122,7 +122,7 @@ class Node:
         for plugin in reversed(self.network.plugins):
             asked = self.network.build_config(plugin, capability_args=capabilities, prev_result=cached["result"])
             how = {**self._how(pod), **({} if netns is None else {"netns": netns})}
-            run_plugin(str(plugin["type"]), "DEL", asked, **how).silence()
+            run_plugin(str(plugin["type"]), "DEL", asked, **how).assert_silent()
         self.entry(pod).unlink()
 
     def gc(self, *valid: Namespace) -> None:
@@ -130,7 +130,7 @@ class Node:
         for plugin in self.network.plugins:
             asked = self.network.build_config(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
             config = {**asked, "cniVersion": "1.1.0"}
-            run_plugin(str(plugin["type"]), "GC", config, host=self.host).silence()
+            run_plugin(str(plugin["type"]), "GC", config, host=self.host).assert_silent()
         for path in (self.directory / "results").iterdir():
             if not any(self.entry(pod) == path for pod in valid):
                 path.unlink()

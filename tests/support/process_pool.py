@@ -37,19 +37,19 @@ class Call:
     killed_after_s: float | None = None
 
 
-Work = Generator[Call, Outcome, None]
+Job = Generator[Call, Outcome, None]
 
 
 @dataclass
 class _Running:
-    work: Work
+    work: Job
     pid: int
     files: tuple[int, int, int]
     deadline: float
     killed: bool
 
 
-class Crowd:
+class ProcessPool:
     """Runs up to `at_once` works side by side, each of which runs one process at a time.
 
     `processes` counts what was run. The processes start in the current namespaces, with an environment of their own.
@@ -61,7 +61,7 @@ class Crowd:
         self._running: dict[int, _Running] = {}
         self._poll = select.poll()
 
-    def run(self, next_work: Callable[[], Work | None]) -> None:
+    def run(self, next_work: Callable[[], Job | None]) -> None:
         """Runs what `next_work` returns, to the end; None means that there is nothing for now, or no more."""
         while True:
             while len(self._running) < self.at_once and (work := next_work()) is not None:
@@ -72,7 +72,7 @@ class Crowd:
                 return
             self._wait()
 
-    def _start(self, work: Work, call: Call) -> None:
+    def _start(self, work: Job, call: Call) -> None:
         files = tuple(os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
         os.pwrite(files[0], json.dumps(call.config).encode(), 0)
         pid = os.posix_spawn(
@@ -120,7 +120,7 @@ class Crowd:
         self._start(running.work, call)
 
 
-def soon(chance: random.Random) -> float:
+def random_kill_delay_s(chance: random.Random) -> float:
     """Returns a random moment to kill at, 0.1 to 200 ms: a verb takes milliseconds, among many many times as long."""
     earliest_s, spread = 0.0001, 2000
     return float(earliest_s * spread ** chance.random())

@@ -23,7 +23,7 @@ def identity(pid: int) -> str:
     return f"{os.stat('/proc/self/ns/pid').st_ino}-{pid}"
 
 
-def own_pid(name: str) -> int:
+def pid_of(name: str) -> int:
     """Returns the process id of an identity, 0 for what is none, or one of another PID namespace."""
     pid = name.rpartition("-")[2]
     return int(pid) if pid.isdecimal() and name == identity(int(pid)) else 0

@@ -44,7 +44,7 @@ class Publishing:
 
     def delete(self, pod: Namespace, *mappings: str, result: object = None) -> None:
         """Detaches `pod`, the last plugin first; a failure fails the test."""
-        self.portmap("DEL", pod, mappings, result).silence()
+        self.portmap("DEL", pod, mappings, result).assert_silent()
         self.bridge.delete(pod, result)
 
     def portmap(self, command: str, pod: Namespace, mappings: Sequence[str], prev_result: object = None) -> Outcome:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from tests.support.namespaces import Namespace
-from tests.support.sockets import PORT, opened, service
+from tests.support.sockets import PORT, open_socket, service
 
 _PATIENCE_S = 10.0
 _CHUNK = 1 << 18  # one send or receive over TCP, at most
@@ -25,7 +25,7 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 
 @dataclass(frozen=True)
-class Way:
+class Transfer:
     """From where to where data flow. The receiver listens at `ip` and is called; with `answering` it is the sender.
 
     `called` is the address and port that is called, unless these are the listener's own.
@@ -34,27 +34,32 @@ class Way:
     sender: Namespace
     receiver: Namespace
     ip: str
-    called: tuple[str, int] | None = None
-    answering: bool = False
+    destination: tuple[str, int] | None = None
+    server_sends: bool = False
 
 
-def tcp(way: Way, *, after: int = 0, seconds: float = 0.5) -> float:
+def tcp(transfer: Transfer, *, after: int = 0, seconds: float = 0.5) -> float:
     """Returns the bits/s that arrive over TCP for about `seconds`, once `after` bytes have."""
-    listening, calling = (way.sender, way.receiver) if way.answering else (way.receiver, way.sender)
-    with service(listening, "tcp", way.ip) as server, opened(calling, "tcp", "0.0.0.0") as caller:
+    listening, calling = (
+        (transfer.sender, transfer.receiver) if transfer.server_sends else (transfer.receiver, transfer.sender)
+    )
+    with service(listening, "tcp", transfer.ip) as server, open_socket(calling, "tcp", "0.0.0.0") as caller:
         _set_buffer(_WINDOW // 2, server.socket, caller)
-        caller.connect(way.called or (way.ip, PORT))
+        caller.connect(transfer.destination or (transfer.ip, PORT))
         accepted, _ = server.socket.accept()
         with accepted:
-            source, sink = (accepted, caller) if way.answering else (caller, accepted)
+            source, sink = (accepted, caller) if transfer.server_sends else (caller, accepted)
             return _measured(_Stream(source, sink), after, seconds)
 
 
-def udp(way: Way, offered: float, *, after: int = 0, seconds: float = 0.5) -> float:
+def udp(transfer: Transfer, offered: float, *, after: int = 0, seconds: float = 0.5) -> float:
     """Returns as `tcp` does what arrives over UDP when `offered` bits/s are sent."""
-    with service(way.receiver, "udp", way.ip) as server, opened(way.sender, "udp", "0.0.0.0") as caller:
+    with (
+        service(transfer.receiver, "udp", transfer.ip) as server,
+        open_socket(transfer.sender, "udp", "0.0.0.0") as caller,
+    ):
         _set_buffer(_BUFFER, server.socket)
-        caller.connect(way.called or (way.ip, PORT))
+        caller.connect(transfer.destination or (transfer.ip, PORT))
         return _measured(_Datagrams(caller, server.socket, offered), after, seconds)
 
 

@@ -22,10 +22,10 @@ from process import record
 from tests.support.chained import Chain
 from tests.support.namespaces import Namespace
 
-PLANNED, MADE = "planned", "made"
+PLANNED, EXECUTED = "planned", "made"
 
 
-def told(
+def run_recorded(
     chain: Chain,
     how: str,
     plugin: str,

@@ -10,10 +10,12 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import Any
 
 
-def prev_result(version: str, *addresses: str, ifname: str = "eth0", host_ends: Sequence[str] = ()) -> dict[str, Any]:
+def prev_result(
+    version: str, *addresses: str, ifname: str = "eth0", host_interfaces: Sequence[str] = ()
+) -> dict[str, Any]:
     """Returns the result of `version` for a pod with `addresses`, 10.1.2.5/24 unless given.
 
-    The gateway is the first address of each one's subnet; `host_ends` are interfaces of the host.
+    The gateway is the first address of each one's subnet; `host_interfaces` are interfaces of the host.
     """
     own = [ip_interface(address) for address in addresses or ("10.1.2.5/24",)]
     if version in ("0.1.0", "0.2.0"):
@@ -29,7 +31,7 @@ def prev_result(version: str, *addresses: str, ifname: str = "eth0", host_ends: 
         "cniVersion": version,
         "interfaces": [
             {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"},
-            *({"name": name, "mac": "02:00:00:00:00:02"} for name in host_ends),
+            *({"name": name, "mac": "02:00:00:00:00:02"} for name in host_interfaces),
         ],
         "ips": ips,
         **({"dns": {}} if old else {}),

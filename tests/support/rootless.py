@@ -21,10 +21,10 @@ ONE, MANY = "0 65534 1\n", "0 65534 1\n1 100000 65535\n"  # user_namespaces(7): 
 _PLACE = Path("/mnt")  # of the executables and of a home directory, in case the tests' own are root's alone
 FOREIGN = _PLACE / "foreign"  # a directory of the host's root
 
-Scene = Callable[[Namespace, Path], None]
+RootlessTest = Callable[[Namespace, Path], None]
 
 
-def play(scene: Scene, mapped: str = ONE, *, at_once: bool = False) -> None:
+def run_rootless(scene: RootlessTest, mapped: str = ONE, *, at_once: bool = False) -> None:
     """Runs a scene in a child that is root of its own user, network and mount namespaces and of nothing else.
 
     It is given the network namespace, which stands for the host, and a home directory. `mapped` are the users and

@@ -41,7 +41,7 @@ _NUMBER = 0  # offset in struct seccomp_data
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
-def words(call: str) -> tuple[str, ...]:
+def command_prefix(call: str) -> tuple[str, ...]:
     """Returns the words before a program that deny it a system call."""
     return sys.executable, str(Path(__file__)), call
 
@@ -49,7 +49,7 @@ def words(call: str) -> tuple[str, ...]:
 def install(directory: Path, program: Path, call: str) -> Path:
     """Makes a program of the same name in `directory` that runs without a system call; returns the directory."""
     script = directory / program.name
-    script.write_text(f"#!/bin/sh\nexec {' '.join(words(call))} {program}\n")
+    script.write_text(f"#!/bin/sh\nexec {' '.join(command_prefix(call))} {program}\n")
     script.chmod(0o755)
     return directory
 

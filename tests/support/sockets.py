@@ -24,7 +24,7 @@ _KINDS = {
     "sctp": (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
 }
 _PATIENCE_S = 2.0  # a neighbour may have to be asked for twice
-SILENCE_S = 0.4  # between two calls that are answered, in milliseconds
+NO_ANSWER_S = 0.4  # between two calls that are answered, in milliseconds
 _BUFFER = 100
 
 
@@ -46,14 +46,14 @@ class Reached(NamedTuple):
 @contextlib.contextmanager
 def service(namespace: Namespace, protocol: str, ip: str, port: int = PORT, name: str = "") -> Iterator[Service]:
     """Yields a service at an address of `namespace`, whose name is its own unless given."""
-    with opened(namespace, protocol, ip, port) as own:
+    with open_socket(namespace, protocol, ip, port) as own:
         if protocol != "udp":
             own.listen()
         yield Service(name or namespace.name, protocol, own)
 
 
 @contextlib.contextmanager
-def opened(namespace: Namespace, protocol: str, ip: str, port: int = 0) -> Iterator[socket.socket]:
+def open_socket(namespace: Namespace, protocol: str, ip: str, port: int = 0) -> Iterator[socket.socket]:
     """Yields a socket in `namespace`, of the family of `ip` and bound to `ip` and `port`."""
     kind, number = _KINDS[protocol]
     with namespace.entered():
@@ -77,7 +77,7 @@ def call(
     patience_s: float = _PATIENCE_S,
 ) -> Reached | None:
     """Calls `ip` `port` from `namespace`; returns whom it reached, None when there is no answer, or a foreign one."""
-    with opened(namespace, protocol, "::" if ":" in ip else "0.0.0.0") as caller:
+    with open_socket(namespace, protocol, "::" if ":" in ip else "0.0.0.0") as caller:
         caller.settimeout(patience_s)
         if protocol == "udp":
             return ask(services, caller, ip, port, patience_s=patience_s)
@@ -111,7 +111,9 @@ def ask(
     return Reached(found.name, source[0]) if (answer, sender[:2]) == (found.name.encode(), (ip, port)) else None
 
 
-def all_of(stack: ExitStack, namespaces: dict[str, Namespace], protocols: tuple[str, ...], *ips: str) -> list[Service]:
+def open_services(
+    stack: ExitStack, namespaces: dict[str, Namespace], protocols: tuple[str, ...], *ips: str
+) -> list[Service]:
     """Opens services in each of `namespaces`, named by its key, until `stack` ends."""
     return [
         stack.enter_context(service(namespace, protocol, ip, name=name))
@@ -121,9 +123,9 @@ def all_of(stack: ExitStack, namespaces: dict[str, Namespace], protocols: tuple[
     ]
 
 
-def is_silent(services: list[Service], namespace: Namespace, protocol: str, ip: str, port: int) -> bool:
+def is_unreachable(services: list[Service], namespace: Namespace, protocol: str, ip: str, port: int) -> bool:
     """Tells whether a call that nobody should get reaches nobody; it waits for SILENCE_S."""
-    return call(services, namespace, protocol, ip, port, patience_s=SILENCE_S) is None
+    return call(services, namespace, protocol, ip, port, patience_s=NO_ANSWER_S) is None
 
 
 def _waiting(services: list[Service], protocol: str, patience_s: float) -> Service | None:

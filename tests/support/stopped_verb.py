@@ -17,7 +17,7 @@ _PATIENCE_S = 20.0
 _STANDS = "--- stopped by SIGSTOP ---"
 
 
-def words(log: Path, call: str, occurrence: int) -> tuple[str, ...]:
+def command_prefix(log: Path, call: str, occurrence: int) -> tuple[str, ...]:
     """Returns the words before a program that stop it after the `occurrence`th `call`; strace writes to `log`."""
     log.unlink(missing_ok=True)
     return ("strace", "-o", str(log), "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGSTOP:when={occurrence}")

@@ -19,7 +19,7 @@ from typing import Any
 from tests.support import binaries, hidden_sysctls, namespaces, xtables
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
-from tests.support.process_pool import Call, Crowd, Work, soon
+from tests.support.process_pool import Call, Job, ProcessPool, random_kill_delay_s
 from tests.support.tcp import PORT
 
 CHAINED = ("portmap", "bandwidth", "firewall", "tuning")  # behind the interface plugin, in the order of the list
@@ -142,7 +142,7 @@ class Storm:
         start = time.monotonic()
         self._end = start + self.plan.seconds
         if self.plan.hidden:
-            self._hidden = hidden_sysctls.plugins(self.store.with_name("hidden"), *self.plan.plugins)
+            self._hidden = hidden_sysctls.install(self.store.with_name("hidden"), *self.plan.plugins)
         self._crowd(self.plan.at_once, self._next)
         self._hidden = None
         self.report.seconds = time.monotonic() - start
@@ -178,14 +178,14 @@ class Storm:
         self._crowd(1, iter([self._busy(own, self._add(own, by_reference=other.by_reference, args=ip))]))
 
     def _crowd(self, at_once: int, works: Any) -> None:
-        crowd = Crowd(at_once)
+        crowd = ProcessPool(at_once)
         crowd.run(works if callable(works) else lambda: next(works, None))
         self.report.processes += crowd.processes
 
     def _all(self, containers: list[Container], work: Any) -> None:
         self._crowd(8, iter([self._busy(each, work(each)) for each in containers]))
 
-    def _next(self) -> Work | None:
+    def _next(self) -> Job | None:
         """Returns what some runtime does next."""
         if time.monotonic() > self._end:
             return None
@@ -201,7 +201,7 @@ class Storm:
         own = self._chance.choice(idle)
         return self._busy(own, self._verb(own))
 
-    def _verb(self, own: Container) -> Work:
+    def _verb(self, own: Container) -> Job:
         by_reference = bool(self.plan.reference) and self._chance.random() < 0.3
         fatal = not by_reference and self._chance.random() < self.plan.killed
         if own.state == "absent":
@@ -218,19 +218,19 @@ class Storm:
             own.pod.delete()  # the pod died before its DEL; the reference leaves its rules then
         return self._delete(own, by_reference=by_reference, fatal=fatal)
 
-    def _clearing(self) -> Iterator[Work]:
+    def _clearing(self) -> Iterator[Job]:
         """Yields what is left to be done when the storm is over."""
         for own in self.containers:
             if own.state == "unknown":
                 yield self._busy(own, self._delete(own))
         yield self._collect(fatal=False)
 
-    def _busy(self, own: Container, work: Work) -> Work:
+    def _busy(self, own: Container, work: Job) -> Job:
         own.busy = True
         yield from work
         own.busy = False
 
-    def _add(self, own: Container, *, by_reference: bool = False, fatal: bool = False, args: str = "") -> Work:
+    def _add(self, own: Container, *, by_reference: bool = False, fatal: bool = False, args: str = "") -> Job:
         own.state, own.result, own.by_reference = "unknown", None, by_reference
         doomed = self._chance.choice(self.plan.plugins) if fatal else ""
         for plugin in self.plan.plugins:
@@ -248,13 +248,13 @@ class Storm:
         entry = {"kind": "cniCacheV1", "containerId": own.name, "ifName": IFNAME, "networkName": _NAME}
         own.cached.write_text(json.dumps({**entry, "netns": own.pod.path, "result": own.result}))
 
-    def _check(self, own: Container, *, by_reference: bool = False) -> Work:
+    def _check(self, own: Container, *, by_reference: bool = False) -> Job:
         # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
         for plugin in self.plan.plugins[:1] if by_reference else self.plan.plugins:
             outcome = yield self._call(own, plugin, "CHECK", by_reference)
             self._succeeded(own, plugin, "CHECK", outcome, by_reference)
 
-    def _delete(self, own: Container, *, by_reference: bool = False, fatal: bool = False) -> Work:
+    def _delete(self, own: Container, *, by_reference: bool = False, fatal: bool = False) -> Job:
         self._used = {address: name for address, name in self._used.items() if name != own.name}
         own.state = "unknown"
         doomed = self._chance.choice(self.plan.plugins) if fatal else ""
@@ -266,14 +266,14 @@ class Storm:
                 return
         self._gone(own)
 
-    def _lose(self, own: Container) -> Work:
+    def _lose(self, own: Container) -> Job:
         """The runtime forgets a container whose pod is gone: the next GC must find what it left."""
         own.state = "lost"
         self._used = {address: name for address, name in self._used.items() if name != own.name}
         own.pod.delete()
         yield from ()
 
-    def _dispute(self, own: Container) -> Work:
+    def _dispute(self, own: Container) -> Job:
         """A late DEL of what GC may be collecting at this moment: each may find what the other is about to delete."""
         own.disputed = True
         for plugin in reversed(self.plan.plugins):
@@ -281,7 +281,7 @@ class Storm:
             self._succeeded(own, plugin, "DEL", outcome, False)
         own.disputed = False
 
-    def _collect(self, *, fatal: bool | None = None) -> Work:
+    def _collect(self, *, fatal: bool | None = None) -> Job:
         """GC with all that live, come or go; of those that are not there some are listed, the others wait for it."""
         self._collecting = True
         listed, waiting, lost = [], [], []
@@ -299,7 +299,7 @@ class Storm:
         done = []
         for plugin in self.plan.plugins:
             config = self._config(plugin, "1.1.0") | {"cni.dev/valid-attachments": listed}
-            kill = soon(self._chance) if plugin == doomed else None
+            kill = random_kill_delay_s(self._chance) if plugin == doomed else None
             outcome = yield Call(self._directory("GC") / plugin, "GC", config, self._variables(), kill)
             done.append(self._succeeded(None, plugin, "GC", outcome, False))
         for own in waiting + lost:
@@ -349,7 +349,7 @@ class Storm:
             config["prevResult"] = own.result
         directory = Path(self.plan.reference) if by_reference else self._directory(verb)
         variables = {"CNI_CONTAINERID": own.name, "CNI_NETNS": own.pod.path, "CNI_IFNAME": IFNAME, "CNI_ARGS": args}
-        kill = soon(self._chance) if doomed else None
+        kill = random_kill_delay_s(self._chance) if doomed else None
         path = directory if by_reference else None
         return Call(directory / plugin, verb, config, self._variables(path) | variables, kill)
 

@@ -129,9 +129,9 @@ def _exchange(storm: Storm, outside: Namespace) -> None:
     with tcp.serving(outside, OUTSIDE):
         for own, other in zip(tried, tried[1:] + tried[:1], strict=True):
             with tcp.serving(own.pod, own.address):
-                if tcp.seen_from(outside, NODE, own.host_port) != OUTSIDE:
+                if tcp.source_address(outside, NODE, own.host_port) != OUTSIDE:
                     storm.problem(f"{own.name} is not reached through port {own.host_port}")
-            if tcp.seen_from(own.pod, OUTSIDE) != NODE:
+            if tcp.source_address(own.pod, OUTSIDE) != NODE:
                 storm.problem(f"{own.name} does not reach the world")
             if not reaches(own.pod, other.address):
                 storm.problem(f"{own.name} does not reach {other.name}")

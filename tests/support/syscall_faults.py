@@ -71,7 +71,7 @@ class Fault(NamedTuple):
         return f"{self.call}#{self.occurrence} {self.errno} [{self.shown}]"
 
 
-def faults_of(run: Callable[..., object], *, children: bool = False) -> list[Fault]:
+def list_faults(run: Callable[..., object], *, children: bool = False) -> list[Fault]:
     """Returns the faults for a verb; `run` does it once, started by the words that it is given.
 
     Those of the process itself, or those of its `children`, which strace's `-f` makes all processes meet.

@@ -45,6 +45,6 @@ def serving(namespace: Namespace, ip: str) -> Iterator[None]:
         process.communicate()
 
 
-def seen_from(namespace: Namespace, ip: str, port: int = PORT) -> str:
+def source_address(namespace: Namespace, ip: str, port: int = PORT) -> str:
     """Calls a server from `namespace` and returns the address it sees, "" when none answers within three seconds."""
     return namespace.run(sys.executable, "-c", _CLIENT, ip, str(port), check=False)

@@ -91,7 +91,7 @@ class Tool:
 
     def lose(self, pod: Namespace) -> None:
         """Removes the namespace of a pod, and waits until the kernel has taken away what was in it."""
-        namespaces.lose(pod, self.host)
+        namespaces.delete_and_wait(pod, self.host)
 
     def files(self) -> dict[str, bytes]:
         """Returns every file below the directory with its content, but host-local's notes on where to go on."""

@@ -100,7 +100,7 @@ class _Process:
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def as_subreaper() -> Iterator[None]:
     """Has orphans become children of ours inside the block, as `Run.await_orphans` needs it."""
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -109,7 +109,7 @@ def adopting() -> Iterator[None]:
         _libc.prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
-def traced(
+def run_traced(
     host: Namespace,
     plugin: str,
     command: str,

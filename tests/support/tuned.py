@@ -75,12 +75,12 @@ class Tuning:
 
     def check(self, pod: Namespace, prev_result: object, **how: Any) -> None:
         """Runs CHECK; a failure fails the test."""
-        self.run("CHECK", pod, prev_result, **how).silence()
+        self.run("CHECK", pod, prev_result, **how).assert_silent()
 
     def delete(self, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> str:
         """Runs DEL and returns what it says on stderr; a failure fails the test."""
         outcome = self.run("DEL", pod, prev_result, **how)
-        outcome.silence()
+        outcome.assert_silent()
         return outcome.stderr
 
     def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
@@ -88,7 +88,7 @@ class Tuning:
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         asked = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
         outcome = self.having(**asked).run("GC")
-        outcome.silence()
+        outcome.assert_silent()
         return outcome.stderr
 
     @property

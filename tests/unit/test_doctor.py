@@ -60,7 +60,7 @@ def look(node: Node, name: str) -> list[Finding]:
 def test_the_manual_has_every_finding():
     """The tables of docs/doctor.md are those of the checks."""
     text = doctor_manual.PAGE.read_text()
-    assert text == doctor_manual.made(text), "run python -m tests.support.doctor_manual"
+    assert text == doctor_manual.with_table(text), "run python -m tests.support.doctor_manual"
 
 
 def test_every_finding_is_made_by_a_test():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lint_file import BRIDGE, IPAM, Told, lint, network, told
+from tests.support.lint_file import BRIDGE, IPAM, FindingText, lint, list_findings, network
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
 
@@ -14,7 +14,7 @@ def ipam(**keys: Any) -> dict[str, Any]:
 
 
 # What is written: what is told, each as severity, key and a part of the text.
-MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
+MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
     "nothing": (network(BRIDGE, PORTMAP), []),
     # Names of keys
     "unknown key": (network({**BRIDGE, "colour": 1}), [("warning", "plugins[0].colour", "unknown key")]),
@@ -251,6 +251,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[Told]]] = {
 def test_a_mistake_is_told_with_its_key_and_nothing_else_is(mistake, tmp_path):
     """Every mistake of the table is told as it should be, and a correct network of nothing."""
     text, expected = MISTAKES[mistake]
-    found = told(lint(tmp_path / "10-net.conflist", text))
+    found = list_findings(lint(tmp_path / "10-net.conflist", text))
     assert [item[:2] for item in found] == [item[:2] for item in expected], found
     assert all(part in text for (_, _, text), (_, _, part) in zip(found, expected, strict=True)), found

@@ -7,7 +7,7 @@ import pytest
 from podwire.lint import directory
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
-from tests.support.lint_file import BRIDGE, lint, network, told
+from tests.support.lint_file import BRIDGE, lint, list_findings, network
 
 BROKEN = ROOT / "tests/data/netd/broken"
 
@@ -80,12 +80,14 @@ def test_a_hint_says_what_to_write(key, value, hint, tmp_path):
 def test_a_number_without_end_is_an_error(tmp_path):
     """A number that Go cannot read is refused wherever it is."""
     text = json.dumps(network({"type": "calico", "x": [0]})).replace("[0]", "[1e999]")
-    assert [item[:2] for item in told(lint(tmp_path / "10-net.conflist", text))] == [("error", "plugins[0].x[0]")]
+    assert [item[:2] for item in list_findings(lint(tmp_path / "10-net.conflist", text))] == [
+        ("error", "plugins[0].x[0]")
+    ]
 
 
 def test_a_file_of_another_name_is_checked_and_told_of(tmp_path):
     """A file that no runtime reads can be checked all the same."""
-    found = told(lint(tmp_path / "net.txt", network(BRIDGE)))
+    found = list_findings(lint(tmp_path / "net.txt", network(BRIDGE)))
     assert [item[:2] for item in found] == [("note", "")]
 
 
@@ -116,10 +118,10 @@ def test_a_name_that_is_there_twice_is_told(tmp_path):
 def test_one_plugin_alone_is_checked_like_a_list_of_one(name, tmp_path):
     """A file with the configuration of one plugin has the network's keys beside the plugin's."""
     alone = {"cniVersion": "1.0.0", "name": "net", **BRIDGE, "colour": 1}
-    assert told(lint(tmp_path / name, alone)) == [
+    assert list_findings(lint(tmp_path / name, alone)) == [
         ("warning", "colour", 'unknown key "colour": bridge does not read it')
     ]
-    assert [found[:2] for found in told(lint(tmp_path / name, network(BRIDGE)))] == [("error", "type")]
+    assert [found[:2] for found in list_findings(lint(tmp_path / name, network(BRIDGE)))] == [("error", "type")]
 
 
 def test_plugins_beside_a_list_are_checked(tmp_path):
@@ -129,7 +131,7 @@ def test_plugins_beside_a_list_are_checked(tmp_path):
     path = tmp_path / "10-net.conflist"
     path.write_text(json.dumps(network(BRIDGE)))
     first, second = directory.lint_file(str(path), PLUGINS, ()).files
-    assert told(first) == []
+    assert list_findings(first) == []
     assert [(found.line, found.key) for found in second.findings] == [(1, "type"), (2, "backnd")]
     path.write_text(json.dumps(network(BRIDGE, loadOnlyInlinedPlugins=True)))
     assert len(directory.lint_file(str(path), PLUGINS, ()).files) == 1
