@@ -15,8 +15,19 @@ _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
 # Who reads CNI_ARGS, or whose IPAM does, and therefore refuses rubbish in it.
 READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "ptp", "tuning", "tap"}
-# Who works on what another plugin made, and therefore needs its result.
-CHAINED = {"portmap", "bandwidth", "firewall", "tuning", "sbr", "vrf"}
+# A chained plugin needs the result of the plugin before it.
+KINDS = {
+    "bandwidth": "chained",
+    "bridge": "interface",
+    "firewall": "chained",
+    "host-local": "ipam",
+    "loopback": "interface",
+    "portmap": "chained",
+    "ptp": "interface",
+    "static": "ipam",
+    "tuning": "chained",
+}
+CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Who hands on an earlier plugin's result unchanged when there is nothing to do.
 PASSES_ON = CHAINED | {"loopback"}
 # Who enters the sandbox on ADD, and therefore refuses one that is none.

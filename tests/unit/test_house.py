@@ -42,14 +42,6 @@ def test_rooms_import_only_what_they_may():
     assert done.returncode == 0, done.stdout
 
 
-def test_every_plugin_stands_in_the_contract_of_independence():
-    """A new plugin is added to the import contract that keeps plugins apart."""
-    contract = (ROOT / "pyproject.toml").read_text().partition('type = "independence"')[2].partition("]")[0]
-    parents = [path.parent for path in sources("plugins", "ipam")]
-    plugins = {f"{parent.parent.name}.{parent.name}" for parent in parents if parent.name not in ("plugins", "ipam")}
-    assert set(re.findall(r'"((?:plugins|ipam)\.\w+)"', contract)) == plugins
-
-
 def test_every_module_opens_with_what_it_is_for():
     """Each module has a docstring."""
     assert [name(path) for path in sources(*ROOMS) if not ast.get_docstring(ast.parse(path.read_bytes()))] == []

@@ -127,7 +127,7 @@ def asked(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(PLUGINS))
+@pytest.mark.parametrize("name", FULL)
 def test_a_plugin_asks_for_the_keys_in_its_table_and_for_no_others(name, monkeypatch):
     """What a plugin's parser reads of a request is what its table of keys has, and the other way round."""
     plugin = PLUGINS[name]
