@@ -9,7 +9,10 @@ PY     := $(VENV)/bin/python
 PACKER ?= image
 FIREWALLD := build/firewalld
 ARM64 := build/arm64
-APT := -qq -o APT::Sandbox::User=root
+# Waits for other programs that install packages.
+APT := -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=600
+# One build at a time uses apt, also of those in other checkouts: `apt-get update` does not wait for its lock.
+APT_LOCK := exec 9<$(firstword $(wildcard /var/lib/dpkg) Makefile); flock 9
 
 # The Debian release of the test root, and of the packages that are built here.
 DEBIAN := bookworm
@@ -150,9 +153,9 @@ reproducible-arm64: venv $(ARM64)/sysroot/.made | needs-arm64
 clean: ## remove what was built (and not .venv)
 	rm -rf build dist
 
-# $(call need,PACKAGES): installs what is missing, if we may. One after the other: apt has one lock.
+# $(call need,PACKAGES): installs missing packages, as root.
 define need
-exec 9<Makefile; flock 9; missing=; for package in $(1); do \
+$(APT_LOCK); missing=; for package in $(1); do \
     [ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing="$$missing $$package"; \
 done; \
 if [ -n "$$missing" ]; then \
@@ -160,7 +163,7 @@ if [ -n "$$missing" ]; then \
         echo "Missing Debian packages. As root: apt-get install$$missing" >&2; exit 1; \
     fi; \
     echo "installing$$missing"; \
-    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$missing >/dev/null; \
+    apt-get $(APT) update && DEBIAN_FRONTEND=noninteractive apt-get $(APT) install --no-install-recommends $$missing >/dev/null 9<&-; \
 fi
 endef
 
@@ -198,7 +201,7 @@ needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@echo "unpacking firewalld"
 	@mkdir -p $(FIREWALLD)
-	@cd $(FIREWALLD) && { apt-get $(APT) download firewalld || \
+	@$(APT_LOCK); cd $(FIREWALLD) && { apt-get $(APT) download firewalld || \
 	    { apt-get $(APT) update && apt-get $(APT) download firewalld; }; } && \
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
 
