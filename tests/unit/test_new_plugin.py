@@ -63,13 +63,13 @@ def test_readme_links_to_the_page(name):
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_plugin_has_a_configuration_with_all_keys(name):
-    """The table FULL in tests/unit/test_keys.py has configurations that make the plugin's parser read all keys."""
+    """The table FULL in tests/unit/test_keys.py has configurations with all keys of a plugin."""
     assert name in FULL
 
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_plugin_has_a_kind(name):
-    """The table KINDS in tests/spec/configs.py says whether a plugin creates an interface, is chained or allocates addresses."""
+    """The table KINDS in tests/spec/configs.py names a plugin: interface, chained or ipam."""
     assert name in configs.KINDS
 
 
