@@ -46,7 +46,7 @@ def test_a_running_pod_with_a_truncated_entry(clinic: DoctorNode, network: Netwo
     found = clinic.findings()
     assert list_problems(found) == []
     (unseen,) = (one for one in found if one["name"] == "not-seen")
-    assert "a running container needs nothing deleted" in unseen["cure"]
+    assert "if the container is running, do not delete the file" in unseen["cure"]
 
 
 def test_the_address_of_an_add_that_is_under_way(clinic: DoctorNode, network: NetworkList):

@@ -60,7 +60,7 @@ def test_a_cache_directory_that_is_not_there(clinic, pod, command):
     """A misspelt --cache-dir is reported."""
     status, complete, text = looked(clinic, command, "--cache-dir=/var/lib/cnii")
     assert (status, complete) == (4, False), text
-    assert "there is no cache: /var/lib/cnii/results is missing" in text
+    assert "the cache /var/lib/cnii/results does not exist" in text
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox,
     entry.write_text(text)
     done = node.tool("ipam", "free", path.name)
     assert done.status == 1, done
-    assert "not everything could be looked at" in done.stdout
+    assert "not everything could be inspected" in done.stdout
     assert node.tool("ipam", "free", "--gone").status == 0
     assert "reservation" not in {leak["kind"] for leak in node.seen()["leaks"]}
     entry.unlink()

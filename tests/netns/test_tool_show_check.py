@@ -34,7 +34,7 @@ def test_a_pod_whose_masquerading_was_flushed(clinic, sandbox):
     status, text = shown(clinic)
     assert (status, " ok\n" in text, "check failed" in text) == (1, False, True), text
     assert f"podwire-podman {sandbox.name} eth0: bridge: masquerade: " in text
-    assert text.endswith("what to do: podwire doctor\n")
+    assert text.endswith("for the fixes: podwire doctor\n")
 
 
 @pytest.mark.needs("ifb", "tbf")

@@ -68,7 +68,7 @@ def test_plugins_of_others_are_asked_as_the_list_says(blocked: Tool, reference: 
     mixed.configure(mixed.bridge(), PORTMAP, {"type": "firewall"}, version=OLD)
     (directory / "firewall").symlink_to(binaries.directory() / "firewall")
     told = mixed.ok("status", "net")
-    assert "not asked for STATUS, which cniVersion 1.0.0 does not have: bridge, portmap" in told
+    assert "STATUS was not run, as cniVersion 1.0.0 does not have it: bridge, portmap" in told
     (found,) = mixed.json("status")["networks"]
     assert [(step["plugin"], step["command"]) for step in found["steps"]] == [
         ("bridge", "VERSION"),

@@ -246,7 +246,7 @@ def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
     assert "networks there: net" in tool.wrong(3, "add", "other", sandbox.name)
     assert "give a path" in tool.wrong(3, "add", "net", "absent")
     assert "is not a network namespace" in tool.wrong(3, "add", "net", str(tool.directory))
-    assert "says the cache" in tool.wrong(3, "check", "net", sandbox.name)
+    assert "the cache has no attachment" in tool.wrong(3, "check", "net", sandbox.name)
     assert "--container-id ID" in tool.wrong(2, "del", "net")
     assert "KEY=VALUE" in tool.wrong(2, "add", "net", sandbox.name, "--args", "K")
     assert "JSON object" in tool.wrong(2, "add", "net", sandbox.name, "--capability-args", "[]")
@@ -329,7 +329,7 @@ def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
     entry = tool.cache / f"net-{gone[0].name}-eth0"
     text = entry.read_text()
     entry.write_text(text[:50])
-    assert "a running container needs nothing deleted" in tool.wrong(3, "gc", "net")
+    assert "if the container is running, do not delete the file" in tool.wrong(3, "gc", "net")
     entry.write_text(text)
     tool.cache.rename(tool.cache.with_name("elsewhere"))
     assert "every attachment would count as garbage" in tool.wrong(3, "gc", "net")

@@ -180,7 +180,7 @@ def test_all_gone_and_a_veth_that_leads_somewhere(view: View, node: Tool, new_sa
     for end in [line.split(":")[1].split("@")[0].strip() for line in node.host.ip("-o", "link").splitlines()]:
         if end.startswith("veth"):
             node.host.ip("link", "set", end, "address", f"02:00:00:00:00:{int(end[-2:], 16):02x}")
-    assert "leads into a network namespace that cannot be seen" in view.said(3, "gc", "net")
+    assert "is in a network namespace that cannot be seen" in view.said(3, "gc", "net")
     doctor = view.said(1, "doctor")
     assert "podwire gc" not in doctor, doctor
 
@@ -215,7 +215,7 @@ def test_a_network_without_a_file_is_collected_from_the_cache(
     tool.lose(lost)
     (tool.cache / f"net-{forgotten.name}-eth0").unlink()
     tool.lose(forgotten)
-    assert "taken from the cache" in tool.ok("gc", "net")
+    assert "using the configuration in the cache" in tool.ok("gc", "net")
     assert [path.name for path in tool.cache.iterdir()] == [f"net-{running.name}-eth0"]
     assert sorted(path.name for path in tool.leases.glob("10.*")) == ["10.22.0.2"]
     assert tool.host.run("nft", "list", "ruleset").count("10.22.0.4") == 0
