@@ -30,7 +30,7 @@ def test_pods_of_the_reference(node, outside, new_sandbox, reference):  # noqa: 
     pod = new_sandbox()
     result = node.asking("8080:80").add(pod)
     asked = node.asking("8080:80")
-    replace(asked, chain=replace(asked.chain, plugins=(*asked.chain.plugins, foreign))).remember(
+    replace(asked, chain=replace(asked.chain, plugins=(*asked.chain.plugins, foreign))).write_entry(
         pod.path, pod.name, result
     )
     before = uncommented(unordered(node.rules()))

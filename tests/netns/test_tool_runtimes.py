@@ -43,9 +43,9 @@ def with_lo(directory, pod):
 def test_without_namespaces_all_is_told_alike(node, sandbox):
     """Where the cache has no namespace, the result's counts: nothing differs, and nothing living is marked."""
     node.attach(sandbox, "8080:80", name="web")
-    before = node.seen()
+    before = node.show()
     rewrite(node.entry(sandbox))
-    assert node.seen() == before
+    assert node.show() == before
     assert before["leaks"] == []
 
 
@@ -55,7 +55,7 @@ def test_a_result_without_interfaces_marks_nobody(node, sandbox, told):
     result = node.attach(sandbox)
     old = {"cniVersion": "0.2.0", **({"ip4": {"ip": f"{address(result)}/24"}} if told else {})}
     rewrite(node.entry(sandbox), result=old)
-    seen = node.seen()
+    seen = node.show()
     assert seen["leaks"] == []
     (pod,) = seen["attachments"]
     assert (pod["state"], pod["hostInterface"]) == (("not checked", host_end(result)) if told else ("not seen", ""))
@@ -72,7 +72,7 @@ def test_lo_of_each_pod_is_nobody_s_trouble(node, new_sandbox):
     assert (show.status, "127.0.0.1" in show.stdout) == (0, False), show
     assert "\nlo of 2 pods: podwire show cni-loopback\n" in show.stdout
     assert "127.0.0.1" in node.tool("show", "cni-loopback").stdout
-    assert len(node.seen()["attachments"]) == 4
+    assert len(node.show()["attachments"]) == 4
 
 
 def test_lo_of_each_pod_is_no_finding(host, tmp_path, sandbox):
