@@ -1,6 +1,6 @@
-"""The names of the reference plugins' chains for masquerading with iptables.
+"""What the reference calls things in iptables, on which taking over depends.
 
-This module is pure. Equal names allow podwire to replace the reference plugins while pods are running, and back.
+One rule: pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The specification of an attachment's masquerading, independent of the backend.
 
-This module is pure.
+One rule: nothing here touches the kernel.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The checks of `podwire doctor`, one file for each group."""
+"""What `podwire doctor` looks at: a file for each group of checks."""
