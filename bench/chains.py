@@ -1,6 +1,6 @@
-"""Chains: all that a pod's start and end takes, the plugins of a list one after the other, as runtimes run them.
+"""Chains: the plugins of a list, run one after another as a runtime runs them when a pod starts and ends.
 
-One rule: a figure is the sum of the processes; what the runtime does in between is not in it.
+One rule: a figure is the sum of the plugins' processes; the runtime's own work between them is not included.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from bench.cases import Floor, Samples, Subjects, compare, named
+from bench.cases import Floor, Samples, Subjects, compare, with_prefix
 from bench.figures import Row
 from bench.ports import IPV4_ONLY
 from bench.process import Run
@@ -17,8 +17,8 @@ from tests.support.namespaces import Namespace
 
 
 def host_port(backend: str, count: int = 1) -> Chained:
-    """Returns portmap with so many host ports."""
-    return lambda subject, result: subject.host_ports(backend, count, result)
+    """Returns portmap with `count` host ports."""
+    return lambda subject, result: subject.portmap(backend, count, result)
 
 
 def chain(
@@ -30,25 +30,25 @@ def chain(
     pods: Sequence[Namespace],
     floor: Floor | None = None,
 ) -> list[Row]:
-    """Measures ADD, CHECK and DEL of an interface plugin with chained plugins behind it.
+    """Measures ADD, CHECK and DEL of an interface plugin followed by chained plugins.
 
-    The pods have no IPv6 address, for which CHECK of the reference's portmap fails: it is measured to its answer.
+    The pods have no IPv6 address, so CHECK of the reference's portmap fails: its time to the error is measured.
     """
 
-    def act(subject: Subject) -> Samples:
+    def measure(subject: Subject) -> Samples:
         network, pod = subject.network(kind), pods[subject.number]
-        configs, added = [network], [subject.run(network["type"], "ADD", network, pod)]
+        configs, add_runs = [network], [subject.run(network["type"], "ADD", network, pod)]
         for plugin in chained:
-            configs.append({**plugin(subject, added[-1].outcome.result()), "name": network["name"]})
-            added.append(subject.run(configs[-1]["type"], "ADD", configs[-1], pod))
-        full = {"prevResult": added[-1].outcome.result()}
-        known = [(config["type"], {**config, **full}) for config in configs]
-        checked = [subject.run(plugin, "CHECK", config, pod, may_say=IPV4_ONLY) for plugin, config in known]
-        deleted = [subject.run(plugin, "DEL", config, pod) for plugin, config in reversed(known)]
-        verbs = {"ADD": added, "CHECK": checked, "DEL": deleted}
-        return named(name, {verb: reduce(_sum, runs) for verb, runs in verbs.items()})
+            configs.append({**plugin(subject, add_runs[-1].outcome.result()), "name": network["name"]})
+            add_runs.append(subject.run(configs[-1]["type"], "ADD", configs[-1], pod))
+        prev_result = {"prevResult": add_runs[-1].outcome.result()}
+        calls = [(config["type"], {**config, **prev_result}) for config in configs]
+        check_runs = [subject.run(plugin, "CHECK", config, pod, allowed_error=IPV4_ONLY) for plugin, config in calls]
+        del_runs = [subject.run(plugin, "DEL", config, pod) for plugin, config in reversed(calls)]
+        verbs = {"ADD": add_runs, "CHECK": check_runs, "DEL": del_runs}
+        return with_prefix(name, {verb: reduce(_sum, runs) for verb, runs in verbs.items()})
 
-    return compare(subjects, rounds, act, floor)
+    return compare(subjects, rounds, measure, floor)
 
 
 def _sum(first: Run, second: Run) -> Run:

@@ -1,7 +1,7 @@
-"""Cold starts: the plugin's file is on the disk and not in memory, as after a boot.
+"""Cold starts: the plugin's file is on the disk and not in the page cache, as after a boot.
 
-One rule: nothing but the files under measurement leaves memory. They are copies that nobody else runs, so that the
-kernel can drop them, and that it did is asked of it before anything is timed.
+One rule: only the measured files leave the page cache. They are copies that no other process runs, so the kernel can
+drop them; `fincore` confirms this before the first measurement.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from pathlib import Path
 
 from bench.cases import Network, Samples, Subjects, compare
 from bench.figures import Row
-from bench.process import settle
+from bench.process import wait_all
 from bench.subject import Subject
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-_DISK = "/var/tmp"  # not /tmp, which may be in memory for good
+_DISK = "/var/tmp"  # /tmp may be a tmpfs, whose files never leave memory
 
 
 def first_calls(subjects: Subjects, rounds: int, network: Network, pod: Namespace) -> list[Row]:
-    """Measures VERSION and bridge's ADD, host-local's file being out of memory as well."""
+    """Measures VERSION and bridge's ADD without the files of bridge and host-local in the page cache."""
 
-    def act(subject: Subject) -> Samples:
+    def measure(subject: Subject) -> Samples:
         config = network(subject)
-        _drop(subject.bin_dir)
-        found = {"cold VERSION": subject.run("bridge", "VERSION", {})}
-        _drop(subject.bin_dir)
-        found["cold bridge ADD"] = added = subject.run("bridge", "ADD", config, pod)
-        subject.run("bridge", "DEL", {**config, "prevResult": added.outcome.result()}, pod)
-        return found
+        _drop_cache(subject.bin_dir)
+        samples = {"cold VERSION": subject.run("bridge", "VERSION", {})}
+        _drop_cache(subject.bin_dir)
+        samples["cold bridge ADD"] = add_run = subject.run("bridge", "ADD", config, pod)
+        subject.run("bridge", "DEL", {**config, "prevResult": add_run.outcome.result()}, pod)
+        return samples
 
     with _copies(subjects) as copies:
         for subject in copies:
             subject.run("bridge", "VERSION", {})
-            _drop(subject.bin_dir)
-            left = _resident(subject.bin_dir)
-            if left:
-                raise RuntimeError(f"{subject.label}: {left} bytes of its files stay in memory")
-        return compare(copies, rounds, act)
+            _drop_cache(subject.bin_dir)
+            cached = _cached_bytes(subject.bin_dir)
+            if cached:
+                raise RuntimeError(f"{subject.label}: {cached} bytes of its files stay in the page cache")
+        return compare(copies, rounds, measure)
 
 
 @contextlib.contextmanager
 def _copies(subjects: Subjects) -> Iterator[Subjects]:
     with tempfile.TemporaryDirectory(dir=_DISK, prefix="podwire-cold-") as directory:
-        ours, reference = (_copied(subject, Path(directory, subject.label)) for subject in subjects)
+        ours, reference = (_copy(subject, Path(directory, subject.label)) for subject in subjects)
         yield ours, reference
-        settle()
+        wait_all()
 
 
-def _copied(subject: Subject, directory: Path) -> Subject:
+def _copy(subject: Subject, directory: Path) -> Subject:
     directory.mkdir()
     files = [str(subject.bin_dir / name) for name in ("bridge", "host-local")]
-    output("cp", "--dereference", "--preserve=links,mode", *files, str(directory))  # one file stays one
-    output("sync", *(str(path) for path in directory.iterdir()))  # what is not yet on the disk stays in memory
+    output("cp", "--dereference", "--preserve=links,mode", *files, str(directory))  # hard links stay hard links
+    output("sync", *(str(path) for path in directory.iterdir()))  # the kernel does not drop dirty pages
     return replace(subject, bin_dir=directory)
 
 
-def _drop(directory: Path) -> None:
-    settle()  # what is mapped is not dropped
+def _drop_cache(directory: Path) -> None:
+    wait_all()  # the kernel does not drop mapped pages
     for path in directory.iterdir():
         file = os.open(path, os.O_RDONLY)
         try:
@@ -71,6 +71,6 @@ def _drop(directory: Path) -> None:
             os.close(file)
 
 
-def _resident(directory: Path) -> int:
+def _cached_bytes(directory: Path) -> int:
     files = [str(path) for path in directory.iterdir()]
     return sum(map(int, output("fincore", "--bytes", "--noheadings", "--output", "RES", *files).split()))

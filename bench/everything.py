@@ -1,6 +1,6 @@
-"""All that `make bench` measures, part by part, and the main rows of it for a first look.
+"""The parts of `make bench`, and the main rows for `make bench-quick`.
 
-One rule: a part is measured and handed over before the next one begins, so that a run that is cut off has shown some.
+One rule: a part is measured and yielded before the next one begins, so that an interrupted run has printed its results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEWEST = 3  # rounds
 
 
 class Part(NamedTuple):
-    """Some rows of one unit: `group` is their key in JSON ("ms", "memory_kib" ...), `note` what is printed besides."""
+    """Rows of one unit: `group` is their key in JSON ("ms", "memory_kib" ...), `note` is printed below the table."""
 
     group: str
     title: str
@@ -32,14 +32,14 @@ class Part(NamedTuple):
     note: str = ""
 
     def text(self) -> str:
-        """Returns its table."""
+        """Returns the table as text."""
         sizes = {"memory_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
         shown = size_table(*sizes[self.group], self.rows) if self.group in sizes else timing_table(self.rows)
         return f"{shown}\n\n{self.note}" if self.note else shown
 
 
 def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[Part]:
-    """Measures everything; what takes long, or differs little from time to time, in fewer rounds."""
+    """Measures everything; slow cases and cases that vary little have fewer rounds."""
     few, fewer, fewest = max(3, rounds // 5), max(2, rounds // 20), max(2, rounds // 40)
     with _pods() as pods:
         start = cases.version(subjects, rounds, floors.version if floors else None)
@@ -50,9 +50,9 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             routed = extremes.with_routes(network)
             yield Part("ms", "1,000 routes", cases.bridge(subjects, fewer, "bridge, 1,000 routes", routed, pods))
             batches = cases.throughput(subjects, fewer, network, pods)
-            yield Part("ms", "DEL until every process it left behind is gone, each", batches)
+            yield Part("ms", "DEL until its last background process has ended, each", batches)
             first = cold.first_calls(subjects, few, network, pods[0])
-            yield Part("ms", "The first call, the plugin's file not in memory", first)
+            yield Part("ms", "The first call, with the plugin's file not in the page cache", first)
         with cases.networks(subjects, DUAL) as network:
             yield Part("ms", "Dual stack", cases.bridge(subjects, rounds, "bridge, dual stack", network, pods))
             yield Part(
@@ -67,9 +67,9 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
         yield Part("ms", "ptp", rows)
     for kind, backend in _BACKENDS:
         yield _parallel(subjects, fewest, kind, backend, parallel.WIDTHS)
-    yield Part("pod_ms", f"A node of {PODS} pods as kubelet starts and ends them, each", nodes.pods(subjects, fewest))
-    yield _crowds(subjects, few, floors)
-    yield Part("size_bytes", "Files; one file under several names counts once", cases.size(subjects))
+    yield Part("pod_ms", f"A node of {PODS} pods as kubelet starts and stops them, each", nodes.pods(subjects, fewest))
+    yield _host_local(subjects, few, floors)
+    yield Part("size_bytes", "Files; hard links to one file count once", cases.size(subjects))
 
 
 def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[Part]:
@@ -81,8 +81,8 @@ def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iter
         )
         for kind, title in ((SINGLE, "bridge"), (DUAL, "bridge, dual stack")):
             with cases.networks(subjects, kind) as network:
-                alone = floors if kind is SINGLE else None
-                floor = alone.bridge(title, network(subjects[0]), pods[-1]) if alone else None
+                with_floor = floors if kind is SINGLE else None
+                floor = with_floor.bridge(title, network(subjects[0]), pods[-1]) if with_floor else None
                 yield Part("ms", title, cases.bridge(subjects, rounds, title, network, pods, floor))
         yield _masqueraded(subjects, rounds, pods, floors)
         yield _chained_alone(subjects, rounds, ((1, "1 host port", rounds), (100, "100 host ports", _FEWEST)), floors)
@@ -104,33 +104,33 @@ def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace], flo
         with cases.networks(subjects, kind) as network:
             floor = floors.chain(name, subjects[0], network(subjects[0]), [], pods[-2:]) if floors else None
             rows += cases.bridge(subjects, rounds, name, network, pods, floor)
-    return Part("ms", "Masqueraded; the reference before 1.7 has iptables only", rows)
+    return Part("ms", "Masquerading; the reference plugins before 1.7 have iptables only", rows)
 
 
 def _chained_alone(
     subjects: Subjects, rounds: int, counts: Sequence[tuple[int, str, int]], floors: Floors | None
 ) -> Part:
-    """Measures portmap with so many host ports, each in rounds of its own, and bandwidth."""
+    """Measures portmap with each of `counts` (host ports, title, rounds), and bandwidth."""
     with ports.attached(subjects) as attached:
         rows = [
             row
-            for count, title, turns in counts
+            for count, title, port_rounds in counts
             for _, backend in _BACKENDS
-            for row in ports.alone(subjects, turns, f"{title}, {backend}:", backend, count, attached, floors)
+            for row in ports.portmap(subjects, port_rounds, f"{title}, {backend}:", backend, count, attached, floors)
         ]
         return Part(
-            "ms", "Chained plugins alone", [*rows, *limits.alone(subjects, rounds, "2 limits:", attached, floors)]
+            "ms", "Chained plugins alone", [*rows, *limits.bandwidth(subjects, rounds, "2 limits:", attached, floors)]
         )
 
 
 def _lists(backend: str) -> list[tuple[str, Sequence[Chained]]]:
-    """Returns what stands behind a masquerading bridge; the last two are the whole chain, and podman's default."""
+    """Returns the chained plugins after a masquerading bridge; the last two are the full chain and podman's default."""
     port = chains.host_port(backend)
     return [
         ("1 host port", [port]),
-        ("2 limits", [Subject.limits]),
-        ("1 host port, 2 limits", [port, Subject.limits]),
-        ("1 host port, firewall, tuning", [port, Subject.protected, Subject.tuned]),
+        ("2 limits", [Subject.bandwidth]),
+        ("1 host port, 2 limits", [port, Subject.bandwidth]),
+        ("1 host port, firewall, tuning", [port, Subject.firewall, Subject.tuning]),
     ]
 
 
@@ -152,16 +152,16 @@ def _chains(
 
 
 def _parallel(subjects: Subjects, rounds: int, kind: Kind, backend: str, widths: Sequence[int]) -> Part:
-    title = f"{parallel.PODS} pods, the whole chain, {backend}, until the last process is gone, each"
+    title = f"{parallel.PODS} pods, the full chain, {backend}, until the last process has ended, each"
     return Part("parallel_ms", title, parallel.chains(subjects, rounds, kind, backend, widths))
 
 
-def _crowds(subjects: Subjects, rounds: int, floors: Floors | None) -> Part:
-    floor = floors.leases(f"host-local {{}}, {cases.FEW} taken") if floors else None
-    few = cases.crowd(subjects, rounds, cases.FEW, floor)
+def _host_local(subjects: Subjects, rounds: int, floors: Floors | None) -> Part:
+    floor = floors.leases(f"host-local {{}}, {cases.FEW} in use") if floors else None
+    few = cases.host_local(subjects, rounds, cases.FEW, floor)
     status = cases.status(subjects, rounds)
-    many = cases.crowd(subjects, rounds, cases.MANY)
-    crowded = cases.crowd(subjects, max(2, rounds // 4), cases.CROWDED)
+    many = cases.host_local(subjects, rounds, cases.MANY)
+    very_many = cases.host_local(subjects, max(2, rounds // 4), cases.VERY_MANY)
     growth = zip(("ADD", "CHECK", "DEL"), few, many, strict=True)
     largest = extremes.verbs(subjects, max(2, rounds // 4))
-    return Part("ms", "host-local alone", [*few, *status, *many, *crowded, *largest], growth_table(list(growth)))
+    return Part("ms", "host-local alone", [*few, *status, *many, *very_many, *largest], growth_table(list(growth)))

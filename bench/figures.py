@@ -1,6 +1,6 @@
-"""From samples to figures, and from figures to a table to read or a value to keep.
+"""The figures of measured samples, as text tables and as values for JSON.
 
-One rule: pure. A ratio is ours divided by the reference's; below 1 podwire needs less.
+One rule: pure. A ratio is podwire's figure divided by the reference's; below 1, podwire needs less.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import NamedTuple
 
 
 class Figures(NamedTuple):
-    """A series of measurements in one unit: milliseconds, or KiB of memory, or bytes of a file."""
+    """The figures of a series in one unit: milliseconds, KiB of memory, or bytes of a file."""
 
     median: float
     least: float
     runs: int
-    faults: int | None = None  # median of the minor page faults, where they were counted
+    faults: int | None = None  # median of the minor page faults; None if they were not counted
 
 
 class Row(NamedTuple):
-    """One thing measured with both implementations; `wanted` is the ratio of medians that it should not exceed.
+    """A case measured with both implementations; `target` is the ratio of medians that it should not exceed.
 
-    `reference` is None where the reference does not know such a thing; `floor` is what the kernel alone takes for it,
-    where that was measured.
+    `reference` is None if the reference does not support the case; `floor` is the time of the kernel's work alone, None
+    if it was not measured.
     """
 
     case: str
     ours: Figures
     reference: Figures | None
-    wanted: float | None = None
+    target: float | None = None
     floor: Figures | None = None
 
     @property
@@ -44,12 +44,12 @@ class Row(NamedTuple):
 
     @property
     def missed(self) -> bool:
-        """Whether it exceeds what is wanted."""
-        return self.wanted is not None and self.ratio is not None and self.ratio > self.wanted
+        """Whether the ratio exceeds the target."""
+        return self.target is not None and self.ratio is not None and self.ratio > self.target
 
 
 def figures(values: Sequence[float], faults: Sequence[int] = ()) -> Figures:
-    """Returns the figures of a series; ValueError when it is empty."""
+    """Returns the figures of a series; raises ValueError when it is empty."""
     if not values:
         raise ValueError("nothing was measured")
     return Figures(
@@ -61,8 +61,8 @@ def figures(values: Sequence[float], faults: Sequence[int] = ()) -> Figures:
 
 
 def timing_table(rows: Sequence[Row], unit: str = "ms") -> str:
-    """Returns the table of times: medians, minima, page faults, both ratios, what is wanted, and the floor if any."""
-    head = (unit, "podwire", "min", "faults", "reference", "min", "faults", "ratio", "of min", "wanted")
+    """Returns the table of times: medians, minima, page faults, both ratios, targets, and floors if any."""
+    head = (unit, "podwire", "min", "faults", "reference", "min", "faults", "ratio", "of min", "target")
     if not any(row.floor for row in rows):
         return table(head, [_timing(row) for row in rows])
     floors = [f"{row.floor.median:.2f}" if row.floor else "" for row in rows]
@@ -71,7 +71,7 @@ def timing_table(rows: Sequence[Row], unit: str = "ms") -> str:
 
 
 def growth_table(rows: Sequence[tuple[str, Row, Row]]) -> str:
-    """Returns how many times longer the second row of each takes than the first, for both implementations."""
+    """Returns the table of growth: how many times longer the second row takes than the first."""
     head = ("times longer", "podwire", "reference")
     return table(
         head,
@@ -88,7 +88,7 @@ def growth_table(rows: Sequence[tuple[str, Row, Row]]) -> str:
 
 
 def size_table(unit: str, divisor: float, rows: Sequence[Row]) -> str:
-    """Returns a table of sizes, the largest of a series being what counts when there are several."""
+    """Returns the table of sizes, in units of `divisor`."""
     head = (unit, "podwire", "reference", "ratio")
     return table(
         head,
@@ -106,7 +106,7 @@ def size_table(unit: str, divisor: float, rows: Sequence[Row]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows of text as lines: the first column to the left, the others to the right."""
+    """Returns rows of text as lines: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = [
         [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
@@ -116,7 +116,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def as_json(row: Row) -> Mapping[str, object]:
-    """Returns a row as what JSON can hold."""
+    """Returns a row as values for JSON."""
     return {
         "case": row.case,
         "podwire": row.ours._asdict(),
@@ -124,18 +124,18 @@ def as_json(row: Row) -> Mapping[str, object]:
         "floor": row.floor._asdict() if row.floor else None,
         "ratio": row.ratio,
         "ratio_of_least": row.least_ratio,
-        "wanted": row.wanted,
+        "wanted": row.target,
     }
 
 
 def _timing(row: Row) -> tuple[str, ...]:
-    wanted = "" if row.wanted is None else f"{row.wanted:.2f}" + (" !" if row.missed else "  ")
+    target = "" if row.target is None else f"{row.target:.2f}" + (" !" if row.missed else "  ")
     reference = _side(row.reference) if row.reference else ("-", "", "")
-    return (row.case, *_side(row.ours), *reference, ratio_text(row.ratio), ratio_text(row.least_ratio), wanted)
+    return (row.case, *_side(row.ours), *reference, ratio_text(row.ratio), ratio_text(row.least_ratio), target)
 
 
 def ratio_text(value: float | None) -> str:
-    """Returns a ratio with two digits behind the point, a small one with three, "" for none."""
+    """Returns a ratio with two decimal places, a small one with three, "" for None."""
     if value is None:
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"

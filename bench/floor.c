@@ -1,11 +1,11 @@
-/* What the kernel alone takes for a verb: the same requests, written down beforehand, and nothing else.
+/* The kernel's work alone for a verb: sends the same requests, written by hand, and does nothing else.
  *
- * One rule: no work that could be spared. Nothing is parsed but what the next request needs (a number of a link), no
- * answer is checked but for its error; so no implementation of the verb, in whatever language, takes less.
+ * One rule: only necessary work. Of each answer it reads the error, and the link index if the next request needs it; so
+ * no implementation of the verb, in any language, can be faster.
  *
- * The verb is FLOOR ("VERSION" does nothing at all, "LEASE ADD" is host-local's part), the rest comes by environment
- * as well: CNI_NETNS, BRIDGE, ADDRESS and GATEWAY (IPv4, a /16), LEASES (an existing directory), INDEX (the number that
- * the pair's end on the host is to have, so that recordings can name it).
+ * The environment variable FLOOR selects the verb ("VERSION" does nothing, "LEASE ADD" is host-local's part). Further
+ * variables: CNI_NETNS, BRIDGE, ADDRESS and GATEWAY (IPv4, a /16), LEASES (an existing directory), INDEX (the index of
+ * the host veth, which recordings contain).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,20 +31,20 @@
 
 static char out[4096] __attribute__((aligned(4)));
 static char in[65536] __attribute__((aligned(4)));
-static size_t used;          /* bytes of `out` */
-static struct nlmsghdr *now; /* the message that is being written */
+static size_t used;              /* bytes of `out` */
+static struct nlmsghdr *current; /* the message that is being written */
 
-static void die(const char *what)
+static void die(const char *object)
 {
-    perror(what);
+    perror(object);
     exit(1);
 }
 
-static const char *given(const char *name)
+static const char *required_env(const char *name)
 {
     const char *value = getenv(name);
     if (!value) {
-        fprintf(stderr, "no %s\n", name);
+        fprintf(stderr, "%s is not set\n", name);
         exit(2);
     }
     return value;
@@ -54,13 +54,13 @@ static const char *given(const char *name)
 
 static void *message(int type, int flags, size_t size)
 {
-    now = (struct nlmsghdr *)(out + used);
-    memset(now, 0, NLMSG_SPACE(size));
-    now->nlmsg_type = type;
-    now->nlmsg_flags = NLM_F_REQUEST | flags;
-    now->nlmsg_len = NLMSG_LENGTH(size);
+    current = (struct nlmsghdr *)(out + used);
+    memset(current, 0, NLMSG_SPACE(size));
+    current->nlmsg_type = type;
+    current->nlmsg_flags = NLM_F_REQUEST | flags;
+    current->nlmsg_len = NLMSG_LENGTH(size);
     used += NLMSG_SPACE(size);
-    return NLMSG_DATA(now);
+    return NLMSG_DATA(current);
 }
 
 static struct rtattr *attribute(int type, const void *data, size_t size)
@@ -72,7 +72,7 @@ static struct rtattr *attribute(int type, const void *data, size_t size)
     if (data)
         memcpy(RTA_DATA(a), data, size);
     used += RTA_SPACE(size);
-    now->nlmsg_len = out + used - (char *)now;
+    current->nlmsg_len = out + used - (char *)current;
     return a;
 }
 
@@ -136,7 +136,7 @@ static void dump(int sock)
     }
 }
 
-static int named(int sock, const char *name)
+static int link_index(int sock, const char *name)
 {
     link_message(RTM_GETLINK, 0, 0);
     text(IFLA_IFNAME, name);
@@ -169,9 +169,9 @@ static void sysctl(const char *path)
 
 static void lease(const char *verb)
 {
-    const char *address = given("ADDRESS");
+    const char *address = required_env("ADDRESS");
     char content[sizeof LEASE];
-    int file, directory = open(given("LEASES"), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int file, directory = open(required_env("LEASES"), O_PATH | O_DIRECTORY | O_CLOEXEC);
     int lock = openat(directory, "lock", O_RDONLY | O_CREAT | O_CLOEXEC, 0640);
     if (lock < 0 || flock(lock, LOCK_EX) < 0)
         die("lock");
@@ -197,14 +197,15 @@ static void lease(const char *verb)
 
 /* --- verbs --- */
 
-struct place {
-    int host, pod, netns, home;
+struct namespaces {
+    int host, pod;   /* sockets */
+    int netns, home; /* the pod's namespace, the host's */
 };
 
-static struct place both(void)
+static struct namespaces open_both(void)
 {
-    struct place p;
-    p.netns = open(given("CNI_NETNS"), O_RDONLY | O_CLOEXEC);
+    struct namespaces p;
+    p.netns = open(required_env("CNI_NETNS"), O_RDONLY | O_CLOEXEC);
     p.home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     if (p.netns < 0 || p.home < 0)
         die("namespace");
@@ -217,16 +218,16 @@ static struct place both(void)
     return p;
 }
 
-static void answer_stdout(void)
+static void print_result(void)
 {
-    memset(out, ' ', 700); /* as long as a result */
+    memset(out, ' ', 700); /* the length of a result */
     if (write(1, out, 700) < 0)
         die("stdout");
 }
 
-static void pair(struct place p, int bridge)
+static void create_veth(struct namespaces p, int bridge)
 {
-    int index = atoi(given("INDEX"));
+    int index = atoi(required_env("INDEX"));
     struct ifinfomsg *m = link_message(RTM_NEWLINK, NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE, index);
     struct ifinfomsg none = {0};
     struct rtattr *info, *data, *peer;
@@ -246,9 +247,9 @@ static void pair(struct place p, int bridge)
     answers(p.host, 1);
 }
 
-static void wire(struct place p, int eth0)
+static void configure(struct namespaces p, int eth0)
 {
-    unsigned address = inet_addr(given("ADDRESS")), gateway = inet_addr(given("GATEWAY"));
+    unsigned address = inet_addr(required_env("ADDRESS")), gateway = inet_addr(required_env("GATEWAY"));
     struct ifaddrmsg *a = message(RTM_NEWADDR, NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE, sizeof *a);
     struct ifinfomsg *l;
     struct rtmsg *r;
@@ -270,7 +271,7 @@ static void wire(struct place p, int eth0)
     answers(p.pod, 3);
 }
 
-static void dump_of(int sock, int type, int family, int index)
+static void request_dump(int sock, int type, int family, int index)
 {
     if (type == RTM_GETADDR) {
         struct ifaddrmsg *m = message(type, NLM_F_DUMP, sizeof *m);
@@ -287,34 +288,34 @@ static void dump_of(int sock, int type, int family, int index)
 
 static void add(void)
 {
-    struct place p = both();
-    int bridge = named(p.host, given("BRIDGE")), eth0;
-    pair(p, bridge);
+    struct namespaces p = open_both();
+    int bridge = link_index(p.host, required_env("BRIDGE")), eth0;
+    create_veth(p, bridge);
     sysctl("/proc/sys/net/ipv6/conf/" VETH "/accept_ra");
     lease("ADD");
-    named(p.host, VETH); /* its address belongs into the result */
-    eth0 = named(p.pod, PEER);
-    wire(p, eth0);
-    dump_of(p.host, RTM_GETADDR, AF_UNSPEC, bridge);
-    answer_stdout();
+    link_index(p.host, VETH); /* the result contains its MAC address */
+    eth0 = link_index(p.pod, PEER);
+    configure(p, eth0);
+    request_dump(p.host, RTM_GETADDR, AF_UNSPEC, bridge);
+    print_result();
 }
 
 static void check(void)
 {
-    struct place p = both();
-    int bridge = named(p.host, given("BRIDGE")), eth0;
+    struct namespaces p = open_both();
+    int bridge = link_index(p.host, required_env("BRIDGE")), eth0;
     lease("CHECK");
-    eth0 = named(p.pod, PEER);
-    named(p.host, VETH);
-    dump_of(p.pod, RTM_GETADDR, AF_INET, eth0);
-    dump_of(p.pod, RTM_GETROUTE, AF_INET, 0);
-    dump_of(p.host, RTM_GETADDR, AF_UNSPEC, bridge);
+    eth0 = link_index(p.pod, PEER);
+    link_index(p.host, VETH);
+    request_dump(p.pod, RTM_GETADDR, AF_INET, eth0);
+    request_dump(p.pod, RTM_GETROUTE, AF_INET, 0);
+    request_dump(p.host, RTM_GETADDR, AF_UNSPEC, bridge);
 }
 
-/* To tidy up: it waits until the kernel has freed the pair, which our DEL and nobody's need not. */
+/* Cleans up; not measured, because it waits until the kernel has freed the veth, which no DEL has to. */
 static void del(void)
 {
-    struct place p = both();
+    struct namespaces p = open_both();
     lease("DEL");
     link_message(RTM_DELLINK, NLM_F_ACK, 0);
     text(IFLA_IFNAME, VETH);
@@ -324,11 +325,11 @@ static void del(void)
 
 int main(void)
 {
-    const char *verb = given("FLOOR");
+    const char *verb = required_env("FLOOR");
     if (!strncmp(verb, "LEASE ", 6)) {
         lease(verb + 6);
         if (!strcmp(verb, "LEASE ADD"))
-            answer_stdout();
+            print_result();
     } else if (!strcmp(verb, "ADD"))
         add();
     else if (!strcmp(verb, "CHECK"))

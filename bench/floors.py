@@ -1,8 +1,8 @@
-"""Floors: what the kernel alone takes for a verb, so that a ratio that cannot be reached has its account.
+"""Floors: the time of the kernel's work alone for a verb, below which no implementation can get.
 
-One rule: a floor is a static C program that makes the kernel's part of a verb and nothing else, timed in turn with the
-two implementations, like them a whole process: floor.c by itself, replay.c with what ours said. Without a C compiler
-there are none, and that is told.
+One rule: a floor is a static C program that only sends the verb's requests to the kernel: floor.c requests written by
+hand, replay.c those that podwire sent. It is measured as a whole process, in alternation with the implementations.
+Without a C compiler there are no floors, and a message says so.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 
 from bench import replay
 from bench.cases import Floor, Samples
-from bench.process import Invocation, Run, run, settle
+from bench.process import Invocation, Run, run, wait_all
 from bench.subject import Chained, Config, Subject
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 from tests.support.processes import output
 
 _SOURCES = {name: Path(__file__).with_name(f"{name}.c") for name in ("floor", "replay")}
-_OFFSET = 50_000  # of its address in the subnet of a network: nobody else's
-_INDEX = 900_000  # of its link on the host
+_OFFSET = 50_000  # of its address in a network's subnet; host-local does not get this far
+_INDEX = 900_000  # of its link on the host; no other link has one as high
 _VERBS = ("ADD", "CHECK")
 
 
 class Floors:
-    """The programs, which are in `directory`, and what they are to do beside each case."""
+    """The compiled programs in `directory`, and the floor of each case."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,137 +41,143 @@ class Floors:
         self._start_ms = math.inf
 
     def version(self) -> Samples:
-        """Does nothing at all."""
+        """Measures a process that does nothing."""
         return {"VERSION": self._run("VERSION", {})}
 
     def bridge(self, name: str, network: Config, pod: Namespace) -> Floor:
         """Returns the floor of bridge's ADD and CHECK, on the bridge of `network`."""
-        known = _known(network, pod)
+        env = _floor_env(network, pod)
 
-        def act() -> Samples:
-            taken = {f"{name} {verb}": self._run(verb, known) for verb in _VERBS}
-            self._run("DEL", known)  # not of interest: it waits for what ours and the reference leave to others
-            return taken
+        def measure() -> Samples:
+            samples = {f"{name} {verb}": self._run(verb, env) for verb in _VERBS}
+            self._run("DEL", env)  # not measured: it waits for the kernel, which podwire's DEL does not
+            return samples
 
-        return _guarded(name, act)
+        return _guarded(name, measure)
 
     def leases(self, title: str) -> Floor:
-        """Returns the floor of host-local's verbs, `title` being that of a case with {} for the verb."""
-        known = {"ADDRESS": "10.112.0.77"}
-        return lambda: {title.format(verb): self._run(f"LEASE {verb}", known) for verb in ("ADD", "CHECK", "DEL")}
+        """Returns the floor of host-local's verbs; `title` is a case's title with {} for the verb."""
+        env = {"ADDRESS": "10.112.0.77"}
+        return lambda: {title.format(verb): self._run(f"LEASE {verb}", env) for verb in ("ADD", "CHECK", "DEL")}
 
     def replayed(self, name: str, subject: Subject, config: Config, pod: Namespace) -> Floor:
-        """Returns the floor of a chained plugin's ADD and CHECK on a pod that stays, ours being recorded."""
-        files, _ = self._recorded(subject, config, pod)
+        """Returns the floor of a chained plugin's ADD and CHECK for a pod that stays, recorded from `subject`."""
+        files, _ = self._record(subject, config, pod)
 
         def undo() -> None:
-            self._undone(subject, [config], pod)
+            self._delete(subject, [config], pod)
 
         undo()
 
-        def act() -> Samples:
-            taken = {f"{name} {verb}": self._replayed(files[verb], pod) for verb in _VERBS}
+        def measure() -> Samples:
+            samples = {f"{name} {verb}": self._replay(files[verb], pod) for verb in _VERBS}
             undo()
-            return taken
+            return samples
 
-        return _guarded(name, act, undo)
+        return _guarded(name, measure, undo)
 
     def chain(
         self, name: str, subject: Subject, network: Config, chained: Sequence[Chained], pods: Sequence[Namespace]
     ) -> Floor:
         """Returns the floor of a masquerading bridge with chained plugins: the sum of their processes.
 
-        The second of the pods is that of the bridge's own ADD, of which the rules are taken.
+        floor.c attaches the first pod; the rules of the bridge are recorded with the second one, attached by `subject`.
         """
-        known, (pod, other) = _known(network, pods[0]), pods
+        env, (pod, other) = _floor_env(network, pods[0]), pods
         files: list[dict[str, Path]] = []
         configs: list[Config] = []
 
         def undo() -> None:
-            self._undone(subject, configs[::-1], pod)
-            self._run("DEL", known)
-            self._undone(subject, [bridge], other)
+            self._delete(subject, configs[::-1], pod)
+            self._run("DEL", env)
+            self._delete(subject, [bridge], other)
 
-        for _ in range(2):  # the first time more is made than the plugins take away
-            masquerade, said = self._recorded(subject, network, other, only_netfilter=True)
-            bridge = {**network, "prevResult": json.loads(said)}
-            self._run("ADD", known)
-            result = _result(network, known, pod)
-            files, configs = [], []
-            for plugin in chained:
-                configs.append({**plugin(subject, result), "name": network["name"]})
-                found, said = self._recorded(subject, configs[-1], pod)
-                files.append(found)
-                result = json.loads(said)
-            configs = [{**config, "prevResult": result} for config in configs]
+        for _ in range(2):  # the first ADD also creates shared chains, which DEL keeps
+            masquerade, stdout = self._record(subject, network, other, only_netfilter=True)
+            bridge = {**network, "prevResult": json.loads(stdout)}
+            self._run("ADD", env)
+            files, configs = self._record_chained(subject, network, chained, _result(network, env, pod), pod)
             undo()
 
-        def act() -> Samples:
-            taken = {}
+        def measure() -> Samples:
+            samples = {}
             for verb in _VERBS:
-                start = self._run("VERSION", {})  # of the process that has the bridge's rules, which is none of its own
+                # Subtracted: a bridge and its rules are one process, but floor.c and replay.c are two.
+                start = self._run("VERSION", {})
                 self._start_ms = min(self._start_ms, start.ms)
-                runs = [self._run(verb, known), self._replayed(masquerade[verb], other)]
-                runs += [self._replayed(found[verb], pod) for found in files]
-                taken[f"{name} {verb}"] = Run(start.outcome, sum(run.ms for run in runs) - self._start_ms, 0)
+                runs = [self._run(verb, env), self._replay(masquerade[verb], other)]
+                runs += [self._replay(by_verb[verb], pod) for by_verb in files]
+                samples[f"{name} {verb}"] = Run(start.outcome, sum(run.ms for run in runs) - self._start_ms, 0)
             undo()
-            return taken
+            return samples
 
-        return _guarded(name, act, undo)
+        return _guarded(name, measure, undo)
 
-    def _recorded(
+    def _record_chained(
+        self, subject: Subject, network: Config, chained: Sequence[Chained], result: Config, pod: Namespace
+    ) -> tuple[list[dict[str, Path]], list[Config]]:
+        """Records the chained plugins after `result`; returns their recordings, and their configurations for DEL."""
+        files, configs = [], []
+        for plugin in chained:
+            configs.append({**plugin(subject, result), "name": network["name"]})
+            by_verb, stdout = self._record(subject, configs[-1], pod)
+            files.append(by_verb)
+            result = json.loads(stdout)
+        return files, [{**config, "prevResult": result} for config in configs]
+
+    def _record(
         self, subject: Subject, config: Config, pod: Namespace, *, only_netfilter: bool = False
     ) -> tuple[dict[str, Path], bytes]:
-        """Runs a plugin's ADD and CHECK; returns the recording of each, and what ADD answered."""
-        files, answer = {}, b""
+        """Runs a plugin's ADD and CHECK; returns the recording of each, and the stdout of ADD."""
+        files, result = {}, b""
         for verb in _VERBS:
-            full = config if verb == "ADD" else {**config, "prevResult": json.loads(answer)}
-            call = subject.call(config["type"], verb, full, pod)
-            words, said = replay.recorded(call, pod.path, only_netfilter=only_netfilter)
-            answer = answer or said
+            verb_config = config if verb == "ADD" else {**config, "prevResult": json.loads(result)}
+            call = subject.call(config["type"], verb, verb_config, pod)
+            recording, stdout = replay.record(call, pod.path, only_netfilter=only_netfilter)
+            result = result or stdout
             files[verb] = self._directory / f"recording-{next(self._numbers)}"
-            files[verb].write_bytes(words)
-        return files, answer
+            files[verb].write_bytes(recording)
+        return files, result
 
-    def _replayed(self, file: Path, pod: Namespace) -> Run:
-        return self._started("replay", {"CNI_NETNS": pod.path, "RECORDING": str(file)})
+    def _replay(self, file: Path, pod: Namespace) -> Run:
+        return self._start("replay", {"CNI_NETNS": pod.path, "RECORDING": str(file)})
 
-    def _undone(self, subject: Subject, configs: Sequence[Config], pod: Namespace) -> None:
+    def _delete(self, subject: Subject, configs: Sequence[Config], pod: Namespace) -> None:
         for config in configs:
             subject.run(config["type"], "DEL", config, pod)
-            settle()
+            wait_all()
 
-    def _run(self, verb: str, known: dict[str, str]) -> Run:
-        return self._started("floor", {"FLOOR": verb, "LEASES": str(self._leases), **known})
+    def _run(self, verb: str, env: dict[str, str]) -> Run:
+        return self._start("floor", {"FLOOR": verb, "LEASES": str(self._leases), **env})
 
-    def _started(self, program: str, env: dict[str, str]) -> Run:
-        done = run(Invocation(str(self._directory / program), env))
-        if done.outcome.status != 0:
-            raise RuntimeError(f"a floor failed: {program} {env}: {done.outcome.stderr}")
-        return done
+    def _start(self, program: str, env: dict[str, str]) -> Run:
+        measured = run(Invocation(str(self._directory / program), env))
+        if measured.outcome.status != 0:
+            raise RuntimeError(f"a floor failed: {program} {env}: {measured.outcome.stderr}")
+        return measured
 
 
-def _guarded(name: str, act: Floor, undo: Callable[[], None] = lambda: None) -> Floor:
-    """Returns a floor that tells its first failure and is not tried again: the others go on without it."""
+def _guarded(name: str, measure: Floor, undo: Callable[[], None] = lambda: None) -> Floor:
+    """Returns a floor that prints its first failure and is not measured again; other floors are."""
     failures: list[RuntimeError] = []
 
-    def careful() -> Samples:
+    def guarded() -> Samples:
         if failures:
             return {}
         try:
-            return act()
+            return measure()
         except RuntimeError as failure:
             failures.append(failure)
-            print(f"{name}: what the kernel alone takes is left out: {failure}", flush=True)
+            print(f"{name}: measured without the kernel-alone floor: {failure}", flush=True)
             with contextlib.suppress(RuntimeError):
                 undo()
             return {}
 
-    return careful
+    return guarded
 
 
-def _known(network: Config, pod: Namespace) -> dict[str, str]:
-    """Returns what floor.c is told of a network and a pod."""
+def _floor_env(network: Config, pod: Namespace) -> dict[str, str]:
+    """Returns the environment of floor.c for a network and a pod."""
     subnet = ipaddress.IPv4Network(network["ipam"]["ranges"][0][0]["subnet"])
     return {
         "CNI_NETNS": pod.path,
@@ -182,25 +188,25 @@ def _known(network: Config, pod: Namespace) -> dict[str, str]:
     }
 
 
-def _result(network: Config, known: Mapping[str, str], pod: Namespace) -> Config:
-    """Returns the result of floor.c's ADD, as bridge would tell it."""
-    host = links(Namespace("host"))  # private.enter calls it so
+def _result(network: Config, env: Mapping[str, str], pod: Namespace) -> Config:
+    """Returns the result of floor.c's ADD as bridge would print it."""
+    host = links(Namespace("host"))  # the name that private_host.enter registers
     return {
         "cniVersion": network["cniVersion"],
         "interfaces": [
-            *({"name": name, "mac": host[name]["address"]} for name in (known["BRIDGE"], "floor0")),
+            *({"name": name, "mac": host[name]["address"]} for name in (env["BRIDGE"], "floor0")),
             {"name": "eth0", "mac": links(pod)["eth0"]["address"], "sandbox": pod.path},
         ],
-        "ips": [{"address": f"{known['ADDRESS']}/16", "gateway": known["GATEWAY"], "interface": 2}],
-        "routes": [{"dst": "0.0.0.0/0", "gw": known["GATEWAY"]}],
+        "ips": [{"address": f"{env['ADDRESS']}/16", "gateway": env["GATEWAY"], "interface": 2}],
+        "routes": [{"dst": "0.0.0.0/0", "gw": env["GATEWAY"]}],
     }
 
 
 def compiled(directory: Path) -> Floors | None:
-    """Compiles the programs into `directory`; None without a compiler."""
+    """Compiles the programs into `directory`; returns None without a compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
-        print("no C compiler: what the kernel alone takes is left out", flush=True)
+        print("no C compiler: measured without the kernel-alone floors", flush=True)
         return None
     for name, source in _SOURCES.items():
         output(compiler, "-O2", "-static", "-o", str(directory / name), str(source))

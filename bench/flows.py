@@ -1,7 +1,7 @@
-"""Flows: several things that happen at the same time, each a sequence of calls, timed until all is quiet.
+"""Flows: sequences of calls that run in parallel, timed until the last process has ended.
 
-One rule: it ends with the last process, also what a verb has left to a child and hidden from the runtime; and it is
-one process that drives them all, for each implementation the same, so that its own work is small beside theirs.
+One rule: the time includes a verb's background processes, which the runtime does not see. A single process drives all
+flows, in the same way for both implementations, so its own work is small beside theirs.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Generator, Sequence
 
 from bench.process import Invocation, start
 
-Flow = Generator[Invocation, bytes, None]  # each call is answered with what it wrote on stdout
+Flow = Generator[Invocation, bytes, None]  # yields calls, and receives the stdout of each
 
-_MOST_BYTES = 65536
+_MAX_BYTES = 65536
 
 
-def alone(call: Invocation) -> Flow:
-    """Returns the flow of a single call."""
+def single_call(call: Invocation) -> Flow:
+    """Yields one call."""
     yield call
 
 
-def each_ms(flows: Sequence[Flow], width: int) -> float:
-    """Runs all flows, at most `width` at a time, until the last orphan is gone; the wall time divided by their number.
+def ms_per_flow(flows: Sequence[Flow], width: int) -> float:
+    """Runs all flows, at most `width` in parallel, until the last orphan has ended; returns wall time / flows, in ms.
 
     Raises RuntimeError when a call fails.
     """
@@ -35,31 +35,31 @@ def each_ms(flows: Sequence[Flow], width: int) -> float:
         while True:
             while waiting and len(running) < width:
                 flow = waiting.pop()
-                _begin(flow, next(flow), log, running)
+                _start(flow, next(flow), log, running)
             pid, status = os.waitpid(-1, 0)
             if pid not in running:
                 continue
-            flow, answer = running.pop(pid)
-            said = _text(answer)
-            os.close(answer)
+            flow, file = running.pop(pid)
+            stdout = _text(file)
+            os.close(file)
             if status != 0:
-                raise RuntimeError(f"a plugin failed: {(said + _text(log)).decode(errors='replace')}")
+                raise RuntimeError(f"a plugin failed: {(stdout + _text(log)).decode(errors='replace')}")
             try:
-                call = flow.send(said)
+                call = flow.send(stdout)
             except StopIteration:
                 continue
-            _begin(flow, call, log, running)
+            _start(flow, call, log, running)
     except ChildProcessError:
         return (time.perf_counter_ns() - started) / 1e6 / len(flows)
     finally:
         os.close(log)
 
 
-def _begin(flow: Flow, call: Invocation, log: int, running: dict[int, tuple[Flow, int]]) -> None:
-    answer = os.memfd_create("stdout")
-    running[start(call, answer, log)] = flow, answer
+def _start(flow: Flow, call: Invocation, log: int, running: dict[int, tuple[Flow, int]]) -> None:
+    file = os.memfd_create("stdout")
+    running[start(call, file, log)] = flow, file
 
 
 def _text(file: int) -> bytes:
     os.lseek(file, 0, os.SEEK_SET)
-    return os.read(file, _MOST_BYTES)
+    return os.read(file, _MAX_BYTES)

@@ -1,6 +1,6 @@
-"""The figures of a run for readers: docs/performance.md, first what is wanted and what is reached, then all of it.
+"""The tables of docs/performance.md: ratios with their targets first, then all figures of a run.
 
-One rule: pure; what is not in the run is not on the page, so that no figure is older than the rest.
+One rule: pure; the tables show only cases of this run, so that all figures have the same age.
 """
 
 from __future__ import annotations
@@ -8,34 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench import conversation
+from bench import counts
 from bench.figures import ratio_text
 from tests.support.kubelet import PODS
 
-Report = Mapping[str, Any]  # what bench.run writes with --json
+Report = Mapping[str, Any]  # the output of bench.run --json
 
-# The groups of a report with what heads their tables and what a figure is divided by.
+# The groups of a report: the head of the table, and the divisor of its figures.
 _TIMES = {"ms": "ms", "parallel_ms": "ms per pod, whole chains of 50", "pod_ms": f"ms per pod, a node of {PODS}"}
 _SIZES = {"memory_kib": ("MiB of memory, peak", 1024), "size_bytes": ("MB of files", 1e6)}
 
 
 class Case(NamedTuple):
-    """One case: medians of both implementations and the floor, in the unit of its group; None what there is not.
-
-    `ratio` is ours divided by the reference's.
-    """
+    """A case: the medians of both implementations and of the floor, in the unit of its group; None if not measured."""
 
     name: str
     ours: float
     reference: float | None
     ratio: float | None
-    wanted: float | None
+    target: float | None
     floor: float | None
 
     @property
-    def reached(self) -> bool:
-        """Whether it is as wanted."""
-        return self.wanted is None or self.ratio is None or self.ratio <= self.wanted
+    def is_met(self) -> bool:
+        """Whether the ratio meets the target; true without a target."""
+        return self.target is None or self.ratio is None or self.ratio <= self.target
 
 
 def cases(report: Report, group: str) -> list[Case]:
@@ -46,7 +43,7 @@ def cases(report: Report, group: str) -> list[Case]:
             ours=row["podwire"]["median"],
             reference=_median(row, "reference"),
             ratio=row["ratio"],
-            wanted=row["wanted"],
+            target=row["wanted"],
             floor=_median(row, "floor"),
         )
         for row in report.get(group, [])
@@ -54,20 +51,20 @@ def cases(report: Report, group: str) -> list[Case]:
 
 
 def markdown(report: Report) -> dict[str, str]:
-    """Returns what stands between the marks of the page, by the name of the mark."""
+    """Returns the generated parts of the page, by the name of their marks."""
     times = [case for group in _TIMES for case in cases(report, group)]
     everything = [*_where(report), ""]
     for group, head in _TIMES.items():
         everything += [*_table(head, 1, cases(report, group)), ""]
     for group, (head, divisor) in _SIZES.items():
         everything += [*_table(head, divisor, cases(report, group)), ""]
-    parts = {"wanted": _aims([case for case in times if case.wanted is not None]), "bench": "\n".join(everything)}
-    said = report.get("conversation")
-    return {**parts, "conversation": conversation.markdown(said)} if said else parts
+    parts = {"targets": _targets([case for case in times if case.target is not None]), "bench": "\n".join(everything)}
+    rows = report.get("conversation")
+    return {**parts, "counts": counts.markdown(rows)} if rows else parts
 
 
 def inserted(document: str, parts: Mapping[str, str]) -> str:
-    """Returns the document with each part between its marks; ValueError when one is not there."""
+    """Returns the document with each part between its marks; raises ValueError when a mark is missing."""
     for name, text in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, first, rest = document.partition(begin)
@@ -79,7 +76,7 @@ def inserted(document: str, parts: Mapping[str, str]) -> str:
 
 
 def shown(value: float | None) -> str:
-    """Returns a figure with three digits, "-" for none."""
+    """Returns a figure with three digits, "-" for None."""
     if value is None:
         return "-"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
@@ -95,34 +92,34 @@ def _where(report: Report) -> list[str]:
     return [f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors."]
 
 
-def _aims(wanted: Sequence[Case]) -> str:
-    """Returns a row for each title, its verbs side by side."""
-    count = sum(case.reached for case in wanted)
+def _targets(cases_with_target: Sequence[Case]) -> str:
+    """Returns a row for each title, with its verbs side by side."""
+    count = sum(case.is_met for case in cases_with_target)
     titles: dict[str, dict[str, Case]] = {}
-    for case in wanted:
+    for case in cases_with_target:
         title, _, verb = case.name.rpartition(" ")
         titles.setdefault(title.rstrip(":") or case.name, {})["ADD" if verb == case.name else verb] = case
     lines = [
-        f"{count} of {len(wanted)} aims are reached; **bold** is what is missed.",
+        f"{count} of {len(cases_with_target)} targets are met; missed ones are **bold**.",
         "",
-        "| podwire divided by reference | ADD | wanted | kernel alone | CHECK | wanted | kernel alone | DEL | wanted |",
+        "| podwire divided by reference | ADD | target | kernel alone | CHECK | target | kernel alone | DEL | target |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for title, verbs in titles.items():
-        add, check, delete = (_aim(verbs.get(verb)) for verb in ("ADD", "CHECK", "DEL"))
+        add, check, delete = (_target_cells(verbs.get(verb)) for verb in ("ADD", "CHECK", "DEL"))
         lines.append(f"| {' | '.join([title, *add, *check, *delete[:2]])} |")
     return "\n".join(lines)
 
 
-def _aim(case: Case | None) -> tuple[str, str, str]:
-    """Returns what is reached, what is wanted, and what the kernel alone takes, all divided by the reference's."""
+def _target_cells(case: Case | None) -> tuple[str, str, str]:
+    """Returns the ratio, the target and the floor, all divided by the reference's figure."""
     if case is None:
         return "", "", ""
-    reached, wanted = ratio_text(case.ratio) or "-", f"{case.wanted:.2f}"
-    if not case.reached:
-        reached = f"**{reached}**" if reached != wanted else f"**{case.ratio:.3f}**"  # missed by less than shows
-    least = ratio_text(case.floor / case.reference) if case.floor and case.reference else ""
-    return reached, wanted, least
+    ratio, target = ratio_text(case.ratio) or "-", f"{case.target:.2f}"
+    if not case.is_met:
+        ratio = f"**{ratio}**" if ratio != target else f"**{case.ratio:.3f}**"  # the difference is in the third digit
+    floor = ratio_text(case.floor / case.reference) if case.floor and case.reference else ""
+    return ratio, target, floor
 
 
 def _table(unit: str, divisor: float, rows: Sequence[Case]) -> list[str]:

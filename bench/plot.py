@@ -31,11 +31,11 @@ PLOTTED = {
     "2 limits: DEL": "bandwidth: DEL",
     "masquerading bridge, 1 host port, 2 limits, iptables: ADD": "bridge, portmap, bandwidth: ADD",
     "masquerading bridge, 1 host port, 2 limits, iptables: DEL": "bridge, portmap, bandwidth: DEL",
-    "full chain, iptables, 50 at a time: ADD": "the same, 50 pods at once: ADD each",
-    "full chain, iptables, 50 at a time: DEL": "the same, 50 pods at once: DEL each",
+    "full chain, iptables, 50 in parallel: ADD": "the same, 50 pods in parallel: ADD each",
+    "full chain, iptables, 50 in parallel: DEL": "the same, 50 pods in parallel: DEL each",
     "masquerading bridge, 1 host port, firewall, tuning, iptables: ADD": "podman's default list: ADD",
     "masquerading bridge, 1 host port, firewall, tuning, iptables: DEL": "podman's default list: DEL",
-    "host-local ADD, 10,000 taken": "host-local, 10,000 addresses in use: ADD",
+    "host-local ADD, 10,000 in use": "host-local, 10,000 addresses in use: ADD",
 }
 
 _TITLE = "Time per call: podwire and the reference plugins 1.1.1"
@@ -67,7 +67,7 @@ def svg(report: Report) -> str:
     measured = {case.name: case for group in ("ms", "parallel_ms") for case in cases(report, group)}
     chosen = [measured[name]._replace(name=title) for name, title in PLOTTED.items() if name in measured]
     if not chosen:
-        raise ValueError("nothing that is plotted was measured")
+        raise ValueError("the run has none of the plotted cases")
     values = [value for case in chosen for value in (case.ours, case.reference) if value]
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     scale = _Scale(first, max(last, first + 1))

@@ -1,6 +1,7 @@
-"""Host ports: what portmap takes alone.
+"""Host ports: portmap on its own.
 
-One rule: before a case is timed its host ports are called, so that no rule is measured that leads nowhere.
+One rule: before the measurement, connections through the host ports must reach the pod, so that no rule is measured
+that does not work.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from bench.cases import Samples, Subjects, compare, named
+from bench.cases import Samples, Subjects, compare, with_prefix
 from bench.figures import Row
 from bench.floors import Floors
-from bench.process import Run, settle
+from bench.process import Run, wait_all
 from bench.subject import PORTS, Config, Subject
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 from tests.support.tcp import serving, source_address
 
-# The reference before 1.2.0 looks for IPv6 rules of a pod that has no IPv6 address, when it is done with the others.
+# CHECK of the reference before 1.2.0 ends by looking for IPv6 rules, also of a pod without an IPv6 address.
 IPV4_ONLY = "could not check ipv6 dnat"
-_HOST = Namespace("host")  # private.enter calls it so
+_HOST = Namespace("host")  # the name that private_host.enter registers
 
 Pods = dict[str, tuple[Namespace, Config]]  # by implementation: a pod and the result of its ADD
 
@@ -29,59 +30,59 @@ Pods = dict[str, tuple[Namespace, Config]]  # by implementation: a pod and the r
 def attached(subjects: Subjects) -> Iterator[Pods]:
     """Yields for each implementation a pod on its bridge, IPv4 only, and the result of its ADD."""
     with contextlib.ExitStack() as stack:
-        found: Pods = {}
+        pods: Pods = {}
         for subject in subjects:
             pod = stack.enter_context(namespaces.temporary())
             network = subject.network(PORTS)
             result = subject.run("bridge", "ADD", network, pod).outcome.result()
             stack.callback(_detach, subject, {**network, "prevResult": result}, pod)
-            found[subject.label] = pod, result
-        yield found
+            pods[subject.label] = pod, result
+        yield pods
 
 
-def alone(
+def portmap(
     subjects: Subjects, rounds: int, name: str, backend: str, count: int, pods: Pods, floors: Floors | None
 ) -> list[Row]:
     """Measures ADD, CHECK and DEL of portmap with `count` host ports.
 
-    The pods have no IPv6 address, for which the reference's CHECK fails: it is measured to its answer.
+    The pods have no IPv6 address, so the reference's CHECK fails: its time to the error is measured.
     """
 
-    def act(subject: Subject) -> Samples:
+    def measure(subject: Subject) -> Samples:
         pod, result = pods[subject.label]
-        return named(name, _cycle(subject, subject.host_ports(backend, count, result), pod))
+        return with_prefix(name, _cycle(subject, subject.portmap(backend, count, result), pod))
 
     for subject in subjects:
         pod, result = pods[subject.label]
-        _prove(subject, subject.host_ports(backend, count, result), pod)
+        _verify(subject, subject.portmap(backend, count, result), pod)
     first = subjects[0]
     pod, result = pods[first.label]
-    config = first.host_ports(backend, count, result)
-    return compare(subjects, rounds, act, floors.replayed(name, first, config, pod) if floors else None)
+    config = first.portmap(backend, count, result)
+    return compare(subjects, rounds, measure, floors.replayed(name, first, config, pod) if floors else None)
 
 
 def _cycle(subject: Subject, config: Config, pod: Namespace) -> dict[str, Run]:
-    done = {"ADD": subject.run("portmap", "ADD", config, pod)}
-    done["CHECK"] = subject.run("portmap", "CHECK", config, pod, may_say=IPV4_ONLY)
-    done["DEL"] = subject.run("portmap", "DEL", config, pod)
-    return done
+    runs = {"ADD": subject.run("portmap", "ADD", config, pod)}
+    runs["CHECK"] = subject.run("portmap", "CHECK", config, pod, allowed_error=IPV4_ONLY)
+    runs["DEL"] = subject.run("portmap", "DEL", config, pod)
+    return runs
 
 
-def _prove(subject: Subject, config: Config, pod: Namespace) -> None:
-    """Calls the first and the last host port from the host, which must reach the pod, until DEL."""
+def _verify(subject: Subject, config: Config, pod: Namespace) -> None:
+    """Connects from the host to the first and the last host port: they reach the pod after ADD, and not after DEL."""
     (address,) = (ip["address"].partition("/")[0] for ip in config["prevResult"]["ips"])
     bridge = config["prevResult"]["interfaces"][0]["name"]
-    own = links(_HOST)[bridge]["addresses"][0]["local"]
+    host_address = links(_HOST)[bridge]["addresses"][0]["local"]
     ports = [mapping["hostPort"] for mapping in config["runtimeConfig"]["portMappings"]]
     with serving(pod, address):
-        for command, answers in (("ADD", True), ("DEL", False)):
+        for command, reachable in (("ADD", True), ("DEL", False)):
             subject.run("portmap", command, config, pod)
             for port in (ports[0], ports[-1]):
-                said = f"{subject.label}: {config['name']}, port {port} after {command}"
-                assert bool(source_address(_HOST, own, port)) == answers, said
-    settle()
+                description = f"{subject.label}: {config['name']}, port {port} after {command}"
+                assert bool(source_address(_HOST, host_address, port)) == reachable, description
+    wait_all()
 
 
 def _detach(subject: Subject, config: Config, pod: Namespace) -> None:
     subject.run("bridge", "DEL", config, pod)
-    settle()
+    wait_all()

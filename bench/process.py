@@ -1,10 +1,10 @@
-"""Starting a plugin as a runtime does, and measuring it: time, page faults, memory.
+"""Starts a plugin as a runtime does, and measures its time, page faults and memory.
 
-One rule: what is timed is what a runtime waits for, and nothing else: from the start until both output pipes are at
-their end and the process is reaped. Writing stdin and checking the outcome are outside.
+One rule: the measured time is the time that a runtime waits, from the start until both output pipes are at their end
+and the process is reaped. Writing stdin and checking the outcome are not included.
 
-Our DEL leaves a child behind that waits for the kernel (kernel/link_deletion.py). This process adopts such children
-(PR_SET_CHILD_SUBREAPER), so that it can wait until all is quiet before it measures the next thing.
+podwire's DEL leaves a child process that waits for the kernel (kernel/link_deletion.py). The benchmark adopts such
+orphans (PR_SET_CHILD_SUBREAPER) and waits for them before the next measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tests.support.invocation import Outcome
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_PIPE_BYTES = 65536  # what a pipe takes without a reader
+_PIPE_BYTES = 65536  # the capacity of a pipe
 _SETSID = "/usr/bin/setsid"
 
 
@@ -34,7 +34,7 @@ class Invocation(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one call took: `ms` as a runtime sees it, `faults` minor page faults with those of finished children."""
+    """The measurement of a call: `ms` as the runtime sees it, `faults` its minor page faults and its children's."""
 
     outcome: Outcome
     ms: float
@@ -42,20 +42,20 @@ class Run(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent has ended; raises OSError."""
+    """Makes this process the parent of every descendant whose parent has ended; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
 
 
 def run(call: Invocation) -> Run:
-    """Runs one call to its end; its orphans may still be there."""
+    """Runs one call to its end; its orphans may still run."""
     stdin, stdin_writer = os.pipe()
     out, out_writer = os.pipe()
     err, err_writer = os.pipe()
     try:
         if len(call.stdin) > _PIPE_BYTES:
-            fcntl.fcntl(stdin_writer, fcntl.F_SETPIPE_SZ, len(call.stdin))  # it is written before there is a reader
+            fcntl.fcntl(stdin_writer, fcntl.F_SETPIPE_SZ, len(call.stdin))  # stdin is written before the plugin starts
         os.write(stdin_writer, call.stdin)
         os.close(stdin_writer)
         started = time.perf_counter_ns()
@@ -74,8 +74,8 @@ def run(call: Invocation) -> Run:
     return Run(outcome, (ended - started) / 1e6, usage.ru_minflt)
 
 
-def settle() -> None:
-    """Waits until no child and no orphan is left."""
+def wait_all() -> None:
+    """Waits until every child and every orphan has ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -84,9 +84,8 @@ def settle() -> None:
 def peak_kib(call: Invocation) -> int:
     """Runs one call and returns its peak of resident memory, in KiB.
 
-    The kernel lets a process inherit the peak of the one that started it, as long as they share memory
-    (posix_spawn) and across exec, so this process's own would be counted. `setsid --fork` is small, starts the plugin
-    as a forked child and ends; the plugin is then ours to reap.
+    A process that posix_spawn started inherits its parent's peak, also across exec, so the benchmark's own would be
+    counted. `setsid --fork` is small, starts the plugin as a forked child and ends; this process adopts the plugin.
     """
     stdin = _input(call)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -107,7 +106,7 @@ def peak_kib(call: Invocation) -> int:
 
 
 def start(call: Invocation, stdout: int, stderr: int) -> int:
-    """Starts one call that writes to the files given, and returns its process id; the caller reaps it."""
+    """Starts one call that writes to files `stdout` and `stderr`; returns the process ID, which the caller reaps."""
     stdin = _input(call)
     try:
         return _spawn(call.program, [call.program], call.env, stdin, stdout, stderr)
@@ -124,7 +123,7 @@ def _input(call: Invocation) -> int:
 
 def _spawn(program: str, argv: list[str], env: Mapping[str, str], stdin: int, stdout: int, stderr: int) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((stdin, stdout, stderr))]
-    # Python ignores SIGPIPE, a runtime does not.
+    # Python ignores SIGPIPE; a runtime does not.
     return os.posix_spawn(program, argv, env, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,))
 
 
@@ -140,7 +139,7 @@ def _killed_on_error(pid: int) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was reaped in the last moment
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was reaped already
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         raise

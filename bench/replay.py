@@ -1,7 +1,7 @@
-"""Recorded conversations: what a verb of ours said over netlink, for replay.c to say it again and nothing else.
+"""Netlink recordings: the messages that a verb of podwire sent, for replay.c to send them again and do nothing else.
 
-One rule: only where the same words have the same effect again: on a pod that stays, and after DEL. What ours reads and
-writes in files, and a process that it starts, is not in it.
+One rule: record only where the same messages have the same effect again: for a pod that stays, and after DEL. File
+accesses and child processes are not recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from bench.process import Invocation
 
-# write=all: what is sent, in hexadecimal below each call.
+# write=all: the bytes of each send, in hexadecimal below the call.
 _STRACE = ("strace", "-f", "-qq", "-e", "abbrev=none", "-s", "4096", "-e", "write=all", "-o")
 _TIMEOUT_S = 60
 
@@ -41,8 +41,8 @@ class _Send:
         return head + data + b"\0" * (-len(data) % 4)
 
 
-def recorded(call: Invocation, netns: str, *, only_netfilter: bool = False) -> tuple[bytes, bytes]:
-    """Runs a call and returns what it said, for replay.c, and its stdout; RuntimeError when it fails."""
+def record(call: Invocation, netns: str, *, only_netfilter: bool = False) -> tuple[bytes, bytes]:
+    """Runs a call with strace; returns its recording and its stdout. Raises RuntimeError when the call fails."""
     with tempfile.NamedTemporaryFile("r", prefix="podwire-trace-", errors="replace") as trace:
         argv = [*_STRACE, trace.name, call.program]
         done = subprocess.run(
@@ -54,51 +54,63 @@ def recorded(call: Invocation, netns: str, *, only_netfilter: bool = False) -> t
 
 
 def recording(trace: Iterable[str], netns: str, *, only_netfilter: bool = False) -> bytes:
-    """Returns what the lines of strace tell, `netns` being the path that leads to the pod; all of it or netfilter's."""
-    sends: list[_Send] = []
-    pods: set[tuple[str, str]] = set()  # process and descriptor of the pod's namespace
-    inside: set[str] = set()  # processes that are there
-    sockets: dict[tuple[str, str], tuple[int, int, bool]] = {}
-    made = itertools.count()
-    last: dict[tuple[str, str], _Send] = {}
-    growing: _Send | None = None
-    descriptor = 0  # of the pod, the first time
+    """Returns the recording of a strace output; `netns` is the path of the pod's namespace."""
+    parser = _TraceParser(netns)
     for line in trace:
-        if dump := _HEX.match(line):
-            if growing:
-                growing.data += bytes.fromhex(dump[1])
-            continue
-        matched = _CALL.match(line)
-        if not matched:
-            continue  # "* 20 bytes in buffer 0", a signal
-        process, name, rest = matched.groups()
-        growing = None
-        first = process, rest.partition(",")[0].partition(")")[0]
-        result = process, rest.rpartition("= ")[2].partition(" ")[0].strip()
-        if name == "openat" and f'"{netns}"' in rest:
-            pods.add(result)
-            descriptor = descriptor or int(result[1])
-        elif name == "setns":
-            (inside.add if first in pods else inside.discard)(process)
-        elif name == "socket" and "AF_NETLINK" in rest:
-            protocol = next(number for word, number in _PROTOCOLS.items() if word in rest)
-            sockets[result] = next(made), protocol, process in inside
-        elif name == "close":
-            sockets.pop(first, None)
-            pods.discard(first)
-        elif name in ("sendto", "sendmsg") and first in sockets:
-            growing = last[first] = _Send(*sockets[first])
-            sends.append(growing)
-        elif name in ("recvfrom", "recvmsg") and first in last and "nlmsg_len=" in rest:
-            last[first].answers += 1
-            last[first].errors += rest.count("{error=-")
+        parser.feed(line)
+    sends = parser.sends
     if only_netfilter:
         sends = [send for send in sends if send.protocol == _PROTOCOLS["NETLINK_NETFILTER"]]
-    return struct.pack("2I", descriptor, len(sends)) + b"".join(send.packed() for send in sends)
+    return struct.pack("2I", parser.netns_fd, len(sends)) + b"".join(send.packed() for send in sends)
+
+
+class _TraceParser:
+    """Collects the netlink sends of a strace output; a key (process, descriptor) identifies a file."""
+
+    def __init__(self, netns: str) -> None:
+        self.sends: list[_Send] = []
+        self.netns_fd = 0  # the descriptor of the pod's namespace when it was first opened
+        self._netns = netns
+        self._netns_files: set[tuple[str, str]] = set()
+        self._in_pod: set[str] = set()  # processes in the pod's namespace
+        self._sockets: dict[tuple[str, str], tuple[int, int, bool]] = {}
+        self._numbers = itertools.count()
+        self._last: dict[tuple[str, str], _Send] = {}  # by socket
+        self._dumped: _Send | None = None  # the send to which the following lines of hexadecimal belong
+
+    def feed(self, line: str) -> None:
+        """Reads the next line."""
+        if dump := _HEX.match(line):
+            if self._dumped:
+                self._dumped.data += bytes.fromhex(dump[1])
+        elif matched := _CALL.match(line):  # other lines are signals, or "* 20 bytes in buffer 0"
+            self._dumped = None
+            self._feed_call(*matched.groups())
+
+    def _feed_call(self, process: str, name: str, rest: str) -> None:
+        first = process, rest.partition(",")[0].partition(")")[0]
+        result = process, rest.rpartition("= ")[2].partition(" ")[0].strip()
+        if name == "openat" and f'"{self._netns}"' in rest:
+            self._netns_files.add(result)
+            self.netns_fd = self.netns_fd or int(result[1])
+        elif name == "setns":
+            (self._in_pod.add if first in self._netns_files else self._in_pod.discard)(process)
+        elif name == "socket" and "AF_NETLINK" in rest:
+            protocol = next(number for word, number in _PROTOCOLS.items() if word in rest)
+            self._sockets[result] = next(self._numbers), protocol, process in self._in_pod
+        elif name == "close":
+            self._sockets.pop(first, None)
+            self._netns_files.discard(first)
+        elif name in ("sendto", "sendmsg") and first in self._sockets:
+            self._dumped = self._last[first] = _Send(*self._sockets[first])
+            self.sends.append(self._dumped)
+        elif name in ("recvfrom", "recvmsg") and first in self._last and "nlmsg_len=" in rest:
+            self._last[first].answers += 1
+            self._last[first].errors += rest.count("{error=-")
 
 
 def _without_generation(data: bytes) -> bytes:
-    """Returns a batch of nf_tables without the number of the rules' generation, which is another the next time."""
+    """Returns an nf_tables batch without the generation ID of the rule set, which changes with every transaction."""
     if len(data) < _HEADERS:
         return data
     length, kind = struct.unpack_from("IH", data)

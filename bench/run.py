@@ -1,7 +1,6 @@
-"""`make bench`: podwire's files and the reference plugins, side by side, in a network of their own.
+"""`make bench`: measures podwire and the reference plugins side by side, in a separate network namespace.
 
-One rule: no figure without its proof. Both implementations are shown to work before they are timed, and a call that
-fails ends the whole run.
+One rule: only working plugins are timed. Both implementations are verified first, and a call that fails ends the run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import cases, conversation, everything, floors, mappings, page, plot
+from bench import cases, counts, everything, floors, mappings, page, plot
 from bench.everything import Part
 from bench.figures import as_json, ratio_text, timing_table
 from bench.floors import Floors
@@ -28,27 +27,27 @@ _ROUNDS, _QUICK_ROUNDS = 60, 15
 _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
 _QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
-_DISK_BYTES, _DISK_FILES = 480 << 20, 250_000  # for each a crowd of 100,000 leases; from 512 MiB on each took 4 KiB
+_DISK_BYTES, _DISK_FILES = 480 << 20, 250_000  # for 2 x 100,000 leases; from 512 MiB on, mkfs selects blocks of 4 KiB
 _DOCS = binaries.ROOT / "docs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs everything and prints it; returns the exit status."""
+    """Measures, prints the results, and returns the exit status."""
     options = _options(argv)
     directories = (binaries.directory(), binaries.REFERENCE.absolute())
-    absent = [str(path / name) for path in directories for name in _PLUGINS if not (path / name).is_file()]
-    if absent:
-        hint = "`make binaries` builds ours, containernetworking-plugins brings the reference (or REFERENCE=DIRECTORY)"
-        print(f"missing: {', '.join(absent)}\n{hint}", file=sys.stderr)
+    missing = [str(path / name) for path in directories for name in _PLUGINS if not (path / name).is_file()]
+    if missing:
+        fix = "make binaries; apt-get install containernetworking-plugins (or REFERENCE=DIRECTORY)"
+        print(f"missing: {', '.join(missing)}\nfix: {fix}", file=sys.stderr)
         return 2
     if os.geteuid() != 0:
-        print("bench needs root: it makes network namespaces", file=sys.stderr)
+        print("bench needs root: it creates network namespaces", file=sys.stderr)
         return 2
     try:
         rounds = _QUICK_ROUNDS if options.quick else options.rounds
         report = _run(directories, rounds, _chosen(options))
     except (RuntimeError, AssertionError) as error:
-        print(f"\nstopped, since a plugin does not work: {error}", file=sys.stderr)
+        print(f"\nstopped because a plugin does not work: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(report: Mapping[str, Any], docs: Path) -> list[Path]:
-    """Writes the page and the plot, and returns their paths; nothing is written when one of them cannot be made."""
+    """Writes the page and the plot, and returns their paths; writes nothing when one of them cannot be generated."""
     text, drawing = docs / "performance.md", docs / "bench.svg"
     shown, drawn = page.inserted(text.read_text(), page.markdown(report)), plot.svg(report)
     text.write_text(shown)
@@ -70,35 +69,33 @@ def write(report: Mapping[str, Any], docs: Path) -> list[Path]:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"turns of each implementation ({_ROUNDS})")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"rounds per case ({_ROUNDS})")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} turns of the main cases: a first look")
-    about = "measure connections through 1,000 host ports instead of everything else"
-    only.add_argument("--mappings", action="store_true", help=about)
-    about = "only count what each verb says to the kernel, with strace"
-    only.add_argument("--counts", action="store_true", help=about)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file too")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/performance.md and its plot")
+    only.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} rounds of the main cases")
+    only.add_argument("--mappings", action="store_true", help="measure only connections through 1,000 host ports")
+    only.add_argument("--counts", action="store_true", help="only count system calls and messages, with strace")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md and its plot")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     if options.write and (options.mappings or options.quick or options.counts):
-        parser.error("--write writes what a whole run measures")
+        parser.error("--write needs a full run, without --quick, --mappings and --counts")
     return options
 
 
 def _chosen(options: argparse.Namespace) -> Callable[[cases.Subjects, int], dict[str, object]]:
-    ways = {_measure_mappings: options.mappings, _count: options.counts, _measure_main: options.quick}
-    return next((way for way, asked in ways.items() if asked), _measure)
+    measurements = {_measure_mappings: options.mappings, _count: options.counts, _measure_main: options.quick}
+    return next((measurement for measurement, is_set in measurements.items() if is_set), _measure)
 
 
 def _run(
     directories: tuple[Path, Path], rounds: int, measure: Callable[[cases.Subjects, int], dict[str, object]]
 ) -> dict[str, object]:
-    """Measures in a network and on a disk of its own, which end with this process."""
+    """Measures in a separate network namespace and on a separate disk, which end with this process."""
     private_host.enter("/var/lib/cni")
     adopt_orphans()
-    # On a disk, as on a node: leases are files, and a memory file system would flatter those who write many.
+    # A disk, as on a node: on a tmpfs, writing many leases would look faster than it is.
     private_host.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
     gc.disable()
     ours, reference = directories
@@ -110,19 +107,19 @@ def _run(
 
 
 def _measure(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
-    """Runs everything, prints each table, and returns all of it for JSON."""
+    """Measures everything, prints each table, and returns the report for JSON."""
     return {**_report(subjects, rounds, everything.measure), **_count(subjects, rounds)}
 
 
 def _count(subjects: cases.Subjects, _rounds: int) -> dict[str, object]:
-    """Counts what each verb says to the kernel, prints the table, and returns it for JSON."""
-    said = conversation.everything(subjects)
-    _show("What each verb says to the kernel, podwire / reference", conversation.text(said))
-    return {"conversation": [row.as_json() for row in said]}
+    """Counts the system calls and messages of each verb, prints the table, and returns it for JSON."""
+    rows = counts.count_all(subjects)
+    _show("System calls and messages per verb, podwire / reference", counts.text(rows))
+    return {"conversation": [row.as_json() for row in rows]}
 
 
 def _measure_main(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
-    """Runs the main rows only."""
+    """Measures the main rows only."""
     return _report(subjects, rounds, everything.measure_main)
 
 
@@ -135,24 +132,22 @@ def _report(
     for part in measure(subjects, rounds, floors.compiled(_DISK)):
         _show(part.title, part.text())
         groups.setdefault(part.group, []).extend(as_json(row) for row in part.rows)
-        missed += [f"{row.case}: {ratio_text(row.ratio)}, wanted {row.wanted:.2f}" for row in part.rows if row.missed]
-    _show("Missed", "\n".join(missed) or "nothing")
+        missed += [f"{row.case}: {ratio_text(row.ratio)}, target {row.target:.2f}" for row in part.rows if row.missed]
+    _show("Missed targets", "\n".join(missed) or "none")
     return {"about": about, **groups}
 
 
 def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
-    """Runs the case of 1,000 mappings, prints its tables, and returns all of it for JSON."""
+    """Measures connections through 1,000 mappings, prints the table, and returns the report for JSON."""
     about = _about(subjects, rounds)
     rows, notes = mappings.connections(subjects, rounds * mappings.CALLS)
-    _show(
-        "A TCP connection to a host port, until it stands, median and minimum in microseconds", timing_table(rows, "us")
-    )
+    _show("TCP connect() to a host port, median and minimum in microseconds", timing_table(rows, "us"))
     print("\n" + "\n".join(notes))
     return {"about": about, "us": [as_json(row) for row in rows]}
 
 
 def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
-    """Prints what is measured where, and returns it for JSON."""
+    """Prints the conditions of the run, and returns them for JSON."""
     about = {
         "rounds": rounds,
         "kernel": platform.release(),
@@ -162,7 +157,7 @@ def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
     }
     print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
     if os.getloadavg()[0] > _QUIET_LOAD:
-        print("The machine is busy with something else: trust the minima rather than the medians.", flush=True)
+        print("The machine has other load: trust the minima rather than the medians.", flush=True)
     return about
 
 

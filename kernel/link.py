@@ -306,35 +306,24 @@ def set_request(
     `arp_notify` has the kernel announce addresses by gratuitous ARP. A new name takes effect before the link comes up;
     EEXIST when it is used.
     """
-    flags = change = 0
+    values = {"index": link.index, "flags": 0, "change": 0}
     words: list[str] = []
-    attributes: Attributes = []
     for (flag, *states), on in ((_UP, up), (_PROMISC, promisc), (_ALLMULTI, allmulti)):
         if on is not None:
-            flags |= flag * on
-            change |= flag
+            values["flags"] |= flag * on
+            values["change"] |= flag
             words.append(states[on])
-    if mac:
-        attributes.append(("IFLA_ADDRESS", mac))
-        words.append(f"to address {format_mac(mac)}")
-    if mtu:
-        attributes.append(("IFLA_MTU", mtu))
-        words.append(f"to MTU {mtu}")
-    if tx_queue is not None:
-        attributes.append(("IFLA_TXQLEN", tx_queue))
-        words.append(f"to a queue of {tx_queue}")
-    if master:
-        attributes.append(("IFLA_MASTER", master))
-        words.append(f"to be a port of interface {master}")
-    if name:
-        attributes.append(("IFLA_IFNAME", name))
-    if arp_notify:
-        attributes.append(_ARP_NOTIFY)
-        words.append("to announce its addresses")
-    if name:
-        words.append(f'to name "{name}"')
+    settings = (
+        (mac, ("IFLA_ADDRESS", mac), f"to address {format_mac(mac)}"),
+        (mtu, ("IFLA_MTU", mtu), f"to MTU {mtu}"),
+        (tx_queue is not None, ("IFLA_TXQLEN", tx_queue), f"to a queue of {tx_queue}"),
+        (master, ("IFLA_MASTER", master), f"to be a port of interface {master}"),
+        (arp_notify, _ARP_NOTIFY, "to announce its addresses"),
+        (name, ("IFLA_IFNAME", name), f'to name "{name}"'),
+    )
+    attributes: Attributes = [attribute for is_set, attribute, _ in settings if is_set]
+    words += [text for is_set, _, text in settings if is_set]
     description = f'set "{link.name}" {" and ".join(words)}'
-    values = {"index": link.index, "flags": flags, "change": change}
     return Request(description, LinkMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
 
 

@@ -20,9 +20,9 @@ from podwire import networks
 from podwire.networks import Network
 
 UNREAD_FIX = (
-    "a running container needs nothing deleted: restart its pod, or run `podwire del NETWORK NETNS --container-id ID` "
-    "and `podwire add` with the same arguments, which writes the entry anew; delete the file only if the container is "
-    "gone"
+    "if the container is running, do not delete the file: create its pod again, or run `podwire del NETWORK NETNS "
+    "--container-id ID` and `podwire add` with the same arguments, which writes the entry again; delete the file only "
+    "if the container is no longer running"
 )
 
 
@@ -99,10 +99,12 @@ def require_cache(cache_dir: str) -> None:
         os.listdir(directory)
     except FileNotFoundError as error:
         if directory != cache.RESULTS_DIR:
-            hint = "give the runtime's cache with --cache-dir"
-            raise CniError(Code.IO_FAILURE, f"there is no cache: {directory} is missing", hint) from error
+            hint = "set the runtime's cache with --cache-dir"
+            raise CniError(Code.IO_FAILURE, f"the cache {directory} does not exist", hint) from error
     except OSError as error:
-        hint = "call it as root" if isinstance(error, PermissionError) else "give the runtime's cache with --cache-dir"
+        hint = (
+            "run podwire as root" if isinstance(error, PermissionError) else "set the runtime's cache with --cache-dir"
+        )
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {directory}: {error.strerror}", hint) from error
 
 

@@ -26,8 +26,8 @@ _EPILOG = """\
 A container runtime runs this file under the name of a plugin (`podwire list`), with the CNI_* variables set and the
 network configuration on standard input. Under its own name it is the operator's tool.
 
-Exit status: 0 all in order; 1 something is wrong, and the output says what; 2 wrong usage; 3 the command failed
-(permissions, files); 4 nothing wrong was found, but not everything could be inspected (doctor, show, ipam)."""
+Exit status: 0 all in order; 1 a fault, which the output describes; 2 wrong usage; 3 the command failed (permissions,
+files); 4 no fault was detected, but not everything could be inspected (doctor, show, ipam)."""
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:

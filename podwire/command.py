@@ -31,7 +31,7 @@ class Status(IntEnum):
     WRONG = 1  # something is wrong on the node or in a file, and was printed; or a verb failed
     USAGE = 2  # the command line is wrong (argparse's own number)
     FAILED = 3  # the command failed: no permission, no such network, a file that cannot be read
-    INCOMPLETE = 4  # nothing wrong was found, but not everything could be inspected
+    INCOMPLETE = 4  # no fault was detected, but not everything could be inspected
 
 
 def exit_status(*, wrong: bool, complete: bool) -> Status:
@@ -83,7 +83,7 @@ class Command:
 def add_conf_dir(parser: ArgumentParser) -> None:
     """Adds --conf-dir; `conf_dir` reads it."""
     parser.add_argument(
-        "--conf-dir", metavar="DIR", help=f"where the networks are configured ({CONF_DIR}; ${CONF_DIR_VARIABLE})"
+        "--conf-dir", metavar="DIR", help=f"the directory of network configurations ({CONF_DIR}; ${CONF_DIR_VARIABLE})"
     )
 
 
@@ -97,7 +97,7 @@ def add_bin_dir(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bin-dir",
         metavar="DIR[:DIR]",
-        help=f"where the plugins are, first match wins ({BIN_DIR}, then the directories of installed runtimes; "
+        help=f"directories of plugins, the first match wins ({BIN_DIR}, then the directories of installed runtimes; "
         f"${BIN_DIR_VARIABLE})",
     )
 

@@ -4,8 +4,8 @@ One rule: at every moment each name is a complete file, old or new, even if this
 by rename. Before that, the replaced file is kept, and the manifest lists the new one.
 
     <directory>/.podwire-replaced/manifest.json   {"ours": [sha256, ...], "conf": {path: sha256}}
-    <directory>/.podwire-replaced/<name>          what was there before the first installation; later ones <name>~2, ...
-    <directory>/.podwire-new*                     while it works, or left by one that was killed
+    <directory>/.podwire-replaced/<name>          the file before the first installation; later ones <name>~2, ...
+    <directory>/.podwire-new*                     temporary files, also of a killed process
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from podwire.lock import exclusive_lock
 from process import child, files
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
-_PACKAGE = "/var/lib/dpkg/info/podwire.list"  # what dpkg has installed of the Debian package
-_DRAFTS = (".new", ".podwire-new")  # of what is kept, and of the manifest
+_PACKAGE = "/var/lib/dpkg/info/podwire.list"  # the files of the Debian package
+_DRAFTS = (".new", ".podwire-new")  # suffixes of unfinished copies of a kept file, and of the manifest
 _CHUNK_BYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
 _HINTS = {
     errno.EACCES: "this needs root",
     errno.EPERM: "this needs root; a file may also be immutable (lsattr)",
-    errno.EROFS: "it is mounted read-only: choose another directory, which the runtime searches, or remount it",
-    errno.ENOSPC: "make room: the file takes 30 MB once; nothing has been changed",
-    errno.EDQUOT: "make room: the file takes 30 MB once; nothing has been changed",
-    errno.ENOTDIR: "a part of the path is a file",
+    errno.EROFS: "it is mounted read-only: choose another directory that the runtime searches, or remount it",
+    errno.ENOSPC: "free 30 MB there; nothing was changed",
+    errno.EDQUOT: "free 30 MB there; nothing was changed",
+    errno.ENOTDIR: "a component of the path is a file",
     errno.EEXIST: "it is a file; name a directory",
 }
 
 
 @dataclass
 class Manifest:
-    """What is whose: the hashes of all that was installed, and of the configuration files that were written."""
+    """The hashes of the installed executables (`ours`) and of the network files that were written, by path (`conf`)."""
 
     ours: list[str] = field(default_factory=list)
     conf: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Manifest:
 
 @dataclass
 class Directory:
-    """A directory of plugins. With `dry_run` nothing is changed; `actions` describes what was done."""
+    """A directory of plugins. With `dry_run` nothing is changed; `actions` describes the changes."""
 
     path: str
     names: Sequence[str]
@@ -61,7 +61,7 @@ class Directory:
     _hashes: dict[tuple[int, int, int], str] = field(default_factory=dict)
 
     def install(self, program: str) -> None:
-        """Puts `program` under all names; raises CniError(5), CniError(11)."""
+        """Installs `program` under all names; raises CniError(5), CniError(11)."""
         new_hash = self._hash(program)
         with _filesystem_errors(f"install into {self.path}"):
             self._require_regular_files()
@@ -73,7 +73,7 @@ class Directory:
                 self._sweep()
                 todo = [name for name in self.names if self._present(name) != new_hash]
                 if not todo:
-                    self.actions.append(f"nothing to do: {self.path} has this podwire under all its names")
+                    self.actions.append(f"nothing to do: {self.path} already has this podwire under all its names")
                     return
                 fresh = os.path.join(self.path, _NEW)
                 try:
@@ -90,7 +90,7 @@ class Directory:
         """Restores the replaced files and removes podwire's others; other files stay. Raises CniError(5)."""
         with _filesystem_errors(f"uninstall from {self.path}"):
             if not os.path.isdir(self.path):
-                self.actions.append(f"nothing to do: there is no {self.path}")
+                self.actions.append(f"nothing to do: {self.path} does not exist")
                 return
             self._require_regular_files()
             self._refuse_packaged()
@@ -113,7 +113,7 @@ class Directory:
                     os.unlink(link)
 
     def is_current(self, program: str) -> bool:
-        """Returns whether each name is a file equal to `program`; not if one cannot be read."""
+        """Returns whether each name is a file equal to `program`; False if one cannot be read."""
         try:
             new_hash = self._hash(program)
             return all(self._present(name) == new_hash for name in self.names)
@@ -121,7 +121,7 @@ class Directory:
             return False
 
     def manifest(self) -> Manifest:
-        """Reads the manifest, an empty one where there is none; raises CniError(6) for one that is broken."""
+        """Reads the manifest; returns an empty one if there is none, raises CniError(6) for an invalid one."""
         path = os.path.join(self.path, _KEPT, _MANIFEST)
         try:
             return _manifest(positions.loads(files.read(path, gojson.MAX_BYTES)))
@@ -129,33 +129,33 @@ class Directory:
             return Manifest()
         except ValueError as error:
             hint = "move the directory away; what it keeps of others' plugins is in it under their names"
-            raise CniError(Code.DECODING_FAILURE, f"{path} is no manifest of podwire's: {error}", hint) from error
+            raise CniError(Code.DECODING_FAILURE, f"{path} is not a manifest of podwire: {error}", hint) from error
 
     def note(self, manifest: Manifest) -> None:
-        """Writes the manifest, whole or not at all."""
+        """Writes the manifest atomically."""
         directory = os.path.join(self.path, _KEPT)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         text = gojson.dumps({"ours": manifest.ours, "conf": manifest.conf}, indent=2) + "\n"
         write_atomically(os.path.join(directory, _MANIFEST), text.encode())
 
     def _refuse_packaged(self) -> None:
-        """Refuses a directory whose files are the Debian package's: dpkg would miss them, and restore over nothing."""
+        """Refuses a directory with files of the Debian package, which only dpkg may remove; raises CniError(5)."""
         try:
             packaged = files.read(_PACKAGE, gojson.MAX_BYTES).decode(errors="replace").splitlines()
         except (OSError, ValueError):
             return
         if not {os.path.join(self.path, name) for name in self.names}.isdisjoint(packaged):
-            text = f"{self.path} has podwire from its Debian package"
-            raise CniError(Code.IO_FAILURE, text, "apt-get remove podwire: it gives back what was there before")
+            text = f"the files in {self.path} belong to the Debian package podwire"
+            raise CniError(Code.IO_FAILURE, text, "run: apt-get remove podwire, which restores the previous files")
 
     def _plan(self, new_hash: str) -> None:
         for name in self.names:
             present = self._present(name)
-            done = "make" if not present else "leave" if present == new_hash else "replace"
+            done = "create" if not present else "leave" if present == new_hash else "replace"
             self.actions.append(f"{done} {os.path.join(self.path, name)}")
 
     def _keep(self, names: Sequence[str], new_hash: str) -> None:
-        """Notes that `new_hash` is ours from now on, after a link to what others have under each name is kept."""
+        """Keeps a link to each other vendor's file under `names`, then adds `new_hash` to the manifest."""
         manifest = self.manifest()
         directory = os.path.join(self.path, _KEPT)
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -167,10 +167,10 @@ class Directory:
                 self.actions.append(f"replaced {os.path.join(self.path, name)}: it was a damaged podwire")
                 continue
             if kept and self._hash(kept[-1]) == present:
-                continue  # of an installation that was interrupted
+                continue  # kept by an interrupted installation
             place = os.path.join(directory, f"{name}~{_number(kept[-1]) + 1}" if kept else name)
             _link(os.path.join(self.path, name), place, f"{place}.new")
-            self.actions.append(f"kept what was {name}: {place}")
+            self.actions.append(f"kept the previous {name}: {place}")
         _sync(directory)
         if new_hash not in manifest.ours:
             self.note(Manifest([*manifest.ours, new_hash], manifest.conf))
@@ -194,7 +194,7 @@ class Directory:
             if present and present not in ours and not is_damaged(os.path.join(self.path, name)):
                 self.actions.append(f"left {path}: it is not podwire's")
             elif present and kept:
-                self.actions.append(f"put back {path}")
+                self.actions.append(f"restored {path}")
                 if not self.dry_run:
                     os.rename(kept[-1], path)
             elif present:
@@ -214,11 +214,11 @@ class Directory:
         self.actions.append(f"removed {path}" if same else f"left {path}: it was changed since")
 
     def _forget(self) -> None:
-        """Removes the manifest, and the directory of what was kept unless something is left in it."""
+        """Removes the manifest, and the directory of kept files if it is empty."""
         directory = os.path.join(self.path, _KEPT)
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, _MANIFEST))
-        for name in self.names:  # of an installation that was interrupted: the same is under its own name
+        for name in self.names:  # an interrupted installation may have kept a file that is still in place
             for kept in self._kept(name):
                 if self._hash(kept) == self._present(name):
                     os.unlink(kept)
@@ -227,17 +227,17 @@ class Directory:
         except FileNotFoundError:
             pass
         except OSError:
-            self.actions.append(f"left {directory}: older files of others are in it")
+            self.actions.append(f"left {directory}: it has older files of other vendors")
 
     def _kept(self, name: str) -> list[str]:
-        """Returns what was kept under a name, the oldest first; some of them may have been put back."""
+        """Returns the kept files of a name, the oldest first; some of them may have been restored."""
         directory = os.path.join(self.path, _KEPT)
         entries = os.listdir(directory) if os.path.isdir(directory) else []
         kept_names = [one for one in entries if re.fullmatch(rf"{re.escape(name)}(~[1-9][0-9]*)?", one)]
         return sorted((os.path.join(directory, one) for one in kept_names), key=_number)
 
     def _present(self, name: str) -> str:
-        """Returns the hash of what has a name, "" where nothing has it; a symbolic link is what it points to."""
+        """Returns the hash of the file with a name (of a symbolic link, its target), "" if there is none."""
         path = os.path.join(self.path, name)
         return self._hash(path) if os.path.lexists(path) else ""
 
@@ -261,7 +261,7 @@ class Directory:
                     raise CniError(Code.IO_FAILURE, f"{path} is neither a file nor a link", "move it away")
 
     def _sweep(self) -> None:
-        """Removes incomplete files, of this process or of one that was killed."""
+        """Removes temporary files, also those of a killed process."""
         kept = os.path.join(self.path, _KEPT)
         half = [os.path.join(self.path, name) for name in os.listdir(self.path) if name.startswith(_NEW)]
         if os.path.isdir(kept):
@@ -276,10 +276,10 @@ class Directory:
 
 
 def write_atomically(path: str, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file that is there whole or not at all, `mode` at most of its permissions; raises OSError."""
+    """Writes a file atomically, with the permissions `mode` less the umask; raises OSError."""
     draft = f"{path}.podwire-new"
     with suppress(FileNotFoundError):
-        os.unlink(draft)  # of one that was killed
+        os.unlink(draft)  # of a killed process
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(content)
@@ -294,7 +294,7 @@ def write_atomically(path: str, content: bytes, mode: int = 0o644) -> None:
 
 
 def filesystem_error(action: str, error: OSError) -> CniError:
-    """Returns a failure of the file system as an error that says what to do."""
+    """Returns a failed file operation as an error, with a fix if one is known."""
     where = f" ({error.filename})" if error.filename else ""
     msg = f"cannot {action}: {error.strerror}{where}"
     return CniError(Code.IO_FAILURE, msg, _HINTS.get(error.errno or 0, ""))
@@ -317,7 +317,7 @@ def _manifest(body: object) -> Manifest:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copies a program; it is on the disk then."""
+    """Copies a program and writes it to the disk (fsync)."""
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755)
     with open(source, "rb") as reader, open(descriptor, "wb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
@@ -328,12 +328,12 @@ def _copy(source: str, target: str) -> None:
 
 
 def _number(kept: str) -> int:
-    """Returns the number of what was kept under a name: 1, and 2 of "bridge~2"."""
+    """Returns the number of a kept file: 1 for "bridge", 2 for "bridge~2"."""
     return int(kept.rpartition("~")[2]) if "~" in os.path.basename(kept) else 1
 
 
 def _link(source: str, target: str, draft: str) -> None:
-    """Gives a file a second name; where that cannot be, it is copied, and `draft` is its name meanwhile."""
+    """Creates a hard link, or where links are impossible a copy, written as `draft` first."""
     with suppress(FileNotFoundError):
         os.unlink(target)
     try:
@@ -356,16 +356,16 @@ def _link(source: str, target: str, draft: str) -> None:
 
 
 def _try(program: str, names: Sequence[str]) -> None:
-    """Runs the new file in its place before any name leads to it; raises CniError(5)."""
+    """Runs the new file before it is installed under any name; raises CniError(5)."""
     action = f"run {program}"
     try:
         (outcome,) = child.run(child.Command((program, "list"), {}, capture_stderr=True), limit_s=30)
     except OSError as error:
-        hint = "the file system is mounted noexec, or forbids it: choose another directory, or remount it with exec"
-        raise CniError(Code.IO_FAILURE, f"cannot {action}: {error.strerror}; nothing has been changed", hint) from error
+        hint = "the file system may be mounted noexec: choose another directory, or remount it with exec"
+        raise CniError(Code.IO_FAILURE, f"cannot {action}: {error.strerror}; nothing was changed", hint) from error
     if outcome.status or {*outcome.stdout.decode("utf-8", "replace").split(), "podwire"} != {*names}:
-        hint = "install by the executable of dist/bin: ./podwire install"
-        msg = f"{program} does not work here ({outcome.ending}); nothing has been changed"
+        hint = "install with the executable in dist/bin: ./podwire install"
+        msg = f"{program} does not work here ({outcome.ending}); nothing was changed"
         raise CniError(Code.IO_FAILURE, msg, hint)
 
 

@@ -30,8 +30,8 @@ PLUGINS: dict[str, Plugin] = {
     plugin.name: plugin for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, PORTMAP, PTP, STATIC, TUNING)
 }
 
-# The reference whose options these plugins know. nerdctl reads it from firewall's first line, as a semantic version,
-# and asks no other firewall than one from 1.7.1 on to isolate.
+# The release of the reference plugins whose options these plugins support. nerdctl reads it from firewall's first line,
+# as a semantic version, and isolates networks only with a firewall of 1.7.1 or later.
 _REFERENCE = "1.9.1"
 _TOOL = "podwire"
 
@@ -90,7 +90,7 @@ def _name() -> str:
 
 def _operator(name: str, arguments: list[str]) -> int:
     """Runs the operator's tool: the program of every name that is not a plugin's."""
-    if os.environ.get("CNI_COMMAND") and not arguments:  # a runtime, which understands an error object, nothing else
+    if os.environ.get("CNI_COMMAND") and not arguments:  # called by a runtime, which expects an error object
         msg = f"there is no plugin named {name!r} in this file"
         hint = f"the file's name chooses the plugin: link or rename it to one of {', '.join(sorted(PLUGINS))}"
         return skel.write_error(CniError(Code.INVALID_NETWORK_CONFIG, msg, hint), _binary(sys.stdout))

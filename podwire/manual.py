@@ -14,14 +14,14 @@ from podwire.command_tree import CommandNode
 
 _FILES = (
     ("/etc/cni/net.d", "the networks; the first file by name is the pod network of Kubernetes' runtimes"),
-    ("/opt/cni/bin", "the plugins, this file among them under each of its names"),
+    ("/opt/cni/bin", "the plugins; this file is installed there under all its names"),
     ("/var/lib/cni/results", "libcni's cache: every attachment, with its configuration and result"),
     ("/var/lib/cni/networks", "host-local's reservations, a directory for each network"),
 )
 _VARIABLES = (
-    ("NETCONFPATH", "the directory of networks, where --conf-dir is not given"),
-    ("CNI_PATH", "the directories of plugins, where --bin-dir is not given"),
-    ("NO_COLOR", "anything: no colour"),
+    ("NETCONFPATH", "the directory of networks, unless --conf-dir is set"),
+    ("CNI_PATH", "the directories of plugins, unless --bin-dir is set"),
+    ("NO_COLOR", "if set, output has no colour"),
     ("PODWIRE_LOG, PODWIRE_LOG_LEVEL", "where the plugins log to (a file, stderr, journald), and how much"),
 )
 

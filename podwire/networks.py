@@ -186,7 +186,7 @@ def _plugins(fields: Fields, name: str, path: str) -> tuple[Mapping[str, object]
                         raise CniError(Code.DECODING_FAILURE, f"{beside}/{file}: it is not a JSON object")
                     plugins.append(item)
     if not plugins:
-        raise fields.error("plugins", "has no plugin", "list one at least")
+        raise fields.error("plugins", "has no plugin", "list at least one")
     for index, plugin in enumerate(plugins):
         if not isinstance(plugin.get("type"), str) or not plugin["type"]:
             raise fields.error(f"plugins[{index}].type", "is missing", "it is the file name of a plugin")

@@ -214,7 +214,7 @@ def _read(path: str) -> dict[str, object] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}", "call it as root") from error
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}", "run podwire as root") from error
     except (ValueError, RecursionError) as error:
         raise CniError(Code.DECODING_FAILURE, f"{path} is not TOML: {error}", "correct the file") from error
     return document
@@ -226,7 +226,7 @@ def _listed(directory: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}", "call it as root") from error
+        raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}", "run podwire as root") from error
 
 
 def _table(table: Mapping[str, object], name: str) -> Mapping[str, object]:

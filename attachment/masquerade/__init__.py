@@ -1,1 +1,1 @@
-"""IP masquerade of an attachment: traffic that leaves its subnet gets the node's address."""
+"""Masquerading of an attachment: source NAT of traffic that leaves its subnet to the node's address."""

@@ -1,6 +1,6 @@
-"""Both backends of masquerading, and the steps that concern both.
+"""Both backends of masquerading, and the steps of DEL and GC, which use both.
 
-One rule: ADD uses one backend; DEL and GC remove rules from both, whatever the configuration names by then.
+This module removes rules from both backends, since the configuration may have changed since ADD, which uses one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ BACKENDS: Backends[Masquerade] = Backends(
 
 
 def delete(spec: Masquerade, others: tuple[Interface, ...]) -> None:
-    """Removes the attachment's rules from both backends, as `deletions` and `delete_legacy` do; raises CniError."""
+    """Deletes the attachment's rules in both backends, as `deletion_steps` and `delete_legacy` do; raises CniError."""
     run_all(partial(delete_legacy, spec, others), partial(nft.run_steps, deletion_steps(spec, others)))
 
 
 def deletion_steps(spec: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
-    """Returns what removes the attachment's rules by netlink, for nft.each; absent is success, no program is run.
+    """Returns the steps that delete the attachment's rules over netlink, for nft.run_steps; absence is success.
 
-    Its addresses need not be known. `others` are those of the container's other interfaces, whose rules stay.
+    They run no program and do not need the attachment's addresses. `others` are the addresses of the container's other
+    interfaces, whose rules stay.
     """
     chain = chain_name(spec.network, spec.container_id)
     return [
@@ -44,12 +45,12 @@ def deletion_steps(spec: Masquerade, others: tuple[Interface, ...]) -> list[Step
 
 
 def delete_legacy(spec: Masquerade, others: tuple[Interface, ...]) -> None:
-    """Removes the attachment's rules of iptables-legacy, under its host-wide lock; raises CniError(11), CniError."""
+    """Deletes the attachment's rules of iptables-legacy, under its host-wide lock; raises CniError(11), CniError."""
     iptables.delete_legacy(spec, others)
 
 
 def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
-    """Returns the steps that remove, by netlink, this network's rules that belong to no attachment in `valid`."""
+    """Returns the steps that delete, over netlink, the network's rules of attachments that are not in `valid`."""
     kept = _chains(network, valid)
     return [
         lambda socket: iptables_nft.gc(socket, CHAINS, network, kept),
@@ -58,7 +59,7 @@ def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
 
 
 def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
-    """Removes such rules of iptables-legacy; raises CniError."""
+    """Deletes the same rules of iptables-legacy; raises CniError."""
     iptables.gc_legacy(network, _chains(network, valid))
 
 
@@ -75,7 +76,7 @@ def list_legacy_owned_rules() -> list[OwnedRule]:
 
 
 def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
-    """Returns the marks that an attachment's rules may have."""
+    """Returns the marks that an attachment's rules may have, one for each backend."""
     return chain_name(network, attachment.container_id).encode(), nftables.mark_of(network, *attachment)
 
 

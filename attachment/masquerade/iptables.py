@@ -1,14 +1,14 @@
 r"""Masquerading with iptables: for each container and network a chain in table nat, and jumps to it from POSTROUTING.
 
-One rule: names, rules and comments are the reference's, so that either can take away what the other has made.
+This module uses the reference plugins' names, rules and comments, so that either can delete the other's rules.
 
     -A POSTROUTING -s 10.22.0.2/32 -m comment --comment "name: \"net\" id: \"cid\"" -j CNI-2bbe0c48b91a7d1b8a6753a8
     -A CNI-2bbe0c48b91a7d1b8a6753a8 -d 10.22.0.0/16 ... -j ACCEPT
     -A CNI-2bbe0c48b91a7d1b8a6753a8 ! -d 224.0.0.0/4 ... -j MASQUERADE
 
 No rule names the interface: two interfaces of one container on one network share the chain, and only the address in a
-jump tells whose it is. So ADD adds what is missing and leaves every other jump alone; DEL is told which addresses the
-container still has.
+jump shows to which of them it belongs. So ADD creates missing rules and leaves every other jump alone, and DEL keeps
+the jumps from addresses of the container's other interfaces.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _RULE = re.compile(
 
 
 def add(spec: Masquerade) -> None:
-    """Adds what is missing of the chain and of the jumps of `spec.addresses`; nothing is written when all is there.
+    """Creates the missing parts of the chain, and the missing jumps of `spec.addresses`; writes nothing if none is.
 
-    Raises iptables.UnusableError, CniError(11), CniError(999); one family may then have its rules, which `delete`
-    takes away.
+    Raises iptables.UnusableError, CniError(11), CniError(999); one family may then have its rules, and the rollback
+    deletes them.
     """
     chain = chain_name(spec.network, spec.container_id)
 
@@ -49,7 +49,7 @@ def add(spec: Masquerade) -> None:
         comment = _comment(spec)
         lines = [] if f"-N {chain}" in listing else [f"-N {chain}"]
         absent = [rule for rule in exceptions if rule not in _before(masquerade, existing)]
-        if masquerade in existing:  # exceptions stand before it
+        if masquerade in existing:  # exceptions precede it
             lines += [rule.line("-I", comment) for rule in reversed(absent)]
         else:
             lines += [rule.line("-A", comment) for rule in (*absent, masquerade)]
@@ -60,11 +60,11 @@ def add(spec: Masquerade) -> None:
 
 
 def delete_legacy(spec: Masquerade, others: Collection[Interface] = ()) -> None:
-    """Deletes of what iptables-legacy made the jumps of the attachment, and the chain with the last; absent is success.
+    """Deletes the attachment's jumps of iptables-legacy, and the chain with the last jump; absence is success.
 
-    `others` are the addresses of the container's other interfaces. Their jumps stay; all others go, whatever
-    `spec.addresses` are, since such an address is this interface's or was one in a former life of the container.
-    Raises CniError(11), CniError(999).
+    `others` are the addresses of the container's other interfaces: their jumps stay. All other jumps are deleted,
+    whatever `spec.addresses` are: such an address is this interface's, or was before the container was restarted
+    without DEL. Raises CniError(11), CniError(999).
     """
     chain = chain_name(spec.network, spec.container_id)
     kept = _sources(others)
@@ -73,8 +73,8 @@ def delete_legacy(spec: Masquerade, others: Collection[Interface] = ()) -> None:
 
 
 def check(spec: Masquerade) -> None:
-    """Checks that chain, rules and jumps are there; raises CniError(999) naming what is missing, and as `add`."""
-    if _are_there(spec):
+    """Checks that chain, rules and jumps exist; raises CniError(999) with the first missing one, and as `add`."""
+    if _exists_in_nft(spec):
         return
     chain = chain_name(spec.network, spec.container_id)
     for family, listing in iptables.read(_families(spec), TABLE, [ENTRY, chain]).items():
@@ -91,48 +91,48 @@ def check(spec: Masquerade) -> None:
 
 
 def gc_legacy(network: str, kept: Collection[str]) -> None:
-    """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as `delete`.
+    """Deletes the jumps and chains of iptables-legacy that are the network's and not in `kept`; raises CniError.
 
-    What cannot be proven to be the network's stays, and is told of on stderr.
+    Rules that are not provably the network's stay, and are reported on stderr.
     """
     iptables_chains.gc_legacy([CHAINS], network, frozenset(kept))
 
 
 def get_problem() -> str:
-    """Returns "" when IPv4 can be masqueraded with iptables, else what is missing (a host may be without IPv6)."""
+    """Returns why iptables cannot masquerade IPv4, "" if it can; a host may be without IPv6."""
     return iptables.get_problem((4,))
 
 
-def _are_there(spec: Masquerade) -> bool:
-    """Tells whether all rules surely stand in iptables-nft's tables, in the form that we give them; no program is run.
+def _exists_in_nft(spec: Masquerade) -> bool:
+    """Returns whether iptables-nft's tables have all rules in the form that `add` writes; runs no program.
 
-    What is missing, or has another form, the program is to tell.
+    False if a rule has another form: then `check` needs the program.
     """
     families = _families(spec)
     if any(iptables.has_legacy(family, TABLE) for family in families):
         return False
     try:
         with nft.open_socket() as socket:
-            return all(_stand(socket, spec, family) for family in families)
+            return all(_family_exists(socket, spec, family) for family in families)
     except KernelError:
         return False
 
 
-def _stand(socket: NftSocket, spec: Masquerade, family: int) -> bool:
+def _family_exists(socket: NftSocket, spec: Masquerade, family: int) -> bool:
     table, chain = Table(iptables.NFPROTO[family], TABLE), chain_name(spec.network, spec.container_id)
     comment = _comment(spec)
     exceptions, masquerade, jumps = _rules(spec, family)
-    spared, (last, *entries) = (
+    first, (last, *entries) = (
         [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
     )
-    existing = match_lines(family, [*spared, last], nft.list_rules(socket, Chain(table, chain))) or []
-    leading = match_lines(family, entries, nft.list_rules(socket, Chain(table, ENTRY), chain + "\0")) or []
-    return existing[-1:] == [last] and set(spared) == set(existing[:-1]) and set(entries) == set(leading)
+    existing = match_lines(family, [*first, last], nft.list_rules(socket, Chain(table, chain))) or []
+    existing_entries = match_lines(family, entries, nft.list_rules(socket, Chain(table, ENTRY), chain + "\0")) or []
+    return existing[-1:] == [last] and set(first) == set(existing[:-1]) and set(entries) == set(existing_entries)
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """One rule by its meaning: the comment does not count, and a network that is everything is None."""
+    """One rule without its comment; a network is None if it contains every address."""
 
     chain: str
     target: str
@@ -148,13 +148,13 @@ class _Rule:
 
 
 def _rules(spec: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_Rule]]:
-    """Returns what belongs into the chain, traffic that is left as it is and the rest, and the jumps to it."""
+    """Returns the chain's rules for traffic that is not masqueraded, the one that masquerades, and the jumps."""
     chain = chain_name(spec.network, spec.container_id)
-    own = [item for item in spec.addresses if item.version == family]
-    spared = [*(item.network for item in own), *(item for item in spec.exempt if item.version == family)]
-    exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in spared]
+    addresses = [item for item in spec.addresses if item.version == family]
+    exempt = [*(item.network for item in addresses), *(item for item in spec.exempt if item.version == family)]
+    exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in exempt]
     masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
-    jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in own]
+    jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in addresses]
     return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
 
 
@@ -163,12 +163,12 @@ def _families(spec: Masquerade) -> list[int]:
 
 
 def _comment(spec: Masquerade) -> str:
-    """Returns the comment of all rules as iptables quotes it, cut as xt_comment demands."""
+    """Returns the comment of all rules as iptables quotes it, truncated to xt_comment's limit."""
     return quoted(CHAINS.comment(spec.network, spec.container_id))
 
 
 def _parse(listing: list[str]) -> list[_Rule]:
-    """Returns the rules that have the form of ours; other rules are none of them."""
+    """Returns the listed rules that have the form of `_Rule`."""
     existing = []
     for line in listing:
         if match := _RULE.fullmatch(line):
@@ -178,12 +178,12 @@ def _parse(listing: list[str]) -> list[_Rule]:
 
 
 def _before(rule: _Rule, existing: list[_Rule]) -> list[_Rule]:
-    """Returns the rules in front of `rule`: behind it, in its chain, an exception is none."""
+    """Returns the rules before `rule`, all if it is missing: after it, an exception has no effect."""
     return existing[: existing.index(rule)] if rule in existing else existing
 
 
 def _sources(addresses: Iterable[Interface]) -> set[Network | None]:
-    """Returns what a jump may name as the source of an address: the address, or (before 0.7) its whole subnet."""
+    """Returns the networks that a jump may have as its source for an address: the address, before 0.7 its subnet."""
     return {network for item in addresses for network in (as_network(item.ip), item.network)}
 
 

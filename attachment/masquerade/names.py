@@ -1,6 +1,6 @@
-"""What the reference calls things in iptables, on which taking over depends.
+"""The names of the reference plugins' chains for masquerading with iptables.
 
-One rule: pure.
+This module is pure. Equal names allow podwire to replace the reference plugins while pods are running, and back.
 """
 
 from __future__ import annotations

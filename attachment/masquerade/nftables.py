@@ -1,6 +1,7 @@
-"""Masquerade by nftables, with the reference's table, chains, comments and hashes, so that either removes the other's.
+"""Masquerading with nftables, in the table of the reference plugins.
 
-One rule: a verb changes everything in one transaction, and ADD deletes nothing that is right, since deleting is slow.
+This module uses their chains, comments and hashes, so that either can delete the other's rules. A verb makes all its
+changes in one transaction, and ADD keeps correct rules, since deletions are slow.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _ENTRY = (
 _NAMED = re.compile(
     r"(?P<mark>[0-9a-f]{16}-[0-9a-f]{16}), net: (?P<network>[^,]*), if: (?P<ifname>.*), id: (?P<container_id>[^,]*)"
 )
-_AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send buffer
-_NEEDS = "masquerading with nftables needs a kernel that can do NAT in tables of family inet: Linux 5.2 or later"
+_DELETIONS_MAX = 1000  # rules in one transaction: 2,800 fill a socket's send buffer
+_REQUIREMENT = "masquerading with nftables needs a kernel that can do NAT in tables of family inet: Linux 5.2 or later"
 
 
 def add(spec: Masquerade) -> None:
-    """Masquerades an attachment; its own rules that are there already are replaced.
+    """Masquerades an attachment; replaces the rules that it already has.
 
-    Raises CniError(999) with a hint where the kernel cannot do it, KernelError.
+    Raises CniError(999) with a hint if the kernel does not support it, KernelError.
     """
     with nft.open_socket() as socket:
         try:
@@ -53,19 +54,19 @@ def add(spec: Masquerade) -> None:
 
 
 def delete(socket: NftSocket, spec: Masquerade) -> None:
-    """Deletes the rules of an attachment, found by its name alone; absent is success. Raises KernelError."""
-    nft.retry(lambda: _delete(socket, _own(socket, spec)))
+    """Deletes the rules whose comment names the attachment; absence is success. Raises KernelError."""
+    nft.retry(lambda: _delete(socket, _list_attachment_rules(socket, spec)))
 
 
 def check(spec: Masquerade) -> None:
-    """Checks that the attachment is masqueraded; raises CniError(999) for what is missing, KernelError."""
+    """Checks that the attachment's rules exist; raises CniError(999) with the first missing one, KernelError."""
     with nft.open_socket() as socket:
-        wrong = _wrong_way(socket)
-        if wrong:
-            raise _missing(wrong)
-        present = iter(_own(socket, spec))
+        problem = _entry_problem(socket)
+        if problem:
+            raise _missing(problem)
+        existing = iter(_list_attachment_rules(socket, spec))
         for text, expressions in _rules(spec):
-            if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in present):
+            if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in existing):
                 raise _missing(f"rule {text} is missing in chain {_CHECKS}")
 
 
@@ -86,7 +87,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
 
 def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
-    """Returns whose the rules are, each marked as by `mark_of`; raises KernelError."""
+    """Lists the owners of the rules, each with the mark that `mark_of` returns; raises KernelError."""
     existing = []
     for rule in nft.list_rules(socket, _CHECKS):
         comment = rule.comment
@@ -97,12 +98,12 @@ def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
 
 
 def mark_of(network: str, container_id: str, ifname: str) -> bytes:
-    """Returns what the comments of an attachment's rules begin with."""
+    """Returns the start of the comments of an attachment's rules."""
     return _prefix(network, container_id, ifname).encode()
 
 
 def get_problem() -> str:
-    """Tells what the kernel lacks for masquerading this way, "" when nothing; tries it and leaves nothing behind."""
+    """Returns why this kernel cannot masquerade with nftables, "" if it can; tries it without committing the change."""
     try:
         with nft.open_socket() as socket:
             return _problem(socket)
@@ -113,46 +114,46 @@ def get_problem() -> str:
 def _add(socket: NftSocket, spec: Masquerade) -> None:
     requests: list[Request] = []
     (entry,) = nft.get_chains(socket, _POSTROUTING)
-    # How many rules it has is enough here, as nobody else's belong there; CHECK looks at each.
+    # The number of rules is enough here, since other programs add none to this chain; CHECK compares each rule.
     if entry != _POSTROUTING or entry.uses != len(_ENTRY):
         requests += [nft.table_request(_TABLE), nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING)]
-        # Flushed even when it is empty: another first pod may fill it before us.
+        # Flushed even if it was empty: another ADD may have filled it since.
         requests.append(nft.flush_chain_request(_POSTROUTING))
         requests += [nft.rule_request(_POSTROUTING, expressions) for expressions in _ENTRY]
-    requests += map(_deletion, _own(socket, spec))
+    requests += map(_delete_request, _list_attachment_rules(socket, spec))
     userdata = nft_rule.comment_userdata(_comment(spec))
     requests += [nft.rule_request(_CHECKS, expressions, userdata) for _, expressions in _rules(spec)]
     nft.change(socket, *requests)
 
 
-def _wrong_way(socket: NftSocket) -> str:
-    """Tells what is wrong with the way into the chain of rules, "" when nothing."""
+def _entry_problem(socket: NftSocket) -> str:
+    """Returns why packets do not reach the chain of the attachments' rules, "" if they do."""
     (existing,) = nft.get_chains(socket, _POSTROUTING)
     if existing != _POSTROUTING:
         return f"chain {_POSTROUTING} is {'not called for NAT' if existing else 'missing'}"
-    rules = nft.list_rules(socket, _POSTROUTING)  # with the reference, too, nobody else's rules stand here
+    rules = nft.list_rules(socket, _POSTROUTING)
     same = len(rules) == len(_ENTRY) and all(
-        nft_rule.is_same_rule(ours, theirs.expressions) for ours, theirs in zip(_ENTRY, rules, strict=True)
+        nft_rule.is_same_rule(desired, rule.expressions) for desired, rule in zip(_ENTRY, rules, strict=True)
     )
     return "" if same else f"chain {_POSTROUTING} does not have exactly the rules that jump to {_CHECKS.name}"
 
 
 def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
-    for start in range(0, len(rules), _AT_ONCE):
-        nft.change(socket, *map(_deletion, rules[start : start + _AT_ONCE]))
+    for start in range(0, len(rules), _DELETIONS_MAX):
+        nft.change(socket, *map(_delete_request, rules[start : start + _DELETIONS_MAX]))
 
 
-def _deletion(rule: Rule) -> Request:
+def _delete_request(rule: Rule) -> Request:
     return nft.delete_rule_request(_CHECKS, rule)
 
 
-def _own(socket: NftSocket, spec: Masquerade) -> list[Rule]:
+def _list_attachment_rules(socket: NftSocket, spec: Masquerade) -> list[Rule]:
     prefix = _prefix(spec.network, spec.container_id, spec.ifname)
     return [rule for rule in nft.list_rules(socket, _CHECKS, prefix) if rule.comment.startswith(prefix)]
 
 
 def _rules(spec: Masquerade) -> list[tuple[str, bytes]]:
-    """Returns text and expressions of the rules of an attachment, in order."""
+    """Returns the attachment's rules in order, as text for messages and as expressions."""
     rules = []
     for address in spec.addresses:
         ip = "ip" if address.version == 4 else "ip6"
@@ -168,7 +169,7 @@ def _rules(spec: Masquerade) -> list[tuple[str, bytes]]:
 
 
 def _problem(socket: NftSocket) -> str:
-    """Has the kernel try what ADD would make, under the same names: others may have made such a chain otherwise."""
+    """Returns why ADD would fail, "" if it would not; the kernel validates ADD's requests without committing them."""
     rule = nft.rule_request(_CHECKS, nft_rule.masquerade())
     try:
         nft.dry_run(
@@ -179,12 +180,12 @@ def _problem(socket: NftSocket) -> str:
             return str(error)
         if error.errno == errno.EEXIST:
             return f"another program created it with other properties: nft list table inet {_TABLE.name} ({error})"
-        return f"{_NEEDS} ({error})"
+        return f"{_REQUIREMENT} ({error})"
     return ""
 
 
 def _hash(text: str) -> str:
-    """Returns the first 16 hexadecimal digits of the SHA-512 sum, as in the reference's comments."""
+    """Returns the first 16 hexadecimal digits of the SHA-512 sum, as in the reference plugins' comments."""
     return hashlib.sha512(text.encode()).hexdigest()[:16]
 
 
@@ -193,7 +194,7 @@ def _prefix(network: str, container_id: str, ifname: str) -> str:
 
 
 def _comment(spec: Masquerade) -> str:
-    """Returns the comment that names an attachment; nft takes no double quotes in it."""
+    """Returns the comment that names an attachment, without double quotes, which nft does not accept."""
     prefix = _prefix(spec.network, spec.container_id, spec.ifname)
     return f"{prefix}, net: {spec.network}, if: {spec.ifname}, id: {spec.container_id}".replace('"', "")
 

@@ -1,6 +1,6 @@
 """The masquerading options of every plugin with `ipMasq`: their keys, and the steps for a plugin's verbs.
 
-One rule: `parse` reads the options once; rules are removed whatever the options are by then.
+This module reads the options once, in `parse`. It removes rules whatever the options are, since they may have changed.
 """
 
 from __future__ import annotations
@@ -36,63 +36,64 @@ KEYS = (
 
 @dataclass(frozen=True)
 class MasqueradeOptions:
-    """The parsed options: `backend` is "" for any that works; traffic to `exempt` networks is not masqueraded."""
+    """The parsed options: `backend` is "" for the first that works; traffic to `exempt` is not masqueraded."""
 
     backend: str
     exempt: tuple[Network, ...]
 
     def add(self, args: CmdArgs, conf: NetConf, result: Result, sandbox: Sandbox, undo: Undo) -> None:
-        """Masquerades the attachment's addresses in `result`, and pushes the rollback; raises CniError."""
-        spec = self._wanted(args, conf, result)
-        undo.push("remove the masquerade rules", partial(_remove, spec, sandbox.namespace))
+        """Masquerades the attachment's addresses in `result`, and pushes the undo; raises CniError."""
+        spec = self._spec(args, conf, result)
+        undo.push("remove the masquerade rules", partial(_delete, spec, sandbox.namespace))
         backend.BACKENDS.add(spec, self.backend)
 
     def check(self, args: CmdArgs, conf: NetConf, prev_result: Result) -> None:
         """Checks that the attachment is masqueraded; raises CniError(999)."""
-        backend.BACKENDS.check(self._wanted(args, conf, prev_result), self.backend)
+        backend.BACKENDS.check(self._spec(args, conf, prev_result), self.backend)
 
     def repair(self, args: CmdArgs, conf: NetConf, prev_result: Result) -> None:
         """Creates the attachment's missing rules; raises CniError."""
-        spec = self._wanted(args, conf, prev_result)
-        make = partial(backend.BACKENDS.add, spec, self.backend)
-        repair_if_missing("the masquerading", partial(backend.BACKENDS.check, spec, self.backend), make)
+        spec = self._spec(args, conf, prev_result)
+        create = partial(backend.BACKENDS.add, spec, self.backend)
+        repair_if_missing("the masquerading", partial(backend.BACKENDS.check, spec, self.backend), create)
 
     def refuse_unavailable(self) -> None:
         """Raises CniError(50) if no configured backend works."""
         if problem := backend.BACKENDS.get_problem(self.backend):
-            cure = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
-            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', cure)
+            fix = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', fix)
 
-    def _wanted(self, args: CmdArgs, conf: NetConf, result: Result) -> Masquerade:
+    def _spec(self, args: CmdArgs, conf: NetConf, result: Result) -> Masquerade:
         ips = tuple(ip.address for ip in attachment_ips(result, args.ifname, strict=False))
         return Masquerade(conf.name, args.container_id, args.ifname, ips, self.exempt)
 
 
 def parse(conf: NetConf) -> MasqueradeOptions | None:
-    """Reads `ipMasq`, `ipMasqBackend` and `nonMasqueradeCIDRs`, None where nothing is to be masqueraded: CniError(7).
+    """Reads `ipMasq`, `ipMasqBackend` and `nonMasqueradeCIDRs`; returns None without masquerading. Raises CniError(7).
 
-    Without IPAM there is nothing to masquerade.
+    Without IPAM there are no addresses to masquerade.
     """
     fields = conf.fields
-    asked = MasqueradeOptions(fields.string("ipMasqBackend"), _networks(fields, "nonMasqueradeCIDRs"))
+    options = MasqueradeOptions(fields.string("ipMasqBackend"), _networks(fields, "nonMasqueradeCIDRs"))
     if not fields.boolean("ipMasq") or not conf.ipam_type:
         return None
-    if asked.backend not in ("", *_BACKENDS):
+    if options.backend not in ("", *_BACKENDS):
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
-            f'unknown ipmasq backend "{asked.backend}"',
+            f'unknown ipmasq backend "{options.backend}"',
             'set "ipMasqBackend" to "iptables" or "nftables", or leave it out for the one that works',
         )
-    return asked
+    return options
 
 
 def removal_steps(
     args: CmdArgs, conf: NetConf, others: tuple[Interface, ...], *further: Callable[[NftSocket], None]
 ) -> list[Callable[[], None]]:
-    """Returns the steps of a DEL that remove the attachment's rules wherever they are, whatever is configured by now.
+    """Returns the steps of a DEL that delete the attachment's rules in all backends, whatever is configured by now.
 
     `others` are the addresses of the container's other interfaces, whose rules stay; `further` steps share the socket.
-    That takes some 0.3 ms and no process, but for iptables-legacy, which is looked at when masquerading is asked for.
+    The steps take some 0.3 ms and start no process, except for iptables-legacy, which they check only if masquerading
+    may be enabled.
     """
     spec = Masquerade(conf.name, args.container_id, args.ifname)
     legacy = [partial(backend.delete_legacy, spec, others)] if may_be_enabled(conf) else []
@@ -100,12 +101,12 @@ def removal_steps(
 
 
 def remove_rules(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
-    """Removes the rules of an attachment; its interface and addresses are left to DEL."""
+    """Deletes the attachment's rules, but neither its interface nor its addresses."""
     run_all(*removal_steps(args, conf, _others(args), *further))
 
 
 def _others(args: CmdArgs) -> tuple[Interface, ...]:
-    """Returns the addresses of the container's other interfaces, none when its namespace is gone."""
+    """Returns the addresses of the container's other interfaces, none if its namespace does not exist."""
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             return list_other_addresses(sandbox, sandbox.find_link())
@@ -114,22 +115,22 @@ def _others(args: CmdArgs) -> tuple[Interface, ...]:
 
 
 def may_be_enabled(conf: NetConf) -> bool:
-    """Returns whether masquerading may be enabled, also for an `ipMasq` of a wrong type; used by DEL."""
+    """Returns whether masquerading may be enabled, True for an `ipMasq` of a wrong type: for DEL, which accepts it."""
     return conf.fields.has("ipMasq") and conf.fields.raw("ipMasq") is not False
 
 
 def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
-    found = []
+    networks = []
     for index, text in enumerate(fields.strings(key)):
         try:
-            found.append(parse_cidr(text).network)
+            networks.append(parse_cidr(text).network)
         except ValueError:
             hint = 'write it like "10.0.0.0/8"'
             raise fields.error(f"{key}[{index}]", f"is not an address with prefix: {text}", hint) from None
-    return tuple(found)
+    return tuple(networks)
 
 
-def _remove(spec: Masquerade, namespace: Netns) -> None:
+def _delete(spec: Masquerade, namespace: Netns) -> None:
     with Sandbox(namespace, spec.ifname) as sandbox:
         others = list_other_addresses(sandbox, sandbox.find_link())
     backend.delete(spec, others)

@@ -1,6 +1,6 @@
 """The specification of an attachment's masquerading, independent of the backend.
 
-One rule: nothing here touches the kernel.
+This module is pure.
 """
 
 from __future__ import annotations

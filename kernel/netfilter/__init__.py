@@ -1,1 +1,1 @@
-"""The packet filter: nftables over netlink, iptables on top of it, and the connections it tracks."""
+"""The packet filter: nftables over netlink, iptables, and connection tracking."""

@@ -1,6 +1,6 @@
 """The choice between iptables and nftables for a plugin's rules.
 
-One rule: ADD uses one backend and stores nowhere which, so DEL and GC look into both.
+This module does not store which backend ADD used, so DEL and GC remove rules from both.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Backend(Protocol[Desired_contra]):
 
 
 class Backends(Generic[Desired_contra]):
-    """Both backends of one plugin; `hint` is the fix to print where neither works.
+    """Both backends of one plugin; `hint` is the fix to print if neither works.
 
-    Everywhere `name` is "iptables", "nftables", or "" for iptables, or nftables where iptables cannot be used
-    (reference).
+    In all methods `name` is "iptables", "nftables" or "": then iptables, or nftables if iptables cannot be used, as in
+    the reference plugins.
     """
 
     def __init__(self, iptables: Backend[Desired_contra], nftables: Backend[Desired_contra], hint: str) -> None:

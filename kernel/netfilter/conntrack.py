@@ -1,10 +1,10 @@
-"""Connection tracking: finding and deleting the kernel's entries of UDP flows.
+"""Connection tracking: lists and deletes the kernel's entries of UDP flows.
 
-An entry stores the NAT decision of a flow's first packet. As long as it exists the rules are not consulted again;
-with UDP that is as long as packets are sent.
+An entry stores the NAT decision of a flow's first packet. As long as it exists the kernel does not apply the NAT rules
+again; an entry of UDP exists as long as packets are sent.
 
-One rule: an entry is deleted by the whole of its original direction and its number, so that neither another flow nor
-its successor is hit. (A deletion that names no direction empties the whole table.)
+This module deletes an entry by its whole original direction and its number, so that it deletes no other flow's entry,
+nor a later one of the same flow. (A deletion without a direction would empty the whole table.)
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (1, 2))
 _PROTO_NUM, _PROTO_DST_PORT = 1 << 3, 1 << 5  # CTA_FILTER_F_*: net/netfilter/nf_internals.h
 _PORT = struct.Struct("=HHH")  # an attribute's length and type, and a port
 _PORT_TYPE = 3  # CTA_PROTO_DST_PORT
-_AT_ONCE = 100  # each is answered, and 160 answers fill a socket's buffer
+_DELETIONS_MAX = 100  # in one send: the kernel answers each, and 160 answers fill a socket's buffer
 
 
 @dataclass(frozen=True)
 class Flow:
     """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
 
-    `reply_source` is the address and port that its packets are forwarded to, None if the kernel does not report it.
+    `reply_source`: the address and port to which its packets are forwarded, None if the kernel does not report it.
     """
 
     source: Address
@@ -51,10 +51,10 @@ class Flow:
 def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list[Flow]:
     """Lists the UDP flows of IP `version` whose first packet was sent to one of `ports`; raises KernelError.
 
-    `socket` is a netfilter socket. The kernel goes through its whole table: 9 ms where that has 262,144 buckets, as it
-    has by default with 16 GiB. Since Linux 5.8 it sends UDP only, and of one port only when it is one (but of one IP
-    version: it refuses a filter for both). Older ones pass over the filter and send all they have, thousands perhaps,
-    so bytes are looked at before decoding.
+    `socket` is a netfilter socket. The kernel reads its whole table: 9 ms for 262,144 buckets, the default with 16 GiB.
+    Since Linux 5.8 it sends only flows of UDP, and with a single port only flows to it. (It refuses a filter for a port
+    and an IP version.) Older kernels ignore the filter and may send thousands of flows, so this function searches a
+    message's bytes for the ports before it decodes the message.
     """
     flags, filtered = _PROTO_NUM, [("CTA_PROTO_NUM", int(stdlib_socket.IPPROTO_UDP))]
     if len(ports) == 1:
@@ -74,18 +74,18 @@ def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list
         attributes,
         body_filter=lambda message: any(mark in message for mark in marks),
     )
-    entries = filter(None, map(_entry, socket.dump(request)))
+    entries = filter(None, map(_parse_flow, socket.dump(request)))
     return [entry for entry in entries if entry.port in ports and entry.destination.version == version]
 
 
 def delete_flows(socket: Socket, entries: Iterable[Flow]) -> None:
-    """Deletes flows; one that has ended meanwhile is no error. Raises KernelError."""
-    requests = [_deletion(entry) for entry in entries]
-    for start in range(0, len(requests), _AT_ONCE):
-        socket.change(*requests[start : start + _AT_ONCE])
+    """Deletes the entries of flows; a missing entry is success. Raises KernelError."""
+    requests = [_delete_request(entry) for entry in entries]
+    for start in range(0, len(requests), _DELETIONS_MAX):
+        socket.change(*requests[start : start + _DELETIONS_MAX])
 
 
-def _entry(message: DecodedMessage) -> Flow | None:
+def _parse_flow(message: DecodedMessage) -> Flow | None:
     """Returns the flow in a message, None if it is not UDP."""
     direction = message.need_attr("CTA_TUPLE_ORIG")
     addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
@@ -106,11 +106,11 @@ def _entry(message: DecodedMessage) -> Flow | None:
         message.need_attr("CTA_ID"),
         message.get_attr("CTA_ZONE"),
         direction.get_attr("CTA_TUPLE_ZONE"),
-        _answerer(message.get_attr("CTA_TUPLE_REPLY")),
+        _reply_source(message.get_attr("CTA_TUPLE_REPLY")),
     )
 
 
-def _answerer(direction: DecodedMessage | None) -> tuple[Address, int] | None:
+def _reply_source(direction: DecodedMessage | None) -> tuple[Address, int] | None:
     """Returns the source address and port of the replies, None if the message lacks them."""
     if direction is None:
         return None
@@ -122,7 +122,7 @@ def _answerer(direction: DecodedMessage | None) -> tuple[Address, int] | None:
         return None
 
 
-def _deletion(entry: Flow) -> Request:
+def _delete_request(entry: Flow) -> Request:
     version = entry.source.version
     addresses = [
         (f"CTA_IP_V{version}_SRC", entry.source.packed),

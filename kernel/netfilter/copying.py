@@ -1,7 +1,7 @@
 """Copies the packet filter rules of one network namespace into another.
 
-One rule: rules that the node's tools cannot copy are returned as text, never raised, so that a caller who tests in a
-copy of the host knows where the copy differs.
+This module raises no errors for rules that the node's tools cannot copy: it describes them in its result, so that a
+caller who tests in a copy of the host knows where the copy differs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from process.values import dataclass
 
 _DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin")
 _TOOLS = ("iptables", "ip6tables")
-# What iptables-nft keeps in nftables: the programs of iptables print it.
-_OF_IPTABLES = ("filter", "nat", "mangle", "raw", "security")
+# The tables of iptables-nft, which iptables-save prints.
+_IPTABLES_TABLES = ("filter", "nat", "mangle", "raw", "security")
 _LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a namespace: input for each program, and a description of what could not be read."""
+    """The rules of a namespace: input for each program, and descriptions of the rules that could not be read."""
 
     inputs: tuple[tuple[tuple[str, ...], bytes], ...]
     missing: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ def read() -> Rules:
         missing.append("the tables of nftables could not be read")
     for line in (listed or b"").decode("utf-8", "replace").splitlines():
         _, family, name = (*line.split(), "", "", "")[:3]
-        if not (family in ("ip", "ip6") and name in _OF_IPTABLES):
+        if not (family in ("ip", "ip6") and name in _IPTABLES_TABLES):
             table = _run(("nft", "list", "table", family, name), b"")
             if table:
                 inputs.append((("nft", "-f", "-"), table))

@@ -1,11 +1,11 @@
 """iptables: reading and changing rules with its restore programs, at most one process for each family and step.
 
-One rule: decisions depend on exit statuses only, never on texts, which differ between versions and variants.
+This module decides by exit statuses only, never by texts, which differ between versions and variants.
 
-`iptables-restore --noflush` takes "-S CHAIN" beside the lines that change something, so that a process reads any
-number of chains, and another applies any number of changes, all of them or none. Whether it is iptables-legacy or
-iptables-nft behind the name is the host's choice; both are supported. The host may switch while pods run: rules of
-iptables-legacy are then read and changed (`legacy`) by the program that has the variant in its name.
+`iptables-restore --noflush` accepts "-S CHAIN" beside lines that change rules. So one process reads any number of
+chains, and another applies any number of changes, all or none. The host decides whether the program is iptables-legacy
+or iptables-nft; both are supported. The host may switch to another variant while pods run: then the program with the
+variant in its name reads and changes the rules of iptables-legacy (`legacy`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from process.child import Command, Notice, Outcome
 FAMILIES = (4, 6)
 TOOLS = {4: "iptables", 6: "ip6tables"}
 NFPROTO = nft.NFPROTO
-LOCK_WAIT_S = 10  # iptables-legacy's lock, one for the host; the reference waits for it without end
+LOCK_WAIT_S = 10  # for the host's lock of iptables-legacy; the reference plugins have no limit
 
 _PROGRAMS = {version: f"{tool}-restore" for version, tool in TOOLS.items()}
 _LEGACY_PROGRAMS = {version: f"{tool}-legacy-restore" for version, tool in TOOLS.items()}
@@ -39,16 +39,16 @@ _DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr
 # variables are not passed, nor any that could make a program load other code.
 _VARIABLES = ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR")
 LOCK = "/run/xtables.lock"
-_LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that takes longer hangs
-_SAID_CHARACTERS = 500
-_TRIES = 10  # iptables-nft: a conflict takes another program that commits within the same milliseconds
+_LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that runs longer hangs
+_STDERR_CHARACTERS_MAX = 500
+_TRIES = 10  # of iptables-nft, which fails if another program commits within the same milliseconds
 
 # Exit statuses (iptables: enum xtables_exittype in xtables.h).
 _REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
 
 
 class _ProgramOutcome(NamedTuple):
-    """How a program ended, with its name for messages."""
+    """A program's name, for messages, and its outcome."""
 
     program: str
     outcome: Outcome
@@ -75,14 +75,13 @@ def read(
 ) -> dict[int, list[str]]:
     """Returns what `-S` prints of the `chains`, for each of the `families` (4, 6): -P or -N lines, then -A lines.
 
-    The first chain must be a built-in one; of the others, those behind one that is missing are not listed. Without
-    `chains` it is the whole table, with `legacy` that of iptables-legacy. Raises CniError(11) when the lock is not had,
-    UnusableError.
+    The first chain must be built-in; chains after a missing one are not listed. Without `chains` this lists the whole
+    table, with `legacy` that of iptables-legacy. Raises CniError(11) if another program keeps the lock, UnusableError.
     """
     lines = [f"-S {chain}" for chain in chains] or ["-S"]
     listings = {}
     for family, (listing, ended) in _listed(dict.fromkeys(families, lines), table, legacy=legacy).items():
-        # A built-in chain can be listed wherever there is an iptables that works.
+        # Any working iptables can list a built-in chain.
         start = f"-P {chains[0]} " if chains else "-P "
         if not listing[0].startswith(start):
             raise _unusable(ended)
@@ -93,10 +92,10 @@ def read(
 def list_chains(
     chains: Mapping[int, Sequence[str]], table: str, checks: Mapping[int, Sequence[str]] | None = None
 ) -> dict[int, list[str]]:
-    """Returns what `-S` prints of each family's chains, of the whole table when there are none, and of its checks.
+    """Returns what `-S` prints of each family's chains, or of the whole table without chains.
 
-    Those are lines like "-C CHAIN -j ACCEPT"; what stands behind one that is refused is not printed.
-    Raises RefusedError for a chain that is not there, or has a rule that iptables cannot express, and else as `read`.
+    `checks` are further lines like "-C CHAIN -j ACCEPT"; the program does not process the lines after a refused one.
+    Raises RefusedError for a missing chain, or one with a rule that iptables cannot express, otherwise as `read`.
     """
     lines = {family: [f"-S {chain}" for chain in items] or ["-S"] for family, items in chains.items()}
     for family, further in (checks or {}).items():
@@ -115,13 +114,12 @@ def list_chains(
 def apply(changes: Mapping[int, Sequence[str]], table: str, description: str, *, legacy: bool = False) -> None:
     """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `description` is for errors.
 
-    Where it can be done without the programs (kernel.netfilter.iptables_direct), it is. With `legacy` iptables-legacy
-    applies them.
-    Raises RefusedError, UnusableError, CniError(11) when the lock is not had, CniError(999). When one family fails,
-    another may have been changed.
+    Uses netlink if possible (kernel.netfilter.iptables_direct), otherwise the programs; with `legacy` iptables-legacy.
+    Raises RefusedError, UnusableError, CniError(11) if another program keeps the lock, CniError(999). If one family
+    fails, the other may have been changed.
     """
     if record.is_dry_run():
-        record.change(*_words(changes, table))
+        record.change(*_shell_commands(changes, table))
         return
     programs = {family: _find(family, legacy=legacy) for family, lines in changes.items() if lines}
     done = iptables_direct.apply_by_netlink(changes, table, programs)
@@ -129,7 +127,9 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, description: str, *,
     ended = _run(texts, legacy=legacy)
     failed = {family: one for family, one in ended.items() if one.outcome.status}
     if record.is_recording():
-        record.change(*_words({family: lines for family, lines in changes.items() if family not in failed}, table))
+        record.change(
+            *_shell_commands({family: lines for family, lines in changes.items() if family not in failed}, table)
+        )
     for family, one in failed.items():
         raise _failure(description, family, one)
 
@@ -142,7 +142,7 @@ def is_accepted(family: int, table: str, lines: Sequence[str]) -> bool:
 def get_candidate_families(families: Iterable[int], table: str, chain: str) -> set[int]:
     """Returns those of `families` whose `table` may contain `chain`, according to the kernel; runs no program.
 
-    iptables-nft's tables are nftables tables of the same names. Of iptables-legacy only the tables are known.
+    iptables-nft's tables are nftables tables of the same names. The kernel lists tables of iptables-legacy, not chains.
     """
     requested = list(families)
     legacy = {family for family in requested if has_legacy(family, table)}
@@ -157,8 +157,8 @@ def get_candidate_families(families: Iterable[int], table: str, chain: str) -> s
 def has_legacy(family: int, table: str) -> bool:
     """Returns whether iptables-legacy has created `table` for a family; if that is unreadable, whether it may have.
 
-    `unshare -Urn` makes a network before its user has a name in it: then the kernel's list is the host's root's. Only
-    the host's own program counts there: another would make the table just by listing it.
+    After `unshare -Urn` the kernel's list belongs to the host's root and is unreadable. Then the answer is whether the
+    host's program is iptables-legacy; running it would create the table.
     """
     try:
         return table in _legacy_tables(family)
@@ -178,9 +178,9 @@ def get_legacy_families(table: str) -> list[int]:
 
 
 def get_problem(families: Iterable[int], table: str = "nat", chain: str = "POSTROUTING") -> str:
-    """Returns "" when a table can be used for all `families`, else what is missing; one process for each.
+    """Returns why a table cannot be used for all `families`, "" if it can; runs one process for each family.
 
-    `chain` is one that is built in.
+    `chain` is a built-in chain.
     """
     try:
         read(families, table, [chain])
@@ -189,7 +189,7 @@ def get_problem(families: Iterable[int], table: str = "nat", chain: str = "POSTR
     return ""
 
 
-def _words(changes: Mapping[int, Sequence[str]], table: str) -> Iterator[str]:
+def _shell_commands(changes: Mapping[int, Sequence[str]], table: str) -> Iterator[str]:
     """Yields the lines as commands for a shell."""
     for family, lines in changes.items():
         yield from (f"{TOOLS[family]} -t {table} {line}" for line in lines)
@@ -214,9 +214,9 @@ def _listed(
     for family, ended in _run(texts, legacy=legacy).items():
         if ended.outcome.status not in (0, _REFUSED):
             raise _unusable(ended)
-        said = ended.outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
-        # An empty answer has a first line, too; a word alone is none of -P, -N and -A, which name a chain.
-        existing[family] = [line for line in said if len(line.split(maxsplit=1)) != 1] or [""], ended
+        printed = ended.outcome.stdout.decode("utf-8", "surrogateescape").split("\n")
+        # Lines of one word are not -P, -N or -A lines, which name a chain; an empty listing has one empty line.
+        existing[family] = [line for line in printed if len(line.split(maxsplit=1)) != 1] or [""], ended
     return existing
 
 
@@ -225,9 +225,9 @@ def _document(table: str, lines: Sequence[str]) -> bytes:
 
 
 def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dict[int, _ProgramOutcome]:
-    """Runs the programs side by side; those whose resources were busy again, as long as one may wait for the lock.
+    """Runs the programs in parallel; runs those with a resource problem again until the time for the lock is over.
 
-    They die with this process: a program that waits for the lock must not commit after a later DEL.
+    The kernel kills them when this process ends: a program that waits for the lock must not commit after a later DEL.
     """
     if not texts:
         return {}
@@ -252,7 +252,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
             raise UnusableError(Code.INTERNAL, f"cannot run {', '.join(names)}: {error.strerror}", "") from error
         ended.update(zip(busy, map(_ProgramOutcome, names, outcomes), strict=True))
         conflict = any(one.outcome.status == _RESOURCE_PROBLEM for one in ended.values())
-        if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions count in whole seconds
+        if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions round to whole seconds
             raise CniError(
                 Code.TRY_AGAIN_LATER,
                 f"iptables is held by another program for {LOCK_WAIT_S} s, try again later",
@@ -264,7 +264,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
 
 
 def _notice(names: Sequence[str]) -> Notice:
-    """Returns the notice to print while programs run long, as they do while another process holds their lock."""
+    """Returns the notice to print when programs run long, since another process may hold their lock."""
     return Notice(locks.NOTICE_S, lambda: locks.report_wait(", ".join(names), _lock()))
 
 
@@ -288,8 +288,8 @@ def _command(family: int, text: bytes, options: tuple[str, ...], *, legacy: bool
 def _find(family: int, *, legacy: bool = False) -> str:
     """Returns the path of a family's program or "".
 
-    With `legacy` it is iptables-legacy's: the host's program, unless that is known to be iptables-nft's, then the one
-    that has the variant in its name.
+    With `legacy` it is iptables-legacy's: the host's program, or, if that is known to be iptables-nft's, the program
+    with the variant in its name.
     """
     program = _installed(_PROGRAMS[family])
     if legacy and (not program or iptables_direct.is_nft(program)):
@@ -298,7 +298,7 @@ def _find(family: int, *, legacy: bool = False) -> str:
 
 
 def _installed(name: str) -> str:
-    """Returns the path of a program or ""; runtimes start plugins with a PATH without sbin, or with none."""
+    """Returns the path of a program or ""; runtimes start plugins with a PATH without sbin, or without PATH."""
     for directory in (*os.environ.get("PATH", "").split(":"), *_DIRECTORIES):
         path = f"{directory}/{name}"
         if directory.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -310,26 +310,26 @@ def _unusable(ended: _ProgramOutcome) -> UnusableError:
     return UnusableError(
         Code.INTERNAL,
         f"{ended.program} cannot be used: {ended.outcome.ending}",
-        _said(ended.outcome) or "does the kernel have the tables that iptables needs?",
+        _stderr_text(ended.outcome) or "does the kernel have the tables that iptables needs?",
     )
 
 
 def _unlisted(chain: str, ended: _ProgramOutcome) -> RefusedError:
     msg = f"{ended.program} does not list chain {chain}: {ended.outcome.ending}"
-    return RefusedError(Code.INTERNAL, msg, _said(ended.outcome) or "does `iptables-save` list it?")
+    return RefusedError(Code.INTERNAL, msg, _stderr_text(ended.outcome) or "does `iptables-save` list it?")
 
 
 def _failure(description: str, family: int, ended: _ProgramOutcome) -> CniError:
-    status, said = ended.outcome.status, _said(ended.outcome)
+    status, text = ended.outcome.status, _stderr_text(ended.outcome)
     if status == _VERSION_PROBLEM:
         return _unusable(ended)
     msg = f"failed to {description}: {ended.program} ended with {ended.outcome.ending}"
     if status == _PARAMETER_PROBLEM:
-        return LineSyntaxError(family, Code.INTERNAL, msg, said)
-    return (RefusedError if status == _REFUSED else CniError)(Code.INTERNAL, msg, said)
+        return LineSyntaxError(family, Code.INTERNAL, msg, text)
+    return (RefusedError if status == _REFUSED else CniError)(Code.INTERNAL, msg, text)
 
 
-def _said(outcome: Outcome) -> str:
-    """Returns what the program wrote on stderr, in one line, the beginning of it when it is long."""
-    said = " ".join(outcome.stderr.decode("utf-8", "replace").split())
-    return said if len(said) <= _SAID_CHARACTERS else f"{said[:_SAID_CHARACTERS]} ..."
+def _stderr_text(outcome: Outcome) -> str:
+    """Returns what the program wrote to stderr in one line, truncated if it is long."""
+    text = " ".join(outcome.stderr.decode("utf-8", "replace").split())
+    return text if len(text) <= _STDERR_CHARACTERS_MAX else f"{text[:_STDERR_CHARACTERS_MAX]} ..."

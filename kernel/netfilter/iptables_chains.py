@@ -1,9 +1,8 @@
 """Container chains in table nat, as the reference plugins create them: one per container and network, and jumps to it.
 
-One rule: a chain belongs to a container if its name follows from network and container; a jump's comment names both,
-and proves nothing by itself.
-
-This module handles the text of iptables' programs; kernel.netfilter.iptables_nft does the same over netlink.
+This module reads and writes the text of iptables' programs; kernel.netfilter.iptables_nft does the same over netlink.
+Both treat a chain as a container's only if its name is the hash of network and container. A jump's comment names both,
+but alone proves nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
 
 _NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
-_ROUNDS = 10  # a try fails when another process changes a chain between our read and our write
+_TRIES = 10  # a try fails if another process changes a chain between read and write
 _OWNER = re.compile(r'"(?:\w+ )?name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
 
 Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply
@@ -31,7 +30,7 @@ Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to
 
 @dataclass(frozen=True)
 class ContainerChains:
-    """One kind of such chains: `entry` has the jumps, the names start with `start`, comments with `comment_start`.
+    """One kind of container chains: `entry` has the jumps, names start with `start`, comments with `comment_start`.
 
     `what` is for messages: "masquerade", "host port".
     """
@@ -42,27 +41,27 @@ class ContainerChains:
     what: str
 
     def name(self, network: str, container_id: str) -> str:
-        """Returns the name of a container's chain (reference: FormatChainName, MustFormatChainNameWithPrefix)."""
+        """Returns the name of a container's chain (FormatChainName of the reference plugins)."""
         return (self.start + hashlib.sha512((network + container_id).encode()).hexdigest())[:_NAME_MAX]
 
     def comment(self, network: str, container_id: str = "") -> str:
-        """Returns the comment of a container's rules, or what the comments of a network's rules begin with."""
+        """Returns the comment of a container's rules, or the start of the comments of a network's rules."""
         start = f'{self.comment_start}name: "{network}" id: '
         return f'{start}"{container_id}"'[:COMMENT_BYTES] if container_id else start
 
 
 def quoted(text: str) -> str:
-    """Returns a word as iptables-restore takes it and iptables lists it: any printable text is one argument."""
+    """Returns a text as one quoted argument, as iptables-restore reads it and iptables lists it."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def deletion_lines(rules: Iterable[str]) -> list[str]:
-    """Returns the lines that delete listed rules, in iptables' own words."""
+    """Returns the lines that delete listed rules."""
     return ["-D" + line.removeprefix("-A") for line in rules]
 
 
 def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
-    """Returns the rules of chain `entry` that lead to `chain`."""
+    """Returns the rules of chain `entry` that jump to `chain`."""
     return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
 
 
@@ -71,7 +70,7 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
 
     Raises as kernel.netfilter.iptables.apply.
     """
-    for tries_left in reversed(range(_ROUNDS)):
+    for tries_left in reversed(range(_TRIES)):
         present = iptables.get_candidate_families(families, TABLE, chain)
         listings = iptables.read(present, TABLE, list(dict.fromkeys((kind.entry, chain))))
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
@@ -82,18 +81,18 @@ def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Pla
 def change_legacy(table: str, plan: Plan, description: str) -> None:
     """Applies a plan with iptables-legacy, in the families where it has created `table`; `plan` gets the whole table.
 
-    Retries if the rules changed in between. Without its program nothing is done.
+    Retries if the rules changed in between. Does nothing if the program is not installed.
     Raises as kernel.netfilter.iptables.apply.
     """
     families = iptables.get_legacy_families(table)
-    for tries_left in reversed(range(_ROUNDS if families else 0)):
+    for tries_left in reversed(range(_TRIES if families else 0)):
         listings = iptables.read(families, table, legacy=True)
         if apply_plan(table, listings, plan, description, may_fail=tries_left > 0, legacy=True):
             return
 
 
 def missing_error(description: str, what: str, version: int) -> CniError:
-    """Returns (does not raise) CHECK's error for a chain or a rule that is not there."""
+    """Returns (does not raise) CHECK's error for a missing chain or rule."""
     return CniError(
         Code.INTERNAL,
         f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
@@ -118,9 +117,9 @@ def apply_plan(
 def delete_legacy(
     chains: Mapping[str, ContainerChains], description: str, stays: Callable[[str], object] = lambda jump: False
 ) -> None:
-    """Deletes of what iptables-legacy made the jumps to `chains`, and each chain with the last of them.
+    """Deletes the jumps of iptables-legacy to `chains`, and each chain with its last jump.
 
-    Jumps for which `stays` is true remain. Absence is fine; a chain to which something else jumps stays, empty, and is
+    Keeps jumps for which `stays` is true. Absence is success; a chain to which another rule jumps stays, empty, and is
     reported on stderr. Raises as kernel.netfilter.iptables.apply.
     """
     change_legacy(TABLE, lambda family, listing: removal_lines(chains, listing, stays), description)
@@ -129,29 +128,29 @@ def delete_legacy(
 def removal_lines(
     chains: Mapping[str, ContainerChains], listing: list[str], stays: Callable[[str], object] = lambda jump: False
 ) -> list[str]:
-    """Returns the lines that delete the jumps to `chains`, and each chain with the last of them, as `delete_legacy`."""
+    """Returns the lines that delete the jumps to `chains`, and each chain with its last jump, as `delete_legacy`."""
     lines = []
     for chain, kind in chains.items():
         jumps = jump_lines(kind.entry, chain, listing)
-        gone = [line for line in jumps if not stays(line)]
-        last = len(gone) == len(jumps) and f"-N {chain}" in listing
-        lines += deletion_lines(gone) + (_removal(kind, chain, listing) if last else [])
+        removed = [line for line in jumps if not stays(line)]
+        last = len(removed) == len(jumps) and f"-N {chain}" in listing
+        lines += deletion_lines(removed) + (_removal(kind, chain, listing) if last else [])
     return lines
 
 
 def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[str]) -> None:
-    """Deletes of what iptables-legacy made the jumps and chains of `network` that are not `kept`; raises as above.
+    """Deletes the jumps and chains of iptables-legacy that are the network's and not in `kept`; raises as above.
 
-    A jump is the network's when its comment names network and container and its chain is the one that follows from
-    both. Where the comment was cut this cannot be proven: such jumps stay, and their number is reported on stderr.
+    A jump is the network's if its comment names network and container and the name of its chain is the hash of both.
+    A truncated comment proves nothing: such jumps stay, and their number is reported on stderr.
     """
 
     def stale(family: int, listing: list[str], kind: ContainerChains) -> list[str]:
         mark = quoted(kind.comment(network))[:-1]
         entries = [line for line in listing if line.startswith(f"-A {kind.entry} ")]
-        own_lines = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
-        chains = dict.fromkeys(chain for line in own_lines if (chain := _proven_chain(kind, line)))
-        if doubtful := [line for line in own_lines if chains.keys().isdisjoint(line.split())]:
+        network_lines = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
+        chains = dict.fromkeys(chain for line in network_lines if (chain := _proven_chain(kind, line)))
+        if doubtful := [line for line in network_lines if chains.keys().isdisjoint(line.split())]:
             report_unproven(len(doubtful), kind, network)
         lines = []
         for chain in chains:
@@ -167,7 +166,7 @@ def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[
 def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list[tuple[OwnedRule, str]]:
     """Lists the owners of iptables-legacy's jumps to such chains, with their lines; raises CniError.
 
-    Names are set only if the chain's name proves them, see `gc_legacy`. One program is run where there is such a table.
+    Names are set only if the chain's name proves them, see `gc_legacy`. Runs one program if there is such a table.
     """
     families = iptables.get_legacy_families(TABLE)
     listed = [
@@ -195,12 +194,12 @@ def report_unproven(number: int, kind: ContainerChains, network: str) -> None:
 
 
 def report_emptied_chain(chain: str) -> None:
-    """Reports on stderr a chain that could only be emptied."""
+    """Reports on stderr a chain that was flushed but could not be deleted."""
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
 def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[str]:
-    """Returns the lines that delete a chain once its jumps are gone, or empty it when something else leads there."""
+    """Returns the lines that delete a chain without jumps, or flush it if another rule jumps there."""
     ends = (f" -j {chain}", f" -g {chain}")
     if any(line.endswith(ends) and not line.startswith(f"-A {kind.entry} ") for line in listing):
         report_emptied_chain(chain)

@@ -1,10 +1,10 @@
-"""Writes and finds iptables-nft's rules over netlink, without running a program.
+"""Creates and recognises iptables-nft's rules over netlink, without running a program.
 
 A program takes some 2.5 ms, a transaction a tenth of that. The kernel's rules are the same, byte for byte, so an
-existing rule is found by comparing it with the bytes that would be written.
+existing rule is recognised by comparing it with the bytes that would be written.
 
-One rule: only additions to tables that the program has created are written here, and only if the host's programs are
-iptables-nft's. In all other cases, and after any failure, the program runs and reports the error.
+This module only adds to tables that the program has created, and only if the host's programs are iptables-nft's. In all
+other cases, and after any failure, the program runs and reports the error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kernel.netfilter.iptables_rule import ParsedLine, parse_line
 from kernel.netfilter.nft import Chain, Hook, Rule, Table
 from kernel.rtnl import Request
 
-_LINES_MAX = 60  # of a family: with more, translating them takes longer than the program, which is quick once it runs
-_LINKS_MAX = 40  # as the kernel
-_PROGRAM = "xtables-nft-multi"  # what the names of iptables-nft's programs are links to
-# Where the program has the chains that it makes: NF_INET_* and priorities (nftables' names: dstnat, srcnat, filter).
+_LINES_MAX = 60  # of a family; parsing more takes longer than running the program
+_LINKS_MAX = 40  # the kernel's limit
+_PROGRAM = "xtables-nft-multi"  # the target of the links that are iptables-nft's programs
+# The hooks of the chains that the program creates: NF_INET_* and priorities (nftables' names: dstnat, srcnat, filter).
 _BUILT_IN = {
     ("nat", "PREROUTING"): Hook("nat", 0, -100),
     ("nat", "INPUT"): Hook("nat", 1, 100),
@@ -34,9 +34,9 @@ _BUILT_IN = {
 
 
 def apply_by_netlink(changes: Mapping[int, Sequence[str]], table: str, programs: Mapping[int, str]) -> frozenset[int]:
-    """Applies the lines of all families that can be written over netlink, all or none; returns those families.
+    """Applies the lines of the families that netlink allows, all or none; returns those families.
 
-    `changes` are by IP version as netfilter.iptables.apply takes them, `programs` the paths of the families' programs.
+    `changes` as for netfilter.iptables.apply, by IP version; `programs` are the paths of the families' programs.
     """
     requests: list[Request] = []
     built_in: list[Chain] = []
@@ -68,8 +68,8 @@ def apply_by_netlink(changes: Mapping[int, Sequence[str]], table: str, programs:
 class LineMatcher:
     """Recognises lines of one IP version among the existing rules of a chain.
 
-    A rule in a form that another version of the program gives it is not recognised, nor one whose line is not
-    translated. A line is translated when it is its turn to be compared.
+    Does not recognise rules in the form of another version of the program, nor lines that parse_line() does not know.
+    A line is parsed when it is first compared.
     """
 
     def __init__(self, version: int, lines: Iterable[str]) -> None:
@@ -93,18 +93,18 @@ def match_lines(version: int, lines: Sequence[str], rules: Iterable[Rule]) -> li
     """Returns the `lines` that equal a chain's rules, in the rules' order; None if a rule is not recognised."""
     if len(lines) > _LINES_MAX:
         return None
-    known = LineMatcher(version, lines)
-    matched = [known.line(rule) for rule in rules]
+    matcher = LineMatcher(version, lines)
+    matched = [matcher.line(rule) for rule in rules]
     return matched if all(matched) else None
 
 
 def is_nft(program: str) -> bool:
-    """Returns whether a program is iptables-nft's; a wrapper script counts as no."""
+    """Returns whether a program is iptables-nft's; False for a wrapper script."""
     path = program
     try:
         for _ in range(_LINKS_MAX):
             path = os.path.join(os.path.dirname(path), os.readlink(path))
-    except OSError:  # no link any more
+    except OSError:  # not a link: the end of the chain
         return os.path.basename(path) == _PROGRAM
     return False
 

@@ -1,10 +1,10 @@
 """Renders simple rules of iptables-nft as `iptables -S` lists them, from netlink, without a program.
 
-One rule: a rule is rendered only if every part is known. For other matches, options or forms the result is "", and the
+This module renders a rule only if it knows every part. For other matches, options or forms the result is "", and the
 caller runs the program.
 
-Simple is a rule that names addresses (not networks), interfaces, a comment and the states RELATED and ESTABLISHED, and
-that ends in ACCEPT, DROP, RETURN, a chain, or nothing.
+A simple rule matches addresses (not networks), interfaces and the states RELATED and ESTABLISHED, may have a comment,
+and ends in ACCEPT, DROP, RETURN, a jump, or no target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernel.netfilter import nft_expression as expression
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import Rule
 
-_PLAIN = re.compile(r"[-\w]+", re.ASCII)  # what iptables lists without quotes
+_PLAIN = re.compile(r"[-\w]+", re.ASCII)  # a word that iptables lists without quotes
 _ESCAPED = re.compile(r"""(["'\\])""")
 _NUMBER = struct.Struct(">i")
 _FIELDS = {4: {(12, 4): "-s", (16, 4): "-d"}, 6: {(8, 16): "-s", (24, 16): "-d"}}  # of the IP header, by version
@@ -28,19 +28,19 @@ _VERDICTS = {0: "DROP", 1: "ACCEPT", -5: "RETURN"}  # linux/netfilter/nf_tables.
 _JUMP = -3
 _COMMENT, _STATES = ("comment", 0), ("conntrack", 3)  # extensions and their revisions
 # struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h): match_flags, invert_flags, state_mask, status_mask.
-_ANSWERS = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
-_ANSWERS_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
+_ESTABLISHED = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
+_ESTABLISHED_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 
 
 def render_comment(text: str) -> str:
-    """Returns the match for a comment as iptables lists it, and takes it: any printable text is one word."""
+    """Returns the match for a comment as iptables lists and reads it: any printable text is one word."""
     word = text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escaped, text)}"'
     return f"-m comment --comment {word}"
 
 
 def render_line(chain: str, rule: Rule, version: int) -> str:
     """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" if any part is unknown."""
-    loaded, end, understood = "", "", ""
+    loaded, end, text = "", "", ""
     rendered: dict[str, str] = {}
     matches = []
     for name, attributes in _expressions(rule.expressions):
@@ -50,20 +50,20 @@ def render_line(chain: str, rule: Rule, version: int) -> str:
             return ""
         if name in ("payload", "meta") and not loaded:
             loaded = _loaded(name, attributes, version)
-            understood = "" if loaded in rendered else loaded
+            text = "" if loaded in rendered else loaded
         elif name == "cmp" and loaded:
-            understood = rendered[loaded] = _compared(loaded, attributes)
+            text = rendered[loaded] = _compared(loaded, attributes)
             loaded = ""
         elif name == "match":
-            understood = _match(attributes)
-            matches.append(understood)
+            text = _match(attributes)
+            matches.append(text)
         else:
-            understood = end = _verdict(attributes) if name == "immediate" else ""
-        if not understood:
+            text = end = _verdict(attributes) if name == "immediate" else ""
+        if not text:
             return ""
     if loaded:
         return ""
-    if rule.comment:  # as newer versions keep it
+    if rule.comment:  # newer versions store comments this way
         matches.append(render_comment(rule.comment))
     return " ".join(
         (f"-A {chain}", *(rendered[key] for key in _ORDER if key in rendered), *matches, *filter(None, [end]))
@@ -98,7 +98,7 @@ def _loaded(name: str, attributes: dict[int, bytes], version: int) -> str:
 
 
 def _compared(option: str, attributes: dict[int, bytes]) -> str:
-    """Returns an option with its value; an interface without a NUL behind its name is all that begin so."""
+    """Returns an option with its value, "" for a prefix of interface names, which has no NUL at its end."""
     data = _content(attributes.get(3, b"")).get(expression.DATA_VALUE, b"")
     operation = _number(attributes, 2)
     if operation not in (expression.EQ, expression.NEQ):
@@ -111,13 +111,13 @@ def _compared(option: str, attributes: dict[int, bytes]) -> str:
 
 
 def _match(attributes: dict[int, bytes]) -> str:
-    """Returns the words of an extension."""
+    """Returns the options of an extension."""
     kind = attributes.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(attributes, 2)
     info = attributes.get(3, b"")
     if kind == _COMMENT:
         return render_comment(info.partition(b"\0")[0].decode(errors="surrogateescape"))
     if kind == _STATES:
-        return _ANSWERS_TEXT if info.rstrip(b"\0") == _ANSWERS.rstrip(b"\0") else ""
+        return _ESTABLISHED_TEXT if info.rstrip(b"\0") == _ESTABLISHED.rstrip(b"\0") else ""
     return ""
 
 

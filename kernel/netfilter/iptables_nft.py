@@ -1,7 +1,7 @@
 """Deletes container chains of iptables-nft over netlink: its tables are nftables tables of the same names.
 
-One rule: rules are not parsed as iptables parses them. Jumps are found by the chain's name in their bytes, owners by
-the comment; so rules that iptables itself cannot express do no harm, and no program is needed.
+This module does not parse rules as iptables does. It recognises jumps by the chain's name in their bytes, and owners by
+the comment, so it needs no program and ignores rules that iptables cannot express.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from kernel.rtnl import Request
 
 TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
 
-_AT_ONCE = 100  # chains deleted in one transaction, each with a few rules: 2,800 requests fill a socket's send buffer
+_CHAINS_MAX = 100  # in one transaction, each with a few rules: 2,800 requests fill a socket's send buffer
 _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 
 
 def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterable[Interface] = ()) -> None:
-    """Deletes the jumps to a chain, and the chain with the last of them, in both families; absent is success.
+    """Deletes the jumps to a chain, and the chain with its last jump, in both families; absence is success.
 
-    The jumps that name one of `others`, addresses of the container's other interfaces, stay. A chain to which
-    something else jumps cannot be deleted: it is emptied, and reported on stderr. Raises KernelError.
+    Keeps the jumps that match one of `others`, the addresses of the container's other interfaces. A chain to which
+    another rule jumps cannot be deleted: it is flushed and reported on stderr. Raises KernelError.
     """
     if not nft.delete_or_flush(partial(_delete, socket, kind, (chain,), tuple(others))):
         report_emptied_chain(chain)
 
 
 def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[str]) -> None:
-    """Deletes the chains of `network` that are not `kept`, and the jumps to them; raises KernelError.
+    """Deletes the chains of `network` that are not in `kept`, and the jumps to them; raises KernelError.
 
-    Jumps whose comment was cut prove nothing: they stay, and are counted on stderr.
+    Truncated comments prove nothing: their jumps stay, and stderr reports how many.
     """
     stale: dict[str, None] = {}
     doubtful = 0
@@ -55,8 +55,8 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
     if doubtful:
         report_unproven(doubtful, kind, network)
     names = list(stale)
-    for start in range(0, len(names), _AT_ONCE):
-        _delete_all(socket, kind, names[start : start + _AT_ONCE])
+    for start in range(0, len(names), _CHAINS_MAX):
+        _delete_all(socket, kind, names[start : start + _CHAINS_MAX])
 
 
 def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[OwnedRule, Rule]]:
@@ -86,7 +86,7 @@ def is_jump_to(rule: Rule, chain: str) -> bool:
 
 
 def _delete_all(socket: NftSocket, kind: ContainerChains, chains: Sequence[str]) -> None:
-    """Deletes chains and the jumps to them in one transaction, in halves if one of them cannot be deleted."""
+    """Deletes chains and the jumps to them in one transaction; splits the transaction in halves if it fails."""
     if len(chains) == 1:
         delete(socket, kind, chains[0])
         return
@@ -104,7 +104,7 @@ def _delete(
     others: tuple[Interface, ...],
     end: Callable[[Chain], Request],
 ) -> None:
-    """Deletes the jumps to chains, and each chain by the request of `end`, in one transaction for both families."""
+    """Deletes the jumps to chains, and each chain with the request that `end` returns, in one transaction."""
     requests: list[Request] = []
     existing = iter(nft.get_chains(socket, *(Chain(table, name) for table in TABLES.values() for name in names)))
     for version, table in TABLES.items():
@@ -115,16 +115,16 @@ def _delete(
         kept = [nft_rule.compared_value(other.ip.packed) for other in others if other.version == version]
         jumps = _jumps(socket, entry, kind, chains)
         for chain in chains:
-            gone = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
-            words = partial(str, f"-j {chain.name}")
-            requests += [nft.delete_rule_request(entry, rule)._replace(details=words) for rule in gone]
-            if len(gone) == len(jumps[chain.name]):
+            removed = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
+            details = partial(str, f"-j {chain.name}")
+            requests += [nft.delete_rule_request(entry, rule)._replace(details=details) for rule in removed]
+            if len(removed) == len(jumps[chain.name]):
                 requests += [nft.flush_chain_request(chain), end(chain)]
     nft.change(socket, *requests)
 
 
 def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Iterable[Chain]) -> dict[str, list[Rule]]:
-    """Returns the rules of chain `entry` that lead to `chains`, by their names, from one listing."""
+    """Returns the rules of chain `entry` that jump to `chains`, by the chains' names, from one listing."""
     existing: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in existing}
     pattern = chain_name_pattern(kind)

@@ -1,7 +1,7 @@
 """Parses lines of iptables-restore into the nftables expressions that iptables-nft sends to the kernel.
 
-One rule: pure, and exactly what `iptables-restore` (1.8.9) makes of the line, expression by expression; a line with
-anything else in it is not translated, and takes the program.
+This module is pure, and returns exactly the expressions that `iptables-restore` (1.8.9) sends. It does not parse lines
+with options that it does not know: the program applies them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
 _ESCAPED = re.compile(r"\\(.)")
 _VERDICTS = {"ACCEPT": nft_rule.ACCEPT, "DROP": nft_rule.DROP, "RETURN": nft_rule.RETURN}
-_BUILT_IN_TARGETS = re.compile(r"[A-Z]+[0-9]*")  # other than those above: an extension, which is not known here
+_BUILT_IN_TARGETS = re.compile(r"[A-Z]+[0-9]*")  # other than those above: extensions, which this module does not know
 _STATES = {"ESTABLISHED": 1 << 1, "RELATED": 1 << 2}  # XT_CONNTRACK_STATE_BIT (linux/netfilter/xt_conntrack.h)
-_PORTS_OF_A_RULE = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
+_PORTS_MAX = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
 _DESTINATION = 1  # XT_MULTIPORT_DESTINATION
 _MULTIPORT = struct.Struct("=BB15H15xx")  # struct xt_multiport_v1
 _CONNTRACK = struct.Struct("=136x10xHHHxx8x6x")  # struct xt_conntrack_mtinfo3: match_flags, invert_flags, state_mask
@@ -40,7 +40,7 @@ _ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_r
 
 
 class ParsedLine(NamedTuple):
-    """A line: `verb` is -N, -A or -I; `protocol` (IPPROTO_*) is sent beside the expressions, for its matches."""
+    """A line: `verb` is -N, -A or -I; `protocol` (IPPROTO_*) is sent beside the expressions, for the matches."""
 
     verb: str
     chain: str
@@ -50,20 +50,20 @@ class ParsedLine(NamedTuple):
 
     @property
     def expressions(self) -> bytes:
-        """The rule's expressions, with a new counter."""
+        """The rule's expressions, with a counter of 0."""
         return self.matches + expression.COUNTER + self.action
 
     def is_rule(self, existing: bytes) -> bool:
-        """Returns whether the kernel's rule is this one, whatever its counters."""
+        """Returns whether the kernel's rule equals this one, ignoring counters."""
         return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, existing)
 
 
 class _UnknownError(ValueError):
-    """A line has a word that is not translated."""
+    """A line has a word that this module does not know."""
 
 
 def parse_line(version: int, line: str) -> ParsedLine | None:
-    """Parses a line for IP `version`; returns None if it has words that are not known here."""
+    """Parses a line for IP `version`; returns None if it has words that this module does not know."""
     words = _words(line)
     try:
         verb, chain = next(words), next(words)
@@ -73,7 +73,7 @@ def parse_line(version: int, line: str) -> ParsedLine | None:
             return None
         return _rule(version, verb, chain, words)
     except (StopIteration, ValueError, KeyError, OverflowError, OSError, struct.error):
-        return None  # the program says what is wrong with it, if there is anything
+        return None  # the program runs and reports the error, if there is one
 
 
 def _words(line: str) -> Iterator[str]:
@@ -86,13 +86,13 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> ParsedLine:
-    """Reads a rule's words: the header's matches stand in the kernel's order, then extensions in the line's."""
+    """Parses a rule: the header's matches come first, in iptables-nft's order, then extensions in the line's order."""
     header: dict[str, bytes] = {}
     matches, action, protocol = b"", b"", 0
     positive = True
     for word in words:
         if action:
-            raise _UnknownError  # nothing is expected behind the target
+            raise _UnknownError  # the target is the last word
         if word == "!":
             positive = False
             continue
@@ -136,7 +136,7 @@ class _AddressMatch(Protocol):
 
 
 def _address(match: _AddressMatch) -> Callable[[int, str, bool], bytes]:
-    def matched(version: int, text: str, positive: bool) -> bytes:
+    def parse(version: int, text: str, positive: bool) -> bytes:
         host, slash, prefix = text.partition("/")
         packed = inet_pton(_FAMILIES[version], host)
         bits = _port(prefix) if slash else len(packed) * 8  # iptables reads other masks otherwise
@@ -144,10 +144,10 @@ def _address(match: _AddressMatch) -> Callable[[int, str, bool], bytes]:
             raise _UnknownError
         return match(_NETWORKS[version]((packed, bits)), positive=positive)
 
-    return matched
+    return parse
 
 
-# In the order in which iptables-nft has them.
+# In the order in which iptables-nft sends them.
 _HEADER: dict[str, Callable[[int, str, bool], bytes]] = {
     "-i": _interface(expression.META_IIFNAME),
     "-o": _interface(expression.META_OIFNAME),
@@ -168,9 +168,9 @@ def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
         return _extension("match", name, 0, text.ljust(COMMENT_BYTES, b"\0"))
     if (name, option) == ("multiport", "--dports"):
         ports = [_port(port) for port in value.split(",")]
-        if len(ports) > _PORTS_OF_A_RULE:
+        if len(ports) > _PORTS_MAX:
             raise _UnknownError
-        padding = [0] * (_PORTS_OF_A_RULE - len(ports))
+        padding = [0] * (_PORTS_MAX - len(ports))
         return _extension("match", name, 1, _MULTIPORT.pack(_DESTINATION, len(ports), *ports, *padding))
     if (name, option) == ("conntrack", "--ctstate"):
         states = sum({_STATES[state] for state in value.split(",")})
@@ -183,13 +183,13 @@ def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
 
 
 def _port(text: str) -> int:
-    if str(int(text)) != text:  # to iptables 010 is 8
+    if str(int(text)) != text:  # iptables reads 010 as 8
         raise _UnknownError
     return int(text)
 
 
 def _bit(text: str) -> int:
-    """Returns the number of the bit that is to be looked at, or set: "0x2000/0x2000"."""
+    """Returns the number of the bit to match or to set: 13 for "0x2000/0x2000"."""
     number = int(text.partition("/")[0], 16)
     if text != f"{number:#x}/{number:#x}" or number.bit_count() != 1:
         raise _UnknownError

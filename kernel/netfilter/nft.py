@@ -2,11 +2,11 @@
 
 Sets are in kernel.netfilter.nft_set.
 
-One rule: *_request functions build a Request and do no I/O; `change` sends requests as one transaction, all or nothing.
+In this module *_request functions build a Request and do no I/O; `change` sends requests as one transaction.
 
 Cost on Linux 6.18: a transaction takes well under a millisecond, also with deletions. After a deletion the kernel frees
-memory, and a process that closes a netfilter socket meanwhile waits for that (RCU, 10 to 15 ms). So ADD requests only
-what is missing, and a socket that deleted something is closed by a child process that holds nothing else.
+memory, and a process that closes a netfilter socket meanwhile waits for that (RCU, 10 to 15 ms). So ADD only creates
+missing objects, and a child process closes a socket that was used for deletions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from process import record
 from process.values import dataclass, field
 
 INET, IPV4, BRIDGE, IPV6 = 1, 2, 7, 10  # families: NFPROTO_* (linux/netfilter.h)
-NFPROTO = {4: IPV4, 6: IPV6}  # by IP version: the family of iptables-nft's tables, too
+NFPROTO = {4: IPV4, 6: IPV6}  # by IP version; also the families of iptables-nft's tables
 # linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
 _NETLINK_NETFILTER = 12  # linux/netlink.h; Python has no name for it
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
@@ -39,16 +39,16 @@ _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEWTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = (
     _SUBSYSTEM << 8 | number for number in (0, 3, 4, 5, 6, 7, 8)
 )
-_LEAVES_NONE = (_NEWTABLE, _NEWCHAIN, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
+_LEAVES_NO_GARBAGE = (_NEWTABLE, _NEWCHAIN, _NEWRULE, _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 12)  # NEWSET, NEWSETELEM
 _GETGEN = _SUBSYSTEM << 8 | 16
 _NLM_F_NONREC, _NLM_F_APPEND = 0x100, 0x800
 _FREED_AFTER_US = 50_000  # three times the duration on an idle machine; too short a value only costs time
-_TRIES = 5  # a try fails when another process deletes a rule between our read and our change
-_LOOKS = 50  # a try fails when nftables in this namespace changes within the millisecond of our read
+_TRIES = 5  # a try fails if another process deletes a rule between read and change
+_GENERATION_TRIES = 50  # a try fails if the namespace's ruleset changes between read and change, within 1 ms
 ABSENT_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # the latter two from a kernel without nf_tables
 
-Done = TypeVar("Done")
-_More = Callable[[], str] | None
+Returned = TypeVar("Returned")
+_Details = Callable[[], str] | None
 _BodyFilter = Callable[[bytes], object] | None
 
 
@@ -63,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Hook:
-    """Where a base chain is called: `kind` "nat" or "filter", `number` NF_INET_* or NF_BR_*, `priority` as nft's."""
+    """The hook of a base chain: `kind` "nat" or "filter", `number` NF_INET_* or NF_BR_*, `priority` as nft's."""
 
     kind: str
     number: int
@@ -108,7 +108,7 @@ class Rule:
 
 
 class UnavailableError(KernelError):
-    """The kernel has no netfilter, so there is nothing to list or delete."""
+    """The kernel has no netfilter, so there are no rules to list or delete."""
 
 
 def open_socket() -> NftSocket:
@@ -125,7 +125,7 @@ def open_socket() -> NftSocket:
 def run_steps(steps: Iterable[Callable[[NftSocket], object]]) -> None:
     """Runs all steps with one socket, also after a failure; raises all failures as one CniError.
 
-    A second socket would wait until the kernel has freed what the first deleted. Without netfilter no step runs.
+    A second socket would wait until the kernel has freed the first one's objects. Without netfilter no step runs.
     """
     try:
         socket = open_socket()
@@ -147,7 +147,7 @@ class NftSocket(Socket):
     def close(self) -> None:
         """Closes the socket; after a deletion a child process closes it later, if one can be started.
 
-        The child waits until the kernel has freed its memory: closing earlier would block every change of nftables in
+        The child waits until the kernel has freed its memory: closing earlier would block all changes of nftables in
         this namespace until then.
         """
         garbage, self.garbage = self.garbage, False
@@ -169,10 +169,10 @@ class NftSocket(Socket):
 
 
 def change(socket: NftSocket, *requests: Request, generation: int = 0, recorded: bool = True) -> None:
-    """Sends requests as one transaction: when one is refused, nothing is changed. Raises KernelError for that one.
+    """Sends requests as one transaction; if the kernel refuses one, nothing changes. Raises KernelError for that one.
 
-    With a `generation` (from `settled`) nothing is changed either if anything else was since (ERESTART). They are
-    `recorded` unless the caller does that.
+    With a `generation` (from `retry_with_generation`) it also changes nothing if the ruleset has changed since
+    (ERESTART). The changes are logged, unless `recorded` is False: then the caller does so.
     """
     if not record.is_dry_run():
         _send(socket, requests, commit=True, generation=generation)
@@ -185,7 +185,7 @@ def dry_run(socket: NftSocket, *requests: Request) -> None:
     _send(socket, requests, commit=False)
 
 
-def retry(attempt: Callable[[], Done]) -> Done:
+def retry(attempt: Callable[[], Returned]) -> Returned:
     """Calls `attempt`, which reads and then changes, again while objects disappear in between (ENOENT, EBUSY).
 
     Returns the result of `attempt`; raises KernelError.
@@ -199,13 +199,13 @@ def retry(attempt: Callable[[], Done]) -> Done:
     return attempt()
 
 
-def retry_with_generation(socket: NftSocket, attempt: Callable[[int], Done]) -> Done:
+def retry_with_generation(socket: NftSocket, attempt: Callable[[int], Returned]) -> Returned:
     """Calls `attempt` with the ruleset's generation, for `change`, again if the ruleset changes meanwhile (ERESTART).
 
     After too many tries it is called with 0, without that check. Returns the result of `attempt`; raises KernelError.
     """
-    request = Request("look nftables up", GenerationMessage, _GETGEN, 0, {}, [], ignore=ABSENT_ERRNOS)
-    for _ in range(_LOOKS):
+    request = Request("get the generation of nftables", GenerationMessage, _GETGEN, 0, {}, [], ignore=ABSENT_ERRNOS)
+    for _ in range(_GENERATION_TRIES):
         (answers,) = socket.get(request)
         try:
             return attempt(answers.get_attr("NFTA_GEN_ID") or 0 if answers else 0)
@@ -216,10 +216,10 @@ def retry_with_generation(socket: NftSocket, attempt: Callable[[int], Done]) -> 
 
 
 def delete_or_flush(delete: Callable[[Callable[[Chain], Request]], None]) -> bool:
-    """Runs `delete` with what ends a chain: its deletion, or flushing it when a rule that is not ours jumps there.
+    """Calls `delete` with the request that deletes a chain, or with the one that flushes it if a rule jumps there.
 
-    Returns False when the chain had to stay, empty. As with `retried`, `delete` looks and then changes, perhaps more
-    than once. Raises KernelError.
+    Returns False if the chain was only flushed. As with `retry`, `delete` reads and then changes, perhaps more than
+    once. Raises KernelError.
     """
     try:
         retry(partial(delete, delete_chain_request))
@@ -232,7 +232,7 @@ def delete_or_flush(delete: Callable[[Callable[[Chain], Request]], None]) -> boo
 
 
 def table_request(table: Table) -> Request:
-    """Builds the request that creates a table; an existing one is left unchanged."""
+    """Builds the request that creates a table; an existing one is left expected."""
     attributes: Attributes = [("NFTA_TABLE_NAME", table.name)]
     if table.comment:
         attributes.append(("NFTA_TABLE_USERDATA", comment_userdata(table.comment)))
@@ -240,7 +240,7 @@ def table_request(table: Table) -> Request:
 
 
 def chain_request(chain: Chain, *, new: bool = False) -> Request:
-    """Builds the request that creates a chain; an existing one is left unchanged, or with `new` refused (EEXIST).
+    """Builds the request that creates a chain; an existing one is left expected, or with `new` refused (EEXIST).
 
     An existing chain with another hook is always refused (EEXIST).
     """
@@ -307,8 +307,8 @@ def list_rules(socket: NftSocket, chain: Chain, body_filter: str | Callable[[byt
     `body_filter` is a text that the message must contain, or a filter on its bytes; other rules are not decoded,
     as there may be hundreds.
     """
-    having = _having(body_filter.encode()) if isinstance(body_filter, str) else body_filter
-    request = _question(f"list chain {chain}", RuleMessage, _GETRULE, chain.table, _of(chain), NLM_F_DUMP, having)
+    accepts = _contains(body_filter.encode()) if isinstance(body_filter, str) else body_filter
+    request = _read_request(f"list chain {chain}", RuleMessage, _GETRULE, chain.table, _of(chain), NLM_F_DUMP, accepts)
     return [
         Rule(
             message.need_attr("NFTA_RULE_HANDLE"),
@@ -321,7 +321,7 @@ def list_rules(socket: NftSocket, chain: Chain, body_filter: str | Callable[[byt
     ]
 
 
-def _having(text: bytes) -> Callable[[bytes], bool]:
+def _contains(text: bytes) -> Callable[[bytes], bool]:
     return lambda message: text in message
 
 
@@ -332,7 +332,7 @@ def get_chains(socket: NftSocket, *chains: Chain) -> list[Chain | None]:
 
 
 def _look_up(chain: Chain) -> Request:
-    return _question(f"look up chain {chain}", ChainMessage, _GETCHAIN, chain.table, _named(chain))
+    return _read_request(f"look up chain {chain}", ChainMessage, _GETCHAIN, chain.table, _named(chain))
 
 
 def _parse_chain(chain: Chain, message: ChainMessage) -> Chain:
@@ -364,12 +364,12 @@ def _request(
     table: Table,
     content: Attributes,
     flags: int = 0,
-    more: _More = None,
+    details: _Details = None,
 ) -> Request:
-    return Request(description, kind, number, flags, {"family": table.family}, content, silent=True, details=more)
+    return Request(description, kind, number, flags, {"family": table.family}, content, silent=True, details=details)
 
 
-def _question(
+def _read_request(
     description: str,
     kind: type[object],
     number: int,
@@ -384,15 +384,15 @@ def _question(
 
 
 def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:
-    """Sends a batch; only its last change requests an answer, as one for each could overflow the socket's buffer."""
+    """Sends a batch; only its last change requests an answer: one answer per change could overflow the buffer."""
     if not requests:
         return
     values: dict[str, int] = {"subsystem": _SUBSYSTEM}
     end = Request("change nftables", BatchMessage, _BATCH_END, 0, values, silent=True)
-    unchanged: Attributes = [("NFNL_BATCH_GENID", generation)] if generation else []
-    begin = end._replace(type=_BATCH_BEGIN, attributes=unchanged)
+    expected: Attributes = [("NFNL_BATCH_GENID", generation)] if generation else []
+    begin = end._replace(type=_BATCH_BEGIN, attributes=expected)
     *others, last = requests
-    socket.garbage |= any(request.type not in _LEAVES_NONE for request in requests)
+    socket.garbage |= any(request.type not in _LEAVES_NO_GARBAGE for request in requests)
     last = last._replace(flags=last.flags | NLM_F_ACK, silent=False)
     # The kernel validates a batch without an end, and aborts it.
     socket.send(begin, *others, last, *([end] if commit else []))

@@ -1,6 +1,6 @@
-"""All chains of nftables in this namespace, those of iptables-nft and of other programs included.
+"""Lists all nftables chains of this namespace, including those of iptables-nft and other programs.
 
-One rule: it only lists.
+This module only reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORWARD = 2  # NF_INET_FORWARD
 
 
 def list_chains(socket: NftSocket) -> list[Chain]:
-    """Returns the chains of all families and tables, none without nf_tables; raises KernelError."""
+    """Lists the chains of all families and tables, none if the kernel lacks nf_tables; raises KernelError."""
     request = Request(
         "list the chains of nftables", ChainMessage, _GETCHAIN, NLM_F_DUMP, {"family": 0}, ignore=nft.ABSENT_ERRNOS
     )

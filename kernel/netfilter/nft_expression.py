@@ -1,6 +1,6 @@
-"""The expressions that nftables rules are made of: what is loaded, what it is compared with, and what follows from it.
+"""The expressions of nftables rules: loading values into registers, comparing them, verdicts and statements.
 
-One rule: they are bytes, with their attributes in the order in which the `nft` tool sends them.
+This module returns expressions as bytes, with their attributes in the order in which the `nft` tool sends them.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ def payload(header: int, offset: int, length: int) -> bytes:
 
 
 def meta(key: int, register: int = _REGISTER) -> bytes:
-    """Loads what the kernel knows of the packet."""
+    """Loads a value of the kernel's about the packet, such as its mark or its interface."""
     return _expression("meta", _number(2, key), _number(1, register))
 
 
 def meta_set(key: int) -> bytes:
-    """Stores what was loaded."""
+    """Stores the loaded value in the packet's metadata."""
     return _expression("meta", _number(2, key), _number(3, _REGISTER))
 
 
 def ct(key: int) -> bytes:
-    """Loads what connection tracking knows of the packet's connection."""
+    """Loads a value of connection tracking about the packet's connection."""
     return _expression("ct", _number(2, key), _number(1, _REGISTER))
 
 
 def fib_type(flag: int) -> bytes:
-    """Loads what kind of address one of the packet's is to this host (RTN_*, linux/rtnetlink.h)."""
+    """Loads the type that one of the packet's addresses has for this host (RTN_*, linux/rtnetlink.h)."""
     return _expression("fib", _number(3, flag), _number(2, _FIB_RESULT_ADDRTYPE), _number(1, _REGISTER))
 
 
 def compare(operation: int, data: bytes) -> bytes:
-    """Goes on with the rule if what was loaded is (EQ) or is not (NEQ) `data`."""
+    """Continues the rule if the loaded value is (EQ) or is not (NEQ) `data`."""
     return _expression("cmp", _number(1, _REGISTER), _number(2, operation), value(3, data))
 
 
 def between(operation: int, first: bytes, last: bytes) -> bytes:
-    """Goes on with the rule if what was loaded is (EQ) or is not (NEQ) between `first` and `last`."""
+    """Continues the rule if the loaded value is (EQ) or is not (NEQ) between `first` and `last`."""
     if operation == EQ:
         return compare(_GTE, first) + compare(_LTE, last)
     return _expression("range", _number(1, _REGISTER), _number(2, _RANGE_NEQ), value(3, first), value(4, last))
 
 
 def lookup(name: str) -> bytes:
-    """Goes on with the rule if what was loaded, into one register after another, is an element of a set."""
+    """Continues the rule if the values loaded into consecutive registers are an element of a set."""
     return _expression("lookup", _number(2, _REGISTER), attribute(1, name.encode() + b"\0"))
 
 
 def bitwise(mask: bytes, flipped: bytes = b"") -> bytes:
-    """Keeps the bits of `mask` of what was loaded, then flips those of `flipped`."""
+    """Keeps the bits of `mask` of the loaded value, then flips those of `flipped`."""
     return _expression(
         "bitwise",
         _number(1, _REGISTER),
@@ -81,9 +81,9 @@ def bitwise(mask: bytes, flipped: bytes = b"") -> bytes:
 
 
 def dnat(family: int, address: bytes, port: bytes) -> bytes:
-    """Gives the packet's connection another destination (three expressions).
+    """Changes the destination of the packet's connection (three expressions).
 
-    nft also says by flags that a port is given; the kernel knows that, and from 5.7 on lists more flags than were sent.
+    nft also sends a flag for the port; the kernel does not need it, and since 5.7 lists more flags than were sent.
     """
     first = _expression("immediate", _number(1, _REGISTER), value(2, address))
     second = _expression("immediate", _number(1, SECOND_REGISTER), value(2, port))
@@ -92,24 +92,24 @@ def dnat(family: int, address: bytes, port: bytes) -> bytes:
 
 
 def masquerade() -> bytes:
-    """Gives the packet's connection the address of the interface it leaves by."""
+    """Changes the source of the packet's connection to the address of the outgoing interface."""
     return _expression("masq")
 
 
 def extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
-    """Is a "match" or "target" of iptables; `info` is its struct, which the kernel has in whole 64-bit words."""
+    """Applies a "match" or "target" of iptables; `info` is its struct, padded to 64-bit words as in the kernel."""
     return _expression(
         kind, attribute(1, name.encode() + b"\0"), _number(2, revision), attribute(3, info + bytes(-len(info) % 8))
     )
 
 
 def compatibility(protocol: int) -> bytes:
-    """Returns what a rule says beside its expressions of the protocol (IPPROTO_*) that its extensions are for."""
+    """Returns the content of a rule's attribute for the protocol (IPPROTO_*) of its extensions."""
     return _number(1, protocol) + _number(2, 0)
 
 
 def verdict(code: int, chain: str = "") -> bytes:
-    """Ends the rule; `chain` is where to go on, if the code says so."""
+    """Ends the rule with a verdict; `chain` is the target of a jump or goto."""
     target = [attribute(2, chain.encode() + b"\0")] if chain else []
     content = nested(2, nested(_DATA_VERDICT, _number(1, code), *target))
     return _expression("immediate", _number(1, _VERDICT_REGISTER), content)
@@ -123,18 +123,18 @@ def attribute(kind: int, content: bytes) -> bytes:
 
 
 def nested(kind: int, *contents: bytes) -> bytes:
-    """Returns one netlink attribute that has others in it."""
+    """Returns one netlink attribute that contains other attributes."""
     return attribute(kind | NESTED, b"".join(contents))
 
 
 def value(kind: int, data: bytes) -> bytes:
-    """Returns one netlink attribute that has data to compare with, or to load, in it."""
+    """Returns one netlink attribute that contains data to compare with or to load."""
     inner = attribute(DATA_VALUE, data)
     return ATTRIBUTE.pack(ATTRIBUTE.size + len(inner), kind | NESTED) + inner
 
 
 def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bool, bytes]]:
-    """Yields type, whether it is nested, and content of the attributes in `data`, from `offset` on."""
+    """Yields type, nested flag and content of the attributes in `data`, from `offset` on."""
     while offset + ATTRIBUTE.size <= len(data):
         length, kind = ATTRIBUTE.unpack_from(data, offset)
         yield kind & TYPE_MASK, bool(kind & NESTED), data[offset + ATTRIBUTE.size : offset + length]
@@ -146,7 +146,7 @@ def _number(kind: int, number: int) -> bytes:
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
-    """Joins what `nested` and `attribute` would; each rule has some ten."""
+    """Returns the same bytes as `nested` and `attribute` would, but faster: each rule has some ten expressions."""
     content = b"".join(attributes)
     start = _EXPRESSION_STARTS[name]
     size = len(content) + ATTRIBUTE.size
@@ -164,5 +164,5 @@ _EXPRESSION_STARTS = {
 }
 
 
-COUNTER = _expression("counter", attribute(1, bytes(8)), attribute(2, bytes(8)))  # counts packets, from none on
-ANY_COUNTER = _expression("counter")  # to compare with: is the same as one that has counted, whatever
+COUNTER = _expression("counter", attribute(1, bytes(8)), attribute(2, bytes(8)))  # starts at 0
+ANY_COUNTER = _expression("counter")  # for comparisons: equals a counter of any value

@@ -1,6 +1,6 @@
-"""The owner of an nftables rule or element: an item of its userdata beside the comment, which `nft` ignores.
+"""The owner of an nftables rule or element: an item of its userdata, which `nft` ignores, beside the comment.
 
-One rule: an owner is an attachment of a network; owners of one network share a prefix, by which GC finds them.
+This module makes owner IDs of attachments; those of one network share a prefix, by which GC finds them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from kernel.netfilter import nft_rule
 
-OWNER = 0x70  # type of this item in userdata; nft's own are small numbers
+OWNER = 0x70  # the type of this item in userdata; nft uses small numbers
 HASH_BYTES = 16
 
 

@@ -1,6 +1,6 @@
-"""The content of nftables rules, built as the `nft` tool builds them, and read: matches, verdicts, comments.
+"""Builds the content of nftables rules as the `nft` tool does, and parses it: matches, verdicts, comments.
 
-One rule: pure. A rule is the concatenated bytes of its expressions; each function's docstring has the text that
+This module is pure. A rule is the concatenated bytes of its expressions; each function's docstring has the text that
 `nft list` prints for them.
 """
 
@@ -22,7 +22,7 @@ from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, attr
 
 _NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
-_ANSWERS = (
+_ESTABLISHED_RELATED = (
     1 << 1 | 1 << 2
 )  # NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED (linux/netfilter/nf_conntrack_common.h)
 _NFPROTO = {4: 2, 6: 10}  # by IP version (linux/netfilter.h)
@@ -41,41 +41,41 @@ _TRANSPORT = {
     for name, number in PROTOCOLS.items()
 }
 
-# What a rule loads before it compares it: attributes that say what, and where protocol and address are found.
+# The loading expressions, with the attributes that identify the field; the fields with protocol and destination.
 _LOADS = {b"payload\0": (2, 3, 4), b"meta\0": (2,)}
 _PROTOCOL_AT = ((expression.META_L4PROTO,), *((expression.NETWORK_HEADER, *field) for field in _L4PROTO.values()))
 _ADDRESS_AT = tuple((expression.NETWORK_HEADER, *field) for field in _DADDR.values())
-_TARGET_AT = frozenset((*_PROTOCOL_AT, *_ADDRESS_AT, _DPORT))
-_ACTIONS = (b"immediate\0", b"nat\0", b"masq\0", b"counter\0", b"log\0")  # what demands nothing
+_DESTINATION_AT = frozenset((*_PROTOCOL_AT, *_ADDRESS_AT, _DPORT))
+_ACTIONS = (b"immediate\0", b"nat\0", b"masq\0", b"counter\0", b"log\0")  # expressions that match nothing
 _BY_NUMBER = {bytes([number]): name for name, number in PROTOCOLS.items()}
 _NUMBER = struct.Struct(">I")
-# `compare` in a message: the value's attribute in one of type 3, whose flag for nesting the kernel leaves out.
+# `compare` in a message: the value's attribute in one of type 3, which the kernel sends without the nested flag.
 _COMPARED = re.compile(
     re.escape(struct.pack("=H", 12)) + b"\x03[\0\x80]" + re.escape(ATTRIBUTE.pack(6, DATA_VALUE)) + b"(..)", re.DOTALL
 )
 
 _UDATA_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, and the same for tables and chains (libnftnl)
-COMMENT_MAX = 128  # bytes that nft takes (NFTNL_UDATA_COMMENT_MAXLEN)
-USERDATA_MAX = 256  # bytes that the kernel takes (NFT_USERDATA_MAXLEN)
+COMMENT_MAX = 128  # bytes that nft accepts (NFTNL_UDATA_COMMENT_MAXLEN)
+USERDATA_MAX = 256  # bytes that the kernel accepts (NFT_USERDATA_MAXLEN)
 
 
 def of_version(version: int) -> bytes:
-    """Matches packets of an IP version: what nft puts before a rule's first `ip` or `ip6` in a table of family inet."""
+    """Matches packets of an IP version, as nft does before a rule's first `ip` or `ip6` in a table of family inet."""
     return _OF_VERSION[version]
 
 
 def source(where: Address | Network, *, positive: bool = True) -> bytes:
-    """Matches `ip saddr <address or network>` (or ip6), or `ip saddr != ...` with `positive` off."""
+    """Matches `ip saddr <address or network>` (or ip6), or `ip saddr != ...` if not `positive`."""
     return _address(_SADDR, where, positive)
 
 
 def destination(where: Address | Network, *, positive: bool = True) -> bytes:
-    """Matches `ip daddr <address or network>` (or ip6), or `ip daddr != ...` with `positive` off."""
+    """Matches `ip daddr <address or network>` (or ip6), or `ip daddr != ...` if not `positive`."""
     return _address(_DADDR, where, positive)
 
 
 def _address(field: dict[int, tuple[int, int]], where: Address | Network, positive: bool) -> bytes:
-    """Looks only at the bytes of the prefix when these are whole, as nft does."""
+    """Compares only the bytes of the prefix if its length is a multiple of 8, as nft does."""
     offset, length = field[where.version]
     operation = EQ if positive else NEQ
     if isinstance(where, (IPv4Network, IPv6Network)):
@@ -91,12 +91,12 @@ def _address(field: dict[int, tuple[int, int]], where: Address | Network, positi
 
 
 def source_range(first: Address, last: Address, *, positive: bool = True) -> bytes:
-    """Matches `ip saddr <first>-<last>` (or ip6), or `ip saddr != ...` with `positive` off."""
+    """Matches `ip saddr <first>-<last>` (or ip6), or `ip saddr != ...` if not `positive`."""
     return _addresses(_SADDR, first, last, positive)
 
 
 def destination_range(first: Address, last: Address, *, positive: bool = True) -> bytes:
-    """Matches `ip daddr <first>-<last>` (or ip6), or `ip daddr != ...` with `positive` off."""
+    """Matches `ip daddr <first>-<last>` (or ip6), or `ip daddr != ...` if not `positive`."""
     return _addresses(_DADDR, first, last, positive)
 
 
@@ -143,17 +143,17 @@ def interface_pair_in(name: str) -> bytes:
 
 def established_or_related() -> bytes:
     """Matches `ct state established,related`."""
-    load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(_ANSWERS))
+    load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(_ESTABLISHED_RELATED))
     return load + expression.compare(NEQ, bytes(4))
 
 
 def transport(protocol: str) -> bytes:
-    """Matches `meta l4proto <protocol>`: what nft puts before a rule's first `tcp` (or another of PROTOCOLS)."""
+    """Matches `meta l4proto <protocol>`, as nft does before a rule's first `tcp` (or another of PROTOCOLS)."""
     return _TRANSPORT[protocol]
 
 
 def destination_port(port: int) -> bytes:
-    """Matches `th dport <port>`; behind `transport` it is `tcp dport <port>`."""
+    """Matches `th dport <port>`; after `transport` it is `tcp dport <port>`."""
     return _LOAD_DPORT + expression.compare(EQ, port.to_bytes(2, "big"))
 
 
@@ -185,14 +185,14 @@ def dnat(address: Address, port: int) -> bytes:
 
 
 def compared_value(data: bytes) -> bytes:
-    """Returns the bytes that any rule contains that compares a field with `data`, to search messages for."""
+    """Returns the bytes in every rule that compares a field with `data`, for searching messages."""
     return expression.attribute(DATA_VALUE, data)
 
 
 def compared_byte_pairs(message: bytes) -> list[bytes]:
     """Returns all two-byte values that the rule in `message` compares a field with, such as ports.
 
-    It costs a microsecond; decoding the message takes fifty.
+    Takes 1 us; decoding the message takes 50 us.
     """
     values: list[bytes] = _COMPARED.findall(message)
     return values
@@ -204,7 +204,7 @@ def ether_source(mac: bytes) -> bytes:
 
 
 def masquerade() -> bytes:
-    """Gives the packet's connection the address of the interface it leaves by."""
+    """Changes the source of the packet's connection to the address of the outgoing interface: `masquerade`."""
     return expression.masquerade()
 
 
@@ -219,17 +219,17 @@ def goto(chain: str) -> bytes:
 
 
 def comment_userdata(text: str, *further: tuple[int, bytes]) -> bytes:
-    """Returns the userdata of a rule, table or chain with a comment, cut at what nft can read, and `further` items.
+    """Returns the userdata of a rule, table or chain: a comment, truncated to nft's limit, and `further` items.
 
-    Double quotes are left out, since `nft` takes none: what it lists could not be loaded again. The items are (type,
-    bytes); nft passes over types that it does not know.
+    Double quotes are removed, since `nft` cannot load a listing that has them in comments. The items are (type, bytes);
+    nft ignores types that it does not know.
     """
     items = [(_UDATA_COMMENT, fsencode(text.replace('"', ""))[:COMMENT_MAX] + b"\0"), *further]
     return b"".join(bytes([kind, len(value)]) + value for kind, value in items)
 
 
 def parse_userdata(data: bytes) -> dict[int, bytes]:
-    """Returns the items of a rule's userdata by type; what is cut off is left out."""
+    """Returns the items of a rule's userdata by type; a truncated item has fewer bytes."""
     values = {}
     while len(data) >= 2:
         values[data[0]] = data[2 : 2 + data[1]]
@@ -243,7 +243,7 @@ def parse_comment(data: bytes) -> str:
 
 
 class MatchedDestination(NamedTuple):
-    """The destination that a rule matches; "", 0 and None for parts that it does not match by plain comparison.
+    """The destination that a rule matches; "", 0 and None for parts that it does not compare for equality.
 
     `further` are the expressions of its other matches.
     """
@@ -255,14 +255,19 @@ class MatchedDestination(NamedTuple):
 
 
 def parse_destination(expressions: bytes) -> MatchedDestination:
-    """Parses the destination that a rule matches, of rules built here or by any version of nft; accepts any bytes."""
+    """Parses the destination that a rule matches; the rule may be built here or by any version of nft, or invalid."""
     loaded: tuple[int, ...] = ()
     values: dict[tuple[int, ...], bytes] = {}
-    further, load = b"", b""  # the latter is not compared yet
+    further, load = b"", b""  # `load`: its value is not compared yet
     for part in split_expressions(expressions):
         content = _content(_content(part).get(expression.LIST_ELEM, b""))
         name, fields = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
-        if name == b"cmp\0" and fields.get(2) == _NUMBER.pack(EQ) and loaded in _TARGET_AT and loaded not in values:
+        if (
+            name == b"cmp\0"
+            and fields.get(2) == _NUMBER.pack(EQ)
+            and loaded in _DESTINATION_AT
+            and loaded not in values
+        ):
             values[loaded] = _content(fields.get(3, b"")).get(DATA_VALUE, b"")
             load = b""
         elif name in _LOADS:
@@ -279,7 +284,7 @@ def parse_destination(expressions: bytes) -> MatchedDestination:
 
 
 def split_expressions(expressions: bytes) -> list[bytes]:
-    """Splits a rule into its expressions; concatenated they are the rule again."""
+    """Splits a rule into its expressions, which concatenated are the rule."""
     values, offset = [], 0
     while offset + ATTRIBUTE.size <= len(expressions):
         length = max(ATTRIBUTE.size, (ATTRIBUTE.unpack_from(expressions, offset)[0] + 3) & ~3)
@@ -288,19 +293,19 @@ def split_expressions(expressions: bytes) -> list[bytes]:
     return values
 
 
-def is_same_rule(ours: bytes, theirs: bytes) -> bool:
+def is_same_rule(desired: bytes, existing: bytes) -> bool:
     """Returns whether the kernel's rule equals the one built here.
 
-    The kernel lists attributes in its own order and adds what it has as a default, more with each version: the
-    expressions must be as many and the same, in order, and have all that ours have.
+    Both must have the same expressions in the same order. The kernel lists attributes in another order and adds
+    defaults, more with each version: `existing` may have more attributes than `desired`.
     """
-    answer: bool = same_attributes(ours, theirs)
-    return answer
+    is_same: bool = same_attributes(desired, existing)
+    return is_same
 
 
-def is_any_of(ours: Iterable[bytes], theirs: bytes) -> bool:
-    """Returns whether the kernel's rule equals one of those built here."""
-    return any(is_same_rule(expressions, theirs) for expressions in ours)
+def is_any_of(desired: Iterable[bytes], existing: bytes) -> bool:
+    """Returns whether the kernel's rule equals one of the rules built here."""
+    return any(is_same_rule(expressions, existing) for expressions in desired)
 
 
 def _content(data: bytes) -> dict[int, bytes]:

@@ -1,7 +1,7 @@
 """Sets of nftables and their elements over netlink.
 
-One rule: *_request functions build a Request and do no I/O. An element is the bytes of its key and of its userdata;
-`nft list` prints both as text.
+In this module *_request functions build a Request and do no I/O. An element is the bytes of its key and of its
+userdata; `nft list` prints both as text.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from process.values import dataclass
 # linux/netfilter/nf_tables.h: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_*
 _NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E
 _ELEM_KEY, _ELEM_USERDATA = 1, 6  # NFTA_SET_ELEM_*
-_TYPE_BITS = 6  # of each part of a key in the number of their concatenation (nft's TYPE_BITS)
+_TYPE_BITS = 6  # for each part's type in the type of a concatenation (nft's TYPE_BITS)
 _UDATA_KEY_BYTE_ORDER, _UDATA_COMMENT = 0, 7  # NFTNL_UDATA_SET_*
 _HOST, _NETWORK, _NONE = 1, 2, 0  # nft's enum byteorder
 _IFNAMSIZ = 16
-_ID = 1  # demanded for a new set, and only of use where it has no name
-_AT_ONCE = 200  # elements in one message, of the largest, as all of it is one attribute: no more than 64 KiB
+_ID = 1  # required for a new set, but used only for sets without a name
+_ELEMENTS_MAX = 200  # in one message: all of them are one attribute, of at most 64 KiB
 
 
 class Part(NamedTuple):
-    """What a key is made of: nft's number of the type, bytes and their order (a multiple of 4)."""
+    """A part of a key: nft's number of its type, size in bytes (a multiple of 4) and byte order."""
 
     number: int
     size: int
@@ -46,7 +46,7 @@ ADDRESS = {4: IPV4_ADDRESS, 6: IPV6_ADDRESS}  # by IP version
 
 @dataclass(frozen=True)
 class Set:
-    """A set of a table: single values of the parts of its `key`, concatenated; the comment is set on creation."""
+    """A set of a table; its elements are concatenations of the parts of `key`; the comment is set on creation."""
 
     table: Table
     name: str
@@ -65,7 +65,7 @@ class Element(NamedTuple):
 
 
 def byte_filter(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
-    """Returns a filter that accepts bytes containing one of `parts`, for `elements`."""
+    """Returns a filter that accepts bytes containing one of `parts`, for `list_elements`."""
     known = tuple(parts)
     return lambda data: any(part in data for part in known)
 
@@ -97,19 +97,19 @@ def set_request(nft_set: Set) -> Request:
 
 def add_element_requests(nft_set: Set, elements: Iterable[Element]) -> list[Request]:
     """Builds the requests that add elements; existing keys are left unchanged."""
-    written, keys = [], []
+    encoded, keys = [], []
     for item in elements:
         keys.append(item.key)
         userdata = attribute(_ELEM_USERDATA, item.userdata) if item.userdata else b""
-        written.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
-    return _of_many(f"add to set {nft_set}", _NEWSETELEM, nft_set, written, keys, NLM_F_CREATE)
+        encoded.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
+    return _element_requests(f"add to set {nft_set}", _NEWSETELEM, nft_set, encoded, keys, NLM_F_CREATE)
 
 
 def delete_element_requests(nft_set: Set, keys: Iterable[bytes]) -> list[Request]:
     """Builds the requests that delete elements; refused if one is absent (ENOENT)."""
-    gone = list(keys)
-    written = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in gone]
-    return _of_many(f"delete from set {nft_set}", _DELSETELEM, nft_set, written, gone)
+    removed = list(keys)
+    encoded = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in removed]
+    return _element_requests(f"delete from set {nft_set}", _DELSETELEM, nft_set, encoded, removed)
 
 
 def get_key_matches(socket: NftSocket, *sets: Set) -> list[bool | None]:
@@ -151,7 +151,7 @@ def list_elements(
 
 
 def _type(nft_set: Set) -> tuple[int, int]:
-    """Returns number and length of a set's key."""
+    """Returns type and length of a set's key."""
     number = 0
     for part in nft_set.key:
         number = number << _TYPE_BITS | part.number
@@ -168,14 +168,14 @@ def _request(
     return Request(description, kind, number, flags, {"family": nft_set.table.family}, attributes, silent=True)
 
 
-def _of_many(
-    description: str, number: int, nft_set: Set, written: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
+def _element_requests(
+    description: str, number: int, nft_set: Set, encoded: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
 ) -> list[Request]:
-    """Builds the requests for elements, several if one message has no room for all."""
+    """Builds the requests for elements, as many as their number needs."""
     requests = []
-    for start in range(0, len(written), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        attributes = [*_named(nft_set), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(written[part]))]
+    for start in range(0, len(encoded), _ELEMENTS_MAX):
+        part = slice(start, start + _ELEMENTS_MAX)
+        attributes = [*_named(nft_set), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(encoded[part]))]
         request = _request(description, SetElementsMessage, number, nft_set, attributes, flags)
         requests.append(request._replace(details=partial(_text, nft_set, keys[part])))
     return requests

@@ -1,7 +1,7 @@
-"""The owner of a rule of the packet filter, as far as the rule names it: for podwire's listings.
+"""The owner of a packet filter rule, as far as the rule names it, for podwire's listings.
 
-One rule: pure. A `mark` is what follows from network, container and interface alone (a chain's name, a hash, a
-comment), so that a rule with truncated names can still be matched to its attachment.
+This module is pure. A `mark` depends on network, container and interface only (a chain's name, a hash, a comment), so a
+rule with truncated names can still be matched to its attachment.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import NamedTuple
 HOST_PORT, MASQUERADE, FIREWALL = "host port", "masquerade", "firewall"
 NFTABLES, IPTABLES = "nftables", "iptables"
 
-# The hint of a CHECK that misses rules.
+# The hint of CHECK for missing rules.
 REPAIR_HINT = (
-    "flushed perhaps: `podwire repair` makes it again; if it was asked for only since, create the container again"
+    "another program may have deleted it: `podwire repair` creates it again; "
+    "if the network's configuration has changed since, recreate the container"
 )
 
 
 class OwnedRule(NamedTuple):
     """One rule, or element of a set: its purpose (`what`), its table or chain (`where`), its owner.
 
-    `network`, `container_id` and `ifname` are "" where the rule does not name them in full; `mark` b"" is none.
-    `about` is its host port ("8080/tcp") or address, "" where unknown.
+    `network`, `container_id` and `ifname` are "" if the rule does not name them in full; `mark` is b"" for none.
+    `about` is the rule's host port ("8080/tcp") or address, "" if unknown.
     """
 
     what: str

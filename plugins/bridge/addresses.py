@@ -1,6 +1,6 @@
 """The addresses of an attachment: the IPAM result, completed with the gateways and default routes of the network.
 
-One rule: pure. Nothing here touches the kernel.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from cni.address import Address
 from cni.address import Interface as Cidr
 from cni.errors import invalid_conf
 from cni.result import IPConfig, Result, Route
-from plugins.bridge import bridge_device
 from plugins.bridge.conf import BridgeConf
 from process.values import replace
 
@@ -24,14 +23,14 @@ def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Resu
 
     `interface` is an index into the result's interfaces. Raises CniError(7) for addresses that do not fit the network.
     """
-    auto = '; "auto" takes the least of the host\'s interfaces: set a number' if conf.mtu_auto else ""
-    refuse_small_mtu(conf.mtu, ipam_result.ips, auto)
+    hint = '; "auto" is the lowest MTU of the host\'s interfaces: set a number instead' if conf.mtu_auto else ""
+    refuse_small_mtu(conf.mtu, ipam_result.ips, hint)
     ips = tuple(
         replace(ip, interface=interface, gateway=ip.gateway or _default_gateway(ip, conf)) for ip in ipam_result.ips
     )
     if conf.is_gateway:
         for ip in ips:
-            bridge_device.gateway_on_bridge(ip)  # raises for an unusable gateway before a route uses it
+            gateway_and_prefix(ip)  # raises for an unusable gateway before a route uses it
     routes = ipam_result.routes
     if conf.is_default_gateway:
         for default in _DEFAULTS:
@@ -41,23 +40,38 @@ def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Resu
     return replace(ipam_result, ips=ips, routes=routes)
 
 
+def gateway_and_prefix(ip: IPConfig) -> tuple[Address, int] | None:
+    """Returns the gateway of `ip` and the prefix length of their subnet; None if `ip` has no gateway.
+
+    Raises CniError(7) for a gateway of the other address family.
+    """
+    if ip.gateway is None:
+        return None
+    if ip.gateway.version != ip.address.version:
+        raise invalid_conf(
+            f"gateway {ip.gateway} of address {ip.address} is of the other address family",
+            "correct the gateway in the IPAM configuration",
+        )
+    return ip.gateway, ip.address.network.prefixlen
+
+
 def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:
-    """Returns the first address of the subnet, the gateway if IPAM names none; None without "isGateway"."""
+    """Returns the gateway for an address to which IPAM assigns none: the subnet's first; None without "isGateway"."""
     if not conf.is_gateway:
         return None
     try:
         return ip.address.network.network_address + 1
     except ValueError:
         raise invalid_conf(
-            f"{ip.address} has no gateway and there is no next address to be it",
-            "give IPAM a larger subnet, or a gateway",
+            f"{ip.address} has no gateway, and there is no address after {ip.address.network.network_address} for one",
+            "configure IPAM with a larger subnet, or with a gateway",
         ) from None
 
 
 def _with_default_route(routes: tuple[Route, ...], default: Route) -> tuple[Route, ...]:
-    """Returns the routes with `default`, unless they have a default route with a gateway.
+    """Adds `default` to the routes, unless they already have a default route with a gateway; returns the routes.
 
-    A default route without a gateway is replaced, since the kernel would refuse both as the same route.
+    An otherwise equal route without a gateway is replaced: the kernel would refuse the second one as a duplicate.
     """
     same = [route for route in routes if route.dst == default.dst]
     if any(route.gw for route in same):

@@ -1,7 +1,7 @@
 """The bridge device: created or reused, with its gateway addresses.
 
-One rule: other attachments share the bridge, so its state is only completed, never removed, except by the ADD that
-created it.
+Other attachments share the bridge. ADD only adds missing state to it; only the ADD that created it deletes it again,
+when that ADD fails. With "forceAddress" ADD also removes conflicting addresses.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from socket import AF_INET, AF_INET6, AF_UNSPEC
 from attachment import forwarding
 from cni.address import Address, Interface, format_mac, with_prefix
 from cni.errors import CniError, Code, invalid_conf
-from cni.result import IPConfig, Result
+from cni.result import Result
 from kernel import address, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
+from plugins.bridge.addresses import gateway_and_prefix
 from plugins.bridge.conf import BridgeConf
 from process.undo import Undo
 
@@ -28,7 +29,7 @@ _FAMILIES = {4: int(AF_INET), 6: int(AF_INET6)}
 
 
 class NotABridgeError(CniError):
-    """The bridge's name belongs to another kind of link."""
+    """A link of another kind has the bridge's name."""
 
     def __init__(self, existing: Link) -> None:
         super().__init__(
@@ -49,21 +50,21 @@ def get(host: Socket, name: str) -> Link | None:
 def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     """Creates the bridge if it does not exist, sets it up, in promiscuous mode if configured, and returns it.
 
-    Raises CniError(7) when the name belongs to another kind of link, KernelError.
+    Raises CniError(7) when a link of another kind has its name, KernelError.
     """
     try:
         bridge = get(host, conf.bridge) or _create(host, conf, undo)
     except NotABridgeError as error:
         raise error.prefixed(f'failed to create bridge "{conf.bridge}": ') from error
-    promisc = bool(bridge.flags & link.IFF_PROMISC)
-    if not bridge.is_up or conf.promisc > promisc:
+    is_promisc = bool(bridge.flags & link.IFF_PROMISC)
+    if not bridge.is_up or (conf.promisc and not is_promisc):
         host.change(link.set_request(bridge, up=True, promisc=True if conf.promisc else None))
     sysctl.try_write(f"ipv6/conf/{conf.bridge}/accept_ra", "0")
     return bridge
 
 
 def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
-    """Creates the bridge unless another ADD has just done so; only the ADD that created it rolls it back."""
+    """Creates the bridge unless another ADD has just created it; only the ADD that created it deletes it on failure."""
     mac = link.random_mac()
     undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
@@ -77,18 +78,19 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     if created is None:
         raise CniError(
             Code.TRY_AGAIN_LATER,
-            f'failed to create bridge "{conf.bridge}": it vanished again',
-            "something else deleted it",
+            f'failed to create bridge "{conf.bridge}": it was deleted during this ADD',
+            "another ADD that failed, or another program, deleted it; try again",
         )
     return created
 
 
 def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
-    """Makes the bridge keep its MAC; `before` and `after` describe it before and after a port was added. Returns it.
+    """Fixes the bridge's MAC address after a port was added; returns the bridge with that MAC address.
 
-    A bridge whose MAC was never set takes the lowest MAC of its ports, so its neighbours would lose it with every
-    attachment. Writing the MAC back fixes it. A bridge without ports may have had no MAC to write back: it keeps that
-    of `after`. Raises KernelError.
+    `before` and `after` are the bridge before and after the port was added. Until its MAC address is set explicitly, a
+    bridge uses the lowest one of its ports: an added port could change it, and neighbours would send to the old one.
+    Setting the MAC address of `before` again prevents that. A bridge that never had a port may have no MAC address
+    yet; then that of `after` is set. Raises KernelError.
     """
     if after.mac == before.mac:
         return after
@@ -97,134 +99,120 @@ def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
     return after._replace(mac=keep.mac)
 
 
-def add_gateways(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:
-    """Adds the gateway of every address of `result` to the bridge, and enables forwarding.
+def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Result) -> None:
+    """Adds the gateway of every address in `result` to `gateway_link`, and enables forwarding.
 
-    Unless "enabledad" is set, IPv6 gateways skip duplicate address detection: during its two seconds a gateway answers
-    no neighbour solicitation, and the first pod of a node would wait that long for its first packet.
-    If one gateway conflicts, nothing is changed. Raises CniError(7) for a conflicting address, KernelError.
+    `gateway_link` is the bridge, or the gateway interface of a VLAN. Unless "enabledad" is set, IPv6 gateways skip
+    duplicate address detection. It takes two seconds, in which the gateway answers no neighbour solicitation, and the
+    first pod of a node would wait that long for its first packet. If one gateway conflicts with an existing address,
+    nothing is changed. Raises CniError(7) for a conflict, KernelError.
     """
-    gateways = [gateway for ip in result.ips if (gateway := gateway_on_bridge(ip)) is not None]
-    requests = _address_requests(host, bridge, gateways, conf)
+    gateways = [pair for ip in result.ips if (pair := gateway_and_prefix(ip)) is not None]
+    requests = _address_requests(host, gateway_link, gateways, conf)
     for version in dict.fromkeys(gateway.version for gateway, _ in gateways):
         forwarding.enable(version)
     if requests:
-        # Setting the MAC makes the bridge keep it, as with the reference plugin; otherwise it follows its ports.
-        requests.append(link.set_request(bridge, mac=bridge.mac_bytes))
+        # As the reference plugin does: a bridge keeps a MAC address that was set, and otherwise follows its ports.
+        requests.append(link.set_request(gateway_link, mac=gateway_link.mac_bytes))
         try:
             host.change(*requests)
         except KernelError as error:
             failure = error.prefixed("failed to set bridge addr: ")
             if error.errno == errno.EACCES:
-                off = f"ipv6/conf/{bridge.name}/disable_ipv6"
-                failure = CniError(failure.code, failure.msg, f"IPv6 is switched off there: {sysctl.command(off, '0')}")
+                setting = f"ipv6/conf/{gateway_link.name}/disable_ipv6"
+                details = f'IPv6 is disabled on "{gateway_link.name}"; enable it: {sysctl.command(setting, "0")}'
+                failure = CniError(failure.code, failure.msg, details)
             raise failure from error
 
 
-def refuse_conflict(host: Socket, gateway: Link, sets: Iterable[Iterable[Interface]]) -> None:
-    """Raises CniError(7) when every gateway of a range set conflicts with the addresses of `gateway`, KernelError.
+def refuse_conflict(host: Socket, gateway_link: Link, range_sets: Iterable[Iterable[Interface]]) -> None:
+    """Raises CniError(7) when every gateway of a range set conflicts with an address of `gateway_link`, KernelError.
 
-    Invalid ranges are ignored here: IPAM's own STATUS reports them.
+    `range_sets` has the gateways of each range set. Invalid ranges are ignored: the IPAM plugin's STATUS reports them.
     """
-    existing = [item.address for item in address.list_on_link(host, gateway)]
+    existing = [item.address for item in address.list_on_link(host, gateway_link)]
     try:
-        conflict = next(filter(None, (_first_conflict(candidates, existing) for candidates in sets)), None)
+        conflict = next(filter(None, (_first_conflict(gateways, existing) for gateways in range_sets)), None)
     except CniError:
         return
     if conflict:
-        raise _conflict_error(host, gateway, *conflict, attachment_ports=0)
-
-
-def gateway_on_bridge(ip: IPConfig) -> tuple[Address, int] | None:
-    """Returns the gateway address for `ip` and its prefix length; None if `ip` has no gateway.
-
-    Raises CniError(7) for a gateway of the other address family.
-    """
-    if ip.gateway is None:
-        return None
-    if ip.gateway.version != ip.address.version:
-        raise invalid_conf(
-            f"gateway {ip.gateway} of address {ip.address} is of the other address family",
-            "correct the gateway in the IPAM configuration",
-        )
-    return ip.gateway, ip.address.network.prefixlen
+        raise _conflict_error(host, gateway_link, *conflict, attachment_ports=0)
 
 
 def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
-    """Deletes the bridge that this ADD created, identified by its MAC, unless it has ports by now."""
+    """Deletes the bridge that this ADD created, recognized by its MAC address, unless it has ports by now."""
     (bridge,) = link.get(host, link.by_name_request(name))
     if bridge and bridge.mac == format_mac(mac) and not any(True for _ in link.list_ports(host, bridge.index)):
         host.change(link.delete_request(bridge))
 
 
 def _address_requests(
-    host: Socket, bridge: Link, gateways: list[tuple[Address, int]], conf: BridgeConf
+    host: Socket, gateway_link: Link, gateways: list[tuple[Address, int]], conf: BridgeConf
 ) -> list[Request]:
-    """Returns the requests, in order, that give the bridge all `gateways`; reads its existing addresses."""
+    """Reads the addresses of `gateway_link`; returns the requests, in order, that add the missing `gateways`."""
     if not gateways:
         return []
     versions = {gateway.version for gateway, _ in gateways}
     family = AF_UNSPEC if len(versions) > 1 else _FAMILIES[versions.pop()]
-    assigned = address.list_on_link(host, bridge, family=family)
+    assigned = address.list_on_link(host, gateway_link, family=family)
     existing_keys = address.keys(assigned)
     if all((gateway.packed, prefix_length) in existing_keys for gateway, prefix_length in gateways):
         return []
     existing = [item.address for item in assigned]
     requests = []
-    for gateway in starmap(with_prefix, gateways):
-        conflicting = _conflicts(gateway, existing)
+    for gateway_cidr in starmap(with_prefix, gateways):
+        conflicting = _list_conflicting(gateway_cidr, existing)
         if conflicting and not conf.force_address:
-            raise _conflict_error(host, bridge, gateway, conflicting[0], attachment_ports=1)
-        for other in conflicting:
-            existing.remove(other)
-            requests.append(address.remove_request(bridge, other))
-        if gateway not in existing:
-            existing.append(gateway)
-            requests.append(address.add_request(bridge, gateway, exists_ok=True, dad=conf.dad))
+            raise _conflict_error(host, gateway_link, gateway_cidr, conflicting[0], attachment_ports=1)
+        for other_cidr in conflicting:
+            existing.remove(other_cidr)
+            requests.append(address.remove_request(gateway_link, other_cidr))
+        if gateway_cidr not in existing:
+            existing.append(gateway_cidr)
+            requests.append(address.add_request(gateway_link, gateway_cidr, exists_ok=True, dad=conf.dad))
     return requests
 
 
 def _conflict_error(
-    host: Socket, bridge: Link, gateway: Interface, other: Interface, *, attachment_ports: int
+    host: Socket, gateway_link: Link, gateway_cidr: Interface, other_cidr: Interface, *, attachment_ports: int
 ) -> CniError:
-    """Returns the error for the address `other`, which conflicts with `gateway`; counts the bridge's ports.
+    """Returns the error for `other_cidr`, an existing address of `gateway_link` that conflicts with `gateway_cidr`.
 
-    `attachment_ports` is how many of them belong to this attachment. The address of a VLAN's gateway interface always
-    counts as in use.
+    The fix depends on whether other attachments use the bridge: their ports are counted, without `attachment_ports`,
+    the number of this attachment's. The gateway interface of a VLAN always counts as used.
     """
-    ports = link.count_ports(host, bridge.index) - attachment_ports
-    if bridge.kind == "bridge" and ports <= 0:
-        details = f'ip address del {other} dev "{bridge.name}" # no port of it is in use'
+    name, is_bridge = gateway_link.name, gateway_link.kind == "bridge"
+    ports = link.count_ports(host, gateway_link.index) - attachment_ports
+    if is_bridge and ports <= 0:
+        details = f'ip address del {other_cidr} dev "{name}" # no other attachment uses it'
     else:
-        use = "" if bridge.kind != "bridge" else f", and {ports} port{' is' if ports == 1 else 's are'} in use"
+        use = f", and {ports} port{' is' if ports == 1 else 's are'} in use" if is_bridge else ""
         details = (
-            f'"{bridge.name}" has {other}{use}; give the network the subnet of that address, or set "bridge" to '
-            'another name; "forceAddress" replaces it, and running pods lose their gateway'
+            f'"{name}" has {other_cidr}{use}; configure IPAM with the subnet of that address, or set "bridge" to '
+            'another name; "forceAddress" replaces the address, and running pods lose their gateway'
         )
-    return invalid_conf(
-        f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {gateway}',
-        details,
-    )
+    msg = f'failed to set bridge addr: "{name}" already has an IP address different from {gateway_cidr}'
+    return invalid_conf(msg, details)
 
 
-def _first_conflict(candidates: Iterable[Interface], existing: list[Interface]) -> tuple[Interface, Interface] | None:
-    """Returns the first candidate and an address that conflicts with it; None if any candidate has no conflict."""
+def _first_conflict(gateways: Iterable[Interface], existing: list[Interface]) -> tuple[Interface, Interface] | None:
+    """Returns the first gateway and an address that conflicts with it; None if any gateway has no conflict."""
     first = None
-    for gateway in candidates:
-        conflicting = _conflicts(gateway, existing)
+    for gateway_cidr in gateways:
+        conflicting = _list_conflicting(gateway_cidr, existing)
         if not conflicting:
             return None
-        first = first or (gateway, conflicting[0])
+        first = first or (gateway_cidr, conflicting[0])
     return first
 
 
-def _conflicts(gateway: Interface, existing: list[Interface]) -> list[Interface]:
-    """Returns the existing addresses that conflict with `gateway`; none if it is one of them."""
-    return [] if gateway in existing else [other for other in existing if _is_conflict(gateway, other)]
+def _list_conflicting(gateway_cidr: Interface, existing: list[Interface]) -> list[Interface]:
+    """Returns the existing addresses that conflict with a gateway; none if the gateway is one of them."""
+    return [] if gateway_cidr in existing else [cidr for cidr in existing if _is_conflict(gateway_cidr, cidr)]
 
 
-def _is_conflict(gateway: Interface, other: Interface) -> bool:
-    """Returns whether the two cannot be on one bridge: two IPv4 addresses, or IPv6 addresses of overlapping subnets."""
-    if isinstance(gateway, IPv4Interface):
+def _is_conflict(one: Interface, other: Interface) -> bool:
+    """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets."""
+    if isinstance(one, IPv4Interface):
         return isinstance(other, IPv4Interface)
-    return isinstance(other, IPv6Interface) and gateway.network.overlaps(other.network)
+    return isinstance(other, IPv6Interface) and one.network.overlaps(other.network)

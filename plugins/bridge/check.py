@@ -1,7 +1,7 @@
 """CHECK: compares the attachment with prevResult and reports the first difference.
 
-One rule: prevResult is the expected state, since later plugins may have changed the interface. Other attachments do not
-affect the outcome.
+prevResult, not the configuration, is the expected state: later plugins of the list may have changed the interface.
+The state of other attachments does not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.bridge import mac_spoof, mtu, netfilter, vlan
-from plugins.bridge.bridge_device import gateway_on_bridge
+from plugins.bridge.addresses import gateway_and_prefix
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import check as check_gateway
 
@@ -29,22 +29,22 @@ def check_attachment(
     listed = veth.listed_container_interface(args, prev_result)
     listed_bridge = _listed_bridge(conf, prev_result)
     with Sandbox(namespace, args.ifname) as sandbox:
-        end = sandbox.find_link()
-        peer_requests = link.local_peer_requests(end, namespace) if end else []
-        bridge_message, *answers = host.get(link.by_name_request(conf.bridge), *peer_requests)
+        container_link = sandbox.find_link()
+        peer_requests = link.local_peer_requests(container_link, namespace) if container_link else []
+        bridge_message, *peer_answers = host.get(link.by_name_request(conf.bridge), *peer_requests)
         bridge = _check_bridge(conf, listed_bridge, bridge_message and link.from_message(bridge_message))
-        container_veth = _check_container_veth(listed, conf, sandbox, end)
-        other = link.local_peer_from_answers(container_veth, namespace, answers) if answers else None
-        host_veth = _check_host_veth(other, bridge, prev_result)
+        container_veth = _check_container_veth(listed, conf, sandbox, container_link)
+        peer = link.local_peer_from_answers(container_veth, namespace, peer_answers) if peer_answers else None
+        host_veth = _check_host_veth(peer, bridge, prev_result)
         _check_port(conf, host_veth, host)
         vlan.check(host, conf, bridge, host_veth)
-        gateway = check_gateway(host, conf, prev_result, bridge)
-        mtu.check(conf, prev_result, gateway, host_veth, container_veth)
+        gateway_link = check_gateway(host, conf, prev_result, bridge)
+        mtu.check(conf, prev_result, gateway_link, host_veth, container_veth)
         check(sandbox, container_veth, prev_result)
     if conf.mac_spoof_check:
         mac_spoof.check(network, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes)
     if conf.is_gateway:
-        _check_gateways(prev_result, gateway, host)
+        _check_gateways(prev_result, gateway_link, host)
     netfilter.check(conf)
 
 
@@ -62,7 +62,7 @@ def _check_bridge(conf: BridgeConf, listed: Interface, existing: Link | None) ->
         raise internal(
             f"Interface {conf.bridge} in prevResult is not a bridge", f"it is {existing.kind or 'unknown'}; {RECREATE}"
         )
-    # Without a gateway address, the reference plugin lets the bridge's MAC follow its ports.
+    # Without a gateway address, the reference plugin does not set the bridge's MAC address, so it follows the ports.
     if conf.is_gateway and listed.mac and existing.mac != listed.mac:
         details = f'it is {existing.mac}; set it back: ip link set "{conf.bridge}" address {listed.mac}'
         raise internal(f"Bridge interface {conf.bridge} Mac doesn't match: {listed.mac}", details)
@@ -94,7 +94,10 @@ def _check_container_veth(listed: Interface, conf: BridgeConf, sandbox: Sandbox,
 
 
 def _check_host_veth(host_veth: Link | None, bridge: Link, prev_result: Result) -> Link:
-    """Checks that the host end of the veth is a port of the bridge and is listed with its MAC; raises CniError(999)."""
+    """Checks that the host veth is a port of the bridge, up, as prevResult lists it; returns it.
+
+    Raises CniError(999).
+    """
     if host_veth is None:
         raise internal(
             f"CNI veth created for bridge {bridge.name} was not found", f"it is not on this host; {RECREATE}"
@@ -123,10 +126,10 @@ def _check_port(conf: BridgeConf, host_veth: Link, host: Socket) -> None:
         )
 
 
-def _check_gateways(prev_result: Result, bridge: Link, host: Socket) -> None:
-    existing = address.keys(address.list_on_link(host, bridge))
+def _check_gateways(prev_result: Result, gateway_link: Link, host: Socket) -> None:
+    existing = address.keys(address.list_on_link(host, gateway_link))
     for ip in prev_result.ips:
-        gateway = gateway_on_bridge(ip)
-        if gateway is not None and (gateway[0].packed, gateway[1]) not in existing:
-            details = f'put it back: ip address add {gateway[0]}/{gateway[1]} dev "{bridge.name}"'
-            raise internal(f"Bridge interface {bridge.name} has lost the gateway address {ip.gateway}", details)
+        gateway, prefix_length = gateway_and_prefix(ip) or (None, 0)
+        if gateway is not None and (gateway.packed, prefix_length) not in existing:
+            details = f'add it: ip address add {gateway}/{prefix_length} dev "{gateway_link.name}"'
+            raise internal(f"Bridge interface {gateway_link.name} has lost the gateway address {gateway}", details)

@@ -1,6 +1,6 @@
-"""The configuration of bridge: its keys, their validation, and one frozen value.
+"""Parses and validates the configuration of bridge into a frozen BridgeConf.
 
-One rule: pure, and the only place that validates; the rest of the plugin relies on it.
+All functions are pure. The other modules of the plugin do not validate the configuration again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ KEYS = (
 class Vlans:
     """The configured VLANs of a port: `access` is untagged, 0 for none; `trunk` are tagged, in ascending order.
 
-    `trunk` is None without "vlanTrunk"; an empty one still enables VLAN filtering (reference).
-    `keep_default` leaves the port in the bridge's default VLAN, too.
+    `trunk` is None without "vlanTrunk"; an empty list still enables VLAN filtering, as with the reference plugin.
+    With `keep_default` the port also stays in the bridge's default VLAN.
     """
 
     access: int = 0
@@ -59,9 +59,9 @@ class Vlans:
 class BridgeConf:
     """The configuration of one bridge network and attachment.
 
-    `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` it is derived from the host's interfaces. `mac` is
-    b"" for any. `ipam_type` is "" for a layer 2 network. A non-empty `dns` replaces that of IPAM. `bridge_netfilter` is
-    None to leave that setting of the host unchanged.
+    `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` ADD derives it from the host's interfaces. `mac` is
+    b"" for a random MAC address. `ipam_type` is "" for a layer 2 network. A non-empty `dns` replaces that of IPAM.
+    If `bridge_netfilter` is None, ADD does not change that setting of the host.
     """
 
     bridge: str
@@ -85,7 +85,10 @@ class BridgeConf:
 
 
 def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
-    """Returns the validated configuration; raises CniError(7), CniError(4) for CNI_ARGS (reference: code 999)."""
+    """Returns the validated configuration; raises CniError(7), and CniError(4) for CNI_ARGS.
+
+    The reference plugin has code 999 for both.
+    """
     fields = net_conf.fields
     parsed = BridgeConf(
         bridge=_bridge_name(fields),
@@ -121,7 +124,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
 
 
 def name_for_del(net_conf: NetConf) -> str:
-    """Returns the bridge's name, "" for an invalid one: DEL works without it."""
+    """Returns the bridge's name, "" for an invalid name: DEL works without it."""
     try:
         return _bridge_name(net_conf.fields)
     except CniError:
@@ -153,7 +156,7 @@ def _vlans(fields: Fields) -> Vlans:
 
 
 def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
-    """Returns the IDs of all elements, unique and sorted; an element is an ID, a range, or both (reference)."""
+    """Returns the IDs of all elements, unique and sorted; an element has "id", "minID" and "maxID", or all three."""
     ids: set[int] = set()
     for item in items:
         least, most, single = item.integer("minID"), item.integer("maxID"), item.integer("id")
@@ -186,9 +189,9 @@ def _wrong_vlan(msg: str, details: str) -> CniError:
 
 
 def _mac(args: CmdArgs, net_conf: NetConf) -> bytes:
-    """Returns the requested MAC, b"" for none: runtimeConfig before args.cni before CNI_ARGS."""
-    environment = args.cni_args("MAC").get("MAC", "")
-    text = net_conf.runtime_config.string("mac") or net_conf.cni_args.string("mac") or environment
+    """Returns the requested MAC address, b"" for none: runtimeConfig before args.cni before CNI_ARGS."""
+    cni_args_mac = args.cni_args("MAC").get("MAC", "")
+    text = net_conf.runtime_config.string("mac") or net_conf.cni_args.string("mac") or cni_args_mac
     if not text:
         return b""
     try:

@@ -1,7 +1,9 @@
 """The gateway interface of a VLAN, `<bridge>.<vlan>`: created, reused or repaired.
 
-One rule: an interface that has this name is ready for use. A veth pair with both ends on this host is repaired, an
-administrator's 802.1Q interface is only checked, and other kinds of interfaces are used as they are.
+podwire's gateway interface is one end of a veth with both ends on the host; the other end is a port of the bridge in
+the VLAN. It is named after the port is in the VLAN, so an interface with this name is ready for use. ADD repairs such
+a veth. An administrator may have created another kind of interface: ADD checks an 802.1Q interface and reports what
+is wrong, and uses other kinds unchanged.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ from plugins.bridge.conf import BridgeConf, Vlans
 from plugins.bridge.vlan import check_vlans, get_filtering, port_requests
 from process.undo import Undo
 
-_TRIES = 5  # a retry is needed only if another ADD rolls back between our look-up and our use
-_RECREATED = "the next container of this network makes it again"
+_TRIES = 5  # a retry is needed only if another ADD rolls back after this one has looked up the interface
+_ADD_CREATES_IT = "the next ADD in this network creates it again"
 
 
 def gateway_name(conf: BridgeConf) -> str:
-    """Returns the name of the interface that has the gateway addresses in a VLAN (the reference plugin's)."""
+    """Returns the name of the gateway interface of the configured VLAN; the reference plugin uses the same name."""
     return f"{conf.bridge}.{conf.vlans.access}"
 
 
 def refuse_long_name(conf: BridgeConf) -> None:
-    """Raises CniError(7) when the gateway interface's name, the bridge's and the VLAN, is longer than 15 bytes."""
+    """Raises CniError(7) when the name of the gateway interface, `<bridge>.<vlan>`, is longer than 15 bytes."""
     name = gateway_name(conf)
     if conf.is_gateway and conf.vlans.access and not is_interface_name(name):
         raise invalid_conf(
@@ -46,8 +48,11 @@ def refuse_long_name(conf: BridgeConf) -> None:
         )
 
 
-def get_gateway(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
-    """Returns the interface for the gateway addresses, None if it does not exist yet; raises KernelError."""
+def get_gateway_link(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
+    """Returns the link for the gateway addresses: the bridge, or in a VLAN the gateway interface; raises KernelError.
+
+    None if the gateway interface does not exist yet.
+    """
     if not conf.vlans.access:
         return bridge
     (existing,) = link.get(host, link.by_name_request(gateway_name(conf)))
@@ -55,47 +60,47 @@ def get_gateway(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
 
 
 def add_gateways(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, result: Result, undo: Undo) -> Link:
-    """Adds the gateway addresses to the interface in the port's VLAN, creates it if missing, and returns it.
+    """Adds the gateway addresses to the bridge, or in a VLAN to the gateway interface; returns that link.
 
-    Without a VLAN that is the bridge. If another ADD created the interface and rolls back after this one has found it,
-    it is created again. Raises CniError(7) for a conflicting address or link and for an 802.1Q
-    interface that is cut off from the VLAN, KernelError.
+    A missing gateway interface is created. Another ADD that created it may roll back and delete it after this ADD has
+    looked it up; then this ADD creates it again. Raises CniError(7) for a conflicting address or link and for an 802.1Q
+    interface that is not connected to the VLAN, KernelError.
     """
     if not (conf.vlans.access and result.ips):
         bridge_device.add_gateways(host, bridge, conf, result)
         return bridge
     for tries_left in reversed(range(_TRIES)):
-        gateway = _reuse(host, bridge, conf) or _create(host, bridge, host_veth, conf, undo)
+        gateway_link = _reuse(host, bridge, conf) or _create(host, bridge, host_veth, conf, undo)
         try:
-            _repair_port(host, bridge, gateway, conf)
-            bridge_device.add_gateways(host, gateway, conf, result)
+            _repair_port(host, bridge, gateway_link, conf)
+            bridge_device.add_gateways(host, gateway_link, conf, result)
         except CniError:
-            if not tries_left or link.get(host, link.by_index_request(gateway.index)) != [None]:
+            if not tries_left or link.get(host, link.by_index_request(gateway_link.index)) != [None]:
                 raise
         else:
-            mtu.warn_of_larger_gateway(gateway, conf)
-            return gateway
+            mtu.warn_of_larger_gateway_mtu(gateway_link, conf)
+            return gateway_link
     raise AssertionError("unreachable")
 
 
 def check(host: Socket, conf: BridgeConf, prev_result: Result, bridge: Link) -> Link:
-    """Returns the link with the gateway addresses, after checking that it is connected to its VLAN.
+    """Checks the gateway interface of a VLAN; returns it, or without a VLAN the bridge.
 
-    Without a VLAN that is the bridge. Raises CniError(999), KernelError.
+    Raises CniError(999) if it is missing, down or not connected to the VLAN, KernelError.
     """
     if not (conf.is_gateway and conf.vlans.access and prev_result.ips):
         return bridge
-    gateway = _check_listed(host, conf, prev_result)
-    problem = _vlan_device_problem(host, bridge, gateway, conf)
+    gateway_link = _check_listed(host, conf, prev_result)
+    problem = _get_vlan_device_problem(host, bridge, gateway_link, conf)
     if problem:
         raise internal(*problem)
-    if _is_local_veth(gateway):
-        _check_port(host, bridge, gateway, conf)
-    return gateway
+    if _is_local_veth(gateway_link):
+        _check_port(host, bridge, gateway_link, conf)
+    return gateway_link
 
 
 def _reuse(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
-    """Returns the existing gateway interface after setting it up; None if there is none.
+    """Sets the existing gateway interface up and returns it, None if it does not exist.
 
     It may be of any kind except a bridge, since an administrator may have created it. Raises CniError(7), KernelError.
     """
@@ -108,7 +113,7 @@ def _reuse(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
             f'"{name}" already exists but is a bridge, not the interface of VLAN {conf.vlans.access}',
             'set "bridge" of either network to another name',
         )
-    problem = _vlan_device_problem(host, bridge, existing, conf)
+    problem = _get_vlan_device_problem(host, bridge, existing, conf)
     if problem:
         raise invalid_conf(*problem)
     if not existing.is_up:
@@ -116,36 +121,39 @@ def _reuse(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
     return existing
 
 
-def _is_local_veth(gateway: Link) -> bool:
-    """Returns whether the interface is a veth whose other end is on this host, too."""
-    return gateway.kind == "veth" and bool(gateway.iflink) and gateway.iflink_nsid is None
+def _is_local_veth(gateway_link: Link) -> bool:
+    """Returns whether the gateway interface is a veth whose other end is also on this host."""
+    return gateway_link.kind == "veth" and bool(gateway_link.iflink) and gateway_link.iflink_nsid is None
 
 
 def _without_default(host: Socket, bridge: Link, existing: vlan.Vlans, conf: BridgeConf) -> vlan.Vlans:
-    """Returns the VLANs without the bridge's default, where a network with "preserveDefaultVlan" leaves the port."""
+    """Returns a port's VLANs without the bridge's default VLAN, unless that is the configured VLAN.
+
+    A network with "preserveDefaultVlan" leaves the port in the default VLAN, so being in it is no error.
+    """
     if existing.keys() <= {conf.vlans.access}:
         return existing
     default = vlan.get_filtering(host, bridge).default
     return {vid: flags for vid, flags in existing.items() if vid == conf.vlans.access or vid != default}
 
 
-def _repair_port(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> None:
-    """Makes the other end of a local veth pair an up port of the bridge, in the VLAN and in no other.
+def _repair_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeConf) -> None:
+    """Attaches the other end of a local veth to the bridge, sets it up, and puts it in the VLAN and in no other.
 
-    If it is one already this costs one look-up. Raises KernelError.
+    Reads the port's state first, and changes nothing if it is right. Raises KernelError.
     """
-    if not _is_local_veth(gateway):
+    if not _is_local_veth(gateway_link):
         return
     desired = {conf.vlans.access: PVID | UNTAGGED}
-    member = vlan.get_member(host, bridge, gateway.iflink)
+    member = vlan.get_member(host, bridge, gateway_link.iflink)
     existing = _without_default(host, bridge, member.vlans, conf) if member else {}
     if member and member.is_up and existing == desired:
         return
-    (port,) = link.get(host, link.by_index_request(gateway.iflink))
+    (port,) = link.get(host, link.by_index_request(gateway_link.iflink))
     if port is None:
-        return  # the gateway is deleted, too: adding its address will fail
+        return  # a veth is deleted with its peer, so adding the gateway address fails, and add_gateways() retries
     requests: list[Request] = []
-    if member is None:  # the port stays down until it is in its VLAN; the bridge keeps its MAC
+    if member is None:  # the port stays down until it is in its VLAN; the bridge keeps its MAC address
         requests += [link.set_request(port, up=False), link.set_request(port, master=bridge.index)]
         requests.append(link.set_request(bridge, mac=bridge.mac_bytes))
     if existing != desired:
@@ -158,17 +166,23 @@ def _repair_port(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) ->
     host.change(*requests)
 
 
-def _vlan_device_problem(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> tuple[str, str] | None:
-    """Returns why an 802.1Q interface is cut off from the VLAN, and the fix; None if it is not, or of another kind."""
-    if gateway.kind != "vlan":
+def _get_vlan_device_problem(
+    host: Socket, bridge: Link, gateway_link: Link, conf: BridgeConf
+) -> tuple[str, str] | None:
+    """Returns why an 802.1Q interface is not connected to the VLAN, and the fix; None if it is connected.
+
+    None also for an interface of another kind. Raises KernelError.
+    """
+    if gateway_link.kind != "vlan":
         return None
-    vid = conf.vlans.access
-    if gateway.iflink != bridge.index or gateway.iflink_nsid is not None or vlan.get_device_vlan(host, gateway) != vid:
-        msg = f'"{gateway.name}" is an 802.1Q interface, but not that of VLAN {vid} on bridge "{bridge.name}"'
-        return msg, f'delete it, and the next container of this network makes one: ip link delete "{gateway.name}"'
+    vid, name = conf.vlans.access, gateway_link.name
+    is_on_bridge = gateway_link.iflink == bridge.index and gateway_link.iflink_nsid is None
+    if not is_on_bridge or vlan.get_device_vlan(host, gateway_link) != vid:
+        msg = f'"{name}" is an 802.1Q interface, but not that of VLAN {vid} on bridge "{bridge.name}"'
+        return msg, f'delete it, and the next ADD in this network creates the right one: ip link delete "{name}"'
     member = vlan.get_member(host, bridge, bridge.index)
     if member is None or member.vlans.get(vid, UNTAGGED) & UNTAGGED:
-        msg = f'bridge "{bridge.name}" does not pass VLAN {vid} to "{gateway.name}"'
+        msg = f'bridge "{bridge.name}" does not pass VLAN {vid} to "{name}"'
         return msg, f'set it: bridge vlan add dev "{bridge.name}" vid {vid} self'
     return None
 
@@ -176,47 +190,60 @@ def _vlan_device_problem(host: Socket, bridge: Link, gateway: Link, conf: Bridge
 def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo: Undo) -> Link:
     """Creates the gateway interface, a veth whose other end is a port of the bridge, and returns it.
 
-    It gets its name only when its port is in the VLAN, so that an interface with this name is ready for use. If another
-    ADD was quicker, its interface is returned.
+    It has a random name until its port is in the VLAN. If another ADD has created the gateway interface meanwhile, this
+    one's veth is deleted and the other's returned. Raises CniError(11), CniError(50) for a full bridge, KernelError.
     """
     name = gateway_name(conf)
-    port, inner = (VethEnd("veth" + os.urandom(4).hex(), link.random_mac()) for _ in range(2))
-    undo.push(f'delete "{name}"', partial(_delete_unused, host, bridge, host_veth, conf, (port, inner)))
+    port_end, gateway_end = ends = _random_end(), _random_end()
+    undo.push(f'delete "{name}"', partial(_delete_unused, host, bridge, host_veth, conf, ends))
     try:
-        host.change(link.create_veth_request(port, inner, None, master=bridge.index, mtu=conf.mtu or bridge.mtu))
-        for end in (port, inner):
+        veth_request = link.create_veth_request(
+            port_end, gateway_end, None, master=bridge.index, mtu=conf.mtu or bridge.mtu
+        )
+        host.change(veth_request)
+        for end in ends:
             sysctl.try_write(f"ipv6/conf/{end.name}/accept_ra", "0")
-        port_link, gateway = link.get(host, link.by_name_request(port.name), link.by_name_request(inner.name))
-        if port_link is None or gateway is None:
-            raise CniError(Code.TRY_AGAIN_LATER, f'"{port.name}" vanished again', "something else deleted it")
+        port, gateway_link = link.get(host, *(link.by_name_request(end.name) for end in ends))
+        if port is None or gateway_link is None:
+            raise _deleted_error(port_end.name)
         access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
-        # A bridge whose MAC was never set takes the lowest MAC of its ports; writing its MAC back keeps it.
+        # A bridge uses the lowest MAC address of its ports until one is set: keep the present one.
         keep_mac = link.set_request(bridge, mac=bridge.mac_bytes)
-        access_requests = port_requests(port_link, access, get_filtering(host, bridge, access))
-        host.change(*access_requests, keep_mac, link.set_request(gateway, up=True, name=name))
+        access_requests = port_requests(port, access, get_filtering(host, bridge, access))
+        host.change(*access_requests, keep_mac, link.set_request(gateway_link, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:
             reason = veth.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
-            raise reason.prefixed(f'failed to make "{name}": ') from error
-        _delete_unused(host, bridge, host_veth, conf, (port, inner))
+            raise reason.prefixed(f'failed to create "{name}": ') from error
+        _delete_unused(host, bridge, host_veth, conf, ends)
     created = _reuse(host, bridge, conf)
     if created is None:
-        raise CniError(Code.TRY_AGAIN_LATER, f'"{name}" vanished again', "something else deleted it")
+        raise _deleted_error(name)
     return created
+
+
+def _random_end() -> VethEnd:
+    return VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
+
+
+def _deleted_error(name: str) -> CniError:
+    details = "another ADD that failed, or another program, deleted it; try again"
+    return CniError(Code.TRY_AGAIN_LATER, f'"{name}" was deleted during this ADD', details)
 
 
 def _delete_unused(
     host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, ends: tuple[VethEnd, VethEnd]
 ) -> None:
-    """Deletes the veth pair `ends` that this ADD created, unless other ports use it as the gateway of their VLAN.
+    """Deletes the veth `ends` that this ADD created, unless other ports use it as the gateway of their VLAN.
 
-    There is no race: another ADD puts its port in the VLAN first and looks up the gateway interface later. Either its
-    port is seen here, or that ADD finds the interface missing and creates it.
+    There is no race: another ADD first puts its port in the VLAN and then looks up the gateway interface. So either its
+    port is in the list here, or that ADD finds no gateway interface and creates one.
     """
-    port, gateway = link.get(host, link.by_name_request(ends[0].name), link.by_name_request(gateway_name(conf)))
-    if port is None or port.mac != format_mac(ends[0].mac):
+    port_end, gateway_end = ends
+    port, gateway_link = link.get(host, link.by_name_request(port_end.name), link.by_name_request(gateway_name(conf)))
+    if port is None or port.mac != format_mac(port_end.mac):
         return
-    if gateway is not None and gateway.mac == format_mac(ends[1].mac):
+    if gateway_link is not None and gateway_link.mac == format_mac(gateway_end.mac):
         vlans_by_port = vlan.list_by_port(host, bridge).items()
         ignored = (port.index, host_veth.index)
         if any(vlans.get(conf.vlans.access, 0) & PVID for index, vlans in vlans_by_port if index not in ignored):
@@ -225,14 +252,14 @@ def _delete_unused(
 
 
 def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
-    """Returns the gateway interface that prevResult lists, if it is up with its MAC; raises CniError(999)."""
+    """Checks that the gateway interface exists as prevResult lists it, and is up; returns it, raises CniError(999)."""
     name = gateway_name(conf)
     listed = next((item for item in prev_result.interfaces if item.name == name and not item.sandbox), None)
     if listed is None:
         raise internal(f'prevResult has no interface "{name}" on the host', OTHER_ATTACHMENT)
     (existing,) = link.get(host, link.by_name_request(name))
     if existing is None:
-        raise internal(f"Interface name {name} not found", _RECREATED)
+        raise internal(f"Interface name {name} not found", _ADD_CREATES_IT)
     if listed.mac and existing.mac != listed.mac:
         details = f'it is {existing.mac}; set it back: ip link set "{name}" address {listed.mac}'
         raise internal(f"Interface {name} Mac doesn't match: {listed.mac}", details)
@@ -241,18 +268,17 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
     return existing
 
 
-def _check_port(host: Socket, bridge: Link, gateway: Link, conf: BridgeConf) -> None:
-    """Checks that the other end of a local veth pair is an up port of the bridge in its VLAN; raises CniError(999)."""
-    (port,) = link.get(host, link.by_index_request(gateway.iflink))
+def _check_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeConf) -> None:
+    """Checks that the other end of a local veth is a port of the bridge, up, in its VLAN; raises CniError(999)."""
+    name = gateway_link.name
+    (port,) = link.get(host, link.by_index_request(gateway_link.iflink))
     if port is None:
-        raise internal(f"Interface {gateway.name} has no other end", _RECREATED)
+        raise internal(f"Interface {name} has no other end", _ADD_CREATES_IT)
     member = vlan.get_member(host, bridge, port.index)
     if member is None:
         details = f'set it: ip link set "{port.name}" master "{bridge.name}"'
-        raise internal(
-            f"Interface {port.name}, the other end of {gateway.name}, is not a port of {bridge.name}", details
-        )
+        raise internal(f"Interface {port.name}, the other end of {name}, is not a port of {bridge.name}", details)
     if not port.is_up:
         details = f'set it up: ip link set "{port.name}" up'
-        raise internal(f"Interface {port.name}, the other end of {gateway.name}, is down", details)
+        raise internal(f"Interface {port.name}, the other end of {name}, is down", details)
     check_vlans(port.name, {conf.vlans.access: PVID | UNTAGGED}, _without_default(host, bridge, member.vlans, conf))

@@ -1,8 +1,8 @@
-"""macspoofchk: nftables rules that drop an attachment's frames with a foreign source MAC.
+"""macspoofchk: nftables rules that drop an attachment's frames unless their source is the attachment's MAC address.
 
-One rule: table, chains and comments are those of the reference plugin, so that either plugin can remove the other's.
-A rule's userdata also contains a hash of the network's name, which `nft` ignores: GC needs it, and the names do not
-contain the network.
+Table, chains and comments have the names that the reference plugin uses, so that each plugin can remove the rules of
+the other. These names do not contain the network's name, which GC needs: podwire also stores a hash of it in the
+userdata of its rules, in an item that `nft` ignores.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class _Names:
         return Chain(_TABLE, f"{_CHAIN}{self.suffix}-mac")
 
 
-def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
-    """Drops frames from `host_ifname` with another source MAC than `mac`; replaces the attachment's existing rules.
+def add_rules(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
+    """Adds rules that drop frames from `host_ifname` unless their source is `mac`; replaces the attachment's old rules.
 
     Raises KernelError.
     """
 
     def attempt() -> None:
-        names, rules = _current(socket, network, container_id, ifname)
+        names, jumps = _read_names_and_jumps(socket, network, container_id, ifname)
         userdata = nft_rule.comment_userdata(names.comment, (_NETWORK, _hash(network)))
-        existing = nft.get_chains(socket, _PREROUTING, names.chain, names.mac_chain)
-        requests = [nft.table_request(_TABLE), nft.chain_request(_PREROUTING)] if existing[0] != _PREROUTING else []
-        for chain, current in zip((names.chain, names.mac_chain), existing[1:], strict=True):
-            requests.append(nft.flush_chain_request(chain) if current else nft.chain_request(chain))
-        requests += [nft.delete_rule_request(_PREROUTING, rule) for rule in rules]
+        prerouting, *chains = nft.get_chains(socket, _PREROUTING, names.chain, names.mac_chain)
+        requests = [nft.table_request(_TABLE), nft.chain_request(_PREROUTING)] if prerouting != _PREROUTING else []
+        for chain, existing in zip((names.chain, names.mac_chain), chains, strict=True):
+            requests.append(nft.flush_chain_request(chain) if existing else nft.chain_request(chain))
+        requests += [nft.delete_rule_request(_PREROUTING, rule) for rule in jumps]
         requests += [
             nft.rule_request(chain, expressions, userdata)
             for chain, expressions in _desired_rules(names, host_ifname, mac)
@@ -73,17 +73,20 @@ def protect(network: str, container_id: str, ifname: str, host_ifname: str, mac:
         nft.retry(attempt)
 
 
-def unprotect(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:
-    """Deletes the attachment's chains and rules, also the reference plugin's; none is success. Raises KernelError."""
-    _remove(socket, partial(_current, socket, network, container_id, ifname))
+def remove_rules(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:
+    """Deletes the attachment's rules and chains, even if the reference plugin created them; raises KernelError.
+
+    Missing rules and chains are success.
+    """
+    _remove(socket, partial(_read_names_and_jumps, socket, network, container_id, ifname))
 
 
 def check(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
     """Checks that the attachment's rules exist; raises CniError(999) for a missing one, KernelError."""
     with nft.open_socket() as socket:
-        names, _ = _current(socket, network, container_id, ifname)
+        names, _ = _read_names_and_jumps(socket, network, container_id, ifname)
         if nft.get_chains(socket, _PREROUTING) != [_PREROUTING]:
-            raise _missing(f"chain {_PREROUTING} is missing, or not called for what enters bridges", host_ifname)
+            raise _missing(f"chain {_PREROUTING} is missing, or not attached to the prerouting hook", host_ifname)
         chains = _PREROUTING, names.chain, names.mac_chain
         existing = {chain: iter(nft.list_rules(socket, chain, names.comment)) for chain in chains}
         for chain, expressions in _desired_rules(names, host_ifname, mac):
@@ -92,9 +95,9 @@ def check(network: str, container_id: str, ifname: str, host_ifname: str, mac: b
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
-    """Deletes the rules of the network's attachments that are not in `valid`.
+    """Deletes the rules of the network's attachments that are not in `valid`; raises KernelError.
 
-    The reference plugin's rules do not contain the network; they stay, and stderr reports how many. Raises KernelError.
+    Rules of the reference plugin do not contain the network's name: they stay, and stderr reports how many there are.
     """
     valid_comments = {names.comment for item in valid for names in _both_names(network, item.container_id, item.ifname)}
     unknown = 0
@@ -102,26 +105,26 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         if rule.comment in valid_comments or not rule.comment.startswith(_COMMENT):
             continue
         if _network(rule) == _hash(network):
-            _remove(socket, partial(_existing, socket, _Names(rule.comment.removeprefix(_COMMENT))))
+            _remove(socket, partial(_read_jumps, socket, _Names(rule.comment.removeprefix(_COMMENT))))
         elif not _network(rule):
             unknown += 1
     nft_owner.report_unowned("bridge", unknown, f"chain {_PREROUTING}")
 
 
 def get_problem() -> str:
-    """Returns why this kernel cannot run the check, "" if it can; validates a batch without committing it."""
+    """Returns why this kernel cannot check source addresses, "" if it can; validates a batch without committing it."""
     try:
         with nft.open_socket() as socket:
             nft.dry_run(socket, nft.table_request(_TABLE), nft.chain_request(_PREROUTING))
     except KernelError as error:
         if error.errno == errno.EEXIST:
-            return f"it already exists with other properties: nft list table bridge {_TABLE.name} ({error})"
+            return f"chain {_PREROUTING} exists with other properties: nft list table bridge {_TABLE.name} ({error})"
         return f"this kernel has no nftables for bridges: {error}"
     return ""
 
 
 def _desired_rules(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[Chain, bytes], ...]:
-    """Returns the rules of an attachment, each with its chain, in order."""
+    """Returns (chain, expressions) of each rule that an attachment needs, in order."""
     return (
         (_PREROUTING, nft_rule.from_interface(host_ifname) + nft_rule.jump(names.chain.name)),
         (names.chain, nft_rule.jump(names.mac_chain.name)),
@@ -130,54 +133,58 @@ def _desired_rules(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[C
     )
 
 
-def _remove(socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]]) -> None:
-    """Deletes an attachment's chains and, before them, the rules that jump to them.
+def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]]) -> None:
+    """Deletes the rules that jump to an attachment's chains, then the chains.
 
-    A chain that is the target of a foreign rule cannot be deleted: it is flushed, and stderr reports that.
+    `read` returns the attachment's names and these rules. It is called for each attempt: other processes change the
+    table. A chain to which a foreign rule jumps cannot be deleted: it is flushed, and stderr reports that.
     """
-    if not nft.delete_or_flush(partial(_delete, socket, current)):
-        print(f"bridge: chain {current()[0].chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
+    if not nft.delete_or_flush(partial(_delete, socket, read)):
+        print(f"bridge: chain {read()[0].chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
 
 
 def _delete(
-    socket: NftSocket, current: Callable[[], tuple[_Names, list[Rule]]], delete_or_flush: Callable[[Chain], Request]
+    socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]], delete_or_flush: Callable[[Chain], Request]
 ) -> None:
-    names, rules = current()
+    names, jumps = read()
     chains = nft.get_chains(socket, names.chain, names.mac_chain)
     nft.change(
         socket,
-        *(nft.delete_rule_request(_PREROUTING, rule) for rule in rules),
+        *(nft.delete_rule_request(_PREROUTING, rule) for rule in jumps),
         *(nft.flush_chain_request(chain) for chain in chains if chain),
         *(delete_or_flush(chain) for chain in chains if chain),
     )
 
 
-def _existing(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
-    """Returns `names` and the rules in PREROUTING that have their comment."""
+def _read_jumps(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
+    """Returns `names`, and the rules in PREROUTING with their comment: they jump to the attachment's chains."""
     return names, [rule for rule in nft.list_rules(socket, _PREROUTING, names.comment) if rule.comment == names.comment]
 
 
-def _current(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
-    """Returns the names for an attachment, and its existing rules in PREROUTING.
+def _read_names_and_jumps(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
+    """Returns an attachment's names, and the rules in PREROUTING that jump to its chains.
 
-    They are the reference plugin's names. Since these do not contain the network, an attachment of another network may
-    use them already; then they are the names with the network's hash.
+    The names are the reference plugin's, unless an attachment of another network uses these: they do not contain the
+    network's name. Then the names are the ones with the network's hash.
     """
-    common, with_network = _both_names(network, container_id, ifname)
-    rules = nft.list_rules(socket, _PREROUTING, common.comment)  # a prefix of the other comment, too
-    is_used = any(rule.comment == common.comment and _network(rule) not in (b"", _hash(network)) for rule in rules)
-    names = with_network if is_used or any(rule.comment == with_network.comment for rule in rules) else common
+    reference_names, hashed_names = _both_names(network, container_id, ifname)
+    rules = nft.list_rules(socket, _PREROUTING, reference_names.comment)  # also a prefix of the hashed comment
+    is_used = any(
+        rule.comment == reference_names.comment and _network(rule) not in (b"", _hash(network)) for rule in rules
+    )
+    is_hashed = is_used or any(rule.comment == hashed_names.comment for rule in rules)
+    names = hashed_names if is_hashed else reference_names
     return names, [rule for rule in rules if rule.comment == names.comment]
 
 
 def _both_names(network: str, container_id: str, ifname: str) -> tuple[_Names, _Names]:
-    """Returns the reference plugin's names, and those with the network's hash."""
-    common = _names(container_id, ifname)
-    return common, _Names(f"{common.suffix}-{_hash(network)[:8].decode()}")
+    """Returns the reference plugin's names, and the names with the network's hash."""
+    names = _reference_names(container_id, ifname)
+    return names, _Names(f"{names.suffix}-{_hash(network)[:8].decode()}")
 
 
-def _names(container_id: str, ifname: str) -> _Names:
-    """Returns the reference plugin's names; an ID or ifname that is too long or invalid for nft is hashed."""
+def _reference_names(container_id: str, ifname: str) -> _Names:
+    """Returns the names that the reference plugin uses; hashes an ID or ifname that is too long or invalid for nft."""
     if not VALID_NAME.fullmatch(ifname):
         ifname = _hash(ifname).decode()
     names = _Names(f"{container_id}-{ifname}")
@@ -191,9 +198,10 @@ def _hash(text: str) -> bytes:
 
 
 def _network(rule: Rule) -> bytes:
+    """Returns the hash of the network's name in a rule, b"" in a rule of the reference plugin."""
     return nft_rule.parse_userdata(rule.userdata).get(_NETWORK, b"")
 
 
 def _missing(msg: str, host_ifname: str) -> CniError:
-    details = f'frames from "{host_ifname}" are not checked for their source; {REPAIR_HINT}'
+    details = f'the source MAC addresses of frames from "{host_ifname}" are not checked; {REPAIR_HINT}'
     return internal(msg, details)

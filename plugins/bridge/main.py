@@ -1,6 +1,6 @@
 """The verbs of bridge.
 
-One rule: the undo of each change is registered with it, and DEL deletes everything, no matter what is already missing.
+ADD registers the undo of each change next to the change. DEL deletes every object of the attachment that still exists.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from plugins.bridge import addresses, bridge_device, mac_spoof, mtu, netfilter, 
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
-from plugins.bridge.gateway import add_gateways, get_gateway, refuse_long_name
+from plugins.bridge.gateway import add_gateways, get_gateway_link, refuse_long_name
 from plugins.bridge.repair import repair
 from process import record
 from process.undo import Undo
 from process.values import replace
 
 _CONTAINER_INDEX = 2  # of the container's interface in the result: bridge, host veth, container veth
-_BRIDGE_TRIES = 5  # a retry is needed only if another ADD rolls back between our look-up and our use
+_BRIDGE_TRIES = 5  # a retry is needed only if another ADD rolls back after this one has looked up the bridge
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """Attaches the container to the bridge, with the addresses that IPAM allocates.
 
-    A failure leaves nothing behind except what other attachments may use by then: a bridge with ports, its gateway
-    address, forwarding.
+    A failure is rolled back, except for objects that other attachments may use by then: a bridge with ports, its
+    gateway address, forwarding.
     """
     conf = bridge_conf.parse(args, net_conf)
     net_conf.refuse_addressless()
@@ -51,31 +51,23 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         attached = _attach(host, namespace, args.ifname, conf, undo)
         bridge, host_veth = attached.bridge, attached.host_veth
         bridge_mtu = mtu.get_bridge_mtu(host, bridge, conf)
-        ipam_result = Result()
-        if conf.ipam_type:
-            ipam_result = delegate.add_ipam(args, net_conf, undo)
-            ipam_result = addresses.with_gateways(ipam_result, conf, _CONTAINER_INDEX)
-        vlan.ensure_filtering(host, bridge, attached.filtering)  # the container veth is still down: no frame has passed
+        ipam_result = _allocate_addresses(args, net_conf, conf, undo)
+        vlan.ensure_filtering(host, bridge, attached.filtering)  # no frame has passed: the container veth is still down
         with Sandbox(namespace, args.ifname) as sandbox:
             container_veth = attached.container_veth or sandbox.get_link()
             links = bridge._replace(mtu=bridge_mtu), host_veth, container_veth
             result = _result(args, net_conf, ipam_result, links)
             if conf.mac_spoof_check:
-                undo.push(
-                    "remove the MAC spoof check", partial(nft.run_steps, [_remove_mac_spoof_check(args, net_conf)])
-                )
-                mac_spoof.protect(
-                    net_conf.name, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes
-                )
+                _add_mac_spoof_check(args, net_conf, host_veth, container_veth, undo)
             _bring_up(sandbox, container_veth, conf, result)
             if not conf.container_interface_down:
                 veth.wait_carrier(host, host_veth, "bridge port")
             if conf.masquerade:
                 conf.masquerade.add(args, net_conf, result, sandbox, undo)
-            if conf.is_gateway:  # last, since others share the bridge: an earlier failure has not changed it
-                gateway = add_gateways(host, bridge, host_veth, conf, result, undo)
-                if gateway is not bridge:
-                    listed = veth.result_interface(net_conf, gateway)
+            if conf.is_gateway:  # last: other attachments share the bridge, so an earlier failure must not change it
+                gateway_link = add_gateways(host, bridge, host_veth, conf, result, undo)
+                if gateway_link is not bridge:
+                    listed = veth.result_interface(net_conf, gateway_link)
                     result = replace(result, interfaces=(*result.interfaces, listed))
             netfilter.ensure(conf)
             mtu.ensure_bridge_mtu(host, bridge, bridge_mtu)
@@ -87,20 +79,23 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Deletes the container's interface and the attachment's rules, then releases its addresses.
 
-    Missing objects count as deleted. If the interface cannot be deleted its addresses stay reserved: they are in use.
-    Otherwise all steps run, and the failures are reported at the end. Rules are searched for regardless of the current
-    configuration: about 0.3 ms, no process.
+    Missing objects count as deleted. If the interface cannot be deleted, its addresses stay reserved because they are
+    still in use. Otherwise all steps run, and failures are reported at the end. DEL looks for rules of every option,
+    even if the configuration no longer has it; that takes about 0.3 ms and starts no process.
     """
     with Socket() as host:
-        others = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
+        other_addresses = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(
-        *options.removal_steps(args, net_conf, others, _remove_mac_spoof_check(args, net_conf)),
+        *options.removal_steps(args, net_conf, other_addresses, _remove_mac_spoof_check(args, net_conf)),
         partial(delegate.run_ipam, args, net_conf),
     )
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks that the attachment matches prevResult, which later plugins may have changed; IPAM checks its part."""
+    """Checks that the attachment matches prevResult, and has the IPAM plugin check the addresses.
+
+    prevResult, not the configuration, is the expected state: later plugins of the list may have changed the interface.
+    """
     conf = bridge_conf.parse(args, net_conf)
     prev_result = net_conf.required_prev_result()
     with Netns(args.netns) as namespace, Socket() as host:
@@ -113,7 +108,8 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the rules of attachments that are not in `valid`, and has IPAM release their addresses.
 
-    Their links were deleted with their network namespaces. Rules that are not provably this network's stay.
+    Links need no removal: the kernel deletes them with their network namespaces. Rules without proof that they belong
+    to this network stay.
     """
     rules = [*backend.gc_steps(net_conf.name, valid), lambda socket: mac_spoof.gc(socket, net_conf.name, valid)]
     run_all(
@@ -164,9 +160,9 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
         if bridge is not None:
             vlan.get_filtering(host, bridge, conf.vlans)
             veth.refuse_full_bridge(host, bridge)
-            gateway = get_gateway(host, bridge, conf)
-            if conf.is_gateway and gateway and not conf.force_address:
-                bridge_device.refuse_conflict(host, gateway, delegate.gateways(args, net_conf))
+            gateway_link = get_gateway_link(host, bridge, conf)
+            if conf.is_gateway and gateway_link and not conf.force_address:
+                bridge_device.refuse_conflict(host, gateway_link, delegate.gateways(args, net_conf))
         else:
             probe_create_bridge(host, conf.bridge, filtering=conf.vlans.filtering)
     netfilter.refuse_unavailable(conf)
@@ -179,11 +175,11 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', hint)
 
 
-def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo: Undo) -> port.Port:
-    """Creates or reuses the bridge and adds the attachment's port to it.
+def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo: Undo) -> port.AttachedVeth:
+    """Creates or reuses the bridge, creates the veth and attaches its host end to the bridge.
 
-    If another ADD created the bridge and rolls back after this one has found it, the bridge is created again. Once it
-    has this port it is not deleted any more.
+    Another ADD that created the bridge may roll back and delete it after this ADD has looked it up; then this ADD
+    creates it again. A rollback does not delete a bridge that has ports.
     """
     for tries_left in reversed(range(_BRIDGE_TRIES)):
         with record.timed_step("find or create the bridge"):
@@ -198,6 +194,13 @@ def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo:
     raise AssertionError("unreachable")
 
 
+def _allocate_addresses(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, undo: Undo) -> Result:
+    """Runs the IPAM plugin; returns its result with gateways and default routes, an empty one without IPAM."""
+    if not conf.ipam_type:
+        return Result()
+    return addresses.with_gateways(delegate.add_ipam(args, net_conf, undo), conf, _CONTAINER_INDEX)
+
+
 def _result(args: CmdArgs, net_conf: NetConf, ipam_result: Result, links: tuple[Link, Link, Link]) -> Result:
     """Returns the IPAM result with the interfaces of `links`: bridge, host veth, container veth."""
     bridge, host_veth, container_veth = links
@@ -209,9 +212,14 @@ def _result(args: CmdArgs, net_conf: NetConf, ipam_result: Result, links: tuple[
     return replace(ipam_result, interfaces=interfaces)
 
 
+def _add_mac_spoof_check(args: CmdArgs, net_conf: NetConf, host_veth: Link, container_veth: Link, undo: Undo) -> None:
+    undo.push("remove the MAC spoof check", partial(nft.run_steps, [_remove_mac_spoof_check(args, net_conf)]))
+    mac_spoof.add_rules(net_conf.name, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes)
+
+
 def _remove_mac_spoof_check(args: CmdArgs, net_conf: NetConf) -> Callable[[nft.NftSocket], None]:
     """Returns the step that removes the attachment's MAC spoof check."""
-    return lambda socket: mac_spoof.unprotect(socket, net_conf.name, args.container_id, args.ifname)
+    return lambda socket: mac_spoof.remove_rules(socket, net_conf.name, args.container_id, args.ifname)
 
 
 def _bring_up(sandbox: Sandbox, container_veth: Link, conf: BridgeConf, result: Result) -> None:

@@ -1,7 +1,7 @@
-"""The MTU: its value for "auto", and the MTU of the bridge.
+"""The MTU of the veth and of the bridge, and the value of "auto".
 
-One rule: only the bridge and this attachment's veth pair get an MTU. The container's end of another port belongs to
-that pod, and the two ends of a veth pair must agree.
+ADD sets the MTU of this attachment's veth and of the bridge, never that of another attachment's veth: its container
+end belongs to that pod, and the two ends must have the same MTU.
 """
 
 from __future__ import annotations
@@ -18,56 +18,60 @@ from kernel.rtnl import Socket
 from plugins.bridge.conf import BridgeConf
 from process.values import replace
 
-_AUTO_MIN, _AUTO_FALLBACK = 576, 1460  # kubenet's: what every IPv4 host accepts, and the MTU of Google's network
+_AUTO_MIN, _AUTO_FALLBACK = 576, 1460  # as in kubenet: every IPv4 host accepts 576; Google's network has MTU 1460
 _IPV6_MIN = 1280  # RFC 8200; below it the kernel removes the IPv6 addresses of an interface
 
 
 def resolve_auto(host: Socket, conf: BridgeConf) -> BridgeConf:
-    """Returns `conf` with the number for "auto", read from one dump of the host's links; raises KernelError."""
+    """Replaces "auto" by a number computed from the host's links; returns the configuration. Raises KernelError."""
     return replace(conf, mtu=_auto_mtu(link.list_all(host))) if conf.mtu_auto else conf
 
 
 def get_bridge_mtu(host: Socket, bridge: Link, conf: BridgeConf) -> int:
-    """Returns the MTU that the bridge should have once this attachment's port is added: the lowest of its ports'.
+    """Returns the MTU that the bridge should have with this attachment's port: the lowest MTU of its ports.
 
-    A higher MTU silently drops the host's larger packets to the smaller port, a lower one restricts all ports. The
-    kernel follows this rule itself unless the bridge's MTU was set explicitly (an MTU set on creation does not count),
-    so the ports are listed only if the bridge's MTU differs from the configured one. The bridge keeps its MTU without a
-    configured one, and in a VLAN, where the host does not send through the bridge's own interface. Raises KernelError.
+    If the bridge's MTU is higher, packets from the host that are too large for a port are dropped without notice. If it
+    is lower, it limits all ports.
+
+    The kernel sets the lowest MTU by itself, until someone sets the bridge's MTU (at creation does not count). So the
+    ports are listed only if the bridge's MTU differs from the configured one. The bridge's MTU does not change if no
+    MTU is configured, nor in a VLAN, where the host sends through the gateway interface. Raises KernelError.
     """
     if not conf.mtu or conf.vlans.access or bridge.mtu == conf.mtu:
         return bridge.mtu
     port_mtus = {port.mtu for port in link.list_ports(host, bridge.index)} | {conf.mtu}
     lowest = min(port_mtus)
     if lowest < min(_IPV6_MIN, bridge.mtu) and _has_ipv6(host, bridge):
-        _warn(bridge, f"keeps MTU {bridge.mtu}, since it would lose its IPv6 addresses below {_IPV6_MIN}")
+        _warn(bridge, f"keeps MTU {bridge.mtu}: below {_IPV6_MIN} it would lose its IPv6 addresses")
         return bridge.mtu
     if len(port_mtus) > 1:
         others = ", ".join(str(mtu) for mtu in sorted(port_mtus - {conf.mtu}))
-        _warn(bridge, f"has ports of MTU {others} beside {conf.mtu}: it gets {lowest}")
+        _warn(bridge, f"has ports with MTU {others} and {conf.mtu}: its MTU is set to {lowest}")
     return lowest
 
 
 def ensure_bridge_mtu(host: Socket, bridge: Link, mtu: int) -> None:
-    """Sets the MTU of the bridge unless it has it already; raises KernelError."""
+    """Sets the MTU of the bridge if it differs; raises KernelError."""
     if bridge.mtu != mtu:
         host.change(link.set_request(bridge, mtu=mtu))
 
 
-def warn_of_larger_gateway(gateway: Link, conf: BridgeConf) -> None:
-    """Warns when `<bridge>.<vlan>` has a larger MTU than the port: the host's larger packets to the pod are dropped.
+def warn_of_larger_gateway_mtu(gateway_link: Link, conf: BridgeConf) -> None:
+    """Warns when the gateway interface of a VLAN has a larger MTU than the pod: larger packets to the pod are dropped.
 
-    Its MTU is not lowered: a veth also drops larger packets that come from pods, whose own MTU may be right.
+    The MTU is not lowered: the gateway interface is a veth, and would drop larger packets from other pods of the VLAN.
     """
-    if conf.mtu and gateway.mtu > conf.mtu:
-        _warn(gateway, f"has MTU {gateway.mtu}: larger packets than {conf.mtu} from the host to the pod are lost")
+    if conf.mtu and gateway_link.mtu > conf.mtu:
+        problem = f"packets from the host to the pod that are larger than {conf.mtu} bytes are lost"
+        _warn(gateway_link, f"has MTU {gateway_link.mtu}: {problem}")
 
 
-def check(conf: BridgeConf, prev_result: Result, gateway: Link, host_veth: Link, container_veth: Link) -> None:
-    """Checks the MTU of both veth ends and the bridge if an MTU is configured; raises CniError(999).
+def check(conf: BridgeConf, prev_result: Result, gateway_link: Link, host_veth: Link, container_veth: Link) -> None:
+    """Checks the MTU of both veth ends and of the bridge, if an MTU is configured; raises CniError(999).
 
-    prevResult contains the MTU since CNI 1.1.0. With older versions a later plugin (tuning) may have changed it without
-    a trace. The bridge's MTU may be lower, because of other ports; with a higher one it drops packets.
+    The ends are compared with prevResult. Before CNI 1.1.0 it does not contain the MTU, so a change by a later plugin
+    (tuning) cannot be distinguished from another program's, and any MTU passes. The bridge's MTU may be lower than the
+    veth's, because of other ports; a higher MTU is an error, since the bridge drops packets.
     """
     if not conf.mtu and not conf.mtu_auto:
         return
@@ -77,18 +81,17 @@ def check(conf: BridgeConf, prev_result: Result, gateway: Link, host_veth: Link,
         if veth.mtu != expected:
             details = f"it is {veth.mtu}; set it back, or remove the container and create it again"
             raise internal(f"Interface {veth.name} MTU doesn't match: {expected}", details)
-    if gateway.mtu > host_veth.mtu and gateway.kind == "bridge" and not conf.vlans.access:
-        details = f'larger packets to the pod are lost; set it with: ip link set "{gateway.name}" mtu {host_veth.mtu}'
-        raise internal(
-            f"Bridge interface {gateway.name} MTU {gateway.mtu} exceeds its port's: {host_veth.mtu}", details
-        )
+    if gateway_link.mtu > host_veth.mtu and gateway_link.kind == "bridge" and not conf.vlans.access:
+        name = gateway_link.name
+        details = f'larger packets to the pod are lost; set it with: ip link set "{name}" mtu {host_veth.mtu}'
+        raise internal(f"Bridge interface {name} MTU {gateway_link.mtu} exceeds its port's: {host_veth.mtu}", details)
 
 
 def _auto_mtu(links: list[Link]) -> int:
-    """Returns the lowest MTU of the up links that connect the host to a network, by kubenet's rule.
+    """Returns the lowest MTU of the host's uplinks that are up, as kubenet does.
 
-    Unlike kubenet, it ignores bridges, their veth ports and veth pairs with both ends on the host: their MTU results
-    from a rule like this one, so a low value would never rise again.
+    Unlike kubenet, it ignores bridges, veth ports of bridges, and veths with both ends on the host: podwire derives
+    their MTU from this one, so that a value once low would stay low.
     """
     bridges = {item.index for item in links if item.kind == "bridge"}
     lowest = min((item.mtu for item in links if _is_uplink(item, bridges)), default=0)
@@ -96,6 +99,7 @@ def _auto_mtu(links: list[Link]) -> int:
 
 
 def _is_uplink(item: Link, bridges: set[int]) -> bool:
+    """Returns whether a link is up and connects the host to a network; the uplink of a container may be a veth."""
     if not item.is_up or item.flags & (link.IFF_LOOPBACK | link.IFF_POINTOPOINT) or item.kind == "bridge":
         return False
     return item.kind != "veth" or (item.master not in bridges and item.iflink_nsid is not None)

@@ -1,11 +1,10 @@
-"""Whether frames between two ports of a bridge pass through iptables (module br_netfilter).
+"""The kernel setting that sends frames between two ports of a bridge through iptables (module br_netfilter).
 
-kube-proxy needs this setting: a pod's request to a service may be answered by a pod on the same bridge, and the answer
-goes straight from port to port. Unless iptables sees the answer there, it keeps the answering pod's address, and the
-caller drops it.
+kube-proxy needs it when a pod calls a service, and the pod that answers is on the same bridge. The answer goes directly
+from port to port. If iptables does not process it, it arrives with the address of the pod instead of the service's,
+and the caller drops it.
 
-One rule: the setting belongs to the whole host (since Linux 5.3 to the network namespace, before to all of them). It is
-set if configured, verified afterwards, and never rolled back.
+The setting applies to the whole host (before Linux 5.3 to all network namespaces), so it is never rolled back.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
 _LOAD_MODULE = "load the module on the node: modprobe br_netfilter"
-_KUBE_PROXY = (  # its chains in iptables mode, created by iptables-nft, and in nftables mode
+_KUBE_PROXY = (  # chains that kube-proxy creates in iptables mode with iptables-nft, and in nftables mode
     nft.Chain(nft.Table(nft.IPV4, "nat"), "KUBE-SERVICES"),
     nft.Chain(nft.Table(nft.IPV4, "kube-proxy"), "services"),
 )
@@ -30,7 +29,7 @@ _KUBE_PROXY = (  # its chains in iptables mode, created by iptables-nft, and in 
 def ensure(conf: BridgeConf) -> None:
     """Sets the configured value; without one, only warns on stderr if kube-proxy needs the setting.
 
-    Both families are set, whichever the pod has, since kube-proxy serves both. Raises CniError(999) if setting fails.
+    Sets it for IPv4 and IPv6, whichever the pod has, since kube-proxy serves both. Raises CniError(999) on failure.
     """
     if conf.bridge_netfilter is None:
         _warn(conf)
@@ -48,7 +47,8 @@ def check(conf: BridgeConf) -> None:
 def refuse_unavailable(conf: BridgeConf) -> None:
     """Raises CniError(999) if the setting is wrong and ADD could not set it.
 
-    A wrong value that ADD can set is no failure: the node would get no pod until it is ready, and ADD sets the value.
+    A wrong value that ADD can set is no failure: if STATUS failed, the runtime would start no pod, and no ADD would
+    set the value.
     """
     for name in _wrong_settings(conf):
         if not sysctl.is_writable(name):
@@ -83,8 +83,8 @@ def _value(conf: BridgeConf) -> str:
 def _warn(conf: BridgeConf) -> None:
     """Warns on stderr when bridged frames bypass iptables although kube-proxy uses it on this host.
 
-    Reads one file if the setting is on; otherwise it also looks up kube-proxy's chains by netlink. That finds only the
-    chains of iptables-nft; those of iptables-legacy could be listed only by running a program.
+    Reads one file if the setting is on; otherwise it also looks up kube-proxy's chains by netlink. Chains of
+    iptables-legacy are not detected: listing them would need another program.
     """
     hint = 'set "bridgeNetfilter" to true'
     try:

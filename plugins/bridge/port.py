@@ -1,6 +1,6 @@
-"""The port: the host's end of an attachment's veth pair.
+"""Creates an attachment's veth with its host end as a port of the bridge.
 
-One rule: the port has all its settings before the container's end comes up.
+The port has its VLANs, hairpin mode and isolation before the container's end comes up, so no frame passes without them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from process.values import dataclass
 
 
 class BridgeVanishedError(CniError):
-    """The bridge was deleted while a port was being added: a failing ADD deletes the bridge that it created."""
+    """The bridge was deleted before the veth was attached to it, perhaps by the rollback of the ADD that created it."""
 
     def __init__(self, bridge: Link) -> None:
-        super().__init__(Code.TRY_AGAIN_LATER, f'bridge "{bridge.name}" vanished again', "something else deleted it")
+        super().__init__(
+            Code.TRY_AGAIN_LATER,
+            f'bridge "{bridge.name}" was deleted during this ADD',
+            "another ADD that failed, or another program, deleted it; try again",
+        )
 
 
 @dataclass(frozen=True)
-class Port:
-    """A veth pair whose host end is an up port of `bridge`, with the bridge's state after the port was added.
+class AttachedVeth:
+    """A veth whose host end is a port of `bridge` and up; `bridge` is the bridge's state after it was attached.
 
-    `container_veth` is None if it still has to be looked up, `filtering` is None if no VLANs are configured.
+    `container_veth` is None if the caller has to look it up, `filtering` is None if no VLANs are configured.
     """
 
     bridge: Link
@@ -38,8 +42,8 @@ class Port:
     filtering: Filtering | None
 
 
-def create(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> Port:
-    """Creates the veth pair and makes its host end a port of the bridge, with all its settings.
+def create(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> AttachedVeth:
+    """Creates the veth, attaches its host end to the bridge and configures the port.
 
     Raises CniError(999) when the container already has an interface `ifname`, BridgeVanishedError, KernelError.
     """
@@ -60,4 +64,4 @@ def create(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: Bridge
         requests.append(link.set_port_request(host_veth, hairpin=conf.hairpin, isolated=conf.isolated))
     if requests:
         host.change(*requests)
-    return Port(current_bridge, host_veth, created.container_veth, filtering)
+    return AttachedVeth(current_bridge, host_veth, created.container_veth, filtering)

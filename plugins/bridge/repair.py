@@ -1,7 +1,7 @@
 """Repair: restores rules and settings that other programs removed from a running attachment.
 
-One rule: which MAC may send is decided by the result of ADD, never by the current state of the interface in the pod,
-which root in the pod can change.
+The MAC spoof check permits the MAC address that the result of ADD lists. The interface's current MAC address proves
+nothing: root in the pod can change it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernel.rtnl import Socket
 from plugins.bridge import mac_spoof, netfilter
 from plugins.bridge.conf import BridgeConf
 
-_INCOMPLETE = "the cached result is of another plugin, or of an old CNI version: create the container again"
+_RECREATE = "another plugin or an old CNI version wrote the cached result: remove the container and create it again"
 
 
 def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Result) -> None:
@@ -45,19 +45,19 @@ def _repair_mac_spoof_check(args: CmdArgs, network: str, conf: BridgeConf, prev_
     host_veth, container_veth = _listed_veths(args, conf, prev_result)
     attachment = network, args.container_id, args.ifname, host_veth.name, parse_mac(container_veth.mac)
     repair_if_missing(
-        "the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.protect, *attachment)
+        "the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.add_rules, *attachment)
     )
 
 
 def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple[Interface, Interface]:
-    """Returns host and container veth as the result lists them, if the host's exists; raises CniError(999)."""
+    """Returns the host veth, which must exist, and the container veth from the result of ADD; raises CniError(999)."""
     container_veth = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
     if container_veth is None or not container_veth.mac:
-        raise CniError(Code.INTERNAL, f"the result of ADD names no {args.ifname} with its address", _INCOMPLETE)
+        raise CniError(Code.INTERNAL, f'the result of ADD does not list the MAC address of "{args.ifname}"', _RECREATE)
     with Socket() as host:
         for item in prev_result.interfaces:
             if not item.sandbox and item.name != conf.bridge:
                 (existing,) = link.get(host, link.by_name_request(item.name))
                 if existing and existing.kind == "veth" and existing.mac == item.mac and existing.master:
                     return item, container_veth
-    raise CniError(Code.INTERNAL, "no interface on this host is the one that the result of ADD names", _INCOMPLETE)
+    raise CniError(Code.INTERNAL, "the host veth that the result of ADD lists does not exist on this host", _RECREATE)

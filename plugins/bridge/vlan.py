@@ -1,6 +1,6 @@
-"""VLANs: the VLANs of a port, and the bridge's VLAN filtering.
+"""The VLANs of a port, and VLAN filtering of the bridge.
 
-One rule: the port is in its VLANs, and the bridge filters by VLAN, before a frame can pass.
+The port is in its VLANs, and the bridge filters by VLAN, before a frame can pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED, Filtering
 from plugins.bridge.conf import BridgeConf, Vlans
 
-_NATIVE = 1  # the VLAN for untagged frames of a trunk port without "vlan" (reference)
+_NATIVE = 1  # the VLAN for untagged frames of a trunk port without "vlan", as with the reference plugin
 
 
 def get_filtering(host: Socket, bridge: Link, vlans: Vlans) -> Filtering | None:
@@ -27,14 +27,15 @@ def get_filtering(host: Socket, bridge: Link, vlans: Vlans) -> Filtering | None:
     filtering = vlan.get_filtering(host, bridge)
     if not filtering.on and not filtering.default:
         raise invalid_conf(
-            f'bridge "{bridge.name}" does not filter by VLAN, and its default_pvid is 0: its ports would be cut off',
-            f'put them in VLANs, then run: ip link set "{bridge.name}" type bridge vlan_filtering 1',
+            f'bridge "{bridge.name}" does not filter by VLAN, and its default_pvid is 0: filtering would cut off '
+            "its ports",
+            f'add its ports to VLANs, then run: ip link set "{bridge.name}" type bridge vlan_filtering 1',
         )
     return filtering
 
 
 def port_requests(port: Link, vlans: Vlans, filtering: Filtering | None) -> list[Request]:
-    """Returns the requests that put a new port of the bridge in its VLANs, and in no other."""
+    """Returns the requests that add a new port to its VLANs, and remove it from the bridge's default VLAN."""
     desired = _desired_vlans(vlans, filtering) if filtering else {}
     if not filtering or not desired:
         return []
@@ -46,15 +47,15 @@ def port_requests(port: Link, vlans: Vlans, filtering: Filtering | None) -> list
 def ensure_filtering(host: Socket, bridge: Link, filtering: Filtering | None) -> None:
     """Enables VLAN filtering on the bridge if VLANs are configured, and reports that on stderr; raises KernelError.
 
-    The reference plugin leaves an existing bridge without filtering, where VLANs separate nothing. Filtering is never
-    disabled again, since other attachments may rely on it by then.
+    The reference plugin does not enable filtering on an existing bridge, where VLANs then separate nothing. Filtering
+    is never disabled again, since other attachments may rely on it by then.
     """
     if filtering is None or filtering.on:
         return
     host.change(vlan.enable_filtering_request(bridge))
     print(
-        f'podwire: bridge "{bridge.name}" did not filter by VLAN and does now: '
-        f"ports that were in no VLAN of their own are in VLAN {filtering.default}, tagged frames are dropped",
+        f'podwire: enabled VLAN filtering on bridge "{bridge.name}": ports without a configured VLAN are in '
+        f"VLAN {filtering.default}, and their frames with other tags are dropped",
         file=sys.stderr,
     )
 
@@ -76,19 +77,19 @@ def check(host: Socket, conf: BridgeConf, bridge: Link, host_veth: Link) -> None
 
 
 def check_vlans(name: str, desired: vlan.Vlans, existing: vlan.Vlans) -> None:
-    """Compares the VLANs of the port `name`; raises CniError(999) with the command that repairs the first difference.
+    """Compares the VLANs of the port `name`; raises CniError(999) with the command that fixes the first difference.
 
     Pure.
     """
     for vid in sorted(desired.keys() | existing.keys()):
         if vid not in desired:
-            details = f"set it: {_command('del', name, vid)}"
-            raise internal(f"Interface {name} is in VLAN {vid}, which is not asked for", details)
+            details = f"remove it: {_command('del', name, vid)}"
+            raise internal(f"Interface {name} is in VLAN {vid}, which is not configured", details)
         if existing.get(vid) != desired[vid]:
             difference = f"has lost VLAN {vid}"
             if vid in existing:
-                flags = _flag_words(existing[vid]) or " tagged", _flag_words(desired[vid]) or " tagged"
-                difference = f"has VLAN {vid}{flags[0]}, not{flags[1]}"
+                existing_flags, desired_flags = (_flag_words(vlans[vid]) or " tagged" for vlans in (existing, desired))
+                difference = f"has VLAN {vid}{existing_flags}, not{desired_flags}"
             details = f"set it: {_command('add', name, vid, desired[vid])}"
             raise internal(f"Interface {name} {difference}", details)
 
@@ -98,7 +99,7 @@ def _desired_vlans(vlans: Vlans, filtering: Filtering) -> vlan.Vlans:
     if not vlans.access and not vlans.trunk:
         return {}
     default = {filtering.default: UNTAGGED} if vlans.keep_default and filtering.default else {}
-    # With the reference plugin, a trunk that lists the port's own VLAN leaves the port without a PVID.
+    # The reference plugin leaves the port without a PVID if the trunk lists the access VLAN, too; podwire does not.
     return {**default, **dict.fromkeys(vlans.trunk or (), 0), vlans.access or _NATIVE: PVID | UNTAGGED}
 
 
@@ -107,5 +108,5 @@ def _command(verb: str, port: str, vid: int, flags: int = 0) -> str:
 
 
 def _flag_words(flags: int) -> str:
-    """Returns flags as bridge(8) writes them, each after a blank."""
+    """Returns the flags as arguments of bridge(8), each after a blank."""
     return (" pvid" if flags & PVID else "") + (" untagged" if flags & UNTAGGED else "")

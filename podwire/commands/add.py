@@ -46,7 +46,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
     if known:
         where = f"as container {known.attachment.container_id}, {known.attachment.ifname}"
         hint = f"detach it first: podwire del {network.name} {options.netns}"
-        raise CniError(Code.INVALID_ENVIRONMENT, f'{netns} is attached to "{network.name}" already, {where}', hint)
+        raise CniError(Code.INVALID_ENVIRONMENT, f'{netns} is already attached to "{network.name}" {where}', hint)
     pod = build_pod(context, options, None)
     target.require_declared(network, context.plugins, pod.capability_args)
     target.require_free(netns, pod.attachment.ifname)
@@ -59,7 +59,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
     if runtime.failed and not context.out.as_json:
         failed_dels = [step for step in runtime.done if step.command == "DEL" and step.error]
         remains = (
-            "something may remain: see the errors of DEL"
+            "objects may remain: see the errors of DEL"
             if failed_dels
             else "nothing remains: DEL was run for every plugin"
         )
@@ -78,8 +78,10 @@ def _try_in_copy(context: Context, options: Namespace, network: Network, pod: Po
     print_outcome(context, runtime, network, pod, result, missing=list(copy.missing))
     if not context.out.as_json:
         for text in copy.missing:
-            context.out.print(f"not known: {text}")
-        context.out.print("Nothing was changed: this was tried in a copy of the host. MAC addresses will be others.")
+            context.out.print(f"unknown: {text}")
+        context.out.print(
+            "Nothing was changed: the plugins ran in a copy of the host. The real ADD creates other MAC addresses."
+        )
     return Status.WRONG if runtime.failed else Status.FINE
 
 
@@ -92,13 +94,13 @@ ADD = Command(
     "add",
     "attach a namespace to a network, as a runtime does",
     "Runs ADD of each plugin of NETWORK in order, then prints each one's time and the pod's interfaces and addresses.\n"
-    "The result goes to libcni's cache, so cnitool and runtimes know of it. After a failure DEL is run for\n"
-    "every plugin, so that nothing remains. --dry-run tries it in a throw-away copy of the host and prints\n"
-    "every change." + NETNS + NEW + JSON,
+    "The result goes to libcni's cache, so cnitool and runtimes know the attachment. If a plugin fails, DEL\n"
+    "of every plugin runs, so that nothing remains. --dry-run runs the plugins in a disposable copy of the host and\n"
+    "prints every change." + NETNS + NEW + JSON,
     _add,
     _add_arguments,
     (
         ("ip netns add web && podwire add podwire web", "attach a fresh namespace, as a test of the network"),
-        ("podwire add podwire web --dry-run", "which address, interface and rules it would get"),
+        ("podwire add podwire web --dry-run", "print the address, interface and rules that it would get"),
     ),
 )

@@ -5,7 +5,7 @@ With --json add, check and del print one object:
     {"network": ..., "containerID": ..., "ifname": ..., "netns": ..., "steps": [...], "result": {...}}
 
 Each of `steps` is {"plugin", "command", "ms", "containerID", "ifname"}, with "error" ({"code", "msg", "details"}) when
-it failed, "changes" with --dry-run (left out where they cannot be known), "account" with --explain, "stderr" when the
+it failed, "changes" with --dry-run (left out if they are unknown), "account" with --explain, "stderr" when the
 plugin wrote to stderr. `result` is ADD's, left out without one; `missing` lists with `add --dry-run` where the copy of
 the host differs.
 """
@@ -42,8 +42,8 @@ JSON = """
 NEW = " The container ID is derived from the path\nas cnitool does, unless --container-id is set."
 KNOWN = """
 The command works on the attachment in the cache (/var/lib/cni/results) that is in this namespace, whichever
-runtime made it, with the configuration ADD had; without one the container ID is derived from the path as cnitool
-does."""
+runtime created it, with the configuration of its ADD. If there is none, the container ID is derived from the path as
+cnitool does."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -56,12 +56,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 def add_dry_run(parser: ArgumentParser) -> None:
     """Adds --dry-run."""
-    parser.add_argument("--dry-run", action="store_true", help="show what would be changed, and change nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the changes and make none")
 
 
 def add_explain(parser: ArgumentParser) -> None:
     """Adds --explain."""
-    parser.add_argument("--explain", action="store_true", help="print each plugin's steps and changes (podwire's own)")
+    parser.add_argument("--explain", action="store_true", help="print the steps and changes of podwire's plugins")
 
 
 def add_attachment_options(parser: ArgumentParser) -> None:
@@ -70,12 +70,14 @@ def add_attachment_options(parser: ArgumentParser) -> None:
         "-i", "--ifname", metavar="NAME", help="name of the interface in the container (eth0; $CNI_IFNAME)"
     )
     parser.add_argument(
-        "--container-id", metavar="ID", default="", help="the container's ID (made of NETNS as cnitool does)"
+        "--container-id", metavar="ID", default="", help="the container's ID (derived from NETNS as cnitool does)"
     )
     parser.add_argument(
-        "--capability-args", metavar="JSON", default="", help="arguments of capabilities, a JSON object ($CAP_ARGS)"
+        "--capability-args", metavar="JSON", default="", help="arguments of the capabilities, a JSON object ($CAP_ARGS)"
     )
-    parser.add_argument("--args", metavar="K=V", action="append", help="a pair of CNI_ARGS, repeatable ($CNI_ARGS)")
+    parser.add_argument(
+        "--args", metavar="K=V", action="append", help="an argument for CNI_ARGS, repeatable ($CNI_ARGS)"
+    )
     add_explain(parser)
     add_options(parser)
 
@@ -90,7 +92,7 @@ def add_attachment_arguments(parser: ArgumentParser) -> None:
 
 
 def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> Runtime:
-    """Blocks signals and returns what runs the plugins, as the options say; with `dry_run` it only plans."""
+    """Blocks signals and returns the Runtime that the options describe; with `dry_run` it changes nothing."""
     skel.block_signals()
     report = partial(printing.print_plan if dry_run else printing.print_step, context.out)
     serve = planning(context.plugins) if dry_run else execute
@@ -101,7 +103,7 @@ def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False
 
 
 def build_pod(context: Context, options: Namespace, known: CachedAttachment | None) -> Pod:
-    """Returns the attachment to work on: what the options say, else the environment (cnitool), else the cache."""
+    """Returns the attachment from the options, else from the environment (cnitool), else from the cache."""
     netns = target.namespace_path(options.netns) if options.netns else ""
     if known and (not netns or target.is_same(known.netns, netns)):
         netns = known.netns  # the path that ADD had
@@ -130,7 +132,7 @@ def require_valid_options(context: Context, options: Namespace) -> None:
 
 
 def find_known(context: Context, options: Namespace) -> CachedAttachment | None:
-    """Returns the attachment of the cache that the options name; None if there is none."""
+    """Returns the attachment in the cache that the options name; None if there is none."""
     netns = target.namespace_path(options.netns) if options.netns else ""
     ifname = interface_name(context, options)
     return target.find_attachment(options.cache_dir, options.network, ifname, netns=netns, name=options.container_id)

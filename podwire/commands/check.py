@@ -1,4 +1,4 @@
-"""`podwire check`: asks the plugins whether an attachment is still as ADD made it."""
+"""`podwire check`: asks the plugins whether an attachment is still as ADD created it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _check(context: Context, options: Namespace) -> Status:
         ifname = interface_name(context, options)
         raise CniError(
             Code.UNKNOWN_CONTAINER,
-            f'{options.netns} is not attached to "{options.network}" as {ifname}, says the cache',
-            f"see what is attached: podwire show; the cache is {options.cache_dir}/results",
+            f'the cache has no attachment of {options.netns}, {ifname}, to "{options.network}"',
+            f"podwire show lists the attachments; the cache is {options.cache_dir}/results (--cache-dir)",
         )
     pod = build_pod(context, options, known)
     target.require_namespace(pod.netns)
@@ -54,7 +54,7 @@ def _check(context: Context, options: Namespace) -> Status:
 
 CHECK = Command(
     "check",
-    "ask the plugins whether an attachment is still as ADD made it",
+    "ask the plugins whether an attachment is still as ADD created it",
     "Runs CHECK of each plugin with the result of ADD from the cache. An error names what is missing: a rule\n"
     "that was flushed (podwire repair), a deleted interface (remove the pod)." + NETNS + KNOWN + JSON,
     _check,

@@ -1,7 +1,7 @@
 """`podwire completion`: completion for a shell.
 
-One rule: a shell's script only calls `podwire completion words`, which reads the names of networks and sandboxes at
-that moment and answers in a millisecond or two.
+One rule: the shell's script only calls `podwire completion words`, which reads the current names of networks and
+sandboxes in one or two milliseconds.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _arguments(parser: ArgumentParser) -> None:
         "what",
         metavar="SHELL",
         choices=(*_SCRIPTS, "words"),
-        help="bash, zsh or fish; `words` is what their scripts call",
+        help="bash, zsh or fish; `words` is for their scripts",
     )
-    parser.add_argument("word", metavar="WORD", nargs=REMAINDER, help="the words of the command line so far, behind --")
+    parser.add_argument("word", metavar="WORD", nargs=REMAINDER, help="the words of the command line so far, after --")
 
 
 COMPLETION = Command(

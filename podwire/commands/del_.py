@@ -34,8 +34,8 @@ def _del(context: Context, options: Namespace) -> Status:
     require_valid_options(context, options)
     require_root(context, "del")
     if not (options.netns or options.container_id):
-        hint = f"podwire del {options.network} NETNS, or --container-id ID; podwire show lists them"
-        raise UsageError(Code.INVALID_ENVIRONMENT, "which attachment is to be deleted?", hint)
+        hint = f"podwire del {options.network} NETNS, or --container-id ID; podwire show lists the attachments"
+        raise UsageError(Code.INVALID_ENVIRONMENT, "NETNS or --container-id is required", hint)
     known = find_known(context, options)
     network = (known and known.network) or networks.get_network(conf_dir(context, options), options.network)
     pod = build_pod(context, options, known)
@@ -45,7 +45,9 @@ def _del(context: Context, options: Namespace) -> Status:
         network_list.delete(runtime, network, pod, known.result if known else None)
     print_outcome(context, runtime, network, pod)
     if not (known or context.out.as_json):
-        context.out.print(f"the cache has no such attachment ({options.cache_dir}/results): podwire show lists them")
+        context.out.print(
+            f"the cache has no such attachment ({options.cache_dir}/results): podwire show lists all attachments"
+        )
     if known and options.dry_run and not (runtime.failed or context.out.as_json):
         context.out.print(f"{known.path} would be removed")
     return Status.WRONG if runtime.failed else Status.FINE

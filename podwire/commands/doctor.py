@@ -1,6 +1,6 @@
-"""`podwire doctor`: checks the node and says what to do.
+"""`podwire doctor`: checks the node and prints faults with their fixes.
 
-One rule: it looks, and changes nothing.
+One rule: it only reads.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from podwire.output import Cell, Output, plural
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
 _BAD = (Severity.PROBLEM, Severity.WARNING)
 _DESCRIPTION = """\
-Looks at everything that pods' network on this node depends on: net.d and the plugins it names, the kernel's settings,
-the packet filter, each living attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the runtimes'
-directories and cache. It changes nothing.
+Checks everything that the pods' network on this node depends on: net.d and the plugins it names, the kernel's
+settings, the packet filter, each running attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the
+runtimes' directories and cache. It changes nothing.
 
-Problems come first. Below each, after "fix:", is what repairs it: a command, or advice. A problem is why
-pods have no network now or the next ADD fails; a warning can become one; a note helps if the cause is still unknown.
-What could not be looked at is a note named "not-seen". All findings and what they mean: docs/doctor.md.
+Problems come first. Below each finding, "fix:" is a command or advice. A problem is why pods have no network now, or
+why the next ADD will fail; a warning can become one; a note helps if the cause is still unknown. Anything that could
+not be inspected is a note named "not-seen". docs/doctor.md explains all findings.
 
-Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everything could be looked at (root is needed,
-a wrong --cache-dir, a file that cannot be read, time was up): whether the node is healthy is not known.
+Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everything could be inspected (without root,
+with a wrong --cache-dir, a file that cannot be read, or when time was up), so the node may or may not be healthy.
 
 --json: {"complete", "checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is
 "problem", "warning", "note" or "ok", cure "" where there is none; complete is false if anything is "not-seen"."""
@@ -47,8 +47,8 @@ Findings = Sequence[tuple[Check, Finding]]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="look at this network only")
-    parser.add_argument("--all", action="store_true", help="also print what is in order")
+    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="check only this network")
+    parser.add_argument("--all", action="store_true", help="also print everything that is in order")
     add_conf_dir(parser)
     add_bin_dir(parser)
     add_cache_dir(parser)
@@ -76,7 +76,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 
 def _directory_options(options: Namespace) -> dict[str, str]:
-    """Returns the options that name other directories than the environment or the usual ones."""
+    """Returns the directory options whose values differ from the defaults."""
     cache_dir = options.cache_dir if options.cache_dir != CACHE_DIR else ""
     return {"--conf-dir": options.conf_dir, "--bin-dir": options.bin_dir, "--cache-dir": cache_dir}
 
@@ -109,12 +109,12 @@ def _print(findings: Findings, out: Output, *, everything: bool) -> None:
     counts = [sum(finding.severity == severity for _, finding in findings) for severity in Severity]
     words = (("problem", counts[0]), ("warning", counts[1]), ("note", counts[2]))
     summary = ", ".join(plural(number, word) for word, number in words)
-    summary += "; incomplete: not everything could be looked at" if unseen else ""
+    summary += "; incomplete: not everything could be inspected" if unseen else ""
     out.print(Cell(summary, "bad" if counts[0] else "warning" if counts[1] or unseen else "good"))
 
 
 def _print_unseen(unseen: Findings, out: Output) -> None:
-    """Prints what could not be looked at; several things for the same reason as one."""
+    """Prints what could not be inspected, in one line for each reason."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for _, finding in unseen:
         subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
@@ -136,13 +136,13 @@ def _subject(finding: Finding) -> list[str]:
 
 COMMAND = Command(
     "doctor",
-    "check the node and say what to do",
+    "check the node and print faults with their fixes",
     _DESCRIPTION,
     _run,
     _arguments,
     (
         ("podwire doctor", "why have pods no network?"),
-        ("podwire doctor podwire --all", "one network, with all that is in order"),
+        ("podwire doctor podwire --all", "one network, also what is in order"),
         ("podwire doctor --json", "for a program"),
     ),
 )

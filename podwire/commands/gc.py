@@ -1,4 +1,4 @@
-"""`podwire gc`: removes what deleted attachments left behind.
+"""`podwire gc`: removes the remains of deleted attachments.
 
 With --json it prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, its steps as
 `podwire add` has them.
@@ -74,7 +74,7 @@ def _get_network(context: Context, options: Namespace) -> Network:
             raise
     if not context.out.as_json:
         context.out.print(
-            f"{conf_dir(context, options)} has no network {network.name}: its configuration is taken from the cache"
+            f"{conf_dir(context, options)} has no network {network.name}: using the configuration in the cache"
         )
     return network
 
@@ -101,7 +101,7 @@ def _require_readable_cache(results: str, network: str) -> None:
     try:
         names = os.listdir(results)
     except OSError as error:
-        hint = "without it every attachment would count as garbage; give the runtime's with --cache-dir"
+        hint = "without the cache every attachment would count as garbage; set the runtime's cache with --cache-dir"
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
     known: list[Entry] = list(cache.read_entries(results))
     unread = network_list.unreadable(names, network, known)
@@ -122,7 +122,7 @@ def _gc_arguments(parser: ArgumentParser) -> None:
         metavar="ID",
         action="append",
         default=[],
-        help="treat this container as gone although nothing proves it; repeatable",
+        help="treat this container as no longer running although nothing proves it; repeatable",
     )
     add_dry_run(parser)
     add_explain(parser)
@@ -131,18 +131,18 @@ def _gc_arguments(parser: ArgumentParser) -> None:
 
 GC = Command(
     "gc",
-    "remove what deleted attachments left behind",
+    "remove the remains of deleted attachments",
     "Runs DEL for each attachment of NETWORK in the cache whose namespace no longer exists. Then runs GC of every\n"
     "plugin with the running attachments, which removes leases, interfaces and rules of all others. The cache must\n"
     "be that of every runtime on this node (--cache-dir): GC removes what is not in it, except an attachment whose\n"
-    "host-local address is configured in a namespace connected to NETWORK, or is less than a minute old (an ADD may\n"
-    "be under way). Run it while no pod is being started.\n\n"
+    "host-local address is configured in a namespace connected to NETWORK, or is less than a minute old (its ADD\n"
+    "may still be running). Run it while no pod is being started.\n\n"
     "A namespace no longer exists if its path is missing here and in the view of process 1 (/proc/1/root), and no\n"
     "veth of the attachment exists. Without that proof nothing is removed and the exit status is 3; likewise if all\n"
     "attachments look deleted while a veth on NETWORK's bridge has its peer in a namespace that cannot be found: run\n"
-    "it on the node then, not in a container. --force ID collects a container that you know to be gone, but refuses\n"
-    "one that is proven to be running.\n\n"
-    "The configuration of a network without a file in net.d (podman's default, a removed one) is taken from the\n"
+    "it on the node then, not in a container. --force ID removes the attachments of a container that you know has\n"
+    "stopped, but refuses a container that is proven to be running.\n\n"
+    "The configuration of a network without a file in net.d (podman's default, a removed one) is read from the\n"
     "cache.\n\n"
     '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
     _gc,

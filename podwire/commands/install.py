@@ -1,4 +1,4 @@
-"""`podwire install` and `podwire uninstall`: this file under the names of its plugins, and back.
+"""`podwire install` and `podwire uninstall`: install this file under the names of its plugins, and remove it.
 
 One rule: no other vendor's file is lost: replaced files are kept, files that are not podwire's stay.
 """
@@ -34,46 +34,46 @@ from process import files
 
 _PROGRAM = "/proc/self/exe"
 _LINK_DIR = "/usr/local/bin"
+_INFINITIVES = {"left": "leave", "removed": "remove", "restored": "restore", "wrote": "write"}  # for --dry-run
 
 _INSTALL = f"""\
-Puts this file under the names of all its plugins (`podwire list`), and `podwire`, into a directory of plugins: one
-copy, the names are hard links. Each name changes by a rename, so it may be done while pods are being started, and again
-to upgrade. The new file is run there once before any name leads to it.
+Installs this file in a directory of plugins under the names of all its plugins (`podwire list`) and as `podwire`: one
+copy, with hard links. Each file is replaced atomically, so you can install and upgrade while pods are starting. Before
+that, the new file is run once in that directory.
 
-What had a name before (the reference's plugins) is kept in .podwire-replaced in the same directory, for `podwire
-uninstall`. An installation that is interrupted leaves every name working; the next one completes it.
+Replaced files (such as the reference plugins) are kept in .podwire-replaced in the same directory, for `podwire
+uninstall`. After an interrupted installation every name still works; the next installation completes it.
 
---conf also writes a network into {CONF_DIR}: of FILE, or without one {default_network.FILE}, a masqueraded bridge with
-host ports and limits. Its addresses are what --subnet says, or --node, a file with this node's object of Kubernetes;
-a FILE has them itself, or gets them where its host-local has no "ranges". Runtimes use the first file in lexicographic
-order. A file that podwire has written and that is unchanged is replaced, another one is not overwritten. A change of
-the network's addresses is printed, and refused without --force while pods run on its bridge: the bridge has their
-gateway, and new pods would fail.
+--conf also writes a network to {CONF_DIR}: that of FILE, or without FILE {default_network.FILE}, a masqueraded
+bridge with host ports and limits. Its addresses are those of --subnet, or the podCIDRs in the file that --node names,
+this node's Node object in Kubernetes. FILE contains the addresses itself, or gets them if its host-local has no
+"ranges". Runtimes use the first file in lexicographic order. An existing file is replaced only if podwire wrote it and
+it was not changed since. A change of the network's addresses is printed, and refused without --force while pods run on
+its bridge: the bridge has their gateway, and new pods would fail.
 
-At the end it reads the settings of containerd, CRI-O and podman, as far as they are installed, prints the directory
-from which each runs plugins, and the command that installs there if it is another one (Debian 12: /usr/lib/cni)."""
+At the end it reads the settings of containerd, CRI-O and podman, if they are installed, and prints the directory from
+which each runs plugins, with the command that installs there if it differs (Debian 12: /usr/lib/cni)."""
 
 _UNINSTALL = """\
-Puts back what `podwire install` has replaced, and removes the names that it has made. A file that is not podwire's is
-left alone, and so is a configuration that was changed since. A symbolic link on PATH to the tool is removed with it.
-Pods go on; whatever has the plugins' names then serves their DEL, as names of rules, files and settings are the
-reference's."""
+Restores the files that `podwire install` replaced, and removes the other names that it created. Files that are not
+podwire's stay, and so does a configuration that was changed since. A symbolic link on PATH to the tool is also removed.
+Pods keep running; the restored plugins run their DEL, since rules, files and settings have the same names."""
 
 
 def _add_directory(parser: ArgumentParser) -> None:
     parser.add_argument("--bin-dir", metavar="DIR", default=BIN_DIR, help=f"the directory of plugins ({BIN_DIR})")
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="print the changes and make none")
 
 
 def _add_install(parser: ArgumentParser) -> None:
     _add_directory(parser)
-    parser.add_argument("--conf", metavar="FILE", nargs="?", const="", help="write a network, too (see above)")
+    parser.add_argument("--conf", metavar="FILE", nargs="?", const="", help="also write a network (see above)")
     subnets = parser.add_mutually_exclusive_group()
     subnets.add_argument(
         "--subnet", metavar="CIDR", action="append", default=[], help="the pods' addresses, for --conf"
     )
-    subnets.add_argument("--node", metavar="FILE", help="the same: the podCIDRs of this Node object (JSON)")
-    force = "overwrite that file, keeping a copy FILE.podwire-backup, and change addresses while pods run"
+    subnets.add_argument("--node", metavar="FILE", help="the file of the Node object (JSON) that has the podCIDRs")
+    force = "overwrite an existing file, keeping a copy FILE.podwire-backup, and change addresses while pods run"
     parser.add_argument("--force", action="store_true", help=force)
     add_conf_dir(parser)
     add_cache_dir(parser)
@@ -113,7 +113,7 @@ def _install(context: Context, options: Namespace) -> Status:
 
 
 def _advice(change: Change, options: Namespace) -> str:
-    """Returns the command that finds the old gateway on the bridge, "" if the networks share no bridge."""
+    """Returns the command that reports the old gateway on the bridge, "" if the networks share no bridge."""
     if not change.bridges:
         return ""
     directory = f" --conf-dir {quote(options.conf_dir)}" if options.conf_dir else ""
@@ -121,12 +121,12 @@ def _advice(change: Change, options: Namespace) -> str:
 
 
 def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[str]:
-    """Yields where a runtime of this host looks for plugins, and the command to run if that is another directory.
+    """Yields the directory from which a runtime runs plugins, and the command that installs there if it differs.
 
     `written_to` is the directory into which a network was written, "" if none was.
     """
     if runtime.problem:
-        yield f"{runtime.name}: where it looks for plugins is not known: {runtime.problem.msg}"
+        yield f"{runtime.name}: its plugin directories are unknown: {runtime.problem.msg}"
         return
     if runtime.without_cni:
         yield f"{runtime.name} runs no CNI plugins: {runtime.without_cni}"
@@ -136,12 +136,14 @@ def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[
     if os.path.realpath(place) == os.path.realpath(directory.path):
         yield f"{runtime.name} runs the plugins in {place}{source}"
     elif Directory(place, directory.names).is_current(_PROGRAM):
-        yield f"{runtime.name} runs the plugins in {place}{source}, which are this podwire, too"
+        yield f"{runtime.name} runs the plugins in {place}{source}, which are also this podwire"
     else:
         command = f"podwire install --bin-dir {quote(place)}"
-        yield f"{runtime.name} runs the plugins in {place}{source}, not in {directory.path}: {command}"
+        where = f"in {place}{source}, not in {directory.path}"
+        yield f"{runtime.name} runs the plugins {where}; to install there: {command}"
     if written_to and os.path.realpath(runtime.conf_dir) != os.path.realpath(written_to):
-        yield f"{runtime.name} reads networks from {runtime.conf_dir}: repeat this with --conf-dir {runtime.conf_dir}"
+        option = f"--conf-dir {quote(runtime.conf_dir)}"
+        yield f"{runtime.name} reads networks from {runtime.conf_dir}: repeat this command with {option}"
 
 
 def _uninstall(context: Context, options: Namespace) -> Status:
@@ -157,7 +159,7 @@ def _uninstall(context: Context, options: Namespace) -> Status:
 
 
 def _links(context: Context, directory: Directory) -> list[str]:
-    """Returns the symbolic links on PATH that lead to the tool in a directory, as `ln -s` has made them."""
+    """Returns the symbolic links on PATH whose target is the tool in a directory."""
     tool = os.path.join(directory.path, "podwire")
     places = [one for one in (*context.env.get("PATH", "").split(":"), _LINK_DIR) if os.path.isabs(one)]
     paths = dict.fromkeys(os.path.join(os.path.realpath(one), "podwire") for one in places)
@@ -174,22 +176,30 @@ def _directory(context: Context, options: Namespace) -> Directory:
 
 def _print_actions(context: Context, directory: Directory) -> None:
     for line in directory.actions:
-        context.out.print(*(["would:"] if directory.dry_run else []), line)
+        if directory.dry_run:
+            verb, _, rest = line.partition(" ")
+            context.out.print(f"dry run: {_INFINITIVES.get(verb, verb)} {rest}")
+        else:
+            context.out.print(line)
 
 
 def _content(options: Namespace) -> bytes | None:
-    """Returns what is to be written into net.d, None when nothing is asked for; raises CniError."""
+    """Returns the content of the network file to write, None without --conf; raises CniError."""
     subnets = pod_cidrs.read(options.node) if options.node else options.subnet
     if options.conf is None:
         if subnets:
             option = "--node" if options.node else "--subnet"
-            raise UsageError(Code.INVALID_NETWORK_CONFIG, f"{option} is for --conf", "add --conf, or leave it out")
+            raise UsageError(
+                Code.INVALID_NETWORK_CONFIG,
+                f"{option} has no effect without --conf",
+                f"add --conf, or leave out {option}",
+            )
         return None
     if not options.conf:
         return _with_subnets(default_network.STANDARD, subnets, options)
     if not options.conf.endswith(networks.SUFFIXES):
-        hint = f"a runtime reads files that end in {', '.join(networks.SUFFIXES)}"
-        raise UsageError(Code.INVALID_NETWORK_CONFIG, f"--conf {options.conf} would not be read", hint)
+        hint = f"runtimes read files that end in {', '.join(networks.SUFFIXES)}: rename the file"
+        raise UsageError(Code.INVALID_NETWORK_CONFIG, f"no runtime would read {options.conf}", hint)
     try:
         content = files.read(options.conf, gojson.MAX_BYTES)
         network = positions.loads(content)
@@ -201,7 +211,7 @@ def _content(options: Namespace) -> bytes | None:
 
 
 def _with_subnets(network: Mapping[str, object], subnets: Sequence[str], options: Namespace) -> bytes:
-    """Returns the file of a network; a subnet of the command line that cannot be used is wrong usage."""
+    """Returns the file of a network; raises UsageError for an invalid subnet on the command line."""
     try:
         return default_network.render(network, subnets)
     except default_network.SubnetError as error:
@@ -214,8 +224,8 @@ def _refuse_overwriting(directory: Directory, path: str, content: bytes) -> None
     """Refuses a file under this name that podwire did not write or that was changed, before changing anything."""
     existing = _read_existing(path)
     if existing is not None and existing != content and not _is_ours(directory.manifest(), path, existing):
-        hint = "compare the two; --force overwrites it, and keeps a copy"
-        raise CniError(Code.IO_FAILURE, f"{path} is there and is different", hint)
+        hint = "compare the two files; --force overwrites the existing one, and keeps a copy"
+        raise CniError(Code.IO_FAILURE, f"{path} exists and is different", hint)
 
 
 def _read_existing(path: str) -> bytes | None:
@@ -254,16 +264,16 @@ def _written(directory: Directory, path: str, content: bytes) -> str:
         if existing is not None and not _is_ours(manifest, path, existing):
             backup = _backup(path)
             write_atomically(backup, existing, stat.S_IMODE(os.stat(path).st_mode))
-            action += f"; what was there is in {backup}"
+            action += f"; the previous file is {backup}"
         write_atomically(path, content)
-    # After the file: killed in between, the same installation finds the same content and notes it then.
+    # After the file: if this process is killed in between, the next installation sees equal content and records it.
     if not _is_ours(manifest, path, content):
         directory.note(Manifest(manifest.ours, {**manifest.conf, path: hashlib.sha256(content).hexdigest()}))
     return action
 
 
 def _same(path: str) -> str:
-    return f"nothing to do: {path} is so already"
+    return f"nothing to do: {path} already has this content"
 
 
 def _backup(path: str) -> str:
@@ -277,22 +287,25 @@ def _backup(path: str) -> str:
 
 INSTALL = Command(
     "install",
-    "put this file in place under all its names",
+    "install this file under the names of all its plugins",
     _INSTALL,
     _install,
     _add_install,
     (
         ("podwire install", f"into {BIN_DIR}"),
-        ("podwire install --conf --subnet 10.22.0.0/16", f"with the standard network in {CONF_DIR}"),
-        ("podwire install --conf --node node.json", "the same with the podCIDRs of a node of Kubernetes"),
-        ("podwire install --bin-dir /usr/lib/cni --dry-run", "only print what would be replaced there"),
+        ("podwire install --conf --subnet 10.22.0.0/16", f"also the standard network, in {CONF_DIR}"),
+        (
+            "podwire install --conf --node node.json",
+            "also the standard network, with the podCIDRs of a Kubernetes node",
+        ),
+        ("podwire install --bin-dir /usr/lib/cni --dry-run", "print which files would be replaced there"),
     ),
 )
 UNINSTALL = Command(
     "uninstall",
-    "put back what install has replaced",
+    "remove podwire and restore the files that install replaced",
     _UNINSTALL,
     _uninstall,
     _add_directory,
-    (("podwire uninstall", f"of {BIN_DIR}"),),
+    (("podwire uninstall", f"from {BIN_DIR}"),),
 )

@@ -1,6 +1,6 @@
-"""`podwire ipam list|verify|free`: host-local's addresses, by whom they are in use, and releasing those of the dead.
+"""`podwire ipam list|verify|free`: lists, verifies and releases host-local's addresses.
 
-One rule: an address is released under its store's lock, and without --force never one whose owner may live.
+One rule: an address is released under its store's lock, and without --force only if its owner is no longer running.
 """
 
 from __future__ import annotations
@@ -25,51 +25,52 @@ _STYLES = {
     ReservationState.FOREIGN: "bad",
     ReservationState.EMPTY: "dim",
 }
-_LEAST = 12  # characters of an ID that is not given whole: what `podwire show` prints
+_LEAST = 12  # characters of an abbreviated ID, as `podwire show` prints it
 
 _DESCRIPTION = """\
-host-local gives a pod its address by a file of the address's name in <dataDir>/<network>. These commands read those
-files, compare them with the runtime's cache and with the addresses that are really configured, and release what is left
-of pods that are gone."""
+host-local records each allocated address in <dataDir>/<network>, in a file named after the address. These commands
+read those files, compare them with the runtime's cache and with the addresses of interfaces, and release addresses of
+containers that are no longer running."""
 _LIST = """\
 Prints every reserved address with its owner.
 
-STATE   living        its container is running, or the address is in use in a namespace that leads to the network
-        gone          its container is proven gone: `podwire ipam free` releases it
-        new           not a minute old and unknown to the runtime's cache: an ADD may be under way
-        unknown       its container may be running: not everything could be looked at from here, or this is not the
-                      host of any pod
-        remark        of an administrator, who keeps the address to himself
-        empty         left by a killed ADD; it is free
+STATE   living        its container is running, or the address is in use in a namespace connected to the network
+        gone          its container is proven to be no longer running: `podwire ipam free` releases the address
+        new           reserved less than a minute ago and not in the runtime's cache: its ADD may still be running
+        unknown       its container may be running: not everything could be inspected from here, or no pod runs on
+                      this host
+        remark        an administrator reserved it, to keep it unallocated
+        empty         residue of a killed ADD: the address is free
         foreign       the file names no owner, so the address is never allocated
-        last_reserved with --json only, no reservation: behind this address the next free one is searched
+        last_reserved only with --json, not a reservation: the search for a free address starts after this one
 
-Exit status: 0, or 4 when not everything could be looked at.
+Exit status: 0, or 4 when not everything could be inspected.
 
 --json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
 _VERIFY = """\
-Compares the reservations with the runtime's cache and the kernel, both ways: addresses of containers that are gone,
-addresses in use that are not reserved (another pod may get them) or that are reserved for another, addresses that two
-pods have, files that are none of host-local's, ranges of which nine tenths are in use, an index that does not agree
-with the files. Each with its fix. Nothing is changed.
+Cross-checks the reservations, the runtime's cache and the kernel, and prints each fault with its fix: addresses of
+containers that are no longer running, addresses in use that are not reserved (another pod may get them) or that are
+reserved for another container, addresses that two pods have, files that host-local did not write, ranges of which 90 %
+are in use, an index that differs from the files. Nothing is changed.
 
-Exit status: 0 nothing wrong, 1 something is, 4 nothing wrong was found, but not everything could be looked at.
+Exit status: 0 no fault; 1 at least one; 4 no fault was detected, but not everything could be inspected.
 
 --json prints {"complete", "findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}."""
 _FREE = """\
-Releases addresses whose owner is gone, under the lock that ADD takes, after a second look. It refuses, unless forced:
-an address whose container lives or that is configured on an interface, one that was reserved less than a minute ago and
-that the runtime's cache does not know yet (an ADD may be under way), and administrators' remarks.
+Releases addresses whose owner is no longer running, under the lock that ADD takes, after a second check. Without
+--force it refuses to release an address whose container is running, one that is configured on an interface, one that
+was reserved less than a minute ago and is not in the runtime's cache yet (its ADD may still be running), and
+administrators' remarks.
 
-A pod that lives and loses its reservation keeps its address until another pod gets the same one.
+A running pod whose reservation is released keeps its address, but another pod may get the same one.
 
 --json prints {"freed": [{"address", "network", "containerID", "ifname"}], "kept": [the same with "reason"]}."""
 _EXAMPLES = {
     "list": (("podwire ipam list podnet", "the addresses of a network, with owner and time"),),
-    "verify": (("podwire ipam verify", "what is wrong with the reservations of all networks"),),
+    "verify": (("podwire ipam verify", "faults in the reservations of all networks"),),
     "free": (
-        ("podwire ipam free --gone podnet", "release what dead containers have left"),
-        ("podwire ipam free 10.22.0.7", "release one address, if its owner is gone"),
+        ("podwire ipam free --gone podnet", "release the addresses of containers that are no longer running"),
+        ("podwire ipam free 10.22.0.7", "release one address, if its owner is no longer running"),
     ),
 }
 
@@ -104,7 +105,7 @@ def _row(line: Entry) -> list[Text]:
 def _verify(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
     items = list(reservations.findings(snapshot, options.network))
-    if items:  # pods come and go: what is still so at a second look
+    if items:  # pods start and stop meanwhile: report only what a second snapshot shows again
         snapshot = read_snapshot(places(context, options), rules=False)
         before = {(item.kind, item.network, item.address) for item in items}
         again = reservations.findings(snapshot, options.network)
@@ -119,7 +120,7 @@ def _verify(context: Context, options: Namespace) -> Status:
 
 
 def _unseen(snapshot: Snapshot, network: str) -> list[str]:
-    """Returns descriptions of everything that could not be looked at."""
+    """Returns descriptions of everything that could not be inspected."""
     unproven_owners = reservations.unproven_owners(snapshot, network)
     return list(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *unproven_owners)))
 
@@ -161,7 +162,7 @@ def _print_outcomes(context: Context, results: Iterable[Outcome], where: Directo
     results = list(results)
     for item in results:
         attachment = item.item.attachment
-        owner = " ".join(filter(None, attachment)) or "nobody"
+        owner = " ".join(filter(None, attachment)) or "no container"
         if item.reason:
             context.out.print(
                 Cell("kept", "bad"), item.item.file.name, "of", item.item.network, f"({owner}):", item.reason
@@ -169,22 +170,22 @@ def _print_outcomes(context: Context, results: Iterable[Outcome], where: Directo
         else:
             context.out.print(Cell("freed", "good"), item.item.file.name, "of", item.item.network, f"({owner})")
     if any(item.reason for item in results):
-        context.out.print("--force releases it all the same, if you know better")
+        context.out.print("--force releases these, too")
     if not results:
-        context.out.print(f"nothing to free in {where.data_dir} and the directories of the networks")
+        context.out.print(f"nothing to release in {where.data_dir} and the directories of the networks")
 
 
 def _network(options: Namespace) -> str:
-    """Returns the network that is meant, "" for any; raises CniError(4) where it is not clear what is to be freed."""
+    """Returns the network to search, "" for all; raises UsageError if the arguments name no address to release."""
     by_address = not (options.gone or options.container)
     if by_address <= len(options.words) <= 1 + by_address:
         return "".join(options.words[by_address:])
     hint = "podwire ipam free ADDRESS [NETWORK], --container ID [NETWORK], or --gone [NETWORK]"
-    raise UsageError(Code.INVALID_ENVIRONMENT, "it is not clear what is to be freed", hint)
+    raise UsageError(Code.INVALID_ENVIRONMENT, "which address is to be released?", hint)
 
 
 def _chosen(snapshot: Snapshot, options: Namespace, network: str) -> list[Reservation]:
-    """Returns the reservations that are meant; raises CniError where none is, unless all of the gone ones are."""
+    """Returns the reservations that the options select; raises CniError if --container or ADDRESS selects none."""
     every = [item for pool in snapshot.records.pools if network in ("", pool.network) for item in pool.reservations]
     if options.gone:
         return [item for item in every if reservations.state_of(snapshot, item) is ReservationState.GONE]
@@ -195,17 +196,19 @@ def _chosen(snapshot: Snapshot, options: Namespace, network: str) -> list[Reserv
     if items:
         return items
     what = f"container {options.container}" if options.container else f"address {options.words[0]}"
-    raise CniError(Code.UNKNOWN_CONTAINER, f"no reservation of {what}", "podwire ipam list shows those that there are")
+    raise CniError(Code.UNKNOWN_CONTAINER, f"no reservation of {what}", "podwire ipam list prints all reservations")
 
 
 def _of_container(every: list[Reservation], requested: str) -> list[Reservation]:
-    """Returns a container's, by its ID or the beginning of it if that is long and only one begins so."""
+    """Returns the reservations of a container, by its ID or an unambiguous prefix of at least _LEAST characters."""
     exact = [item for item in every if item.attachment.container_id == requested]
     if exact or len(requested) < _LEAST:
         return exact
     items = [item for item in every if item.attachment.container_id.startswith(requested)]
     if len({item.attachment.container_id for item in items}) > 1:
-        raise CniError(Code.UNKNOWN_CONTAINER, f"several containers begin with {requested}", "give the whole ID")
+        raise CniError(
+            Code.UNKNOWN_CONTAINER, f"the IDs of several containers begin with {requested}", "use the whole ID"
+        )
     return items
 
 
@@ -213,10 +216,10 @@ def _arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add(commands, "list", "the addresses in use", _LIST, _list)
     _add(commands, "verify", "compare the reservations with running containers", _VERIFY, _verify)
-    free = _add(commands, "free", "release addresses whose owner is gone", _FREE, _free)
+    free = _add(commands, "free", "release addresses whose owner is no longer running", _FREE, _free)
     free.add_argument("--container", metavar="ID", help="all addresses of this container")
-    free.add_argument("--gone", action="store_true", help="all addresses whose owner is gone")
-    free.add_argument("--force", action="store_true", help="also one whose owner lives or may live, also a remark")
+    free.add_argument("--gone", action="store_true", help="all addresses whose owner is no longer running")
+    free.add_argument("--force", action="store_true", help="also if the owner is or may be running, also remarks")
 
 
 def _add(
@@ -231,11 +234,9 @@ def _add(
         name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
     )
     if name == "free":
-        subparser.add_argument(
-            "words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and of which network"
-        )
+        subparser.add_argument("words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and its network")
     else:
-        subparser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="this network only")
+        subparser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="only this network")
     add_places(subparser)
     add_json(subparser)
     subparser.set_defaults(subcommand=run, parser=subparser)

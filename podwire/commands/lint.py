@@ -1,6 +1,6 @@
-"""`podwire lint`: what is wrong with the network configurations, before a pod is started.
+"""`podwire lint`: checks the network configurations before a pod is started.
 
-One rule: it reads, and says where; what it finds is podwire/lint's.
+One rule: it only reads and prints; the checks are in podwire/lint.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]
             _print_winner(context, one)
     number = sum(len(one.files) for one in linted)
     summary = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
-    context.out.print(f"{plural(number, 'file')}: {summary or 'nothing to say'}")
+    context.out.print(f"{plural(number, 'file')}: {summary or 'no findings'}")
 
 
 def _print_winner(context: Context, one: LintResult) -> None:
-    """Says which file counts for whom."""
+    """Prints the network that Kubernetes' runtimes use, and those that libcni finds by name."""
     if one.winner is None or one.winner.network is None:
         context.out.print(Cell(f"{one.path}: no runtime finds a network here", "bad"))
         return
@@ -62,7 +62,7 @@ def _print_winner(context: Context, one: LintResult) -> None:
     context.out.print(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.')
     others = [page.network.name for page in one.files if page.network and page is not one.winner]
     if others:
-        context.out.print(f"By their names libcni also finds: {', '.join(dict.fromkeys(others))}")
+        context.out.print(f"libcni also finds by name: {', '.join(dict.fromkeys(others))}")
 
 
 def _print_json(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
@@ -91,46 +91,48 @@ def _file(page: SourceFile, linted: LintResult) -> dict[str, object]:
 
 
 def _printable(text: str) -> str:
-    """Returns a text without lone surrogates, which the names of files may have and JSON may not."""
+    """Returns a text without lone surrogates, which file names may contain but JSON may not."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="FILE|DIR", nargs="*", help="what to look at (the directory of --conf-dir)")
+    parser.add_argument(
+        "paths", metavar="FILE|DIR", nargs="*", help="files or directories to check (the directory of --conf-dir)"
+    )
     add_conf_dir(parser)
     add_bin_dir(parser)
-    parser.add_argument("--no-bin-dir", action="store_true", help="do not look whether the plugins are installed")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for notes, too")
+    parser.add_argument("--no-bin-dir", action="store_true", help="do not check whether the plugins are installed")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 also for notes")
     add_json(parser)
 
 
 _DESCRIPTION = """\
-Reads network configurations as the runtimes and the plugins do, and prints what is wrong with them, with the place in
-the file and what to write instead. Nothing is changed, and nothing is started.
+Reads network configurations as the runtimes and the plugins do, and prints each fault with its position and the
+correction. It changes nothing and starts no process.
 
   error    a runtime or a plugin will refuse it: pods do not start
-  warning  it works, and is surely not what is meant: a misspelt key, an option that does nothing, two networks that
-           give the same addresses
+  warning  it works, but almost certainly not as intended: a misspelt key, an option without effect, two networks that
+           allocate the same addresses
   note     worth knowing
 
-For a directory it also says which file wins: Kubernetes' runtimes (containerd, CRI-O) use the first file by name;
-podman, nerdctl and cnitool find a network by its name. Keys of plugins that are not in this file are not judged.
+For a directory it also prints which file wins: Kubernetes' runtimes (containerd, CRI-O) use the first file by name;
+podman, nerdctl and cnitool find a network by its name. Keys of other vendors' plugins are not checked.
 
 Exit status: 0 without errors and warnings, 1 with some.
 
 --json: {"files": [{"path", "network", "wins", "findings": [{"severity", "line", "column", "key", "text", "hint"}]}],
-"errors": N, "warnings": N, "notes": N}. "network" is null where no runtime can use the file, "wins" for a file by
-itself, and where it is a part of another one's network."""
+"errors": N, "warnings": N, "notes": N}. "network" is null if no runtime can use the file; "wins" is null for a
+file that was named as an argument."""
 
 COMMAND = Command(
     "lint",
-    "what is wrong with the network configurations",
+    "check the network configurations",
     _DESCRIPTION,
     _run,
     _arguments,
     (
-        ("podwire lint", "all networks of this node, and which one pods get"),
-        ("podwire lint --no-bin-dir conf/*.conflist", "files by themselves, as in a continuous integration"),
-        ("podwire lint --json /etc/cni/net.d", "the same for a program"),
+        ("podwire lint", "all networks of this node, and the one that pods get"),
+        ("podwire lint --no-bin-dir conf/*.conflist", "single files, without a node, as in continuous integration"),
+        ("podwire lint --json /etc/cni/net.d", "for a program"),
     ),
 )

@@ -19,8 +19,8 @@ def _run(context: Context, options: Namespace) -> Status:
 COMMAND = Command(
     "list",
     "the plugins in this file",
-    "Prints the name of every plugin that this file is, one a line: the names under which it is to be installed.",
+    "Prints the names of the plugins in this file, one per line: `podwire install` installs it under these names.",
     _run,
     add_json,
-    (("podwire list", "what is in this file"),),
+    (("podwire list", "print the plugins in this file"),),
 )

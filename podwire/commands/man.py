@@ -17,10 +17,10 @@ def _manual(context: Context, options: Namespace) -> Status:
 MANUAL = Command(
     "man",
     "the manual page",
-    "Prints the manual page podwire(1), made of the same texts as --help.",
+    "Prints the manual page podwire(1), which has the texts of --help.",
     _manual,
     examples=(
         ("podwire man | man -l -", "read it"),
-        ("podwire man > /usr/local/share/man/man1/podwire.1", "have `man podwire` find it"),
+        ("podwire man > /usr/local/share/man/man1/podwire.1", "install it for `man podwire`"),
     ),
 )

@@ -1,6 +1,6 @@
 """`podwire repair`: restores rules of running pods after a flush of the packet filter.
 
-One rule: pods are not restarted, and what is in place is not touched.
+One rule: pods are not restarted, and rules that exist are not touched.
 """
 
 from __future__ import annotations
@@ -42,56 +42,62 @@ from podwire.repairing import (
 
 _SETTLING_S = 2.0
 _LONGEST_S = 3600.0
-_SAID = {
+_STATES = {
     FINE: Cell("nothing to repair", "dim"),
     REPAIRED: Cell("repaired", "good"),
     MISSING: Cell("would be repaired", "warning"),
     FAILED: Cell("FAILED", "bad"),
-    GONE: Cell("gone: nothing is made for it; the runtime's DEL or GC is due", "dim"),
+    GONE: Cell("gone: its namespace no longer exists, so no rules are restored; the runtime's DEL or GC is due", "dim"),
     UNSEEN: Cell("NOT REPAIRED: its network namespace cannot be seen from here; run this on the node itself", "bad"),
-    UNKNOWN: Cell("NOT REPAIRED: the cache lacks its configuration, result or namespace; make the pod again", "bad"),
-    RETRACTED: Cell("went away meanwhile; what was made for it, too", "dim"),
-    UNTRIED: Cell("NOT REPAIRED: the lock would be waited for in vain again; try again later", "bad"),
+    UNKNOWN: Cell("NOT REPAIRED: the cache lacks its configuration, result or namespace; create the pod again", "bad"),
+    RETRACTED: Cell("deleted meanwhile: the restored rules were removed again", "dim"),
+    UNTRIED: Cell("NOT REPAIRED: another program still holds the packet filter's lock; try again later", "bad"),
 }
 _BAD = (FAILED, UNSEEN, UNKNOWN, UNTRIED)
 
 _DESCRIPTION = """\
 Restores rules that were flushed: masquerading, MAC spoof checks, host ports, the firewall's rules and firewalld's
-sources, IP forwarding, of every running pod, from its ADD in libcni's cache. No pod is restarted, and
-connections go on. Run it after `nft flush ruleset`, `iptables -F`, a reload or restart of firewalld.
+sources, and IP forwarding, for every running pod, with the configuration that libcni's cache has of its ADD. No pod is
+restarted, and connections continue. Run it after `nft flush ruleset`, `iptables -F`, a reload or restart of firewalld.
 
-Each plugin's own CHECK decides what is missing. What CHECK passes is not touched: where nothing is missing nothing is
-changed, so that it may be run at any time. Interfaces, addresses and limits are not repaired, as no flush takes them:
-where CHECK misses them, create the container again.
+CHECK of each plugin decides what is missing. Nothing that passes CHECK is changed, so you can run this at any time.
+Interfaces, addresses and limits are not repaired, since a flush does not delete them: if CHECK reports one of them as
+missing, create the container again.
 
-A pod that is being deleted at the same time stays deleted: what was repaired is watched for a moment (--settle), which
-is the time that the command takes. What the plugins of others have made (flannel, calico) is theirs to repair.
+A pod that is deleted at the same time stays deleted: repaired attachments are watched for a moment (--settle), which
+takes most of the command's time. Plugins of other vendors (flannel, calico) are not repaired.
 
 --json: {"attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "plugins": [{"plugin",
 "changes": [...], "error": {"code", "msg", "details"}, "foreign"}]}], "counts": {state: number}, "unread": [files of
-the cache that cannot be read]}. "foreign" is true of a plugin that is not in this file. The states: "fine" (nothing was
-missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unseen" (its
-namespace is missing here, and nothing proves that it is gone: run it on the node itself), "unknown" (the cache does not
-have what ADD was asked, or where: it cannot be repaired), "retracted" (it went away meanwhile, and what was made, too),
-"untried" (the packet filter's lock was not to be had)."""
+the cache that cannot be read]}. "foreign" is true for a plugin that is not in this file. The states: "fine" (nothing
+was missing), "repaired", "missing" (with --dry-run), "failed", "gone" (no namespace: DEL or GC is due), "unseen" (its
+namespace is missing here, which does not prove that the pod has stopped: run this on the node itself), "unknown" (the
+cache lacks the configuration, result or namespace: it cannot be repaired), "retracted" (deleted meanwhile, and the
+restored rules with it), "untried" (another program held the packet filter's lock)."""
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="one network's attachments (all)")
+    parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="repair only this network (all)")
     add_conf_dir(parser)
     add_bin_dir(parser)
     add_cache_dir(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print what is missing, exit with 1 if something is")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what is missing and change nothing; exit status 1 if something is"
+    )
     parser.add_argument("--quiet", action="store_true", help="print failures only")
     parser.add_argument(
-        "--settle", metavar="SECONDS", type=_seconds, default=_SETTLING_S, help=f"how long to watch ({_SETTLING_S:g})"
+        "--settle",
+        metavar="SECONDS",
+        type=_seconds,
+        default=_SETTLING_S,
+        help=f"how long to watch repaired attachments ({_SETTLING_S:g})",
     )
     add_json(parser)
 
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds < _LONGEST_S:  # "nan" neither
+    if not 0 <= seconds < _LONGEST_S:  # also refuses "nan"
         raise ValueError
     return seconds
 
@@ -111,7 +117,9 @@ def _run(context: Context, options: Namespace) -> Status:
     for outcome in repairer.settle([*outcomes.values()], options.settle):
         outcomes[outcome.known.path] = outcome
         _print_outcome(context.out, outcome, options)
-    unread = [path for path in unread if os.path.lexists(path) and attachments.read(path) is None]  # still so
+    unread = [
+        path for path in unread if os.path.lexists(path) and attachments.read(path) is None
+    ]  # unless it was deleted or completed meanwhile
     _sum_up(context.out, [*outcomes.values()], unread, options)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
     return Status.WRONG if bad or unread else Status.FINE
@@ -124,7 +132,7 @@ def _known(options: Namespace) -> list[attachments.CachedAttachment]:
 
 
 def _unread(options: Namespace, known: Iterable[attachments.CachedAttachment]) -> list[str]:
-    """Returns the files of the cache that are none of `known`: of a runtime that was killed, or being written."""
+    """Returns the files of the cache that are not among `known`: of a killed runtime, or being written."""
     directory = os.path.join(options.cache_dir, "results")
     names = os.listdir(directory) if os.path.isdir(directory) else []
     entries = (
@@ -141,7 +149,7 @@ def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
         return
     known = outcome.known
     container, ifname = known.attachment
-    out.print(f"{known.network_name} {container} {ifname}", *([known.pod] if known.pod else []), _SAID[outcome.state])
+    out.print(f"{known.network_name} {container} {ifname}", *([known.pod] if known.pod else []), _STATES[outcome.state])
     for part in outcome.parts:
         for change in part.changes:
             if change.startswith("restore "):  # repair_if_missing's line; the others, in JSON, are single changes
@@ -160,12 +168,12 @@ def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Na
         out.print_json({"attachments": documents, "counts": dict(sorted(counts.items())), "unread": unread})
         return
     for path in unread:
-        out.print(Cell(f"cannot read {path}: nothing was done for its pod; create it again", "bad"))
+        out.print(Cell(f"cannot read {path}: its pod was not repaired; create the pod again", "bad"))
     if options.quiet:
         return
     foreign = sorted({part.plugin for outcome in outcomes for part in outcome.parts if part.foreign})
     if foreign:
-        out.print(f"not repaired, as they are not in this file: {', '.join(foreign)}")
+        out.print(f"not repaired, since they are not podwire's plugins: {', '.join(foreign)}")
     if not outcomes:
         where = f" of network {options.network}" if options.network else ""
         out.print(f"no attachments{where} in {options.cache_dir}/results")
@@ -205,7 +213,7 @@ COMMAND = Command(
     _arguments,
     (
         ("podwire repair", "after a flush: all networks"),
-        ("podwire repair --dry-run", "only print what is missing; exit status 1 if something is"),
+        ("podwire repair --dry-run", "print what is missing and change nothing; exit status 1 if something is"),
         ("podwire repair podwire --json", "one network, for a program"),
     ),
 )

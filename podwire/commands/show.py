@@ -26,7 +26,7 @@ from podwire.command import (
 from podwire.node.inspection import inspect_node
 from podwire.node.model import DOCUMENT, Leak, Node, NodeNetwork, Pod, State, format_rate, short_id
 from podwire.node.records import Directories
-from podwire.output import Cell, Output, Text
+from podwire.output import Cell, Output, Text, plural
 
 _LARGE = 2**32
 _WRONG = (State.NO_INTERFACE, State.FAILED)
@@ -34,21 +34,21 @@ _FINE = (State.OK, State.NOT_CHECKED)
 
 _DESCRIPTION = (
     """\
-Shows this node's pod networks: which are configured, who is attached to them by which interfaces with which
-addresses, host ports and limits. It joins what stands in three places: the runtime's cache (libcni's, with the result
-of every ADD), host-local's stores of addresses, and the kernel (interfaces here and inside the pods, limits, the
-rules of masquerading, host ports and firewall in nftables and iptables).
+Shows this node's pod networks and their attachments, with interfaces, addresses, host ports and limits. It combines
+three sources: the runtime's cache (libcni's, with the result of every ADD), host-local's stores of addresses, and the
+kernel (interfaces on the host and in the pods, limits, and the rules for masquerading, host ports and firewall, in
+nftables and iptables).
 
-STATE   ok            its namespace and its interface are there, and CHECK of podwire's plugins passes
+STATE   ok            its namespace and its interface exist, and CHECK of podwire's plugins passes
         check failed  CHECK of a plugin fails: its error is printed below, `podwire doctor` prints the fix
-        not checked   its namespace and its interface are there, no more is known: the network is of a version without
-                      CHECK or forbids it, or this is not root
-        gone          its namespace is proven gone, but the runtime's cache still has it: DEL was not run
-        no cache      an address is reserved for it, but the runtime's cache does not know it: an ADD that is under way
-                      or was killed, or a runtime that keeps no cache
-        no interface  its namespace is there, the interface is not: it was deleted; remove the pod, create it again
-        not seen      its namespace exists, and cannot be looked into: without root, or not from here, as in a container
-        unknown       its namespace is missing here, and nothing proves that it is gone: it may be running
+        not checked   its namespace and its interface exist, but CHECK was not run: the network's version has no CHECK,
+                      the network disables it, or root is needed
+        gone          its namespace provably no longer exists, but the runtime's cache still has it: DEL was not run
+        no cache      an address is reserved for it, but it is not in the runtime's cache: its ADD is still running or
+                      was killed, or the runtime keeps no cache
+        no interface  its namespace exists, but its interface was deleted: remove the pod and create it again
+        not seen      its namespace exists, but cannot be entered: without root, or from within a container
+        unknown       its namespace is missing here, which does not prove that the container has stopped
 
 HOST PORTS  8080->80/tcp: port 8080 of the host is forwarded to port 80 of the pod. "!": the packet filter has no rule
             for it. "?": the packet filter could not be read, or CHECK of portmap fails.
@@ -56,8 +56,8 @@ HOST PORTS  8080->80/tcp: port 8080 of the host is forwarded to port 80 of the p
 LEAKED lists objects of deleted pods, each with the command that removes it. Objects that may belong to a running
 container are not listed. Nothing is changed.
 
-Exit status: 0 all in order; 1 something is leaked, or wrong with a pod; 4 neither, but not everything could be looked
-at: NOT SEEN lists it.
+Exit status: 0 all in order; 1 something is leaked, or a pod has a fault; 4 neither, but not everything could be
+inspected: NOT SEEN lists the rest.
 
 --json prints
 """
@@ -66,25 +66,27 @@ at: NOT SEEN lists it.
 
 
 def add_places(parser: ArgumentParser) -> None:
-    """Adds the options for where to look; `places` reads them."""
+    """Adds the options for the directories to read; `places` reads them."""
     add_conf_dir(parser)
     add_cache_dir(parser)
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
         default=DATA_DIR,
-        help=f'host-local\'s stores, beside those that configurations name as "dataDir" ({DATA_DIR})',
+        help=f'host-local\'s stores, in addition to each "dataDir" of a configuration ({DATA_DIR})',
     )
 
 
 def places(context: Context, options: Namespace) -> Directories:
-    """Returns where to look."""
+    """Returns the directories to read."""
     return Directories(conf_dir(context, options), options.cache_dir, options.data_dir)
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="show this network only")
-    parser.add_argument("--svg", metavar="FILE", help="also draw the map into FILE (- is the standard output, alone)")
+    parser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="show only this network")
+    parser.add_argument(
+        "--svg", metavar="FILE", help="also write the map to FILE (-: only the map, to standard output)"
+    )
     add_places(parser)
     add_json(parser)
 
@@ -112,7 +114,7 @@ def _draw(node: Node, path: str, out: Output) -> None:
         with open(path, "w", encoding="utf-8", errors="replace") as file:
             file.write(picture)
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot write the map into {path}: {error.strerror}") from error
+        raise CniError(Code.IO_FAILURE, f"cannot write the map to {path}: {error.strerror}") from error
 
 
 def _print(node: Node, out: Output, *, everything: bool) -> None:
@@ -131,16 +133,16 @@ def _print(node: Node, out: Output, *, everything: bool) -> None:
 
 
 def _of_lo(node: Node) -> dict[str, int]:
-    """Returns the networks that runtimes have for lo alone, and of how many pods."""
+    """Returns the networks that only set up lo, with the number of their pods."""
     names = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
     return {name: sum(pod.network == name and pod.state in _FINE for pod in node.pods) for name in names}
 
 
 def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
-    """Prints what is leaked under what takes it away."""
+    """Prints the leaked objects below the command that removes them."""
     if leaks:
         out.print()
-        out.print(Cell("LEAKED", "bad"), f"{len(leaks)} left of attachments that are gone")
+        out.print(Cell("LEAKED", "bad"), f"{plural(len(leaks), 'object')} of attachments that are no longer running")
     for fix in dict.fromkeys(leak.fix for leak in leaks):
         out.print(" ", Cell(fix, "bold"))
         for leak in leaks:
@@ -191,11 +193,11 @@ def _pods(pods: tuple[Pod, ...], out: Output) -> None:
             owner = f"{pod.network} {pod.pod or short_id(pod.attachment.container_id)} {pod.attachment.ifname}"
             out.print(f"{owner}:", Cell(problem, "bad"))
     if any(pod.problems for pod in pods):
-        out.print("what to do: podwire doctor")
+        out.print("for the fixes: podwire doctor")
 
 
 def _lacks_rules(pod: Pod) -> bool:
-    """Tells whether the packet filter has no rule for a host port of a pod that lives."""
+    """Returns whether the packet filter has no rule for a host port of a running pod."""
     return not pod.leaked and any(port.confirmed is False for port in pod.host_ports)
 
 
@@ -218,7 +220,7 @@ def _row(pod: Pod) -> list[Text]:
 
 
 def limits(pod: Pod) -> str:
-    """Returns the limits of an attachment: what it receives, then what it sends."""
+    """Returns the rate limits of an attachment, for receiving, then for sending."""
     directions = (("receives", pod.receives), ("sends", pod.sends))
     return ", ".join(f"{word} {format_rate(bits)}" for word, bits in directions if bits)
 
@@ -231,7 +233,10 @@ COMMAND = Command(
     _arguments,
     (
         ("podwire show", "everything; exit status 1 if anything is leaked or missing"),
-        ("podwire show podnet --json | jq -r '.attachments[] | select(.leaked) | .containerID'", "the dead ones"),
-        ("podwire show --svg /tmp/node.svg", "the same as a picture for a browser"),
+        (
+            "podwire show podnet --json | jq -r '.attachments[] | select(.leaked) | .containerID'",
+            "the containers that are no longer running",
+        ),
+        ("podwire show --svg /tmp/node.svg", "also draw the map, for a browser"),
     ),
 )

@@ -47,21 +47,21 @@ def _run_status(context: Context, runtime: Runtime, network: Network) -> dict[st
     runtime.done.clear()
     if not context.out.as_json:
         context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
-    unasked = network_list.status(runtime, network)
+    without_status = network_list.status(runtime, network)
     version_steps = (step for step in runtime.done if step.command == "VERSION" and not step.error)
     unsupporting = [step.kind for step in version_steps if not _supports(step.result, network)]
     if not context.out.as_json:
         for kind in unsupporting:
             context.out.print(Cell(f"{kind} does not support cniVersion {network.version}", "bad"))
-        if unasked and not unsupporting:
-            reason = f"not asked for STATUS, which cniVersion {network.version} does not have"
-            context.out.print(f"  {reason}: {', '.join(unasked)}")
+        if without_status and not unsupporting:
+            reason = f"STATUS was not run, as cniVersion {network.version} does not have it"
+            context.out.print(f"  {reason}: {', '.join(without_status)}")
     return {
         "network": network.name,
         "path": network.path,
         "ready": not runtime.failed and not unsupporting,
-        "asked": "VERSION" if unasked else "STATUS",
-        "unasked": list(unasked),
+        "asked": "VERSION" if without_status else "STATUS",
+        "unasked": list(without_status),
         "steps": [step.to_json() for step in runtime.done],
     }
 
@@ -80,8 +80,8 @@ STATUS = Command(
     "status",
     "ask whether networks are ready for pods",
     "Runs STATUS of each plugin of NETWORK, or of every network in net.d, and reports what is missing on the node.\n"
-    "STATUS came with cniVersion 1.1.0. In a list of an earlier version podwire's plugins run STATUS all\n"
-    "the same; other plugins only run VERSION, and their names are printed.\n\n"
+    "STATUS came with cniVersion 1.1.0. In a list of an earlier version podwire's plugins also run\n"
+    "STATUS; other plugins only run VERSION, and their names are printed.\n\n"
     '--json: {"networks": [{"network", "path", "ready", "asked", "unasked", "steps"} or {"path", "problem"}]};\n'
     'unasked lists the plugins without STATUS; asked is "VERSION" when there are any, else "STATUS".',
     _status,

@@ -84,7 +84,7 @@ def _version_arguments(parser: ArgumentParser) -> None:
 
 VERSION = Command(
     "version",
-    "the plugins' files: path, maker, CNI versions",
+    "the plugins' files: path, vendor, CNI versions",
     "Prints for each plugin that net.d names, or that is named here, the file that a runtime would run, the CNI\n"
     "versions it supports, and what it prints about itself.\n\n"
     '--json: [{"plugin", "file", "versions", "program", "podwire", "error"}], "podwire" is true for podwire\'s own.',

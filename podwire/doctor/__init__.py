@@ -1,1 +1,1 @@
-"""What `podwire doctor` looks at: a file for each group of checks."""
+"""The checks of `podwire doctor`, one file for each group."""

@@ -78,7 +78,7 @@ class _Tally:
         self.checked += not (verdict.unseen or verdict.skipped)
         if verdict.unseen:
             self.unseen[verdict.unseen] = self.unseen.get(verdict.unseen, 0) + 1
-        for reason in (verdict.skipped, *(f"{kind} is not ours" for kind in verdict.foreign)):
+        for reason in (verdict.skipped, *(f"{kind} is not podwire's" for kind in verdict.foreign)):
             if reason:
                 self.skipped[reason] = self.skipped.get(reason, 0) + 1
 

@@ -14,7 +14,7 @@ from podwire.doctor.node import Node
 
 
 class Severity(Enum):
-    """How bad a finding is: a problem is one now, a warning can become one, a note may help to find a reason."""
+    """How bad a finding is: a problem is one now, a warning can become one, a note may help to find a cause."""
 
     PROBLEM = "problem"
     WARNING = "warning"

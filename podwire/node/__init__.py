@@ -1,1 +1,1 @@
-"""The node as one value: networks and attachments, what holds them in the kernel, what is left of dead ones."""
+"""The node as one value: networks and attachments, what holds them in the kernel, and leaked objects."""

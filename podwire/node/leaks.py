@@ -23,7 +23,7 @@ from podwire.node.model import NO_ATTACHMENT, Leak, Pod, State
 from podwire.node.records import bridge_names
 from podwire.node.snapshot import Snapshot
 
-HOST_VETH = re.compile(r"veth[0-9a-f]{8}")  # as podwire and the reference plugins name host veths; others differ
+HOST_VETH = re.compile(r"veth[0-9a-f]{8}")  # the names of host veths of podwire and the reference plugins
 _NAMES = {HOST_PORT: "host port", MASQUERADE: "masquerade rule", FIREWALL: "firewall rule"}
 
 

@@ -126,10 +126,10 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     except CniError as error:
         return Kernel(unseen=(f"the kernel's interfaces: {error.msg}", *unseen))
     if unentered := sum(namespace.links is None for namespace in read):
-        unseen.append(f"the inside of {unentered} network namespaces: that needs root")
+        unseen.append(f"the interfaces in {unentered} network namespaces: root is needed")
     if _has_hidden_peers(links, addresses, read):
-        reason = f": we have no rights to trace {hidden} process(es)" if hidden else " from here"
-        unseen.append(f"network namespaces that interfaces of this host lead to cannot be seen{reason}")
+        reason = f": no permission to inspect {hidden} process(es)" if hidden else " from here"
+        unseen.append(f"network namespaces of veth peers of this host cannot be seen{reason}")
     by_path = {namespace.path: namespace for namespace in read}
     namespaces = by_path | {path: by_path[first] for path, first in aliases.items() if first in by_path}
     return Kernel(links, addresses, namespaces, limits, tuple(unseen))

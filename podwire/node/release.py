@@ -23,7 +23,7 @@ _REASONS = {
     ReservationState.REMARK: "an administrator has reserved the address with a remark",
     ReservationState.FOREIGN: "its file names no owner",
     ReservationState.NEW: "it was reserved less than a minute ago: its ADD may still be running",
-    ReservationState.UNKNOWN: "its container may be running: not everything could be looked at from here",
+    ReservationState.UNKNOWN: "its container may be running: not everything could be inspected from here",
     ReservationState.UNREADABLE: "its file cannot be read",
 }
 

@@ -4,7 +4,7 @@ One rule: the order is libcni's: ADD forwards, each plugin with the previous one
 result; DEL backwards. ADD and DEL stop at the first failure. Unlike cnitool, a failed ADD is followed by DEL, as in
 every runtime, so that nothing remains; CHECK, GC and STATUS run every plugin.
 
-Unlike libcni, GC and STATUS also run podwire's version_of_result plugins in lists before CNI 1.1.0.
+Unlike libcni, GC and STATUS also run podwire's plugins in lists before CNI 1.1.0.
 """
 
 from __future__ import annotations

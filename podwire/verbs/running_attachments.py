@@ -76,10 +76,10 @@ class RunningAttachments:
         where = f'{number} of "{self.network}" may be running: {first.netns} is missing here'
         hidden = self.snapshot.presences.hidden_ports(self.network)
         if first.presence is Presence.GONE and hidden:
-            why = f"but {hidden[0].name} leads into a network namespace that cannot be seen from here"
+            why = f"but the peer of {hidden[0].name} is in a network namespace that cannot be seen from here"
         else:
             why = f"and nothing proves that it is gone: {presence.get_obstacle() or 'it cannot be looked up'}"
-        hint = "run it on the node itself, not in a container; --force ID collects a container that you know to be gone"
+        hint = "run it on the node itself, not in a container; --force ID removes those of a stopped container"
         raise CniError(Code.IO_FAILURE, f"{where}, {why}", hint)
 
     def _require_forcible(self, container_id: str) -> None:
@@ -100,7 +100,7 @@ class RunningAttachments:
 def require_witness(known: Iterable[CachedAttachment], results: str, network: str) -> None:
     """Raises CniError(5) for a cache without any attachment of the network, which may be the wrong one."""
     if not any(True for _ in known):
-        hint = "give the runtime's with --cache-dir; if no pod of the network is running, --all removes all its remains"
+        hint = "set the runtime's cache with --cache-dir; if the network has no running pod: --all"
         raise CniError(Code.IO_FAILURE, f'the cache {results} knows no attachment of "{network}"', hint)
 
 

@@ -1,7 +1,7 @@
 """Resolves names on the command line: a namespace, a container, an attachment of the cache.
 
 One rule: names mean the same as for cnitool, so that both find each other's attachments; a namespace that a runtime
-attached is arguments by its inode, whatever its path.
+attached is recognized by its inode, whatever its path.
 """
 
 from __future__ import annotations

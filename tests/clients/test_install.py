@@ -47,13 +47,15 @@ def test_install_and_doctor_name_the_command_that_works(machine, bin_dir):
     machine.write(SETTINGS, SETTINGS.read_text())
     text = machine.run(str(bin_dir / "podwire"), "install", "--conf", "--subnet=10.22.0.0/16")
     command = f"podwire install --bin-dir {DEBIANS}"
-    assert f"containerd runs the plugins in {DEBIANS} ({SETTINGS}), not in {OURS}: {command}\n" in text
+    assert (
+        f"containerd runs the plugins in {DEBIANS} ({SETTINGS}), not in {OURS}; to install there: {command}\n" in text
+    )
     tool = f"{OURS}/podwire"
     assert [fix for _, fix in findings(machine, tool)] == [command]
     text = machine.run(OURS + "/" + shlex.split(command)[0], *shlex.split(command)[1:])
     assert f"containerd runs the plugins in {DEBIANS} ({SETTINGS})\n" in text
     assert findings(machine, tool) == []
-    assert "which are this podwire, too\n" in machine.run(tool, "install")
+    assert "which are also this podwire\n" in machine.run(tool, "install")
     assert machine.succeeds(tool, "lint")
     machine.run(tool, "uninstall")
     assert f"{DEBIANS}/bridge" in machine.run(f"{DEBIANS}/podwire", "version", "bridge")

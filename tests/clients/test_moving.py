@@ -136,7 +136,7 @@ def test_a_node_changes_hands_while_containers_live(node, maker, taker):
         services = stack.enter_context(serving(old))
         held = Call(stack, machine, services, 8001)
         told = node.move(taker)
-        assert "put back" in told if taker == "reference" else "kept what was bridge" in told
+        assert "restored" in told if taker == "reference" else "kept the previous bridge" in told
         assert node.serves() == taker
         assert held.goes_on()
         new = node.start("new", 8003)

@@ -47,7 +47,7 @@ def test_the_commands_as_they_are_typed(empty_machine, needs_programs, bin_dir, 
     node.start("old", 8001)
     told = type_in(BEFORE, STEP)
     assert "0 problems, 0 warnings" in told
-    assert "would: replace /opt/cni/bin/bridge" in told
+    assert "dry run: replace /opt/cni/bin/bridge" in told
     assert node.serves() == "ours"
     assert {"macvlan", "podwire", ".podwire-replaced"} <= set(empty_machine.run("ls", "-A", "/opt/cni/bin").split())
     told = type_in(AFTER)

@@ -110,7 +110,7 @@ def test_what_was_written_is_right(node):
     """The linter has nothing to say about the network that was written."""
     said(node.run("install"))
     lint = (str(node.bin_dir / "podwire"), "lint", "--conf-dir", str(node.net_d), "--bin-dir", str(node.bin_dir))
-    assert "1 file: nothing to say" in output(*lint)
+    assert "1 file: no findings" in output(*lint)
 
 
 def test_directories_of_another_user(node):
@@ -151,7 +151,7 @@ def test_an_upgrade_replaces_its_own_network_only(node):
     path.write_text(path.read_text().replace("cni0", "cni9"))
     before = listing(node.net_d)
     template.write_text(template.read_text().replace('"10.0.0.0/9"', '"10.0.0.0/10"'))
-    assert re.search(rf"/etc/cni/net.d/{FILE} is there and is different", said(node.run("install"), status=3))
+    assert re.search(rf"/etc/cni/net.d/{FILE} exists and is different", said(node.run("install"), status=3))
     assert listing(node.net_d) == before
 
 

@@ -40,9 +40,9 @@ class Kind:
         others = "beside a neighbour" if self.neighbour else "the first pod"
         return ", ".join([self.backend, others, *(["ptp"] if self.interface == "ptp" else [])])
 
-    def made(self, directory: Path) -> Node:
+    def create(self, directory: Path) -> Node:
         own = {"interface": self.interface, "spoof": self.neighbour and self.interface == "bridge"}
-        return Node.made(directory, self.backend, **own, neighbour=self.neighbour)
+        return Node.create(directory, self.backend, **own, neighbour=self.neighbour)
 
 
 KINDS = [Kind(backend, neighbour) for backend in ("iptables", "nftables") for neighbour in (True, False)]
@@ -243,7 +243,7 @@ class Bench:
         self._made += 1
         directory = self._directory / str(self._made)
         directory.mkdir()
-        self._node = self.kind.made(directory)
+        self._node = self.kind.create(directory)
         return self._node
 
 

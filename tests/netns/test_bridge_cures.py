@@ -54,8 +54,8 @@ def test_an_address_in_the_way(network, refused, new_sandbox):
     error = refused(network.having(ipam=ipam))
     assert error["msg"].endswith('"cni0" already has an IP address different from 10.99.0.1/24')
     assert error["details"] == (
-        '"cni0" has 10.22.0.1/16, and 2 ports are in use; give the network the subnet of that address, or set "bridge" '
-        'to another name; "forceAddress" replaces it, and running pods lose their gateway'
+        '"cni0" has 10.22.0.1/16, and 2 ports are in use; configure IPAM with the subnet of that address, or set '
+        '"bridge" to another name; "forceAddress" replaces the address, and running pods lose their gateway'
     )
 
 

@@ -25,7 +25,7 @@ TYPE = 0x88B5  # an EtherType for local experiments (IEEE 802)
 
 
 def unprotect(container_id, ifname, network="goldnet"):
-    nft.run_steps([lambda socket: mac_spoof.unprotect(socket, network, container_id, ifname)])
+    nft.run_steps([lambda socket: mac_spoof.remove_rules(socket, network, container_id, ifname)])
 
 
 def gc(network, valid):
@@ -60,7 +60,7 @@ def load(host, tmp_path, text):
 def test_rules_are_the_references(inside, expected):
     """The rule set is the reference's as `nft` prints it, after ADD, after a repeated ADD, and after DEL."""
     for _ in range(2):
-        mac_spoof.protect(*ONE)
+        mac_spoof.add_rules(*ONE)
         assert golden.ruleset(inside) == expected["nft"]
         assert f'iifname "{PORT}"' in "".join(nft_rules(inside))
         assert f"ether saddr {MAC.hex(':')} return" in "".join(nft_rules(inside))
@@ -75,7 +75,7 @@ def test_the_references_rules_are_ours(inside, expected, tmp_path):
     text = "\n".join(expected["nft"]).replace("PORT", PORT).replace("MAC", MAC.hex(":"))
     load(inside, tmp_path, text)
     mac_spoof.check(*ONE)
-    mac_spoof.protect(*ONE)
+    mac_spoof.add_rules(*ONE)
     assert golden.ruleset(inside) == expected["nft"]
     load(inside, tmp_path, "flush ruleset\n" + text)
     unprotect("0123abcdef", "eth0")
@@ -84,10 +84,10 @@ def test_the_references_rules_are_ours(inside, expected, tmp_path):
 
 def test_an_attachment_with_another_port_and_address_replaces_the_old(inside):
     """ADD again with another interface and MAC leaves nothing of the old ones; other attachments stay."""
-    mac_spoof.protect("goldnet", "other", "eth0", "veth2", MAC)
+    mac_spoof.add_rules("goldnet", "other", "eth0", "veth2", MAC)
     before = nft_rules(inside)
-    mac_spoof.protect(*ONE)
-    mac_spoof.protect("goldnet", "0123abcdef", "eth0", "vethnew", OTHER_MAC)
+    mac_spoof.add_rules(*ONE)
+    mac_spoof.add_rules("goldnet", "0123abcdef", "eth0", "vethnew", OTHER_MAC)
     text = "".join(nft_rules(inside))
     assert (PORT in text, "vethnew" in text, OTHER_MAC.hex(":") in text) == (False, True, True)
     unprotect("0123abcdef", "eth0")
@@ -104,7 +104,7 @@ def test_deleting_what_is_not_there_succeeds(inside):
         "flush table bridge nat; delete chain bridge nat cni-br-iface-0123abcdef-eth0",
     )
     for part in parts:
-        mac_spoof.protect(*ONE)
+        mac_spoof.add_rules(*ONE)
         inside.run("nft", part)
         unprotect("0123abcdef", "eth0")
         assert "0123abcdef" not in "".join(nft_rules(inside))
@@ -113,7 +113,7 @@ def test_deleting_what_is_not_there_succeeds(inside):
 def test_names_that_begin_alike(inside):
     """DEL of eth1 leaves eth10 alone, and DEL of one container another whose ID begins with its ID."""
     for container_id, ifname in (("a", "eth1"), ("a", "eth10"), ("aa", "eth1")):
-        mac_spoof.protect("goldnet", container_id, ifname, PORT, MAC)
+        mac_spoof.add_rules("goldnet", container_id, ifname, PORT, MAC)
     unprotect("a", "eth1")
     mac_spoof.check("goldnet", "a", "eth10", PORT, MAC)
     mac_spoof.check("goldnet", "aa", "eth1", PORT, MAC)
@@ -121,10 +121,10 @@ def test_names_that_begin_alike(inside):
 
 def test_a_second_pod_asks_for_its_own_only(inside, monkeypatch):
     """ADD asks for nothing that is there already, since the kernel would have something to free after it."""
-    mac_spoof.protect(*ONE)
+    mac_spoof.add_rules(*ONE)
     asked = []
     monkeypatch.setattr(nft, "change", lambda own, *requests: asked.extend(requests))
-    mac_spoof.protect("goldnet", "other", "eth0", "veth2", MAC)
+    mac_spoof.add_rules("goldnet", "other", "eth0", "veth2", MAC)
     assert [request.description.replace(" cni-br-iface", "") for request in asked] == [
         "add chain nat-other-eth0",
         "add chain nat-other-eth0-mac",
@@ -137,7 +137,7 @@ def test_a_second_pod_asks_for_its_own_only(inside, monkeypatch):
 
 def test_the_tool_shows_what_it_always_shows(inside, tmp_path):
     """The network's name in the userdata does not hide the comment, in text or JSON, and a listing can be loaded."""
-    mac_spoof.protect(*ONE)
+    mac_spoof.add_rules(*ONE)
     text = "\n".join(nft_rules(inside))
     assert text.count('comment "macspoofchk-0123abcdef-eth0"') == 4
     found = json.loads(inside.run("nft", "-j", "list", "ruleset"))["nftables"]
@@ -152,7 +152,7 @@ def test_long_names(inside, length, tmp_path):
     """Names stay such that `nft` can load its own listing; as long as they fit they are the reference's."""
     long, like_it = "c" * length, "c" * (length - 1) + "d"
     for container_id in (long, like_it):
-        mac_spoof.protect("goldnet", container_id, "fifteen-letters", PORT, MAC)
+        mac_spoof.add_rules("goldnet", container_id, "fifteen-letters", PORT, MAC)
     text = "\n".join(nft_rules(inside))
     assert (f"chain cni-br-iface-{long}-fifteen-letters-mac " in text) == (length <= 94)
     load(inside, tmp_path, "flush ruleset\n" + text)
@@ -167,9 +167,9 @@ def test_gc_removes_only_its_networks(inside, tmp_path, capsys):
     """GC removes what is provably of this network and not valid; what names no network is counted and stays."""
     attachments = {"valid": "goldnet", "lost": "goldnet", "elsewhere": "other"}
     for container_id, name in attachments.items():
-        mac_spoof.protect(name, container_id, "eth0", PORT, MAC)
-    mac_spoof.protect("goldnet", "c" * 256, "eth0", PORT, MAC)
-    mac_spoof.protect("goldnet", "d" * 256, "eth0", PORT, MAC)
+        mac_spoof.add_rules(name, container_id, "eth0", PORT, MAC)
+    mac_spoof.add_rules("goldnet", "c" * 256, "eth0", PORT, MAC)
+    mac_spoof.add_rules("goldnet", "d" * 256, "eth0", PORT, MAC)
     chain = "cni-br-iface-reference-eth0"
     comment = 'comment "macspoofchk-reference-eth0"'
     load(inside, tmp_path, f"add chain bridge nat {chain}; add rule bridge nat PREROUTING jump {chain} {comment}")
@@ -190,7 +190,7 @@ def test_the_same_container_of_another_network(inside):
     """Where another network has the reference's names, an attachment gets its own; each lives and goes by itself."""
     networks = ("goldnet", "other", "third")
     for network in networks * 2:  # a second ADD changes nothing
-        mac_spoof.protect(network, *ONE[1:])
+        mac_spoof.add_rules(network, *ONE[1:])
     for network in networks:
         mac_spoof.check(network, *ONE[1:])
     assert sum("iifname" in line for line in nft_rules(inside)) == 3
@@ -218,7 +218,7 @@ SPOILT = {
 @pytest.mark.parametrize("what", SPOILT)
 def test_check_tells_what_is_missing(inside, what):
     """CHECK fails with code 999 when any part is gone."""
-    mac_spoof.protect(*ONE)
+    mac_spoof.add_rules(*ONE)
     inside.run("nft", SPOILT[what])
     with pytest.raises(CniError, match="is missing") as caught:
         mac_spoof.check(*ONE)
@@ -228,7 +228,7 @@ def test_check_tells_what_is_missing(inside, what):
 
 def test_check_compares_port_and_address(inside):
     """CHECK fails when the rules are for another interface or another MAC."""
-    mac_spoof.protect(*ONE)
+    mac_spoof.add_rules(*ONE)
     for port, mac in (("vethother", MAC), (PORT, OTHER_MAC)):
         with pytest.raises(CniError, match="a rule is missing in chain nat "):
             mac_spoof.check("goldnet", "0123abcdef", "eth0", port, mac)
@@ -246,11 +246,11 @@ def test_what_changes_meanwhile(inside, monkeypatch):
 
         monkeypatch.setattr(nft, "change", changed)
 
-    after(lambda: mac_spoof.protect("goldnet", "other", "eth0", "veth2", MAC))
-    mac_spoof.protect(*ONE)
+    after(lambda: mac_spoof.add_rules("goldnet", "other", "eth0", "veth2", MAC))
+    mac_spoof.add_rules(*ONE)
     mac_spoof.check(*ONE)
     mac_spoof.check("goldnet", "other", "eth0", "veth2", MAC)
-    for verb in (lambda: mac_spoof.protect(*ONE), lambda: unprotect("0123abcdef", "eth0")):
+    for verb in (lambda: mac_spoof.add_rules(*ONE), lambda: unprotect("0123abcdef", "eth0")):
         after(lambda: unprotect("0123abcdef", "eth0"))
         verb()
     assert "0123abcdef" not in "".join(nft_rules(inside))
@@ -272,7 +272,7 @@ def test_a_kernel_that_cannot(inside, monkeypatch):
     unprotect("0123abcdef", "eth0")
     gc("goldnet", frozenset())
     with pytest.raises(CniError, match="open a netfilter socket"):
-        mac_spoof.protect(*ONE)
+        mac_spoof.add_rules(*ONE)
 
 
 @pytest.fixture

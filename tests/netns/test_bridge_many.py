@@ -78,7 +78,7 @@ def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, l
         assert len(links(network.host)) == 3
     else:
         assert failure is not None
-        assert (failure.code, failure.msg) == (11, 'bridge "cni0" vanished again')
+        assert (failure.code, failure.msg) == (11, 'bridge "cni0" was deleted during this ADD')
         assert (set(links(network.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
 
 

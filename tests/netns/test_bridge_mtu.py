@@ -111,7 +111,7 @@ def test_the_bridge_gets_the_least_of_all_ports(network, new_sandbox):
     assert [item["mtu"] for item in second["interfaces"]] == [1450, 9000, 9000]
     outside = links(network.host)
     assert [outside[name]["mtu"] for name in ("cni0", host_end(first), host_end(second))] == [1450, 1450, 9000]
-    assert outcome.stderr == 'podwire: bridge "cni0" has ports of MTU 1450 beside 9000: it gets 1450\n'
+    assert outcome.stderr == 'podwire: bridge "cni0" has ports with MTU 1450 and 9000: its MTU is set to 1450\n'
 
 
 def test_an_uplink_among_the_ports_counts(network, sandbox, uplink):
@@ -150,7 +150,7 @@ def test_a_bridge_is_not_brought_below_what_its_ipv6_addresses_need(dual_network
     outcome = network.having(mtu=1000, ipam={**dual_network.config["ipam"], "ranges": ranges}).run("ADD", new_sandbox())
     outcome.result()
     assert links(network.host)["cni0"] == before
-    assert "keeps MTU 1400, since it would lose its IPv6 addresses below 1280" in outcome.stderr
+    assert "keeps MTU 1400: below 1280 it would lose its IPv6 addresses" in outcome.stderr
 
 
 def test_a_failing_add_leaves_the_bridges_mtu(scripted_network, sandbox):

@@ -74,7 +74,7 @@ def test_the_gateway_of_a_vlan(network: Network, new_sandbox: Callable[[], Names
 @pytest.mark.parametrize("family", [4, 6])
 def test_doctor_reports_it(host: Namespace, tmp_path, sandbox: Namespace, family: int) -> None:
     """`podwire doctor` says that the next ADD fails, whatever the network's version is."""
-    clinic = DoctorNode(host, tmp_path)
+    node = DoctorNode(host, tmp_path)
     before, after = ("10.9.0.0/16", "10.30.0.0/16") if family == 4 else ("fd00:9::/64", "fd00:9::/48")
     gateway = "10.30.0.1/16" if family == 4 else "fd00:9::1/48"
 
@@ -82,13 +82,13 @@ def test_doctor_reports_it(host: Namespace, tmp_path, sandbox: Namespace, family
         ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(tmp_path / "leases")}
         body = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam}
         return NetworkList.load(
-            clinic.configure("10-net.conflist", {"cniVersion": "1.0.0", "name": "net", "plugins": [body]})
+            node.configure("10-net.conflist", {"cniVersion": "1.0.0", "name": "net", "plugins": [body]})
         )
 
-    clinic.attach(configure(before), sandbox)
-    assert list_problems(clinic.findings()) == []
+    node.attach(configure(before), sandbox)
+    assert list_problems(node.list_findings()) == []
     configure(after)
-    found = clinic.found("not-ready")
+    found = node.find("not-ready")
     assert found["severity"] == "problem"
     assert found["text"] == f'failed to set bridge addr: "cni0" already has an IP address different from {gateway}'
     assert "1 port is in use" in found["cure"]

@@ -124,7 +124,7 @@ def test_an_existing_bridge_begins_to_filter(network, new_sandbox, bridged):
     net = network.having(vlan=100, name="other", ipam={**network.config["ipam"], "ranges": ranges})
     outcome = net.run("ADD", three)
     result = outcome.result()
-    assert outcome.stderr.startswith('podwire: bridge "cni0" did not filter by VLAN and does now: ')
+    assert outcome.stderr.startswith('podwire: enabled VLAN filtering on bridge "cni0": ')
     assert outcome.stderr.count("\n") == 1
     assert filters(bridged)
     net.check(three, result)

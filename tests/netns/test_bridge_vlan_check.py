@@ -17,8 +17,8 @@ def complaint(net, pod, result):
 
 
 DAMAGE = {
-    "another VLAN on the port": ("bridge vlan add dev {port} vid 300", "in VLAN 300, which is not asked for"),
-    "VLAN 1 on the port": ("bridge vlan add dev {port} vid 1 untagged", "in VLAN 1, which is not asked for"),
+    "another VLAN on the port": ("bridge vlan add dev {port} vid 300", "in VLAN 300, which is not configured"),
+    "VLAN 1 on the port": ("bridge vlan add dev {port} vid 1 untagged", "in VLAN 1, which is not configured"),
     "no VLAN on the port": ("bridge vlan del dev {port} vid 100", "has lost VLAN 100"),
     "a VLAN of the trunk gone": ("bridge vlan del dev {port} vid 205", "has lost VLAN 205"),
     "untagged on a trunk": ("bridge vlan add dev {port} vid 205 untagged", "has VLAN 205 untagged, not tagged"),
@@ -32,7 +32,7 @@ DAMAGE = {
     "the gateway's port down": ("ip link set {gateway} down", "the other end of cni0.100, is down"),
     "the gateway's port free": ("ip link set {gateway} nomaster", "the other end of cni0.100, is not a port of cni0"),
     "the gateway tagged": ("bridge vlan add dev {gateway} vid 100 pvid", "has VLAN 100 pvid, not pvid untagged"),
-    "the gateway in another VLAN": ("bridge vlan add dev {gateway} vid 7", "in VLAN 7, which is not asked for"),
+    "the gateway in another VLAN": ("bridge vlan add dev {gateway} vid 7", "in VLAN 7, which is not configured"),
 }
 
 

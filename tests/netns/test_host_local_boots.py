@@ -56,7 +56,7 @@ class Node:
         where = bin_dir or self._host
         return run_plugin("host-local", command, config, netns="/dev/null", container_id=container_id, bin_dir=where)
 
-    def remember(self, container_id: str, netns: str) -> None:
+    def write_entry(self, container_id: str, netns: str) -> None:
         libcni.write_entry(self._host, "net", container_id, netns=netns)
 
     def leases(self) -> dict[str, str]:
@@ -83,7 +83,7 @@ def test_a_lease_of_this_boot_stays_in_every_view_of_the_machine(node, name, cac
     view = node.view(name)
     if cached != "nothing":
         for owner in FULL.values():
-            node.remember(owner, libcni.MISSING_NETNS)
+            node.write_entry(owner, libcni.MISSING_NETNS)
     for number in range(2):
         assert "no IP addresses available" in node.run("ADD", f"new{number}", view).error()["msg"]
     assert node.run("STATUS", "", view).error()["code"] == 50

@@ -194,9 +194,7 @@ def test_what_is_in_the_way_is_told(network):
     before = ruleset(network.host)
     error = network.run("ADD").error()
     assert error["msg"].startswith("unable to set up nftables rules for port mappings: failed to add chain")
-    assert (
-        "another program has created a chain with another hook; see: nft list table ip cni_hostport" in error["details"]
-    )
+    assert "another program created it differently: nft list table ip cni_hostport" in error["details"]
     assert ruleset(network.host) == before
     status = network.run("STATUS").error()
     assert status["code"] == 50
@@ -207,6 +205,6 @@ def test_conditions_that_are_not_understood_are_refused(network):
     """What we cannot compile is refused before anything is made: key, word, and what is understood."""
     error = network.having(conditionsV4=["ip", "saddr", "10.0.0.0/8", "meta", "skuid", "0"]).run("ADD").error()
     assert error["code"] == 7
-    assert '"conditionsV4" contains an unsupported match: "meta skuid"' in error["msg"]
+    assert '"conditionsV4" has what is not understood here: "meta skuid"' in error["msg"]
     assert '"ip saddr"' in error["details"]
     assert ruleset(network.host) == []

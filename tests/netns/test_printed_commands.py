@@ -27,26 +27,26 @@ FAULTS = {
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> DoctorNode:
+def node(host, tmp_path) -> DoctorNode:
     return DoctorNode(host, tmp_path)
 
 
 @pytest.mark.parametrize(
     "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FAULTS.items()]
 )
-def test_no_command_opens_another_interface(clinic, sandbox, fault):
+def test_no_command_opens_another_interface(node, sandbox, fault):
     """Whatever is wrong with the node, what is printed opens its bridge and its pods' subnets at most."""
-    network = clinic.sample(fault.sample)
+    network = node.add_sample(fault.sample)
     if any(plugin["type"] == "portmap" for plugin in network.plugins):
         network = network.asking(portMappings=[MAPPING])
-    result = clinic.attach(network, sandbox)
+    result = node.attach(network, sandbox)
     interfaces = [one["name"] for one in result["interfaces"] if not one.get("sandbox")]
     veth = next(name for name in interfaces if name.startswith("veth"))
     pod = result["ips"][0]["address"].partition("/")[0]
-    clinic.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=pod))
+    node.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=pod))
     subnets = [str(one) for plugin in network.plugins for one in ranges(plugin)]
-    runs = [clinic.doctor(), clinic.doctor("--json"), clinic.podwire("check", network.name, sandbox.path)]
-    runs.append(clinic.podwire("repair", "--dry-run", network.name))
+    runs = [node.doctor(), node.doctor("--json"), node.podwire("check", network.name, sandbox.path)]
+    runs.append(node.podwire("repair", "--dry-run", network.name))
     for done in runs:
         assert list(exposing_commands.commands(done.stdout + done.stderr, interfaces, subnets)) == [], done
 

@@ -21,7 +21,7 @@ CHANGES = "mkdir,mkdirat,unlink,unlinkat,rename,renameat,renameat2,link,linkat,s
 
 
 @pytest.fixture
-def clinic(host, tmp_path) -> DoctorNode:
+def node(host, tmp_path) -> DoctorNode:
     return DoctorNode(host, tmp_path)
 
 
@@ -33,57 +33,57 @@ def needed(name: str) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.needs(*needed(name)), id=name) for name in SAMPLES]
 )
-def test_a_healthy_node_has_nothing(clinic, new_sandbox, name):
+def test_a_healthy_node_has_nothing(node, new_sandbox, name):
     """Of a sample with two living pods that have host ports and limits nothing is told."""
-    network = clinic.sample(name)
+    network = node.add_sample(name)
     for port in (8080, 8081):
-        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}], bandwidth=LIMITS), new_sandbox())
+        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}], bandwidth=LIMITS), new_sandbox())
         if "static" in name:
             break  # its address is one
-    found = clinic.everything()
+    found = node.list_checks()
     assert list_problems(found) == [], found
     assert any(one["name"] == "check" and "were checked" in one["text"] for one in found), found
 
 
 @pytest.mark.needs("nft_nat", "ifb", "tbf")
-def test_all_samples_together_have_nothing(clinic):
+def test_all_samples_together_have_nothing(node):
     """A node whose net.d has all samples has no problem and no warning."""
     for name in SAMPLES:
-        clinic.sample(name)
-    assert list_problems(clinic.findings()) == []
+        node.add_sample(name)
+    assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.needs("vlan_filtering")
-def test_a_gateway_in_a_vlan_has_nothing(clinic, new_sandbox):
+def test_a_gateway_in_a_vlan_has_nothing(node, new_sandbox):
     """Pods in a VLAN, whose gateway stands on an interface of its own, are healthy."""
-    ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(clinic.directory / "leases")}
+    ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(node.directory / "leases")}
     body = {"type": "bridge", "bridge": "br0", "vlan": 5, "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
-    path = clinic.configure("10-vlan.conflist", {"cniVersion": "1.0.0", "name": "vlan", "plugins": [body]})
+    path = node.configure("10-vlan.conflist", {"cniVersion": "1.0.0", "name": "vlan", "plugins": [body]})
     for _ in range(2):
-        clinic.attach(NetworkList.load(path), new_sandbox())
-    found = clinic.everything()
+        node.attach(NetworkList.load(path), new_sandbox())
+    found = node.list_checks()
     assert list_problems(found) == [], found
 
 
-def test_pods_of_the_reference_have_nothing(clinic, new_sandbox, reference):
+def test_pods_of_the_reference_have_nothing(node, new_sandbox, reference):
     """Pods that the reference plugins attached, with theirs in the plugin directory, are healthy."""
-    clinic.bin_dir = reference
-    network = clinic.sample("60-podman.conflist")
+    node.bin_dir = reference
+    network = node.add_sample("60-podman.conflist")
     for port in (8080, 8081):
-        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}]), new_sandbox())
-    found = clinic.everything()
+        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}]), new_sandbox())
+    found = node.list_checks()
     assert list_problems(found) == [], found
     assert any("all 2 were checked" in one["text"] for one in found), found
     (remark,) = [one for one in found if one["name"] == "remark"]  # told once, and not on stderr
     assert (remark["severity"], remark["cure"]) == ("note", f"podwire repair {network.name}")
-    assert clinic.doctor().stderr == ""
+    assert node.doctor().stderr == ""
 
 
-def test_problems_come_first_with_their_cure_below(clinic, sandbox):
+def test_problems_come_first_with_their_cure_below(node, sandbox):
     """Text for a person has problems, warnings, notes, then the groups in order, and a summary."""
-    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
-    clinic.host.set_sysctl("net/ipv4/ip_forward", "0")
-    done = clinic.doctor()
+    node.attach(node.add_sample("60-podman.conflist"), sandbox)
+    node.host.set_sysctl("net/ipv4/ip_forward", "0")
+    done = node.doctor()
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done
     assert lines[0].startswith("problem kernel: net/ipv4/ip_forward: "), lines
@@ -92,34 +92,34 @@ def test_problems_come_first_with_their_cure_below(clinic, sandbox):
     assert lines[-1].startswith("1 problem, 0 warnings, "), lines
 
 
-def test_all_tells_what_is_in_order(clinic):
+def test_all_tells_what_is_in_order(node):
     """--all has a line for each thing that is in order, as the plugins with the time they take to start."""
-    clinic.sample("60-podman.conflist")
-    done = clinic.doctor("--all")
+    node.add_sample("60-podman.conflist")
+    done = node.doctor("--all")
     assert done.returncode == 0, done
     line = r"^ok plugins: \S+/bridge: starts in [\d.]+ ms, supports 0\.1\.0 to 1\.1\.0$"
     assert re.search(line, done.stdout, re.M), done
 
 
-def test_one_network_alone(clinic):
+def test_one_network_alone(node):
     """A name narrows the look to one network."""
-    clinic.sample("60-podman.conflist")
-    clinic.configure("99-broken.conflist", {"name": "broken", "cniVersion": "1.0.0", "plugins": [{"type": "absent"}]})
-    assert list_problems(clinic.findings("podwire-podman")) == []
-    assert clinic.found("plugin-missing", "broken")["subject"] == "absent"
+    node.add_sample("60-podman.conflist")
+    node.configure("99-broken.conflist", {"name": "broken", "cniVersion": "1.0.0", "plugins": [{"type": "absent"}]})
+    assert list_problems(node.list_findings("podwire-podman")) == []
+    assert node.find("plugin-missing", "broken")["subject"] == "absent"
 
 
-def test_nothing_is_changed(clinic, new_sandbox, tmp_path, tmp_path_factory):
+def test_nothing_is_changed(node, new_sandbox, tmp_path, tmp_path_factory):
     """A look changes neither the kernel's state nor a file, and opens no file for writing."""
-    network = clinic.sample("60-podman.conflist").asking(portMappings=[MAPPING])
+    network = node.add_sample("60-podman.conflist").asking(portMappings=[MAPPING])
     pod = new_sandbox()
-    clinic.attach(network, pod)
-    before = netstate.state(clinic.host, netfilter=True), netstate.state(pod), files(tmp_path)
+    node.attach(network, pod)
+    before = netstate.state(node.host, netfilter=True), netstate.state(pod), files(tmp_path)
     trace = tmp_path_factory.mktemp("trace") / "calls"
     strace = f"strace -f -o {trace} -e trace=open,openat,creat,{CHANGES}"
-    assert list_problems(clinic.findings(wrapped=strace)) == []
+    assert list_problems(node.list_findings(wrapper=strace)) == []
     lines = trace.read_text().splitlines()
-    assert (netstate.state(clinic.host, netfilter=True), netstate.state(pod), files(tmp_path)) == before
+    assert (netstate.state(node.host, netfilter=True), netstate.state(pod), files(tmp_path)) == before
     changing = [line for line in lines if is_change(line)]
     assert any("openat(" in line for line in lines)
     assert changing == []
@@ -143,13 +143,13 @@ def files(directory: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_ctime_ns, path.read_bytes()) for path in found}
 
 
-def test_without_root_it_says_what_it_cannot_see(clinic, sandbox):
+def test_without_root_it_says_what_it_cannot_see(node, sandbox):
     """Who is not root is told the rest, and what could not be looked at, as notes."""
-    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
-    above = [str(path) for path in (clinic.directory, *clinic.directory.parents) if len(path.parts) > 2]
-    found = clinic.everything(
+    node.attach(node.add_sample("60-podman.conflist"), sandbox)
+    above = [str(path) for path in (node.directory, *node.directory.parents) if len(path.parts) > 2]
+    found = node.list_checks(
         before=f"chmod o+x {' '.join(above)}",
-        wrapped="setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all",
+        wrapper="setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all",
     )
     assert not any("Traceback" in one["text"] for one in found)
     assert any("root" in one["cure"] or "root" in one["text"] for one in found if one["severity"] == "note"), found
@@ -158,16 +158,16 @@ def test_without_root_it_says_what_it_cannot_see(clinic, sandbox):
 
 
 @pytest.mark.crowd
-def test_a_hundred_attachments_are_looked_at_in_time(clinic, new_sandbox):
+def test_a_hundred_attachments_are_looked_at_in_time(node, new_sandbox):
     """A hundred attachments with host ports are checked within five seconds, or it is told how many were not.
 
     What is measured is the processors' time, since other tests may keep them busy.
     """
-    network = clinic.sample("60-podman.conflist")
+    network = node.add_sample("60-podman.conflist")
     for number in range(100):
-        clinic.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8000 + number}]), new_sandbox())
+        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8000 + number}]), new_sandbox())
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    found = clinic.everything()
+    found = node.list_checks()
     took, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"100 attachments: {took:.2f} s, {worked:.2f} s of work")
@@ -179,10 +179,10 @@ def test_a_hundred_attachments_are_looked_at_in_time(clinic, new_sandbox):
     assert worked < 5
 
 
-def test_a_broken_pipe_and_strange_names_do_no_harm(clinic):
+def test_a_broken_pipe_and_strange_names_do_no_harm(node):
     """What stands in files reaches a terminal escaped."""
-    clinic.configure("10-\x1b[31m.conflist", "{")
-    done = clinic.doctor()
+    node.configure("10-\x1b[31m.conflist", "{")
+    done = node.doctor()
     assert done.returncode == 1
     assert "\x1b" not in done.stdout
     assert "\\x1b[31m" in done.stdout

@@ -46,56 +46,56 @@ FAULTS = {
 
 
 @pytest.fixture
-def clinic(host: Namespace, tmp_path: Path) -> DoctorNode:
+def node(host: Namespace, tmp_path: Path) -> DoctorNode:
     return DoctorNode(host, tmp_path)
 
 
 @pytest.mark.parametrize(
     "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FAULTS.items()]
 )
-def test_a_fault_has_one_repair(clinic, sandbox, fault):
+def test_a_fault_has_one_repair(node, sandbox, fault):
     """Only the cause is reported, not also that CHECK of each pod fails, with another repair."""
-    result = clinic.attach(clinic.sample(fault.sample).asking(portMappings=[MAPPING]), sandbox)
+    result = node.attach(node.add_sample(fault.sample).asking(portMappings=[MAPPING]), sandbox)
     veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
-    clinic.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=sandbox.name))
-    found = [one for one in clinic.findings() if one["name"] != "store-in-memory"]
+    node.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=sandbox.name))
+    found = [one for one in node.list_findings() if one["name"] != "store-in-memory"]
     assert tuple(one["name"] for one in found) == fault.names, found
     repairs = [one["cure"] for one in found]
     assert len(set(repairs)) == len(repairs)
 
 
-def test_the_address_of_another_bridge_is_the_one_that_pods_know(clinic, sandbox):
+def test_the_address_of_another_bridge_is_the_one_that_pods_know(node, sandbox):
     """A bridge that was made anew gets the MAC address that its pods have for their gateway."""
-    result = clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
-    clinic.host.run("sh", "-ec", FAULTS["another bridge is in its place"].shell)
+    result = node.attach(node.add_sample("60-podman.conflist"), sandbox)
+    node.host.run("sh", "-ec", FAULTS["another bridge is in its place"].shell)
     known = next(own["mac"] for own in result["interfaces"] if own["name"] == "cni4")
-    assert clinic.found("bridge-address-changes")["cure"] == f"ip link set cni4 address {known}"
+    assert node.find("bridge-address-changes")["cure"] == f"ip link set cni4 address {known}"
     for name in ("port-lost", "gateway-missing", "bridge-address-changes"):
-        clinic.cure(clinic.found(name))
-    assert list_problems(clinic.findings()) == []
+        node.run_fix(node.find(name))
+    assert list_problems(node.list_findings()) == []
 
 
-def test_the_way_out_is_the_default_route_that_is_taken(clinic, sandbox):
+def test_the_way_out_is_the_default_route_that_is_taken(node, sandbox):
     """The MTU of a default route with a higher metric, which the kernel does not take, is no limit of the pods."""
-    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
+    node.attach(node.add_sample("60-podman.conflist"), sandbox)
     for number, mtu in ((0, 1500), (1, 1400)):
         net = f"192.0.{2 + number}"
-        clinic.host.run(
+        node.host.run(
             "sh", "-ec",
             f"ip link add out{number} mtu {mtu} type veth peer far{number}; ip link set out{number} up;"
             f"ip link set far{number} up; ip address add {net}.1/24 dev out{number};"
             f"ip route add default via {net}.2 metric {100 + number}",
         )  # fmt: skip
-    found = clinic.everything()
+    found = node.list_checks()
     assert [one["text"] for one in found if one["name"] == "mtu"] == ['pods 1500, "out0" 1500'], found
-    clinic.host.ip("route", "del", "default", "dev", "out0")
-    assert 'the uplink "out1" has 1400' in clinic.found("mtu-too-large")["text"]
+    node.host.ip("route", "del", "default", "dev", "out0")
+    assert 'the uplink "out1" has 1400' in node.find("mtu-too-large")["text"]
 
 
-def test_what_was_looked_at_is_said(clinic, sandbox):
+def test_what_was_looked_at_is_said(node, sandbox):
     """Doctor says that it read the policies of chains at the hook forward, and not their rules."""
-    clinic.attach(clinic.sample("60-podman.conflist"), sandbox)
-    done = clinic.doctor("--all")
+    node.attach(node.add_sample("60-podman.conflist"), sandbox)
+    done = node.doctor("--all")
     (line,) = [line for line in done.stdout.splitlines() if "at the hook forward" in line]
     assert line.startswith("ok packet filter: the policies of ")
     assert line.endswith("none drops the pods' packets; rules that drop were not looked for")

@@ -19,51 +19,51 @@ SAMPLES = [
 
 
 @pytest.fixture
-def clinic(host: Namespace, tmp_path: Path) -> DoctorNode:
+def node(host: Namespace, tmp_path: Path) -> DoctorNode:
     return DoctorNode(host, tmp_path)
 
 
 @pytest.fixture(params=SAMPLES)
-def network(clinic: DoctorNode, new_sandbox: Callable[[], Namespace], request: pytest.FixtureRequest) -> NetworkList:
+def network(node: DoctorNode, new_sandbox: Callable[[], Namespace], request: pytest.FixtureRequest) -> NetworkList:
     """A network with host ports and one pod, which keeps its entry in the cache."""
-    made = clinic.sample(request.param)
-    clinic.attach(made.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), new_sandbox())
+    made = node.add_sample(request.param)
+    node.attach(made.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), new_sandbox())
     return made.asking(portMappings=[MAPPING])
 
 
-def test_a_running_pod_without_its_entry(clinic: DoctorNode, network: NetworkList, sandbox: Namespace):
+def test_a_running_pod_without_its_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
     """A running pod whose entry in the cache is deleted has no stale rules and no stale address."""
-    clinic.attach(network, sandbox)
-    clinic.entry(network, sandbox).unlink()
-    assert list_problems(clinic.findings()) == []
+    node.attach(network, sandbox)
+    node.cache_file(network, sandbox).unlink()
+    assert list_problems(node.list_findings()) == []
 
 
-def test_a_running_pod_with_a_truncated_entry(clinic: DoctorNode, network: NetworkList, sandbox: Namespace):
+def test_a_running_pod_with_a_truncated_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
     """For a running pod whose entry is cut off doctor reports the file, and does not recommend gc."""
-    clinic.attach(network, sandbox)
-    entry = clinic.entry(network, sandbox)
+    node.attach(network, sandbox)
+    entry = node.cache_file(network, sandbox)
     entry.write_text(entry.read_text()[:300])
-    found = clinic.findings()
+    found = node.list_findings()
     assert list_problems(found) == []
     (unseen,) = (one for one in found if one["name"] == "not-seen")
-    assert "a running container needs nothing deleted" in unseen["cure"]
+    assert "if the container is running, do not delete the file" in unseen["cure"]
 
 
-def test_the_address_of_an_add_that_is_under_way(clinic: DoctorNode, network: NetworkList):
+def test_the_address_of_an_add_that_is_under_way(node: DoctorNode, network: NetworkList):
     """An address that was reserved less than a minute ago, without an entry in the cache, is not stale."""
-    (store,) = (path for path in (clinic.directory / "leases").iterdir() if path.is_dir())
+    (store,) = (path for path in (node.directory / "leases").iterdir() if path.is_dir())
     first = next(path for path in store.iterdir() if path.name[0].isdecimal() and ":" not in path.name)
     (store / f"{first.name.rpartition('.')[0]}.201").write_bytes(b"abc\r\neth0")
-    assert list_problems(clinic.findings()) == []
+    assert list_problems(node.list_findings()) == []
 
 
-def test_an_entry_is_written_anew(clinic: DoctorNode, network: NetworkList, sandbox: Namespace):
+def test_an_entry_is_written_anew(node: DoctorNode, network: NetworkList, sandbox: Namespace):
     """What is advised for a truncated entry of a running pod makes it whole: del and add with its container ID."""
-    clinic.attach(network, sandbox)
-    entry = clinic.entry(network, sandbox)
+    node.attach(network, sandbox)
+    entry = node.cache_file(network, sandbox)
     entry.write_text(entry.read_text()[:300])
     for verb in ("del", "add"):
-        words = [verb, network.name, sandbox.path, "--container-id", sandbox.name, f"--bin-dir={clinic.bin_dir}"]
-        done = clinic.podwire(*words)
+        words = [verb, network.name, sandbox.path, "--container-id", sandbox.name, f"--bin-dir={node.bin_dir}"]
+        done = node.podwire(*words)
         assert done.returncode == 0, done
-    assert list_problems(clinic.findings()) == []
+    assert list_problems(node.list_findings()) == []

@@ -58,7 +58,7 @@ def told(tool: Tool, *words: str) -> list[str]:
 def test_add_tells_all_and_changes_nothing(node: Tool, new_sandbox: Callable[[], Namespace]):
     """The next address, the veth, its MTU, routes and rules are told as they would be, and all is as before."""
     first, second = new_sandbox(), new_sandbox()
-    node.ok("add", "net", first.name, *PORTS)
+    node.succeed("add", "net", first.name, *PORTS)
     before = machine(node, first, second)
     document = node.json("add", "net", second.name, *PORTS, "--dry-run")
     assert differences(before, machine(node, first, second)) == []
@@ -93,7 +93,7 @@ def test_add_tells_what_would_fail(node: Tool, sandbox: Namespace):
     """What fails ADD fails its dry run with the same words: a bridge that is none, a range without a free address."""
     node.configure(node.bridge(bridge="uplink0"))
     before = machine(node, sandbox)
-    assert "already exists but is not a bridge" in node.wrong(1, "add", "net", sandbox.name, "--dry-run")
+    assert "already exists but is not a bridge" in node.fail(1, "add", "net", sandbox.name, "--dry-run")
     assert differences(before, machine(node, sandbox)) == []
     node.leases.mkdir(parents=True)
     ipam = {"type": "host-local", "dataDir": str(node.leases.parent), "ranges": [[{"subnet": "10.22.0.0/30"}]]}
@@ -116,7 +116,7 @@ def test_add_runs_the_plugins_of_others_in_the_copy(node: Tool, reference: Path,
     assert document["result"]["ips"][0]["address"] == "10.22.0.2/24"
     assert [interface.get("sandbox") for interface in document["result"]["interfaces"]][-1] == sandbox.path
     assert not any("changes" in step for step in document["steps"])
-    assert "unknown: firewall is not podwire's" in theirs.ok("add", "net", sandbox.name, "--dry-run")
+    assert "unknown: firewall is not podwire's" in theirs.succeed("add", "net", sandbox.name, "--dry-run")
 
 
 def test_what_a_plugin_writes_stays_in_the_copy(node: Tool, sandbox: Namespace):
@@ -199,31 +199,31 @@ def others(node: Tool, name: str, body: str) -> Tool:
 
 def test_del_tells_all_and_changes_nothing(node: Tool, sandbox: Namespace):
     """The lease, the veth, the rules and the entry that would go are told, and all is as before."""
-    node.ok("add", "net", sandbox.name, *PORTS)
+    node.succeed("add", "net", sandbox.name, *PORTS)
     before = machine(node, sandbox)
     changes = "\n".join(told(node, "del", "net", sandbox.name))
-    printed = node.ok("del", "net", sandbox.name, "--dry-run")
+    printed = node.succeed("del", "net", sandbox.name, "--dry-run")
     assert differences(before, machine(node, sandbox)) == []
     assert re.search(r'delete "veth\w+"', changes)
     assert "release 10.22.0.2" in changes
     assert "CNI-HOSTPORT-DNAT" in changes
     assert re.search(rf"{node.cache}/net-\S+ would be removed", printed)
-    node.ok("check", "net", sandbox.name)
-    node.ok("del", "net", sandbox.name)
+    node.succeed("check", "net", sandbox.name)
+    node.succeed("del", "net", sandbox.name)
 
 
 def test_gc_tells_all_and_changes_nothing(node: Tool, new_sandbox: Callable[[], Namespace]):
     """What DEL of the dead and GC would remove is told, and all is as before."""
     living, dead = new_sandbox(), new_sandbox()
-    node.ok("add", "net", dead.name, *PORTS)
-    node.ok("add", "net", living.name)
-    node.lose(dead)
+    node.succeed("add", "net", dead.name, *PORTS)
+    node.succeed("add", "net", living.name)
+    node.delete_netns(dead)
     before = machine(node, living)
     changes = "\n".join(told(node, "gc", "net"))
     assert differences(before, machine(node, living)) == []
     assert "release 10.22.0.2" in changes
     assert "10.22.0.3" not in changes
-    node.ok("gc", "net")
+    node.succeed("gc", "net")
     assert not (node.leases / "10.22.0.2").exists()
 
 
@@ -232,16 +232,16 @@ def test_a_copy_of_the_file_is_no_stranger(node: Tool, sandbox: Namespace, tmp_p
     for name in ("bridge", "host-local", "portmap", "firewall", "tuning"):
         shutil.copy2(binaries.directory() / name, tmp_path)
     copies = Tool(node.host, node.directory, tmp_path)
-    node.ok("add", "net", sandbox.name, *PORTS)
+    node.succeed("add", "net", sandbox.name, *PORTS)
     assert "release 10.22.0.2" in "\n".join(told(copies, "del", "net", sandbox.name))
 
 
 def test_of_others_nothing_is_known(node: Tool, reference: Path, sandbox: Namespace):
     """A dry run of DEL or GC never runs another's plugin, and says that it cannot tell."""
     node.configure(node.bridge(ipMasq=True), {"type": "firewall"}, version="1.1.0")
-    node.ok("add", "net", sandbox.name)
+    node.succeed("add", "net", sandbox.name)
     theirs = Tool(node.host, node.directory, reference)
     before = machine(node, sandbox)
     for command in (("del", "net", sandbox.name), ("gc", "net")):
-        assert "unknown: bridge is not podwire's" in theirs.ok(*command, "--dry-run")
+        assert "unknown: bridge is not podwire's" in theirs.succeed(*command, "--dry-run")
     assert differences(before, machine(node, sandbox)) == []

@@ -23,15 +23,15 @@ def node(tool: Tool) -> Tool:
 
 def test_a_cache_that_knows_nobody_is_no_witness(node: Tool, sandbox: Namespace):
     """With the cache of somebody else nothing is collected: what it does not know would be garbage."""
-    node.ok("add", "net", sandbox.name, *PORTS)
+    node.succeed("add", "net", sandbox.name, *PORTS)
     (entry,) = node.cache.iterdir()
     text = entry.read_text()
     entry.unlink()
     before = node.everything(sandbox)
-    assert "knows no attachment" in node.wrong(3, "gc", "net")
-    assert "knows no attachment" in node.wrong(3, "gc", "net", "--dry-run")
+    assert "knows no attachment" in node.fail(3, "gc", "net")
+    assert "knows no attachment" in node.fail(3, "gc", "net", "--dry-run")
     (node.cache / "other-pod-eth0").write_text(text.replace('"networkName":"net"', '"networkName":"other"'))
-    assert "knows no attachment" in node.wrong(3, "gc", "net")
+    assert "knows no attachment" in node.fail(3, "gc", "net")
     (node.cache / "other-pod-eth0").unlink()
     assert differences(before, node.everything(sandbox)) == []
 
@@ -40,15 +40,15 @@ def test_who_has_an_address_and_is_not_in_the_cache_is_kept(node: Tool, new_sand
     """Another runtime's pod, and one whose ADD is under way, keep what they have; what is neither goes."""
     known, other, coming, left = (new_sandbox() for _ in range(4))
     for pod in (known, other, coming, left):
-        node.ok("add", "net", pod.name, "--container-id", pod.name)
+        node.succeed("add", "net", pod.name, "--container-id", pod.name)
     for pod in (other, coming, left):
         (node.cache / f"net-{pod.name}-eth0").unlink()
     for address in ("10.22.0.3", "10.22.0.5"):  # of `other` and `left`
         os.utime(node.leases / address, (1, 1))
     coming.ip("addr", "flush", "dev", "eth0")
-    node.lose(left)
+    node.delete_netns(left)
     kept = [{"containerID": name, "ifname": "eth0"} for name in sorted(pod.name for pod in (known, other, coming))]
-    told = node.ok("gc", "net", "--dry-run")
+    told = node.succeed("gc", "net", "--dry-run")
     assert [pod.name for pod in (known, other, coming, left) if f"in use or new: container {pod.name}" in told] == [
         other.name,
         coming.name,

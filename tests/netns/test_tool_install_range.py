@@ -42,7 +42,7 @@ def installing(tool: Tool, tmp_path: Path) -> Callable[..., str]:
 def running(tool: Tool, installing: Callable[..., str], sandbox: Namespace) -> Namespace:
     """A running pod of the network as it was installed first."""
     installing(OLD)
-    tool.ok("add", "net", sandbox.path, "--container-id", sandbox.name)
+    tool.succeed("add", "net", sandbox.path, "--container-id", sandbox.name)
     return sandbox
 
 
@@ -69,16 +69,16 @@ def test_a_forced_change_is_printed(tool: Tool, installing: Callable[..., str], 
     assert NEW in configured(tool)
     command = line.rpartition(": ")[2]
     assert command.startswith("podwire doctor net --conf-dir ")
-    assert "already has an IP address different from 10.30.0.1/16" in tool.wrong(1, "doctor", "net")
+    assert "already has an IP address different from 10.30.0.1/16" in tool.fail(1, "doctor", "net")
 
 
 def test_without_pods_a_change_is_printed(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
     """When the pod is gone, the change is made and printed, and the command of doctor lets the next pod start."""
-    tool.ok("del", "net", running.path, "--container-id", running.name)
+    tool.succeed("del", "net", running.path, "--container-id", running.name)
     assert f"{OLD} -> {NEW}" in installing(NEW)
     (found,) = (one for one in tool.json("doctor", "net", status=1)["checks"] if one["name"] == "not-ready")
     tool.host.run("sh", "-ec", found["cure"].rpartition(": ")[2])
-    tool.ok("add", "net", running.path, "--container-id", running.name)
+    tool.succeed("add", "net", running.path, "--container-id", running.name)
 
 
 def test_another_bridge_is_not_refused(installing: Callable[..., str], running: Namespace) -> None:

@@ -166,7 +166,7 @@ def test_a_living_container_that_the_cache_forgot_is_refused(node, sandbox):
     done = node.tool("ipam", "free", own)
     assert done.status == 1
     assert "configured on eth0" in done.stdout
-    node.remember(sandbox, {}, {})
+    node.write_entry(sandbox, {}, {})
     entry = json.loads(node.entry(sandbox).read_text())
     node.entry(sandbox).write_text(json.dumps({**entry, "netns": "/run/netns/gone"}))
     assert node.tool("ipam", "free", own).status == 1
@@ -183,9 +183,9 @@ def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox,
     entry.write_text(text)
     done = node.tool("ipam", "free", path.name)
     assert done.status == 1, done
-    assert "not everything could be looked at" in done.stdout
+    assert "not everything could be inspected" in done.stdout
     assert node.tool("ipam", "free", "--gone").status == 0
-    assert "reservation" not in {leak["kind"] for leak in node.seen()["leaks"]}
+    assert "reservation" not in {leak["kind"] for leak in node.show()["leaks"]}
     entry.unlink()
     assert node.tool("ipam", "free", "--gone").status == 0
     assert not path.exists()
@@ -295,7 +295,7 @@ def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, n
         where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
         snapshot = read_snapshot(where, rules=False)
         chosen = [item for pool in snapshot.records.pools for item in pool.reservations if item.file.name == path.name]
-        node.remember(other, {}, {})
+        node.write_entry(other, {}, {})
         (outcome,) = release.release(snapshot, chosen, where.cache_dir, force=False)
     assert "cache meanwhile" in outcome.reason
     assert path.exists()

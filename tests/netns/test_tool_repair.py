@@ -210,7 +210,7 @@ def test_a_cache_directory_that_is_not_there(node, options):
     """A --cache-dir that was misspelt is an error with exit status 3, and no node without pods."""
     outcome = node.tool("--cache-dir", "/nonexistent", *options)
     assert outcome.status == 3, outcome
-    assert "there is no cache: /nonexistent/results is missing" in outcome.stdout.decode() + outcome.stderr
+    assert "the cache /nonexistent/results does not exist" in outcome.stdout.decode() + outcome.stderr
 
 
 def test_the_dead_stay_dead(node, new_sandbox):

@@ -30,7 +30,7 @@ def test_pods_of_the_reference(node, outside, new_sandbox, reference):  # noqa: 
     pod = new_sandbox()
     result = node.asking("8080:80").add(pod)
     asked = node.asking("8080:80")
-    replace(asked, chain=replace(asked.chain, plugins=(*asked.chain.plugins, foreign))).remember(
+    replace(asked, chain=replace(asked.chain, plugins=(*asked.chain.plugins, foreign))).write_entry(
         pod.path, pod.name, result
     )
     before = uncommented(unordered(node.rules()))
@@ -103,7 +103,7 @@ def test_a_pod_that_is_being_deleted(node, new_sandbox):  # noqa: F811 - fixture
         first = asked.chain.plugins[0]
         run("bridge", "DEL", asked.chain.request(first, result)).assert_silent()
         asked.file(dying.name).unlink()
-        awaited(repairing, "went away meanwhile")
+        awaited(repairing, "deleted meanwhile")
         # Under the same name, as podman starts a container again, while the tool still watches.
         renewed = replace(asked, chain=node.asking("8082:80").chain)
         renewed.add(again, dying.name)

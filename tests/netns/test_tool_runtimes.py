@@ -43,9 +43,9 @@ def with_lo(directory, pod):
 def test_without_namespaces_all_is_told_alike(node, sandbox):
     """Where the cache has no namespace, the result's counts: nothing differs, and nothing living is marked."""
     node.attach(sandbox, "8080:80", name="web")
-    before = node.seen()
+    before = node.show()
     rewrite(node.entry(sandbox))
-    assert node.seen() == before
+    assert node.show() == before
     assert before["leaks"] == []
 
 
@@ -55,7 +55,7 @@ def test_a_result_without_interfaces_marks_nobody(node, sandbox, told):
     result = node.attach(sandbox)
     old = {"cniVersion": "0.2.0", **({"ip4": {"ip": f"{address(result)}/24"}} if told else {})}
     rewrite(node.entry(sandbox), result=old)
-    seen = node.seen()
+    seen = node.show()
     assert seen["leaks"] == []
     (pod,) = seen["attachments"]
     assert (pod["state"], pod["hostInterface"]) == (("not checked", host_end(result)) if told else ("not seen", ""))
@@ -72,17 +72,17 @@ def test_lo_of_each_pod_is_nobody_s_trouble(node, new_sandbox):
     assert (show.status, "127.0.0.1" in show.stdout) == (0, False), show
     assert "\nlo of 2 pods: podwire show cni-loopback\n" in show.stdout
     assert "127.0.0.1" in node.tool("show", "cni-loopback").stdout
-    assert len(node.seen()["attachments"]) == 4
+    assert len(node.show()["attachments"]) == 4
 
 
 def test_lo_of_each_pod_is_no_finding(host, tmp_path, sandbox):
     """`podwire doctor` says nothing of a network that no file has, if it is the runtimes' own for lo."""
-    clinic = DoctorNode(host, tmp_path)
-    network = clinic.sample("10-podwire.conflist")
-    clinic.attach(network, sandbox)
-    before = [one["name"] for one in clinic.findings() if one["severity"] != "ok"]
-    with_lo(clinic.cache, sandbox)
-    found = clinic.findings()
+    doctor_node = DoctorNode(host, tmp_path)
+    network = doctor_node.add_sample("10-podwire.conflist")
+    doctor_node.attach(network, sandbox)
+    before = [one["name"] for one in doctor_node.list_findings() if one["severity"] != "ok"]
+    with_lo(doctor_node.cache, sandbox)
+    found = doctor_node.list_findings()
     assert [one["name"] for one in found if one["severity"] != "ok"] == before
     assert list_problems(found) == []
 
@@ -111,9 +111,9 @@ def test_names_are_whole_and_large_ranges_short(host, tmp_path, sandbox):
     """A container's name that is no hash is not cut off, and a range of 2^64 addresses is told so."""
     assert short_id("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"
     assert short_id("default-three") == "default-three"
-    clinic = DoctorNode(host, tmp_path)
-    clinic.attach(clinic.sample("20-dual-stack.conflist"), sandbox)
-    assert " of 2^64\n" in clinic.podwire("show").stdout
+    doctor_node = DoctorNode(host, tmp_path)
+    doctor_node.attach(doctor_node.add_sample("20-dual-stack.conflist"), sandbox)
+    assert " of 2^64\n" in doctor_node.podwire("show").stdout
 
 
 def test_an_address_stands_once_in_the_list(node, sandbox):

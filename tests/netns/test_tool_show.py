@@ -35,7 +35,7 @@ def only(document, key):
 def test_everything_told_is_true(node, sandbox):
     """Of an attachment its pod, interfaces, addresses, host ports and limits are told as they are."""
     result = node.attach(sandbox, "8080:80", "127.0.0.1|8053:53/udp", name="web")
-    seen = node.seen()
+    seen = node.show()
     assert seen["leaks"] == []
     network = only(seen, "networks")
     assert (network["name"], network["bridges"], network["attachments"]) == ("podnet", ["cni0"], 1)
@@ -69,7 +69,7 @@ def test_what_the_reference_made_is_told_alike(bin_dir, reference, host, sandbox
     """Attachments that the Go plugins made are told of as those of ours."""
     node = Node(host, tmp_path / "node", bin_dir=reference)
     result = node.attach(sandbox, "8080:80", name="web")
-    seen = node.seen()
+    seen = node.show()
     assert seen["leaks"] == []
     pod = only(seen, "attachments")
     assert (pod["state"], pod["pod"], pod["hostInterface"]) == ("ok", "default/web", host_end(result))
@@ -91,7 +91,7 @@ def test_a_rule_that_is_missing_is_told(node, sandbox):
     """A host port whose rules somebody has flushed is not confirmed."""
     node.attach(sandbox, "8080:80")
     node.host.run("sh", "-c", "nft flush ruleset; iptables -t nat -F; iptables -t nat -X")
-    (port,) = only(node.seen(), "attachments")["hostPorts"]
+    (port,) = only(node.show(), "attachments")["hostPorts"]
     assert port["confirmed"] is False
 
 
@@ -109,7 +109,7 @@ def test_all_that_a_dead_pod_leaves_is_marked(node, sandbox, new_sandbox):
     dead = new_sandbox()
     node.attach(sandbox, "8081:80")
     node.attach(dead, "8080:80")
-    assert node.leaks() == set()
+    assert node.leaked_kinds() == set()
     delete_and_wait(dead, node.host)
     done = node.tool("show", "--json")
     assert done.status == 1
@@ -121,8 +121,8 @@ def test_all_that_a_dead_pod_leaves_is_marked(node, sandbox, new_sandbox):
     assert states == {sandbox.name: ("ok", False), dead.name: ("gone", True)}
     assert "8080/tcp" in json.dumps(leaks)
     node.gc(sandbox)
-    assert node.leaks() == set()
-    assert len(node.seen()["attachments"]) == 1
+    assert node.leaked_kinds() == set()
+    assert len(node.show()["attachments"]) == 1
 
 
 def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
@@ -132,9 +132,9 @@ def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
     forgotten = node.attach(other, "8080:80")
     node.entry(other).unlink()
     # As long as the address is reserved it may be an ADD that is under way.
-    assert node.leaks() == set()
+    assert node.leaked_kinds() == set()
     (node.store / address(forgotten)).unlink()
-    leaks = node.seen()["leaks"]
+    leaks = node.show()["leaks"]
     assert {leak["kind"] for leak in leaks} == {"veth", "host port", "masquerade", "firewall", "ifb", "backup"}
     named = {leak["containerID"] for leak in leaks if leak["kind"] != "veth"}
     assert named == {other.name}
@@ -144,7 +144,7 @@ def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
     assert host_end(result) not in json.dumps(leaks)
     node.host.ip("link", "delete", host_end(forgotten))
     node.gc(sandbox)
-    assert node.leaks() == set()
+    assert node.leaked_kinds() == set()
 
 
 def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox):
@@ -152,15 +152,15 @@ def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox)
     nft_node.attach(sandbox)
     path = nft_node.store / f"{NET}.77"
     path.write_bytes(b"forgotten\r\neth0")
-    assert nft_node.leaks() == set()
+    assert nft_node.leaked_kinds() == set()
     os.utime(path, (time.time() - 120,) * 2)
-    seen = nft_node.seen()
+    seen = nft_node.show()
     (leak,) = seen["leaks"]
     assert (leak["kind"], leak["containerID"]) == ("reservation", "forgotten")
     states = {pod["containerID"]: pod["state"] for pod in seen["attachments"]}
     assert states["forgotten"] == "no cache"
     assert nft_node.tool("ipam", "free", f"{NET}.77").status == 0
-    assert nft_node.leaks() == set()
+    assert nft_node.leaked_kinds() == set()
 
 
 def test_the_reference_s_leaks_are_marked(bin_dir, reference, host, sandbox, new_sandbox, tmp_path):
@@ -169,9 +169,9 @@ def test_the_reference_s_leaks_are_marked(bin_dir, reference, host, sandbox, new
     dead = new_sandbox()
     node.attach(sandbox, "8081:80")
     node.attach(dead, "8080:80")
-    assert node.leaks() == set()
+    assert node.leaked_kinds() == set()
     delete_and_wait(dead, node.host)
-    leaks = node.seen()["leaks"]
+    leaks = node.show()["leaks"]
     assert {leak["kind"] for leak in leaks} == {"reservation", "cache", "host port", "masquerade", "ifb"}
     assert sandbox.name not in json.dumps(leaks)
 

@@ -16,7 +16,7 @@ def test_status_tells_what_is_not_ready(tool: Tool):
     """Each network of net.d is ready or says why not: its plugins' STATUS, a missing file, a file nobody can read."""
     assert tool.json("status")["networks"][0]["ready"] is True
     tool.leases.parent.write_text("a file where the store should be")
-    assert "cannot use the reservations" in tool.wrong(1, "status", "net")
+    assert "cannot use the reservations" in tool.fail(1, "status", "net")
     tool.leases.parent.unlink()
     tool.configure({"type": "absent"}, name="old", version="1.0.0")
     (tool.directory / "net.d" / "broken.conflist").write_text("{")
@@ -24,9 +24,9 @@ def test_status_tells_what_is_not_ready(tool: Tool):
     assert (found["net"]["ready"], found["net"]["asked"]) == (True, "STATUS")
     assert (found["old"]["ready"], found["old"]["asked"]) == (False, "VERSION")
     assert found[None]["path"].endswith("broken.conflist")
-    tool.ok("status", "net")
+    tool.succeed("status", "net")
     empty = Tool(tool.host, tool.directory / "empty")
-    assert "there is no network" in empty.wrong(1, "status")
+    assert "there is no network" in empty.fail(1, "status")
 
 
 def test_version_tells_whose_the_files_are(tool: Tool, reference: Path):
@@ -36,7 +36,7 @@ def test_version_tells_whose_the_files_are(tool: Tool, reference: Path):
     assert all(one["podwire"] and "1.1.0" in one["versions"] for one in found.values())
     theirs = Tool(tool.host, tool.directory, reference)
     assert not any(one["podwire"] for one in theirs.json("version"))
-    assert "failed to find plugin" in tool.wrong(1, "version", "absent")
+    assert "failed to find plugin" in tool.fail(1, "version", "absent")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def blocked(tool: Tool) -> Tool:
 def test_our_plugins_are_asked_in_an_old_network(blocked: Tool):
     """Our own plugins answer STATUS of a list before 1.1.0, in which ADD would fail."""
     blocked.configure(blocked.bridge(ipMasq=True), PORTMAP, version=OLD)
-    assert "cannot use the reservations" in blocked.wrong(1, "status", "net")
+    assert "cannot use the reservations" in blocked.fail(1, "status", "net")
     (found,) = blocked.json("status", status=1)["networks"]
     assert [(step["plugin"], step["command"]) for step in found["steps"]] == [
         ("bridge", "STATUS"),
@@ -67,8 +67,8 @@ def test_plugins_of_others_are_asked_as_the_list_says(blocked: Tool, reference: 
     mixed = Tool(blocked.host, blocked.directory, directory)
     mixed.configure(mixed.bridge(), PORTMAP, {"type": "firewall"}, version=OLD)
     (directory / "firewall").symlink_to(binaries.directory() / "firewall")
-    told = mixed.ok("status", "net")
-    assert "not asked for STATUS, which cniVersion 1.0.0 does not have: bridge, portmap" in told
+    told = mixed.succeed("status", "net")
+    assert "STATUS was not run, as cniVersion 1.0.0 does not have it: bridge, portmap" in told
     (found,) = mixed.json("status")["networks"]
     assert [(step["plugin"], step["command"]) for step in found["steps"]] == [
         ("bridge", "VERSION"),
@@ -81,4 +81,4 @@ def test_plugins_of_others_are_asked_as_the_list_says(blocked: Tool, reference: 
 def test_a_version_that_nobody_knows_is_told(tool: Tool):
     """A cniVersion that podwire's plugins do not know is no reason to ask them in another one."""
     tool.configure(tool.bridge(), version="0.9.0")
-    assert "bridge does not support cniVersion 0.9.0" in tool.wrong(1, "status", "net")
+    assert "bridge does not support cniVersion 0.9.0" in tool.fail(1, "status", "net")

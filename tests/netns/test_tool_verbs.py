@@ -54,20 +54,20 @@ def with_scripts(tool: Tool) -> Tool:
 
 def used(tool: Tool, pod: Namespace, *options: str) -> dict[str, Any]:
     """Returns all there is after one attachment came and went: what the first one makes for all is there then."""
-    tool.ok("add", "net", pod.name, *options)
-    tool.ok("del", "net", pod.name)
+    tool.succeed("add", "net", pod.name, *options)
+    tool.succeed("del", "net", pod.name)
     return tool.everything(pod)
 
 
 def test_a_round_trip_leaves_nothing(anyones: Tool, sandbox: Namespace):
     """Attached, checked and detached, a pod leaves host, pod and files as they were, whoever's plugins it has."""
     before = used(anyones, sandbox)
-    told = anyones.ok("add", "net", sandbox.name)
+    told = anyones.succeed("add", "net", sandbox.name)
     assert "10.22.0." in told
     assert told.count(" ok\n") == 2
     assert "eth0" in sandbox.ip("link")
-    assert anyones.ok("check", "net", sandbox.name).count(" ok\n") == 2
-    anyones.ok("del", "net", sandbox.name)
+    assert anyones.succeed("check", "net", sandbox.name).count(" ok\n") == 2
+    anyones.succeed("del", "net", sandbox.name)
     assert differences(before, anyones.everything(sandbox)) == []
     assert list(anyones.cache.iterdir()) == []
 
@@ -79,7 +79,7 @@ def test_the_cache_is_what_libcni_writes(tool: Tool, sandbox: Namespace):
     delegates with CNI GC"), and of cachedInfo in containernetworking/cni, libcni/api.go.
     """
     pairs = ("--args", "IgnoreUnknown=1", "--args", "K8S_POD_NAME=web")
-    tool.ok("add", "net", sandbox.name, *PORTS, *pairs)
+    tool.succeed("add", "net", sandbox.name, *PORTS, *pairs)
     container = f"cnitool-{hashlib.sha512(sandbox.path.encode()).hexdigest()[:20]}"
     (file,) = tool.cache.iterdir()
     assert file.name == f"net-{container}-eth0"
@@ -94,29 +94,29 @@ def test_the_cache_is_what_libcni_writes(tool: Tool, sandbox: Namespace):
     assert [plugin["type"] for plugin in config["plugins"]] == ["bridge", "portmap"]
     assert list(entry["result"]) == sorted(entry["result"])
     assert entry["result"]["cniVersion"] == "1.1.0"
-    tool.ok("del", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
 
 
 def test_an_attachment_of_a_runtime_is_found_by_its_namespace(tool: Tool, sandbox: Namespace):
     """What another container ID attached is checked and detached by the path, name or PID of its namespace."""
-    tool.ok("add", "net", sandbox.name, "--container-id", "by-a-runtime")
+    tool.succeed("add", "net", sandbox.name, "--container-id", "by-a-runtime")
     with sandbox.entered(), subprocess.Popen(["sleep", "60"]) as process:
         try:
-            assert "container by-a-runtime" in tool.ok("check", "net", str(process.pid))
+            assert "container by-a-runtime" in tool.succeed("check", "net", str(process.pid))
         finally:
             process.kill()
-    told = tool.ok("check", "net", sandbox.path.replace("/run", "/var/run"))
+    told = tool.succeed("check", "net", sandbox.path.replace("/run", "/var/run"))
     assert "container by-a-runtime" in told
-    tool.ok("del", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
     assert list(tool.cache.iterdir()) == []
 
 
 def test_an_attachment_goes_with_the_configuration_it_came_with(tool: Tool, sandbox: Namespace):
     """A network that is no more in net.d is still deleted, by the container's ID alone."""
     before = used(tool, sandbox, *PORTS)
-    tool.ok("add", "net", sandbox.name, "--container-id", "c1", *PORTS)
+    tool.succeed("add", "net", sandbox.name, "--container-id", "c1", *PORTS)
     (tool.directory / "net.d" / "net.conflist").unlink()
-    tool.ok("del", "net", "--container-id", "c1")
+    tool.succeed("del", "net", "--container-id", "c1")
     tool.configure(tool.bridge(ipMasq=True), PORTMAP)
     assert differences(before, tool.everything(sandbox)) == []
 
@@ -126,7 +126,7 @@ def test_a_failure_in_the_middle_leaves_nothing(tool: Tool, sandbox: Namespace):
     before = used(tool, sandbox, *PORTS)
     failing = script(tool, "failing", f'[ "$CNI_COMMAND" != ADD ] || {{ {FAILING}; }}')
     tool.configure(tool.bridge(ipMasq=True), failing, PORTMAP)
-    told = with_scripts(tool).wrong(1, "add", "net", sandbox.name, *PORTS)
+    told = with_scripts(tool).fail(1, "add", "net", sandbox.name, *PORTS)
     assert "error: no luck\n  try again\n" in told
     assert "nothing remains" in told
     assert [line.split()[:2] for line in told.splitlines() if " ms " in line] == [
@@ -144,9 +144,9 @@ def test_a_failure_in_the_middle_leaves_nothing(tool: Tool, sandbox: Namespace):
 def test_a_plugin_that_talks_nonsense_is_a_failure(tool: Tool, sandbox: Namespace):
     """A plugin that succeeds without a result, or fails without an error, is told so."""
     tool.configure(script(tool, "silent", "exit 0"))
-    assert "silent printed no result" in with_scripts(tool).wrong(1, "add", "net", sandbox.name)
+    assert "silent printed no result" in with_scripts(tool).fail(1, "add", "net", sandbox.name)
     tool.configure(script(tool, "silent", "echo oops; exit 3"))
-    told = with_scripts(tool).wrong(1, "add", "net", sandbox.name)
+    told = with_scripts(tool).fail(1, "add", "net", sandbox.name)
     assert "silent failed without an error object: exit status 3\n  it printed: oops" in told
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_remembered_is_taken_away(tool: Tool, sandbox: Namespace)
     before = used(tool, sandbox, *PORTS)
     tool.cache.rmdir()
     tool.cache.write_text("no directory")
-    told = tool.wrong(3, "add", "net", sandbox.name)
+    told = tool.fail(3, "add", "net", sandbox.name)
     assert "cannot write" in told
     tool.cache.unlink()
     tool.cache.mkdir()
@@ -185,46 +185,46 @@ def test_what_cannot_be_remembered_is_taken_away(tool: Tool, sandbox: Namespace)
 
 def test_what_is_there_is_not_attached_again(tool: Tool, sandbox: Namespace):
     """A second attachment of a pod, or one over an interface of others, is refused and harms nothing."""
-    tool.ok("add", "net", sandbox.name)
+    tool.succeed("add", "net", sandbox.name)
     before = tool.everything(sandbox)
-    assert "is attached to" in tool.wrong(3, "add", "net", sandbox.name)
-    assert 'has an interface "eth0" already' in tool.wrong(3, "add", "net", sandbox.name, "--container-id", "other")
+    assert "is attached to" in tool.fail(3, "add", "net", sandbox.name)
+    assert 'has an interface "eth0" already' in tool.fail(3, "add", "net", sandbox.name, "--container-id", "other")
     assert differences(before, tool.everything(sandbox)) == []
-    tool.ok("check", "net", sandbox.name)
-    tool.ok("add", "net", sandbox.name, "-i", "eth1")
-    tool.ok("del", "net", sandbox.name, "-i", "eth1")
-    tool.ok("del", "net", sandbox.name)
+    tool.succeed("check", "net", sandbox.name)
+    tool.succeed("add", "net", sandbox.name, "-i", "eth1")
+    tool.succeed("del", "net", sandbox.name, "-i", "eth1")
+    tool.succeed("del", "net", sandbox.name)
 
 
 def test_check_names_what_is_missing(tool: Tool, sandbox: Namespace):
     """A flushed table fails CHECK of the plugin whose rules were in it, with what to do."""
-    tool.ok("add", "net", sandbox.name, *PORTS)
+    tool.succeed("add", "net", sandbox.name, *PORTS)
     tool.host.run("iptables", "-t", "nat", "-F")
     document = tool.json("check", "net", sandbox.name, status=1)
     failed = [step for step in document["steps"] if "error" in step]
     assert "portmap" in [step["plugin"] for step in failed]
     assert all(step["error"]["msg"] and step["error"]["code"] for step in failed)
-    tool.ok("del", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
 
 
 def test_check_respects_the_list(tool: Tool, sandbox: Namespace):
     """A list with disableCheck is not checked, one before 0.4.0 is refused in words."""
     tool.configure(tool.bridge(), disableCheck=True)
-    tool.ok("add", "net", sandbox.name)
-    assert "disableCheck" in tool.ok("check", "net", sandbox.name)
-    tool.ok("del", "net", sandbox.name)
+    tool.succeed("add", "net", sandbox.name)
+    assert "disableCheck" in tool.succeed("check", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
     tool.configure(tool.bridge(), version="0.3.1")
-    tool.ok("add", "net", sandbox.name)
-    assert "CHECK came with 0.4.0" in tool.wrong(3, "check", "net", sandbox.name)
-    tool.ok("del", "net", sandbox.name)
+    tool.succeed("add", "net", sandbox.name)
+    assert "CHECK came with 0.4.0" in tool.fail(3, "check", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
     assert list(tool.cache.iterdir()) == []
 
 
 def test_old_results_are_shown(tool: Tool, sandbox: Namespace):
     """A list of 0.2.0, whose results have no interfaces, is attached, remembered and detached."""
     tool.configure(tool.bridge(), version="0.2.0")
-    assert "10.22.0.2/24" in tool.ok("add", "net", sandbox.name)
-    tool.ok("del", "net", sandbox.name)
+    assert "10.22.0.2/24" in tool.succeed("add", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
     assert list(tool.cache.iterdir()) == []
 
 
@@ -243,16 +243,16 @@ def test_the_documents(tool: Tool, sandbox: Namespace):
 
 def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
     """Unknown networks and namespaces, bad arguments and lack of root are refused with what there is instead."""
-    assert "networks there: net" in tool.wrong(3, "add", "other", sandbox.name)
-    assert "give a path" in tool.wrong(3, "add", "net", "absent")
-    assert "is not a network namespace" in tool.wrong(3, "add", "net", str(tool.directory))
-    assert "says the cache" in tool.wrong(3, "check", "net", sandbox.name)
-    assert "--container-id ID" in tool.wrong(2, "del", "net")
-    assert "KEY=VALUE" in tool.wrong(2, "add", "net", sandbox.name, "--args", "K")
-    assert "JSON object" in tool.wrong(2, "add", "net", sandbox.name, "--capability-args", "[]")
-    assert "needs root" in tool.wrong(3, "add", "net", sandbox.name, user=65534, group=65534)
-    assert "15 characters" in tool.wrong(2, "add", "net", sandbox.name, "-i", "a/b")
-    assert "\\x1b" in tool.wrong(3, "add", "a\x1bb", sandbox.name)
+    assert "networks there: net" in tool.fail(3, "add", "other", sandbox.name)
+    assert "give a path" in tool.fail(3, "add", "net", "absent")
+    assert "is not a network namespace" in tool.fail(3, "add", "net", str(tool.directory))
+    assert "the cache has no attachment" in tool.fail(3, "check", "net", sandbox.name)
+    assert "--container-id ID" in tool.fail(2, "del", "net")
+    assert "KEY=VALUE" in tool.fail(2, "add", "net", sandbox.name, "--args", "K")
+    assert "JSON object" in tool.fail(2, "add", "net", sandbox.name, "--capability-args", "[]")
+    assert "needs root" in tool.fail(3, "add", "net", sandbox.name, user=65534, group=65534)
+    assert "15 characters" in tool.fail(2, "add", "net", sandbox.name, "-i", "a/b")
+    assert "\\x1b" in tool.fail(3, "add", "a\x1bb", sandbox.name)
 
 
 @pytest.mark.parametrize(
@@ -270,16 +270,16 @@ def test_capability_arguments_that_no_plugin_would_get(tool: Tool, sandbox: Name
     tool.configure(tool.bridge(), PORTMAP if declared else {"type": "portmap"})
     before = tool.everything(sandbox)
     arguments = json.dumps({name: [{"hostPort": 8080, "containerPort": 80}]})
-    told = tool.wrong(3, "add", "net", sandbox.name, "--capability-args", arguments)
+    told = tool.fail(3, "add", "net", sandbox.name, "--capability-args", arguments)
     assert f'podwire: no plugin of network "net" declares the capability "{name}"\n  {hint}' in told
-    assert "no plugin" in tool.wrong(3, "add", "net", sandbox.name, "--dry-run", env={"CAP_ARGS": arguments})
+    assert "no plugin" in tool.fail(3, "add", "net", sandbox.name, "--dry-run", env={"CAP_ARGS": arguments})
     assert differences(before, tool.everything(sandbox)) == []
 
 
 def test_the_steps_are_explained(tool: Tool, sandbox: Namespace):
     """With --explain each of our plugins tells its steps and changes, and no log is left."""
     before = sorted(Path("/run").glob("podwire-*"))
-    told = tool.ok("add", "net", sandbox.name, "--explain")
+    told = tool.succeed("add", "net", sandbox.name, "--explain")
     assert 'create bridge "cni0"' in told
     assert "host-local ADD" in told
     document = tool.json("del", "net", sandbox.name, "--explain")
@@ -292,8 +292,8 @@ def gone(tool: Tool, new_sandbox: Callable[[], Namespace]) -> tuple[Namespace, N
     """Two attached pods, of which the namespace of the second is gone."""
     living, dead = new_sandbox(), new_sandbox()
     for pod in (living, dead):
-        tool.ok("add", "net", pod.name, *(PORTS if pod is dead else ()), "--container-id", pod.name)
-    tool.lose(dead)
+        tool.succeed("add", "net", pod.name, *(PORTS if pod is dead else ()), "--container-id", pod.name)
+    tool.delete_netns(dead)
     return living, dead
 
 
@@ -309,7 +309,7 @@ def test_gc_removes_the_dead_only(tool: Tool, gone: tuple[Namespace, Namespace])
     assert "8080" not in tool.host.run("iptables-save")
     assert (tool.leases / "10.22.0.2").exists()
     assert not (tool.leases / "10.22.0.3").exists()
-    tool.ok("check", "net", living.name)
+    tool.succeed("check", "net", living.name)
 
 
 def test_gc_respects_the_list(tool: Tool, gone: tuple[Namespace, Namespace]):
@@ -329,10 +329,10 @@ def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
     entry = tool.cache / f"net-{gone[0].name}-eth0"
     text = entry.read_text()
     entry.write_text(text[:50])
-    assert "a running container needs nothing deleted" in tool.wrong(3, "gc", "net")
+    assert "if the container is running, do not delete the file" in tool.fail(3, "gc", "net")
     entry.write_text(text)
     tool.cache.rename(tool.cache.with_name("elsewhere"))
-    assert "every attachment would count as garbage" in tool.wrong(3, "gc", "net")
+    assert "every attachment would count as garbage" in tool.fail(3, "gc", "net")
     assert (tool.leases / "10.22.0.2").exists()
 
 
@@ -342,7 +342,7 @@ def test_the_hosts_own_namespace_is_refused(tool: Tool, own: str):
     tool.configure(script(tool, "unused", f"touch {tool.directory}/ran"))
     netns = tool.host.path if own == "by path" else own
     for words in (("add", "net", netns), ("add", "net", netns, "--dry-run")):
-        text = with_scripts(tool).wrong(3, *words, env={"CNI_NETNS_OVERRIDE": "1"})
+        text = with_scripts(tool).fail(3, *words, env={"CNI_NETNS_OVERRIDE": "1"})
         assert "is this host's own network namespace, not a pod's" in text
     assert not (tool.directory / "ran").exists()
 
@@ -350,11 +350,11 @@ def test_the_hosts_own_namespace_is_refused(tool: Tool, own: str):
 def test_check_refuses_the_hosts_own_namespace(tool: Tool, sandbox: Namespace):
     """An entry of the cache that names the host's namespace, as after a wrong ADD, is not checked as a pod."""
     tool.configure(tool.bridge())
-    tool.ok("add", "net", sandbox.name)
+    tool.succeed("add", "net", sandbox.name)
     (entry,) = tool.cache.iterdir()
     entry.write_text(entry.read_text().replace(sandbox.path, tool.host.path))
     container = json.loads(entry.read_text())["containerId"]
-    text = tool.wrong(3, "check", "net", tool.host.path, "--container-id", container)
+    text = tool.fail(3, "check", "net", tool.host.path, "--container-id", container)
     assert "is this host's own network namespace, not a pod's" in text
 
 
@@ -367,6 +367,6 @@ def test_two_at_once(tool: Tool, new_sandbox: Callable[[], Namespace]):
         assert sorted(status for _, status in ends) == [0, 3, 3], (number, ends)
         told = b"".join(stderr for (_, stderr), status in ends if status)
         assert told.count(b"already") + told.count(b"another podwire") == len(ends) - 1, told.decode()
-        tool.ok("check", "net", pod.name)
-        tool.ok("del", "net", pod.name)
+        tool.succeed("check", "net", pod.name)
+        tool.succeed("del", "net", pod.name)
     assert not list(tool.cache.iterdir())

@@ -96,7 +96,7 @@ def other_view(request: pytest.FixtureRequest, node: Tool) -> View:
 def attached(tool: Tool, *pods: Namespace) -> None:
     for number, pod in enumerate(pods):
         ports = f'{{"portMappings": [{{"hostPort": {8080 + number}, "containerPort": 80, "protocol": "tcp"}}]}}'
-        tool.ok("add", "net", pod.name, "--container-id", pod.name, "--capability-args", ports)
+        tool.succeed("add", "net", pod.name, "--container-id", pod.name, "--capability-args", ports)
         os.utime(tool.leases / f"10.22.0.{2 + number}", (1, 1))
 
 
@@ -129,7 +129,7 @@ def test_what_is_gone_is_collected_from_where_process_1_can_be_looked_at(
     """In another view, too, gc collects a pod whose namespace is gone in the view of process 1, and no other."""
     running, lost = new_sandbox(), new_sandbox()
     attached(node, running, lost)
-    node.lose(lost)
+    node.delete_netns(lost)
     assert "dead-attachments" in view.said(1, "doctor", "--json")
     assert f"container {lost.name}" in view.said(0, "gc", "net")
     assert [path.name for path in node.cache.iterdir()] == [f"net-{running.name}-eth0"]
@@ -140,8 +140,8 @@ def test_without_a_look_at_process_1_gc_refuses(blind: View, node: Tool, new_san
     """The command gc exits with 3, says why, and with --force collects the containers that are named and no other."""
     running, lost, other = new_sandbox(), new_sandbox(), new_sandbox()
     attached(node, running, lost, other)
-    node.lose(lost)
-    node.lose(other)
+    node.delete_netns(lost)
+    node.delete_netns(other)
     before = node.everything(running)
     for words in (("gc", "net"), ("gc", "net", "--dry-run")):
         said = blind.said(3, *words)
@@ -162,7 +162,7 @@ def test_an_address_whose_owner_may_be_running(blind: View, node: Tool, new_sand
     """Where nothing proves that a pod is gone, ipam list and ipam verify name its address and exit with 4."""
     lost = new_sandbox()
     attached(node, lost)
-    node.lose(lost)
+    node.delete_netns(lost)
     for words in (("ipam", "list"), ("ipam", "verify", "net")):
         said = blind.said(4, *words)
         assert "not seen: network net: nothing proves here that the owner of 10.22.0.2 is gone" in said
@@ -180,7 +180,7 @@ def test_all_gone_and_a_veth_that_leads_somewhere(view: View, node: Tool, new_sa
     for end in [line.split(":")[1].split("@")[0].strip() for line in node.host.ip("-o", "link").splitlines()]:
         if end.startswith("veth"):
             node.host.ip("link", "set", end, "address", f"02:00:00:00:00:{int(end[-2:], 16):02x}")
-    assert "leads into a network namespace that cannot be seen" in view.said(3, "gc", "net")
+    assert "is in a network namespace that cannot be seen" in view.said(3, "gc", "net")
     doctor = view.said(1, "doctor")
     assert "podwire gc" not in doctor, doctor
 
@@ -190,7 +190,7 @@ def test_an_address_counts_only_where_it_leads_to_the_network(node: Tool, new_sa
     known, lost = new_sandbox(), new_sandbox()
     attached(node, known, lost)
     (node.cache / f"net-{lost.name}-eth0").unlink()
-    node.lose(lost)
+    node.delete_netns(lost)
     with namespaces.temporary("host") as elsewhere, namespaces.temporary() as theirs:
         elsewhere.ip("link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", theirs.name)
         theirs.ip("addr", "add", "10.22.0.3/24", "dev", "eth0")
@@ -198,7 +198,7 @@ def test_an_address_counts_only_where_it_leads_to_the_network(node: Tool, new_sa
         node.host.ip("link", "add", "docker0", "type", "bridge")
         node.host.ip("link", "add", "veth0", "master", "docker0", "type", "veth", "peer", "eth0", "netns", docker.name)
         docker.ip("addr", "add", "10.22.0.3/24", "dev", "eth0")
-        assert "not in the cache" not in node.ok("gc", "net")
+        assert "not in the cache" not in node.succeed("gc", "net")
     assert not (node.leases / "10.22.0.3").exists()
     assert (node.leases / "10.22.0.2").exists()
 
@@ -212,10 +212,10 @@ def test_a_network_without_a_file_is_collected_from_the_cache(
     running, lost, forgotten = new_sandbox(), new_sandbox(), new_sandbox()
     attached(tool, running, lost, forgotten)
     (tool.directory / "net.d" / "net.conflist").unlink()
-    tool.lose(lost)
+    tool.delete_netns(lost)
     (tool.cache / f"net-{forgotten.name}-eth0").unlink()
-    tool.lose(forgotten)
-    assert "taken from the cache" in tool.ok("gc", "net")
+    tool.delete_netns(forgotten)
+    assert "using the configuration in the cache" in tool.succeed("gc", "net")
     assert [path.name for path in tool.cache.iterdir()] == [f"net-{running.name}-eth0"]
     assert sorted(path.name for path in tool.leases.glob("10.*")) == ["10.22.0.2"]
     assert tool.host.run("nft", "list", "ruleset").count("10.22.0.4") == 0

@@ -79,7 +79,7 @@ def test_fresh(podwire, names, tmp_path):
     """A directory that is not there is made; all names are one file; a second time nothing is done."""
     directory = tmp_path / "opt" / "cni" / "bin"
     would = run(podwire, "install", "--bin-dir", directory, "--dry-run")
-    assert f"would: make {directory}/bridge" in would
+    assert f"dry run: create {directory}/bridge" in would
     assert not directory.exists()
     run(podwire, "install", "--bin-dir", directory)
     files = [directory / name for name in (*names, "podwire")]
@@ -88,7 +88,7 @@ def test_fresh(podwire, names, tmp_path):
     assert files[0].read_bytes() == podwire.read_bytes()
     assert all(works(path) for path in files[:-1])
     assert "nothing to do" in run(directory / "podwire", "install", "--bin-dir", directory)
-    assert "would: removed" in run(podwire, "uninstall", "--bin-dir", directory, "--dry-run")
+    assert "dry run: remove" in run(podwire, "uninstall", "--bin-dir", directory, "--dry-run")
     assert len(list(directory.iterdir())) == len(files) + 1
     run(directory / "podwire", "uninstall", "--bin-dir", directory)
     assert list(directory.iterdir()) == []
@@ -195,7 +195,7 @@ def test_without_hard_links(podwire, names, others, number):
 DISKS = {
     "size=60m,noexec": r"mounted noexec",
     "size=60m,ro": r"Read-only file system.*\n.*remount",
-    "size=10m": r"No space left on device.*\n.*make room",
+    "size=10m": r"No space left on device.*\n.*free 30 MB",
 }
 
 
@@ -255,7 +255,7 @@ def test_conf(podwire, tmp_path):
     run(podwire, *words, *other)
     assert ("10.24.0.0" in path.read_text(), len(list(path.parent.iterdir()))) == (True, 1)
     path.write_text("somebody else's")
-    assert "is there and is different" in run(podwire, *words, *other, status=3)
+    assert "exists and is different" in run(podwire, *words, *other, status=3)
     run(podwire, *words, *other, "--force")
     backup = path.with_name(path.name + ".podwire-backup")
     assert ("10.24.0.0" in path.read_text(), backup.read_text()) == (True, "somebody else's")

@@ -42,7 +42,7 @@ def test_the_link_on_path_goes_with_the_tool(podwire, root, tmp_path):
     (links[2] / "podwire").symlink_to(podwire)
     path = ("env", f"PATH={':'.join(map(str, links))}:/usr/bin")
     text = run(podwire, "uninstall", "--bin-dir", directory, "--dry-run", before=path)
-    assert f"would: removed the link {links[0]}/podwire\n" in text
+    assert f"dry run: remove the link {links[0]}/podwire\n" in text
     assert (links[0] / "podwire").is_symlink()
     text = run(podwire, "uninstall", "--bin-dir", directory, before=path)
     assert f"removed the link {links[1]}/podwire\n" in text

@@ -123,7 +123,7 @@ def test_what_is_no_node_with_subnets(install, tmp_path, node, message, option):
 def test_options_that_exclude_each_other(podwire, install, tmp_path):
     """Subnets are said once, for a network; a Node object that cannot be read is named."""
     assert "not allowed with" in install("--conf", "--subnet", "10.0.0.0/8", status=2)
-    assert "--node is for --conf" in install(status=2)
+    assert "--node has no effect without --conf" in install(status=2)
     absent = tmp_path / "absent.json"
     text = run(podwire, "install", "--bin-dir", tmp_path / "bin", "--conf", "--node", absent, status=3)
     assert f"cannot read {absent}: No such file or directory" in text
@@ -142,13 +142,13 @@ def test_a_file_that_is_no_json(podwire, tmp_path):
 def test_again_and_again(install, net_d, tmp_path):
     """The same is done once; of another network or range the file is replaced while nobody has changed it."""
     path = net_d / "10-podwire.conflist"
-    assert f"would: wrote {path}" in install("--conf", "--dry-run")
+    assert f"dry run: write {path}" in install("--conf", "--dry-run")
     assert not net_d.exists()
     assert f"wrote {path}" in install("--conf")
     before = (path.stat().st_ino, path.read_bytes())
     for option in ((), ("--dry-run",)):
         text = install("--conf", *option)
-        assert f"nothing to do: {path} is so already" in text
+        assert f"nothing to do: {path} already has this content" in text
         assert "wrote" not in text
     assert (path.stat().st_ino, path.read_bytes()) == before
     moved = node_with(podCIDR="10.244.9.0/24")
@@ -157,7 +157,7 @@ def test_again_and_again(install, net_d, tmp_path):
     assert [file.name for file in net_d.iterdir()] == [path.name]
     path.write_text(path.read_text().replace("cni0", "cni9"))
     for option in ((), ("--dry-run",)):
-        assert f"{path} is there and is different" in install("--conf", *option, status=3)
+        assert f"{path} exists and is different" in install("--conf", *option, status=3)
     assert "cni9" in path.read_text()
     install("--conf", "--force")
     assert sorted(file.name for file in net_d.iterdir()) == [path.name, f"{path.name}.podwire-backup"]
@@ -168,9 +168,9 @@ def test_a_dry_run_tells_what_becomes_of_the_network(podwire, install, net_d, tm
     path = net_d / "10-podwire.conflist"
     uninstall = ("uninstall", "--bin-dir", tmp_path / "bin", "--dry-run")
     install("--conf")
-    assert f"would: removed {path}\n" in run(podwire, *uninstall)
+    assert f"dry run: remove {path}\n" in run(podwire, *uninstall)
     path.write_text("{}")
-    assert f"would: left {path}: it was changed since\n" in run(podwire, *uninstall)
+    assert f"dry run: leave {path}: it was changed since\n" in run(podwire, *uninstall)
     assert path.read_text() == "{}"
 
 

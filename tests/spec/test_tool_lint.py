@@ -35,7 +35,7 @@ def test_our_samples_are_fine_and_all_their_plugins_are_there():
     """The sample networks have nothing to say about, and the file under test has all plugins that they name."""
     done = lint("conf")
     assert (done.returncode, done.stderr) == (FINE, "")
-    assert done.stdout.splitlines()[-1] == "9 files: nothing to say"
+    assert done.stdout.splitlines()[-1] == "9 files: no findings"
     assert '"podwire" of 10-podwire.conflist' in done.stdout
 
 

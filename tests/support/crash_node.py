@@ -97,7 +97,7 @@ class Node:
     _pods: int = field(default=0)
 
     @classmethod
-    def made(cls, directory: Path, backend: str, *, interface: str = "bridge", spoof: bool, neighbour: bool) -> Node:
+    def create(cls, directory: Path, backend: str, *, interface: str = "bridge", spoof: bool, neighbour: bool) -> Node:
         """Makes a host, its store in a fresh `directory`."""
         stack = ExitStack()
         host = stack.enter_context(temporary_host())

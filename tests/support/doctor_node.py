@@ -1,6 +1,6 @@
-"""A throwaway node for `podwire doctor`: networks, pods and libcni's cache, and the tool that looks at them.
+"""A temporary node for `podwire doctor`: networks, pods, libcni's cache, and the tool itself.
 
-One rule: the tool runs with its default directories, in a mount namespace in which they are the test's own.
+One rule: the tool runs with its default directories, in a mount namespace where they are the test's directories.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.invocation import environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
 
-# What the tool sees instead of the tester's: no runtimes, other networks, sysfs of the throwaway host.
-_INSIDE = """
+# Replaces the machine's runtimes, networks and sysfs by those of the temporary host.
+_SCRIPT = """
 mount --make-rprivate /
 for d in /etc/containerd /etc/crio /etc/containers /run/NetworkManager /run/systemd/netif /run/flannel /run/cilium; do
     test ! -d $d || mount -t tmpfs podwire $d
@@ -34,7 +34,7 @@ mount -t tmpfs podwire /etc/cni; mkdir /etc/cni/net.d; mount --bind {conf} /etc/
 test -d /var/lib/cni || {{ mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; }}
 mount --bind {cache} /var/lib/cni
 {before}
-exec {wrapped} {tool} "$@"
+exec {wrapper} {tool} "$@"
 """
 
 Finding = dict[str, str]
@@ -42,7 +42,7 @@ Finding = dict[str, str]
 
 @dataclass
 class DoctorNode:
-    """One node; `bin_dir` has the plugins that its runtime runs, ours unless another is given."""
+    """One node; `bin_dir` has the plugins that its runtime runs, by default podwire's."""
 
     host: Namespace
     directory: Path
@@ -51,23 +51,23 @@ class DoctorNode:
 
     @property
     def conf(self) -> Path:
-        """Its net.d."""
+        """The directory of its networks, /etc/cni/net.d."""
         return self.directory / "net.d"
 
     @property
     def cache(self) -> Path:
-        """Its /var/lib/cni."""
+        """The directory of its cache, /var/lib/cni."""
         return self.directory / "cni"
 
     def configure(self, name: str, content: Mapping[str, Any] | str) -> Path:
-        """Writes a file of net.d; the stores of its networks are the node's."""
+        """Writes a file into net.d and returns its path."""
         self.conf.mkdir(exist_ok=True)
         path = self.conf / name
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         return path
 
-    def sample(self, name: str) -> NetworkList:
-        """Puts a sample of conf/ into net.d, its stores the node's, and returns it."""
+    def add_sample(self, name: str) -> NetworkList:
+        """Copies a sample of conf/ into net.d, with the node's stores, and returns the network."""
         body = json.loads((binaries.ROOT / "conf" / name).read_text())
         for plugin in body["plugins"]:
             if plugin.get("ipam", {}).get("type") == "host-local":
@@ -77,7 +77,7 @@ class DoctorNode:
         return NetworkList.load(self.configure(name, body))
 
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Attaches a pod as libcni does, its cache file included; returns the result."""
+        """Attaches a pod and writes its cache file, as libcni does; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
 
         def run(plugin: str, command: str, config: dict[str, Any]) -> Any:
@@ -98,53 +98,55 @@ class DoctorNode:
             "capabilityArgs": network.capability_args,
             "result": result,
         }
-        self.entry(network, pod).parent.mkdir(parents=True, exist_ok=True)
-        self.entry(network, pod).write_text(json.dumps(entry))
+        self.cache_file(network, pod).parent.mkdir(parents=True, exist_ok=True)
+        self.cache_file(network, pod).write_text(json.dumps(entry))
         return result
 
-    def entry(self, network: NetworkList, pod: Namespace) -> Path:
-        """Returns the cache's file of an attachment."""
+    def cache_file(self, network: NetworkList, pod: Namespace) -> Path:
+        """Returns the path of an attachment's cache file."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
         return self.cache / "results" / f"{network.name}-{pod.name}-{ifname}"
 
-    def doctor(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    def doctor(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs `podwire doctor` on the node."""
-        return self.podwire("doctor", *arguments, **how)
+        return self.podwire("doctor", *arguments, **options)
 
     def podwire(
-        self, *arguments: str, before: str = "", wrapped: str = "", env: Mapping[str, str] | None = None
+        self, *arguments: str, before: str = "", wrapper: str = "", env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the tool on the node; `before` is done in its mount namespace, `wrapped` a program that runs it."""
-        places = {"conf": self.conf, "cache": self.cache, "bin": self.directory / "none"}
-        script = _INSIDE.format(**places, before=before, wrapped=wrapped, tool=self.tool)
+        """Runs the tool on the node; `before`: shell commands in its mount namespace; `wrapper`: its launcher."""
+        directories = {"conf": self.conf, "cache": self.cache, "bin": self.directory / "none"}
+        script = _SCRIPT.format(**directories, before=before, wrapper=wrapper, tool=self.tool)
         line = ["unshare", "--mount", "sh", "-ec", script, "sh", *arguments]
         variables = {**environment(None), "CNI_PATH": str(self.bin_dir), **(env or {})}
         with self.host.entered():
             return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
-    def everything(self, *arguments: str, **how: Any) -> list[Finding]:
-        """Returns all that the tool finds, what is in order included; its exit status must say the same."""
-        done = self.doctor("--json", *arguments, **how)
+    def list_checks(self, *arguments: str, **options: Any) -> list[Finding]:
+        """Returns the results of all checks; AssertionError when the exit status does not agree with them."""
+        done = self.doctor("--json", *arguments, **options)
         assert done.stdout, done.stderr
         document = json.loads(done.stdout)
-        found: list[Finding] = document["checks"]
-        complete = all(one["name"] != "not-seen" for one in found)
-        has_problems = any(one["severity"] in ("problem", "warning") for one in found)
+        checks: list[Finding] = document["checks"]
+        complete = all(one["name"] != "not-seen" for one in checks)
+        has_problems = any(one["severity"] in ("problem", "warning") for one in checks)
         expected = 1 if has_problems else 0 if complete else 4
-        assert (done.returncode, document["complete"]) == (expected, complete), f"{found} {done.stderr}"
-        return found
+        assert (done.returncode, document["complete"]) == (expected, complete), f"{checks} {done.stderr}"
+        return checks
 
-    def findings(self, *arguments: str, **how: Any) -> list[Finding]:
-        """Returns what is not in order."""
-        return [one for one in self.everything(*arguments, **how) if one["severity"] != "ok"]
+    def list_findings(self, *arguments: str, **options: Any) -> list[Finding]:
+        """Returns the results of the checks that did not pass."""
+        return [one for one in self.list_checks(*arguments, **options) if one["severity"] != "ok"]
 
-    def found(self, name: str, *arguments: str, **how: Any) -> Finding:
-        """Returns the finding of a name, which must be there."""
-        every = self.findings(*arguments, **how)
-        return next((one for one in every if one["name"] == name), None) or _fail(name, every)
+    def find(self, name: str, *arguments: str, **options: Any) -> Finding:
+        """Returns the finding called `name`; AssertionError without one."""
+        findings = self.list_findings(*arguments, **options)
+        finding = next((one for one in findings if one["name"] == name), None)
+        assert finding, f"no {name} in {findings}"
+        return finding
 
-    def cure(self, finding: Finding) -> None:
-        """Runs the command of a finding as it stands."""
+    def run_fix(self, finding: Finding) -> None:
+        """Runs the command that a finding prints as its fix."""
         command = finding["cure"]
         if command.startswith("podwire "):
             done = self.podwire(*shlex.split(command)[1:])
@@ -153,10 +155,6 @@ class DoctorNode:
             self.host.run("sh", "-ec", command)
 
 
-def list_problems(found: list[Finding]) -> list[Finding]:
-    """Returns the problems and warnings."""
-    return [one for one in found if one["severity"] in ("problem", "warning")]
-
-
-def _fail(name: str, every: list[Finding]) -> Finding:
-    raise AssertionError(f"no {name} in {every}")
+def list_problems(checks: list[Finding]) -> list[Finding]:
+    """Returns the checks that found a problem or give a warning."""
+    return [one for one in checks if one["severity"] in ("problem", "warning")]

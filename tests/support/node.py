@@ -94,10 +94,10 @@ class Node:
         for plugin in self.network.plugins:
             asked = self.network.build_config(plugin, capability_args=capabilities, prev_result=result)
             result = run_plugin(str(plugin["type"]), "ADD", asked, **self._how(pod)).result()
-        self.remember(pod, result, capabilities, name)
+        self.write_entry(pod, result, capabilities, name)
         return dict(result)
 
-    def remember(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
+    def write_entry(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
         """Writes the pod's entry of the cache."""
         pair = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": name or pod.name}
         return libcni.write_entry(
@@ -151,15 +151,15 @@ class Node:
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def seen(self) -> Any:
+    def show(self) -> Any:
         """Returns what `show` tells, as the document."""
         done = self.tool("show", "--json")
         assert done.status in (0, 1, 4), done
         return done.json
 
-    def leaks(self) -> set[str]:
+    def leaked_kinds(self) -> set[str]:
         """Returns the kinds of things that `show` tells are leaked."""
-        return {leak["kind"] for leak in self.seen()["leaks"]}
+        return {leak["kind"] for leak in self.show()["leaks"]}
 
     def _how(self, pod: Namespace) -> dict[str, Any]:
         return {"netns": pod, "container_id": pod.name, "host": self.host, "bin_dir": self.bin_dir}

@@ -41,10 +41,10 @@ class Node:
     def add(self, pod: Namespace, container_id: str = "") -> dict[str, Any]:
         """Attaches a pod and writes its file in the cache, as libcni does at the end."""
         result = self.chain.add(self._runner(pod, container_id or pod.name))
-        self.remember(pod.path, container_id or pod.name, result)
+        self.write_entry(pod.path, container_id or pod.name, result)
         return result
 
-    def remember(self, netns: str, container_id: str, result: object) -> None:
+    def write_entry(self, netns: str, container_id: str, result: object) -> None:
         """Writes an attachment's file in the cache."""
         chain = self.chain
         config = {"cniVersion": chain.cni_version, "name": chain.name, "plugins": list(chain.plugins)}

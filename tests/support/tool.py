@@ -71,13 +71,13 @@ class Tool:
         assert b"Traceback" not in stderr, stderr.decode()
         return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
 
-    def ok(self, *words: str, **how: Any) -> str:
+    def succeed(self, *words: str, **how: Any) -> str:
         """Runs a command, which must succeed, and returns what it printed."""
         done = self.run(*words, **how)
         assert done.status == 0, f"{done.stdout.decode()}{done.stderr}"
         return done.stdout.decode()
 
-    def wrong(self, status: int, *words: str, **how: Any) -> str:
+    def fail(self, status: int, *words: str, **how: Any) -> str:
         """Runs a command, which must end with `status`, and returns all that it printed."""
         done = self.run(*words, **how)
         assert done.status == status, f"{done.status}: {done.stdout.decode()}{done.stderr}"
@@ -89,7 +89,7 @@ class Tool:
         assert done.status == status, f"{done.status}: {done.stdout.decode()}{done.stderr}"
         return done.json
 
-    def lose(self, pod: Namespace) -> None:
+    def delete_netns(self, pod: Namespace) -> None:
         """Removes the namespace of a pod, and waits until the kernel has taken away what was in it."""
         namespaces.delete_and_wait(pod, self.host)
 

@@ -1,62 +1,62 @@
-"""The figures and tables of bench/: arithmetic on samples, no plugin is run."""
+"""Figures, tables and targets of bench/: arithmetic on samples, no plugin runs."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench import wanted
 from bench.figures import Figures, Row, as_json, figures, growth_table, size_table, table, timing_table
+from bench.targets import target_ratio
 
 
-def row(ours: list[float], reference: list[float], wanted: float | None = None) -> Row:
-    return Row("case", figures(ours), figures(reference), wanted)
+def row(ours: list[float], reference: list[float], target: float | None = None) -> Row:
+    return Row("case", figures(ours), figures(reference), target)
 
 
 def test_figures_of_a_series():
-    """A series becomes its median, its minimum, its length and the median of its page faults."""
+    """The figures of a series are its median, its minimum, its length and the median of its page faults."""
     assert figures([3.0, 1.0, 2.0, 9.0], [10, 30, 20]) == Figures(median=2.5, least=1.0, runs=4, faults=20)
 
 
 def test_figures_without_page_faults():
-    """Where page faults were not counted there are none, rather than 0."""
+    """Page faults that were not counted are None, not 0."""
     assert figures([1.0]).faults is None
 
 
 def test_an_empty_series_is_an_error():
-    """Nothing measured is an error, never a zero."""
+    """A series without a measurement is an error, not 0."""
     with pytest.raises(ValueError, match="nothing was measured"):
         figures([])
 
 
 def test_ratio_below_one_means_podwire_needs_less():
-    """The ratio is ours divided by the reference's, for medians and for minima."""
+    """The ratio is podwire's figure divided by the reference's, for medians and for minima."""
     compared = row([1.0, 2.0, 3.0], [2.0, 8.0, 9.0])
     assert (compared.ratio, compared.least_ratio) == (0.25, 0.5)
 
 
 @pytest.mark.parametrize(("ours", "mark"), [(0.8, "0.80"), (0.81, "0.80 !"), (0.5, "0.80")])
-def test_a_missed_aim_is_marked(ours, mark):
-    """A ratio above the wanted one carries an exclamation mark."""
-    text = timing_table([row([ours], [1.0], wanted=0.8)])
+def test_missed_target_is_marked(ours, mark):
+    """A ratio above its target has an exclamation mark."""
+    text = timing_table([row([ours], [1.0], target=0.8)])
     assert text.splitlines()[-1].endswith(mark)
 
 
-def test_without_an_aim_nothing_is_marked():
-    """A row without a wanted ratio shows none."""
+def test_row_without_a_target_is_not_marked():
+    """A row without a target has an empty cell and no mark."""
     last = timing_table([row([5.0], [1.0])]).splitlines()[-1]
     assert last.split() == ["case", "5.00", "5.00", "1.00", "1.00", "5.00", "5.00"]
 
 
-def test_what_the_reference_does_not_know_stands_alone():
-    """A row without a reference has no ratio, and misses nothing."""
-    alone = Row("case", figures([5.0]), None, 0.5)
-    assert (alone.ratio, alone.least_ratio, alone.missed) == (None, None, False)
-    assert timing_table([alone]).splitlines()[-1].split() == ["case", "5.00", "5.00", "-", "0.50"]
-    assert as_json(alone)["reference"] is None
+def test_row_without_a_reference():
+    """A row without a reference has no ratio and misses no target."""
+    podwire_only = Row("case", figures([5.0]), None, 0.5)
+    assert (podwire_only.ratio, podwire_only.least_ratio, podwire_only.missed) == (None, None, False)
+    assert timing_table([podwire_only]).splitlines()[-1].split() == ["case", "5.00", "5.00", "-", "0.50"]
+    assert as_json(podwire_only)["reference"] is None
 
 
-def test_the_floor_has_a_column_where_one_was_measured():
-    """What the kernel alone takes stands last, and only in tables that have such a row."""
+def test_floor_has_a_column_if_one_was_measured():
+    """The last column is the kernel's time alone, in tables with at least one such row."""
     with_floor = row([1.0], [2.0])._replace(floor=figures([0.25]))
     text = timing_table([with_floor, row([1.0], [2.0])])
     assert text.splitlines()[0].endswith("kernel alone")
@@ -75,38 +75,38 @@ def test_the_floor_has_a_column_where_one_was_measured():
         ("100 host ports, iptables: ADD", 0.02),
         ("masquerading bridge, 1 host port, 2 limits, iptables: DEL", 0.15),
         ("masquerading bridge, 1 host port, firewall, tuning, nftables: ADD", 0.3),
-        ("full chain, iptables, 50 at a time: ADD", 0.3),
-        ("full chain, iptables, 8 at a time: ADD", None),
-        ("host-local CHECK, 10 taken", None),
+        ("full chain, iptables, 50 in parallel: ADD", 0.3),
+        ("full chain, iptables, 8 in parallel: ADD", None),
+        ("host-local CHECK, 10 in use", None),
         ("2 limits: CHECK", 0.5),
         ("2 limits: ADD", None),
     ],
 )
-def test_the_aim_of_a_case(case, ratio):
-    """An aim belongs to a title and a verb; CHECK has one wherever it stands last."""
-    assert wanted.ratio(case) == ratio
+def test_target_of_a_case(case, ratio):
+    """A title and a verb select the target; every title that ends with CHECK has one."""
+    assert target_ratio(case) == ratio
 
 
 def test_growth_compares_each_implementation_with_itself():
-    """The growth table tells how many times longer the second row takes than the first."""
+    """The growth table shows how many times longer the second row takes than the first."""
     text = growth_table([("verb", row([2.0], [1.0]), row([3.0], [8.0]))])
     assert text.splitlines()[-1].split() == ["verb", "1.50", "8.00"]
 
 
-def test_sizes_are_shown_in_the_unit_asked_for():
-    """A size is divided by the unit's divisor, a ratio is not."""
+def test_sizes_are_shown_in_their_unit():
+    """Sizes are divided by the unit's divisor, ratios are not."""
     text = size_table("MiB", 1024, [row([2048.0], [4096.0])])
     assert text.splitlines()[-1].split() == ["case", "2.0", "4.0", "0.50"]
 
 
 def test_columns_are_aligned():
-    """The first column stands to the left, the others to the right, and no line ends with a blank."""
+    """The first column is left-aligned, the others are right-aligned, and no line ends with a space."""
     assert table(("a", "n"), [("long", "1"), ("b", "100")]) == "a       n\n----  ---\nlong    1\nb     100"
 
 
-def test_json_holds_every_figure():
-    """A row for JSON has both sides and both ratios."""
-    assert as_json(row([1.0], [2.0], wanted=0.8)) == {
+def test_json_has_every_figure():
+    """A row in JSON has both implementations' figures and both ratios."""
+    assert as_json(row([1.0], [2.0], target=0.8)) == {
         "case": "case",
         "podwire": {"median": 1.0, "least": 1.0, "runs": 1, "faults": None},
         "reference": {"median": 2.0, "least": 2.0, "runs": 1, "faults": None},

@@ -1,56 +1,54 @@
-"""How bench drives many sequences of calls at a time: with shells instead of plugins."""
+"""Running many sequences of calls in parallel, with a shell script instead of a plugin."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.flows import Flow, alone, each_ms
+from bench.flows import Flow, ms_per_flow, single_call
 from bench.process import Invocation
 
 
-def call(program, words: str) -> Invocation:
-    return Invocation(str(program), {"WORDS": words, "PATH": "/usr/bin:/bin"}, b"given")
+def call(program, text: str) -> Invocation:
+    return Invocation(str(program), {"TEXT": text, "PATH": "/usr/bin:/bin"}, b"stdin")
 
 
 @pytest.fixture
 def program(tmp_path):
-    """A program that answers with its environment and what it was given, and fails for the word FAIL."""
+    """A program that prints its environment variable TEXT and its stdin, and fails if TEXT is FAIL."""
     path = tmp_path / "program"
-    path.write_text(
-        '#!/bin/sh\nread -r given\necho "$WORDS $given"\n[ "$WORDS" != FAIL ] || { echo why >&2; exit 1; }\n'
-    )
+    path.write_text('#!/bin/sh\nread -r line\necho "$TEXT $line"\n[ "$TEXT" != FAIL ] || { echo why >&2; exit 1; }\n')
     path.chmod(0o755)
     return path
 
 
-def test_each_call_gets_the_answer_to_the_one_before(program):
-    """The calls of a flow follow one another, and a flow learns what each wrote on stdout."""
+def test_flow_receives_the_stdout_of_each_call(program):
+    """The calls of a flow run one after another, and the flow receives the stdout of each."""
 
     def flow(name: str) -> Flow:
-        for word in ("one", "two"):
-            heard.append((yield call(program, f"{name} {word}")))
+        for number in ("one", "two"):
+            outputs.append((yield call(program, f"{name} {number}")))
 
-    heard: list[bytes] = []
-    assert each_ms([flow("a"), flow("b")], 1) > 0
-    assert heard == [b"a one given\n", b"a two given\n", b"b one given\n", b"b two given\n"]
+    outputs: list[bytes] = []
+    assert ms_per_flow([flow("a"), flow("b")], 1) > 0
+    assert outputs == [b"a one stdin\n", b"a two stdin\n", b"b one stdin\n", b"b two stdin\n"]
 
 
-def test_no_more_at_a_time_than_asked_for(program):
-    """A flow begins when one before it has ended, and not sooner."""
+def test_width_limits_the_flows_in_parallel(program):
+    """A waiting flow starts only when another one has ended."""
 
     def flow() -> Flow:
         running.append(1)
-        most.append(len(running))
+        numbers.append(len(running))
         yield call(program, "x")
         running.pop()
 
     running: list[int] = []
-    most: list[int] = []
-    each_ms([flow() for _ in range(5)], 2)
-    assert (len(most), max(most)) == (5, 2)
+    numbers: list[int] = []
+    ms_per_flow([flow() for _ in range(5)], 2)
+    assert (len(numbers), max(numbers)) == (5, 2)
 
 
-def test_a_failure_ends_it_and_says_what_the_program_said(program):
-    """A call that fails is an error with its stdout and stderr, never a time."""
-    with pytest.raises(RuntimeError, match="FAIL given\nwhy"):
-        each_ms([alone(call(program, "FAIL"))], 1)
+def test_failed_call_is_an_error_with_its_output(program):
+    """A call that fails is an error with its stdout and stderr, not a time."""
+    with pytest.raises(RuntimeError, match="FAIL stdin\nwhy"):
+        ms_per_flow([single_call(call(program, "FAIL"))], 1)

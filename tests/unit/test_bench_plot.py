@@ -1,4 +1,4 @@
-"""What `make bench` writes: the tables and the plot of docs/performance.md, from figures, no plugin is run."""
+"""The tables and the plot of docs/performance.md, generated from figures; no plugin runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def dots(text: str, kind: str) -> list[float]:
     return [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle") if dot.attrib["class"] == kind][1:]
 
 
-def test_the_table_has_every_case():
-    """Each case is a row with both medians and their ratio, below where it was measured."""
+def test_table_has_every_case():
+    """Each case is a row with both medians and their ratio, below a line about the machine."""
     text = page.markdown(report(("VERSION", 0.61234, 1.25), ("portmap DEL", 3, 512.4)))["bench"]
     assert "| VERSION | 0.612 | 1.25 | 0.49 |" in text
     assert "| portmap DEL | 3 | 512 | 0.006 |" in text
@@ -41,8 +41,8 @@ def test_sizes_are_in_megabytes():
     assert "| all | 25.2 | 12.6 | 2.00 |" in page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["bench"]
 
 
-def test_the_aims_are_in_a_separate_table():
-    """What has an aim stands by its title, with the ratio in bold where it is missed; the rest is not there."""
+def test_targets_are_in_a_separate_table():
+    """Cases with a target are grouped by title, and missed ratios are bold; other cases are not in the table."""
     rows = [
         Row("VERSION", figures([3]), figures([10]), 0.6),
         Row("bridge ADD", figures([1]), figures([2]), 0.5, figures([0.5])),
@@ -50,30 +50,33 @@ def test_the_aims_are_in_a_separate_table():
         Row("loopback ADD", figures([1]), figures([2])),
     ]
     about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
-    text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["wanted"]
-    assert "2 of 3 aims are reached" in text
+    text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["targets"]
+    assert "2 of 3 targets are met" in text
     assert "| VERSION | 0.30 | 0.60 |  |  |  |  |  |  |" in text
     assert "| bridge | 0.50 | 0.50 | 0.25 | **0.75** | 0.50 |  |  |  |" in text
     assert "loopback" not in text
 
 
-def test_what_is_missed_by_less_than_shows_is_shown_to_miss():
-    """A ratio that rounds to its aim but misses it has one more digit."""
+def test_narrowly_missed_target_has_a_third_digit():
+    """A ratio that rounds to its target but misses it has a third digit."""
     row = as_json(Row("bridge ADD", figures([502]), figures([1000]), 0.5))
-    text = page.markdown({"about": {"rounds": 1, "kernel": "6.1", "cpus": 2}, "ms": [row]})["wanted"]
+    text = page.markdown({"about": {"rounds": 1, "kernel": "6.1", "cpus": 2}, "ms": [row]})["targets"]
     assert "| bridge | **0.502** | 0.50 |" in text
 
 
-def test_what_the_reference_does_not_know_has_no_ratio():
-    """A case of podwire alone is a row of the table, and a single dot."""
-    alone = {"about": {"rounds": 1, "kernel": "6.1", "cpus": 1}, "ms": [as_json(Row("VERSION", figures([2]), None))]}
-    assert "| VERSION | 2 | - |  |" in page.markdown(alone)["bench"]
-    assert dots(plot.svg(alone), "reference") == []
-    assert len(dots(plot.svg(alone), "ours")) == 1
+def test_case_of_podwire_alone_has_no_ratio():
+    """A case that only podwire supports is a row without a ratio, and a single dot."""
+    podwire_only = {
+        "about": {"rounds": 1, "kernel": "6.1", "cpus": 1},
+        "ms": [as_json(Row("VERSION", figures([2]), None))],
+    }
+    assert "| VERSION | 2 | - |  |" in page.markdown(podwire_only)["bench"]
+    assert dots(plot.svg(podwire_only), "reference") == []
+    assert len(dots(plot.svg(podwire_only), "ours")) == 1
 
 
-def test_a_dot_is_placed_by_the_logarithm_of_its_time():
-    """From one decade to the next each dot moves by the same distance, for both implementations."""
+def test_dots_have_a_logarithmic_scale():
+    """Each decade has the same width, for both implementations."""
     text = plot.svg(report(("bridge ADD", 1, 10), ("bridge DEL", 100, 1000)))
     (first, third), (second, fourth) = dots(text, "ours"), dots(text, "reference")
     decade = (fourth - first) / 3
@@ -93,19 +96,19 @@ def test_only_what_was_measured_is_plotted():
     assert "bridge + host-local: ADD" in text
     assert "something else" not in text
     assert "loopback" not in text
-    with pytest.raises(ValueError, match="nothing that is plotted"):
+    with pytest.raises(ValueError, match="none of the plotted cases"):
         plot.svg(report(("something else", 1, 1)))
 
 
 def test_figures_and_names_are_text():
-    """Both figures stand beside their dots, and a name cannot end the drawing."""
+    """Both figures are labels of their dots, and names are escaped."""
     text = plot.svg(report(("podman's <list>", 1, 1), ("VERSION", 0.5, 150.4)))
     shown = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert {"0.5", "150", "start-up (VERSION)"} <= set(shown)
 
 
-def test_the_tables_replace_those_before():
-    """What stood between the marks goes, what is around them stays; without marks it is an error."""
+def test_tables_replace_the_previous_ones():
+    """Text between the marks is replaced, other text stays, and missing marks are an error."""
     text = "# Page\n\n<!-- a -->\nold\n<!-- end of a -->\n\n<!-- b -->\n<!-- end of b -->\nend\n"
     parts = {"a": "| new |\n", "b": "B"}
     once = page.inserted(text, parts)
@@ -118,19 +121,19 @@ def test_the_tables_replace_those_before():
 
 
 def test_nothing_is_written_when_one_part_fails(tmp_path):
-    """A run without what is plotted leaves the page as it was."""
+    """A run without the plotted cases does not change the page."""
     file = tmp_path / "performance.md"
     before = "".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in page.markdown(report(("a", 1, 1))))
     file.write_text(before)
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="none of the plotted cases"):
         write(report(("something else", 1, 1)), tmp_path)
     assert file.read_text() == before
     assert write(report(("VERSION", 1, 2)), tmp_path) == [file, tmp_path / "bench.svg"]
     assert "| VERSION |" in file.read_text()
 
 
-def test_the_page_and_the_plot_are_of_one_run():
-    """The plot in docs/ shows the figures of the table beside it, and all that is to be plotted is measured."""
+def test_page_and_plot_are_from_one_run():
+    """The plot in docs/ shows the figures of the table on the page, and every plotted case is in the table."""
     tables = Document(DOCS / "performance.md").tables()
     rows = {row[head]: row for table in tables for row in table for head in row if head.startswith("ms")}
     drawn = ElementTree.fromstring((DOCS / "bench.svg").read_text())

@@ -1,4 +1,4 @@
-"""How bench reads a recorded conversation: lines of strace with what was sent, no program is run."""
+"""Recording netlink messages from strace's output; no program runs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ TRACE = """\
 """
 
 
-def test_what_was_sent_is_kept_with_its_socket_and_its_answers():
-    """Each send has its socket's number, protocol and place, and how many answers and errors followed."""
-    words = recording(TRACE.splitlines(), "/run/netns/pod")
-    assert struct.unpack_from("2I", words) == (3, 2)
-    assert struct.unpack_from("6I", words, 8) == (0, 0, 0, 1, 1, 20)
-    assert words[32:52] == bytes.fromhex("1400000012000100010000000000000000000000")
-    assert struct.unpack_from("6I", words, 52) == (1, 12, 1, 0, 0, 40)
+def test_sends_are_recorded_with_their_sockets_and_answers():
+    """A recorded send has its socket's number, protocol and namespace, and the number of answers and errors."""
+    recorded = recording(TRACE.splitlines(), "/run/netns/pod")
+    assert struct.unpack_from("2I", recorded) == (3, 2)
+    assert struct.unpack_from("6I", recorded, 8) == (0, 0, 0, 1, 1, 20)
+    assert recorded[32:52] == bytes.fromhex("1400000012000100010000000000000000000000")
+    assert struct.unpack_from("6I", recorded, 52) == (1, 12, 1, 0, 0, 40)
 
 
-def test_a_batch_is_kept_without_the_generation_of_its_rules():
-    """The number that a batch begins with would be another when it is said again; the rest stays."""
+def test_batch_is_recorded_without_the_generation_id():
+    """The generation ID of a batch is dropped, since it changes with every transaction; the rest stays."""
     batch = recording(TRACE.splitlines(), "/run/netns/pod")[76:]
     begin, end = batch[:20], batch[20:]
     assert begin == bytes.fromhex("14000000100001000000000000000000 0000000a")

@@ -23,7 +23,7 @@ SETTINGS = {
     ("attachment/forwarding.py", "name"): "the same",
     ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
     ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
-    ("plugins/bridge/bridge_device.py", "off"): "disable_ipv6 of the bridge",
+    ("plugins/bridge/bridge_device.py", "setting"): "disable_ipv6 of the bridge",
     (
         "plugins/portmap/localhost.py",
         "route_localnet_setting(interface)",

@@ -1,10 +1,10 @@
-"""How bench counts a conversation: lines of strace, no program is run."""
+"""Counting system calls and netlink messages in strace's output; no program runs."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.conversation import Counted, Talk, count, markdown
+from bench.counts import Comparison, Counts, count, markdown
 
 ONE_OF_EACH = """\
 7  execve("/x/bridge", ["/x/bridge"], 0x7ffc /* 6 vars */) = 0
@@ -33,26 +33,26 @@ TWO_PROCESSES = """\
 """
 
 
-def test_what_a_process_says_is_counted():
-    """Only files that are opened count, and only netlink; the copy of a request in an answer is no request."""
-    said = Talk(processes=1, calls=8, files=1, requests=2, sends=1, receives=1, received_bytes=36)
-    assert count(ONE_OF_EACH.splitlines()) == said
+def test_calls_of_a_process_are_counted():
+    """Only successful opens and netlink messages count; the copy of a request in an answer is not a request."""
+    expected = Counts(processes=1, calls=8, files=1, requests=2, sends=1, receives=1, received_bytes=36)
+    assert count(ONE_OF_EACH.splitlines()) == expected
 
 
 def test_interrupted_calls_count_once_and_threads_are_no_processes():
-    """A call in two lines is one call; a child is a process, a thread of one is not."""
-    said = Talk(processes=2, calls=6, files=1, requests=1, sends=1, receives=1, received_bytes=64)
-    assert count(TWO_PROCESSES.splitlines()) == said
+    """A call on two lines counts once; a child process counts as a process, a thread does not."""
+    expected = Counts(processes=2, calls=6, files=1, requests=1, sends=1, receives=1, received_bytes=64)
+    assert count(TWO_PROCESSES.splitlines()) == expected
 
 
-def test_nothing_was_said():
-    """A trace without a line is one process that asked for nothing."""
-    assert count([]) == Talk(processes=1)
+def test_empty_trace():
+    """A trace without lines is one process without calls."""
+    assert count([]) == Counts(processes=1)
 
 
 @pytest.mark.parametrize("side", ["podwire", "reference"])
-def test_the_table_has_both(side):
+def test_table_has_both_implementations(side):
     """Each cell has podwire's count and the reference's."""
-    row = Counted("bridge ADD", Talk(1, 125, 14), Talk(2, 1264, 30)).as_json()
-    assert row[side]["calls"] in (125, 1264)
+    row = Comparison("bridge ADD", Counts(1, 125, 14), Counts(2, 1264, 30)).as_json()
+    assert row[side] == Counts(*{"podwire": (1, 125, 14), "reference": (2, 1264, 30)}[side])._asdict()
     assert "| bridge ADD | 1 / 2 | 125 / 1,264 | 14 / 30 | 0 / 0 |" in markdown([row])
