@@ -205,6 +205,6 @@ def test_conditions_that_are_not_understood_are_refused(network):
     """What we cannot compile is refused before anything is made: key, word, and what is understood."""
     error = network.having(conditionsV4=["ip", "saddr", "10.0.0.0/8", "meta", "skuid", "0"]).run("ADD").error()
     assert error["code"] == 7
-    assert '"conditionsV4" has what is not understood here: "meta skuid"' in error["msg"]
+    assert '"conditionsV4" contains an unsupported match: "meta skuid"' in error["msg"]
     assert '"ip saddr"' in error["details"]
     assert ruleset(network.host) == []
