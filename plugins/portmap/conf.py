@@ -1,6 +1,6 @@
-"""The configuration of portmap: read, checked, turned into one frozen value.
+"""The configuration of portmap: keys, validation, and one frozen value.
 
-One rule: nothing here touches the kernel; values are checked here and nowhere else.
+Invariant: this module does no I/O, and no other module validates configuration values.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from process.values import dataclass
 IPTABLES, NFTABLES = "iptables", "nftables"
 PROTOCOLS = ("tcp", "udp", "sctp")
 
-_CONTEXT = "failed to parse network configuration"  # the reference's
+_CONTEXT = "failed to parse network configuration"  # as the reference plugin prints it
 _PORT_MAX = 65535
-_MARK_BIT = 13  # the reference's: mark 0x2000
+_MARK_BIT = 13  # packet mark 0x2000, the default of the reference plugin
 _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
-_CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # one word for iptables-restore without quoting
-_QUOTED_BYTES = 3  # added to a word by quoting it, without escapes
-_WORDS_BYTES = 4096  # iptables-restore splits a line after 10,239 bytes
+_CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # a word that iptables-restore accepts unquoted
+_QUOTED_BYTES = 3  # two quotes and the blank before a word; escapes are not counted
+_WORDS_BYTES = 4096  # iptables-restore accepts lines of up to 10,239 bytes
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 KEYS = (
@@ -52,30 +52,31 @@ KEYS = (
 
 @dataclass(frozen=True)
 class PortmapConf:
-    """The parsed configuration: `backend` is "iptables", "nftables", or "" for the first of them that works."""
+    """The parsed configuration: `backend` is "iptables", "nftables", or "" for the first of the two that works."""
 
     backend: str
     ports: HostPorts
 
 
 def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None = None) -> PortmapConf:
-    """Parses the whole configuration; `prev_result` contains the pod's addresses.
+    """Parses the configuration; `prev_result` contains the pod's addresses.
 
-    Raises CniError(7) with the reference's texts (reference: code 999).
+    Raises CniError(7) with the messages of the reference plugin, which uses code 999.
     """
     fields = net_conf.fields.with_context(_CONTEXT)
     mark_bit = fields.integer("markMasqBit")
     external = fields.string("externalSetMarkChain")
     if external and mark_bit is not None:
         raise invalid_conf(
-            "Cannot specify externalSetMarkChain and markMasqBit", "the chain sets its own mark: remove one"
+            "Cannot specify externalSetMarkChain and markMasqBit",
+            "the external chain sets its own packet mark: remove one of the two keys",
         )
     if mark_bit is not None and not 0 <= mark_bit <= 31:
         raise invalid_conf("MasqMarkBit must be between 0 and 31", f'"markMasqBit" is {mark_bit}')
     _check_words(fields, "externalSetMarkChain", (external,))
     if external and (len(external.encode()) > _CHAIN_NAME_MAX or not _CHAIN_NAME.fullmatch(external)):
-        hint = f"write up to {_CHAIN_NAME_MAX} bytes without blanks, quotes and backslashes, no - or ! in front"
-        raise fields.error("externalSetMarkChain", f'is no name for a chain: "{external}"', hint)
+        hint = f"use at most {_CHAIN_NAME_MAX} bytes without blanks, quotes or backslashes, and no - or ! at the start"
+        raise fields.error("externalSetMarkChain", f'is not a valid chain name: "{external}"', hint)
     conditions = {version: fields.strings(key) for version, key in _CONDITIONS.items()}
     for version, key in _CONDITIONS.items():
         _check_words(fields, key, conditions[version])
@@ -102,7 +103,7 @@ def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None = None) -
 
 
 def parse_leniently(args: CmdArgs, net_conf: NetConf) -> HostPorts:
-    """Returns what DEL needs: the owner of the rules, and the valid part of the ports and addresses."""
+    """Returns the owner of the rules and all valid mappings and addresses, for DEL; raises nothing."""
     try:
         prev_result = net_conf.prev_result()
     except CniError:
@@ -124,7 +125,7 @@ def parse_leniently(args: CmdArgs, net_conf: NetConf) -> HostPorts:
 
 
 def may_have_host_ports(net_conf: NetConf) -> bool:
-    """Returns whether DEL must look for host ports: portMappings is not empty, or has a wrong type."""
+    """Returns whether the attachment may have host ports: portMappings is not empty, or has the wrong type."""
     try:
         return bool(net_conf.runtime_config.raw("portMappings"))
     except CniError:
@@ -132,13 +133,13 @@ def may_have_host_ports(net_conf: NetConf) -> bool:
 
 
 def _mappings(fields: Fields) -> tuple[PortMapping, ...]:
-    """Returns the mappings that the runtime requests (capability portMappings), without repetitions."""
+    """Returns the mappings that the runtime requests (capability portMappings), without duplicates."""
     mappings = [_mapping(item) for item in fields.section("runtimeConfig").objects("portMappings")]
     return tuple(dict.fromkeys(mappings))
 
 
 def _valid_mapping_list(net_conf: NetConf) -> tuple[Fields, ...]:
-    """Returns the entries of portMappings, none if it is not a list of objects."""
+    """Returns the objects in portMappings, none if it is not a list of objects."""
     try:
         return net_conf.runtime_config.objects("portMappings")
     except CniError:
@@ -170,7 +171,7 @@ def _port(item: Fields, key: str, text: str) -> int:
 
 
 def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
-    """Returns the first address of each IP version that is, or may be, the container interface's."""
+    """Returns, for each IP version, the first address that prevResult does not assign to another interface."""
     addresses: dict[int, Interface] = {}
     for ip in result.ips:
         if ip.interface is not None and 0 <= ip.interface < len(result.interfaces):
@@ -182,42 +183,42 @@ def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
 
 
 def _host_interfaces(result: Result | None) -> tuple[str, ...]:
-    """Returns the interfaces that the result lists on the host: a bridge, the host veth, an ifb."""
+    """Returns the host's interfaces in the result: a bridge, the host veth, an ifb."""
     listed = (item.name for item in (result.interfaces if result else ()) if not item.sandbox)
     return tuple(name for name in listed if is_interface_name(name))
 
 
 def _host_veth(result: Result | None, args: CmdArgs) -> str:
-    """Returns the name of the pod's host veth, "" where prevResult does not list it or is another pod's."""
+    """Returns the name of the pod's host veth, "" if prevResult does not list it or belongs to another pod."""
     name = host_veth(result.interfaces if result else (), args.ifname, args.netns).name
     return name if is_interface_name(name) else ""
 
 
 def _backend(fields: Fields, ports: HostPorts) -> str:
-    """Returns the configured backend, or the one whose language the conditions use (the reference: iptables).
+    """Returns the configured backend, else the backend in whose language the conditions are written, else "".
 
-    iptables' conditions begin with "!" or "-", those of nftables never do.
+    Conditions for iptables begin with "!" or "-"; conditions for nftables never do.
     """
     configured = fields.string("backend")
     if configured not in ("", IPTABLES, NFTABLES):
-        hint = f'set it to "{IPTABLES}" or "{NFTABLES}", or leave it out for the one that works'
+        hint = f'set it to "{IPTABLES}" or "{NFTABLES}", or leave it out to use whichever works'
         raise invalid_conf(f'unrecognized backend "{configured}"', f'"backend": {hint}')
     keys: dict[str, list[str]] = {IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [], NFTABLES: []}
     for version, key in _CONDITIONS.items():
         words = ports.conditions[version]
         if words and not words[0].strip():
-            raise fields.error(key, "begins with an empty word", "leave the key out for no conditions")
+            raise fields.error(key, "begins with an empty word", "leave the key out if there are no conditions")
         if words:
             keys[IPTABLES if words[0][:1] in ("-", "!") else NFTABLES].append(key)
     backend = configured or next((name for name, specific in keys.items() if specific), "")
     if backend:
         other = NFTABLES if backend == IPTABLES else IPTABLES
         if keys[other]:
-            fix = f'write conditions in the words of {backend}, or set "backend" to "{other}"'
+            fix = f'write the conditions for {backend}, or set "backend" to "{other}"'
             if ports.external_mark_chain:
-                fix = f'leave out "externalSetMarkChain", which is for {IPTABLES} only, or what is for {NFTABLES}'
+                fix = f'remove "externalSetMarkChain", which only {IPTABLES} supports, or the options for {NFTABLES}'
             elif not configured:
-                fix = f'{backend} by the words of "{keys[backend][0]}": write all conditions in one language'
+                fix = f'"{keys[backend][0]}" is written for {backend}: write all conditions for one backend'
             raise invalid_conf(
                 f"{backend} backend was requested but configuration contains {other}-specific options "
                 f"[{' '.join(keys[other])}]",
@@ -227,7 +228,7 @@ def _backend(fields: Fields, ports: HostPorts) -> str:
 
 
 def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
-    """Refuses words that would break a line of iptables-restore."""
+    """Raises CniError(7) for words that iptables-restore cannot read in one line."""
     for index, word in enumerate(words):
         if any(ord(character) < 0x20 or character == "\x7f" for character in word):
             hint = f"word {index + 1}: use printable characters"
@@ -237,7 +238,7 @@ def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
 
 
 def _check_conditions(fields: Fields, words: dict[int, tuple[str, ...]]) -> None:
-    """Refuses conditions that cannot be compiled without `nft`."""
+    """Raises CniError(7) for conditions that portmap cannot compile."""
     for version, key in _CONDITIONS.items():
         try:
             compile_conditions(words[version], version)
@@ -248,6 +249,6 @@ def _check_conditions(fields: Fields, words: dict[int, tuple[str, ...]]) -> None
 def _refuse_conflicts(fields: Fields) -> bool:
     policy = fields.string("onConflict")
     if policy not in ("", "fail"):
-        hint = 'set it to "fail", or leave it out: then the container that was first keeps the port'
+        hint = 'set it to "fail", or leave it out: then the container that published the port first keeps it'
         raise fields.error("onConflict", f'is unknown: "{policy}"', hint)
     return bool(policy)

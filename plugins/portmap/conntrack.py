@@ -1,10 +1,11 @@
-"""Deletes conntrack entries of UDP flows to host ports that have changed, so that the new rules apply to them.
+"""Deletes UDP flows to changed host ports from conntrack, so that the new rules apply to them.
 
-Otherwise a client that keeps sending from one port (a resolver, a telephone, a syslog daemon) would reach a deleted
-pod, or bypass the new one, as long as it keeps sending. TCP connections end with the pod.
+conntrack keeps the NAT decision of a flow's first packet. Without the deletion, a client that keeps sending from one
+port (a resolver, a phone, a syslog daemon) would reach a deleted pod, or bypass a new one. TCP connections end with the
+pod.
 
-One rule: only entries of flows to a mapped port of this host are deleted. Forwarded flows keep their entries: with host
-port 53, those of the pods' queries to other servers.
+Invariant: only flows to a published port of the host's own addresses are deleted. Forwarded flows are kept: for host
+port 53, the pods' queries to DNS servers elsewhere.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from plugins.portmap.spec import HostPorts, PortMapping
 
 
 def delete_flows(host_ports: HostPorts) -> None:
-    """Deletes the entries of flows to the UDP host ports; prints a failure to stderr (reference).
+    """Deletes the flows to the UDP host ports; prints a failure to stderr, as the reference plugin does.
 
-    Costs one slow netlink message per IP version (conntrack.list_udp_flows); nothing without UDP mappings.
+    Costs one slow netlink message for each IP version (conntrack.list_udp_flows), none without UDP mappings.
     """
-    if not _mappings(host_ports):
+    if not _udp_mappings(host_ports):
         return
     try:
         with nft.open_socket() as socket:
@@ -36,11 +37,11 @@ def delete_flows(host_ports: HostPorts) -> None:
 
 
 def delete_stray_flows(host_ports: HostPorts) -> None:
-    """Deletes the entries of flows that do not reach the pod: they began while rules were missing.
+    """Deletes the flows that do not reach the pod, since they began while rules were missing.
 
-    Flows to the pod continue: without its entry, the pod's next answer would come from another port, or collide.
+    Flows to the pod are kept: without conntrack, the pod's next reply would have another source port, or collide.
     """
-    if not _mappings(host_ports):
+    if not _udp_mappings(host_ports):
         return
     try:
         with nft.open_socket() as socket:
@@ -50,22 +51,22 @@ def delete_stray_flows(host_ports: HostPorts) -> None:
 
 
 def delete_flows_with(socket: NftSocket, host_ports: HostPorts, *, only_stray: bool = False) -> None:
-    """Deletes these entries on the socket that deleted the rules: closing a second one would wait for the kernel."""
+    """Deletes the flows over the socket that deleted the rules: closing a second socket would wait for the kernel."""
     try:
-        # DEL may not know the pod's addresses: then the mappings decide about IP versions.
-        for version in host_ports.families or (4, 6):
-            mappings = _mappings(host_ports, version)
+        # DEL may not know the pod's addresses: then it deletes the flows of both IP versions.
+        for version in host_ports.ip_versions or (4, 6):
+            mappings = _udp_mappings(host_ports, version)
             if mappings:
-                entries = conntrack.list_udp_flows(socket, version, {mapping.host_port for mapping in mappings})
-                targets = _targets(host_ports, version) if only_stray else set()
-                entries = [entry for entry in entries if entry.reply_source not in targets]
-                conntrack.delete_flows(socket, _select_entries(version, mappings, entries))
+                flows = conntrack.list_udp_flows(socket, version, {mapping.host_port for mapping in mappings})
+                pod_endpoints = _pod_endpoints(host_ports, version) if only_stray else set()
+                flows = [flow for flow in flows if flow.reply_source not in pod_endpoints]
+                conntrack.delete_flows(socket, _select_flows(version, mappings, flows))
     except KernelError as error:
         _warn(error)
 
 
-def _mappings(host_ports: HostPorts, *versions: int) -> list[PortMapping]:
-    """Returns the UDP mappings that apply to one of these IP versions, by default to any."""
+def _udp_mappings(host_ports: HostPorts, *versions: int) -> list[PortMapping]:
+    """Returns the UDP mappings that apply to one of these IP versions, without any to one of both."""
     return [
         mapping
         for mapping in host_ports.mappings
@@ -73,29 +74,29 @@ def _mappings(host_ports: HostPorts, *versions: int) -> list[PortMapping]:
     ]
 
 
-def _targets(host_ports: HostPorts, version: int) -> set[tuple[Address, int]]:
+def _pod_endpoints(host_ports: HostPorts, version: int) -> set[tuple[Address, int]]:
     """Returns the pod's address and port of each mapping."""
     pod = host_ports.addresses.get(version)
-    return {(pod.ip, mapping.container_port) for mapping in _mappings(host_ports, version)} if pod else set()
+    return {(pod.ip, mapping.container_port) for mapping in _udp_mappings(host_ports, version)} if pod else set()
 
 
-def _select_entries(version: int, mappings: list[PortMapping], entries: list[Flow]) -> list[Flow]:
-    """Returns the entries of flows to a mapping's host address, or to any address of this host if it has none.
+def _select_flows(version: int, mappings: list[PortMapping], flows: list[Flow]) -> list[Flow]:
+    """Returns the flows to a mapping's host address; if it has none, to any address of this host.
 
-    Reads the host's addresses only if there are entries.
+    Reads the host's addresses only if there are flows.
     """
-    if not entries:
+    if not flows:
         return []
     with Socket() as socket:
         local = route.list_local_networks(socket, version)
 
-    def went_to(mapping: PortMapping, entry: Flow) -> bool:
-        if mapping.host_port != entry.port:
+    def is_to(mapping: PortMapping, flow: Flow) -> bool:
+        if mapping.host_port != flow.port:
             return False
         bound_ip = mapping.bound_ip
-        return bound_ip == entry.destination if bound_ip else any(entry.destination in network for network in local)
+        return bound_ip == flow.destination if bound_ip else any(flow.destination in network for network in local)
 
-    return [entry for entry in entries if any(went_to(mapping, entry) for mapping in mappings)]
+    return [flow for flow in flows if any(is_to(mapping, flow) for mapping in mappings)]
 
 
 def _warn(error: KernelError) -> None:

@@ -1,6 +1,6 @@
-"""The host ports of this node and their owners, from the existing rules.
+"""Lists the host ports of this node and their owners, from the existing rules of both backends.
 
-One rule: nothing is changed, and both backends are read.
+Invariant: nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _KINDS = (iptables_rules.CHAINS, OLD_CHAINS)
 def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
     """Returns the host ports in nftables and iptables-nft, each with its owner; raises KernelError.
 
-    The reference's nftables rules name only the container.
+    The nftables rules of the reference plugin name only the container.
     """
     listed = []
     for kind in _KINDS:
         for item, rule in iptables_nft.list_owned_rules(socket, kind, HOST_PORT):
             protocol = nft_rule.parse_destination(rule.expressions).protocol
-            listed += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.entry_ports(rule)] or [item]
+            listed += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.jump_ports(rule)] or [item]
     for version in rules.CHAINS:
         for chain in rules.attachment_chains(version):
             for rule in nft.list_rules(socket, chain):
                 about = _port(rule) if chain in rules.port_chains(version) else ""
-                whole = len(rule.comment.encode()) < nft_rule.COMMENT_MAX
-                container_id = rule.comment if whole else ""
-                network, where = rules.network(rule), f"chain {rules.family(version)} {chain}"
+                is_complete = len(rule.comment.encode()) < nft_rule.COMMENT_MAX
+                container_id = rule.comment if is_complete else ""
+                network, where = rules.network(rule), f"chain {rules.nft_family(version)} {chain}"
                 listed.append(
                     OwnedRule(HOST_PORT, NFTABLES, where, rules.owner(rule), network, container_id, about=about)
                 )
@@ -43,8 +43,8 @@ def list_host_ports_legacy() -> list[OwnedRule]:
     """Returns the host ports in iptables-legacy, each with its owner; raises CniError."""
     listed = []
     for item, line in iptables_chains.list_legacy_owned_rules(_KINDS, HOST_PORT):
-        (entry,) = iptables_rules.parse_entries([line]) or (None,)
-        ports = [f"{port}/{entry.protocol}" for port in entry.ports] if entry else []
+        (jump_rule,) = iptables_rules.parse_jump_rules([line]) or (None,)
+        ports = [f"{port}/{jump_rule.protocol}" for port in jump_rule.ports] if jump_rule else []
         listed += [item._replace(about=about) for about in ports] or [item]
     return listed
 

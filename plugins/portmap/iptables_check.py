@@ -1,6 +1,6 @@
-"""CHECK of host ports with iptables: compares the existing rules with the desired ones.
+"""CHECK of the iptables backend: compares the existing rules with the desired ones.
 
-One rule: raises for the first rule that is missing, and prints it in the format of `iptables -S`.
+Invariant: the error names the first missing chain or rule, in the format of `iptables -S`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kernel.netfilter.iptables_chains import missing_error
 from plugins.portmap import other_interfaces
 from plugins.portmap.iptables_rules import (
     ChainRule,
-    Entry,
+    JumpRule,
     chain_name,
     desired_chain_rules,
-    desired_entries,
+    desired_jump_rules,
     parse_chain_rules,
-    parse_entries,
+    parse_jump_rules,
     shared_chains,
     shared_rules,
 )
@@ -27,22 +27,22 @@ from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 from plugins.portmap.spec import HostPorts, PortMapping
 
-_MARK = "INPUT"  # the chain that is listed after each probe: counting it shows how many probes succeeded
+_MARKER_CHAIN = "INPUT"  # listed after each probe: the number of its listings is the number of successful probes
 
 
 def probe_lines(host_ports: HostPorts, version: int) -> list[str]:
-    """Returns the probes for entries with conditions, which only the program can compare."""
+    """Returns the lines that probe for jump rules with conditions, which only iptables-restore can compare."""
     if not host_ports.conditions.get(version):
         return []
     return [
         line
-        for entry in desired_entries(host_ports, version)
-        for line in (f"-C{entry.removeprefix('-A')}", f"-S {_MARK}")
+        for jump_rule in desired_jump_rules(host_ports, version)
+        for line in (f"-C{jump_rule.removeprefix('-A')}", f"-S {_MARKER_CHAIN}")
     ]
 
 
 def check_chains(host_ports: HostPorts, version: int, state: TableState) -> None:
-    """Raises CniError(999) if a chain is known to be missing, before any program is run."""
+    """Raises CniError(999) if `state` shows that a chain is missing; needs no process."""
     if not state.is_unknown:
         for chain in (*shared_chains(host_ports), chain_name(host_ports)):
             if f"-N {chain}" not in state.listing:
@@ -50,7 +50,7 @@ def check_chains(host_ports: HostPorts, version: int, state: TableState) -> None
 
 
 def check_rules(host_ports: HostPorts, version: int, listing: Sequence[str], state: TableState) -> None:
-    """Raises CniError(999) if a rule is missing, or if another container's rule for a mapping comes first."""
+    """Raises CniError(999) if a rule is missing, ShadowedError if a rule of another container comes first."""
     present = set(listing)
     for chain in (*shared_chains(host_ports), chain_name(host_ports)):
         if f"-N {chain}" not in present:
@@ -59,38 +59,45 @@ def check_rules(host_ports: HostPorts, version: int, listing: Sequence[str], sta
         if rule not in present:
             raise _missing(f"rule {rule}", version)
     _check_chain(host_ports, version, listing)
-    existing = parse_entries(listing)
-    container_entries = [entry for entry in existing if entry.target == chain_name(host_ports)]
-    _check_entries(host_ports, version, _successful_probes(listing, state), container_entries)
+    existing = parse_jump_rules(listing)
+    container_jump_rules = [jump_rule for jump_rule in existing if jump_rule.target == chain_name(host_ports)]
+    _check_jump_rules(host_ports, version, _count_successful_probes(listing, state), container_jump_rules)
     _check_not_shadowed(host_ports, version, listing, existing)
 
 
-def _successful_probes(listing: Sequence[str], state: TableState) -> int:
-    """Returns how many probes succeeded; a listing of the whole table contains the marker chain once anyway."""
-    return sum(line.startswith(f"-P {_MARK} ") for line in listing) - state.is_unknown
+def _count_successful_probes(listing: Sequence[str], state: TableState) -> int:
+    """Returns the number of successful probes; a listing of the whole table has the marker chain once more."""
+    return sum(line.startswith(f"-P {_MARKER_CHAIN} ") for line in listing) - state.is_unknown
 
 
 def _check_chain(host_ports: HostPorts, version: int, listing: Sequence[str]) -> None:
-    """Checks each mapping's rules: the mark rules before the DNAT rule, mappings in order."""
+    """Checks the rules of the container's chain: mappings in order, with the mark rules before the DNAT rule."""
     existing = parse_chain_rules(listing, chain_name(host_ports))
-    first = {rule: at for at, rule in reversed([*enumerate(existing)])}
-    expected = desired_chain_rules(host_ports, version)
-    desired = {dnat for _, _, dnat in expected}
-    older = [(at, rule) for rule, at in first.items() if rule.target == "DNAT" and rule not in desired]
+    first_positions = {rule: position for position, rule in reversed([*enumerate(existing)])}
+    desired = desired_chain_rules(host_ports, version)
+    desired_dnat_rules = {dnat_rule for _, _, dnat_rule in desired}
+    other_dnat_rules = [
+        (position, rule)
+        for rule, position in first_positions.items()
+        if rule.target == "DNAT" and rule not in desired_dnat_rules
+    ]
     start = 0
-    for mapping, marks, dnat in expected:
-        end = next((at for at in range(start, len(existing)) if existing[at] == dnat), -1)
+    for mapping, mark_rules, dnat_rule in desired:
+        end = next((position for position in range(start, len(existing)) if existing[position] == dnat_rule), -1)
         if end < 0:
-            raise _missing(f"rule {dnat}", version)
-        for mark in marks:
-            if first.get(mark, end) >= end:
-                raise _missing(f"rule {mark}", version)
-        _check_first(host_ports, mapping, [rule for at, rule in older if at < end])
+            raise _missing(f"rule {dnat_rule}", version)
+        for mark_rule in mark_rules:
+            if first_positions.get(mark_rule, end) >= end:
+                raise _missing(f"rule {mark_rule}", version)
+        _refuse_earlier_rule(host_ports, mapping, [rule for position, rule in other_dnat_rules if position < end])
         start = end
 
 
-def _check_first(host_ports: HostPorts, mapping: PortMapping, before: Sequence[ChainRule]) -> None:
-    """Raises for an older rule that forwards the packets elsewhere, unless to another interface of the container."""
+def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, before: Sequence[ChainRule]) -> None:
+    """Raises CniError(999) for an earlier rule that forwards the packets elsewhere.
+
+    An earlier rule may forward to another interface of the container.
+    """
     for rule in before:
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
         if overlaps and rule.dnat_ip not in other_interfaces.list_other_addresses(host_ports):
@@ -101,38 +108,53 @@ def _check_first(host_ports: HostPorts, mapping: PortMapping, before: Sequence[C
             )
 
 
-def _check_entries(host_ports: HostPorts, version: int, successful_probes: int, existing: Sequence[Entry]) -> None:
-    """Checks that each port has an entry, in any grouping; entries with conditions must be as ADD creates them.
+def _check_jump_rules(
+    host_ports: HostPorts, version: int, successful_probes: int, existing: Sequence[JumpRule]
+) -> None:
+    """Checks that each port has a jump rule, which may also have other ports.
 
-    The probes alone are not enough: ip6tables-legacy 1.8.9 confuses rules that differ only in their last match.
+    Jump rules with conditions must equal those that ADD creates. Probes alone do not prove that: ip6tables-legacy 1.8.9
+    confuses rules that differ only in the last match.
     """
     conditional = bool(host_ports.conditions.get(version))
     covered_ports = {
-        (entry.protocol, port) for entry in existing if conditional or not entry.conditional for port in entry.ports
+        (jump_rule.protocol, port)
+        for jump_rule in existing
+        if conditional or not jump_rule.conditional
+        for port in jump_rule.ports
     }
-    for number, line in enumerate(desired_entries(host_ports, version)):
-        (entry,) = parse_entries([line])
-        covered = covered_ports.issuperset((entry.protocol, port) for port in entry.ports)
+    for number, line in enumerate(desired_jump_rules(host_ports, version)):
+        (jump_rule,) = parse_jump_rules([line])
+        covered = covered_ports.issuperset((jump_rule.protocol, port) for port in jump_rule.ports)
         if not covered or (conditional and number >= successful_probes):
             raise _missing(f"rule {line}", version)
 
 
-def _check_not_shadowed(host_ports: HostPorts, version: int, listing: Sequence[str], existing: Sequence[Entry]) -> None:
-    """Raises if another container's entry for the same packets comes before ours."""
+def _check_not_shadowed(
+    host_ports: HostPorts, version: int, listing: Sequence[str], existing: Sequence[JumpRule]
+) -> None:
+    """Raises ShadowedError if another container's jump rule for the same packets comes before this container's."""
     chain = chain_name(host_ports)
-    first = {entry: at for at, entry in reversed([*enumerate(existing)])}
-    others = foreign_rules(host_ports, version, listing, [entry for entry in existing if entry.target != chain])
+    first_positions = {jump_rule: position for position, jump_rule in reversed([*enumerate(existing)])}
+    others = foreign_rules(
+        host_ports, version, listing, [jump_rule for jump_rule in existing if jump_rule.target != chain]
+    )
     for mapping in host_ports.mappings_for(version):
         position = next(
-            (at for at, entry in enumerate(existing) if entry.target == chain and _is_for(entry, mapping)), 0
+            (
+                position
+                for position, jump_rule in enumerate(existing)
+                if jump_rule.target == chain and _matches_port(jump_rule, mapping)
+            ),
+            0,
         )
-        for entry, foreign in others:
-            if first[entry] < position and is_shadowed(foreign, mapping):
+        for jump_rule, foreign in others:
+            if first_positions[jump_rule] < position and is_shadowed(foreign, mapping):
                 raise shadowed_error(mapping, foreign)
 
 
-def _is_for(entry: Entry, mapping: PortMapping) -> bool:
-    return entry.protocol == mapping.protocol and mapping.host_port in entry.ports
+def _matches_port(jump_rule: JumpRule, mapping: PortMapping) -> bool:
+    return jump_rule.protocol == mapping.protocol and mapping.host_port in jump_rule.ports
 
 
 def _missing(what: str, version: int) -> CniError:

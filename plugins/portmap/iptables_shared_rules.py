@@ -1,7 +1,7 @@
-"""Recognises the shared rules in the form in which iptables-nft stores them in the kernel, without running a program.
+"""Recognises the shared rules as iptables-nft stores them in the kernel, without running iptables-restore.
 
-One rule: only the exact rule is recognised. An additional or inverted match or another option makes it a different
-rule; a form that we do not know stays unknown, and then the program lists it.
+Invariant: only the exact rule is recognised. A rule with an additional or inverted match or another option is a
+different rule. A rule in an unknown form is not recognised; the caller then has iptables-restore list it.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from plugins.portmap.spec import HostPorts
 
 _COMMENT = re.compile(r'--comment "([^"]*)"')
 _COUNTER = b"counter\0"
-_NAME_AT = 2 * nft_expression.ATTRIBUTE.size  # of an expression, as the kernel lists it
+_NAME_OFFSET = 2 * nft_expression.ATTRIBUTE.size  # of the name in an expression, as the kernel lists it
 
-# Parameters of the extensions: sizes and contents of their structs in linux/netfilter/xt_*.h, nf_nat.h.
+# Parameters of the extensions: structs of linux/netfilter/xt_*.h and nf_nat.h.
 _COMMENT_BYTES = 256
-_ADDRTYPE = struct.Struct("=HHI")  # xt_addrtype_info_v1: source and destination by bits, flags
-_MARKED = struct.Struct("=IIB")  # xt_mark_mtinfo1: mark, mask, inverted
-_MARK = struct.Struct("=II")  # xt_mark_tginfo2
-_ANY_ADDRESS = {4: struct.pack("=I20x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat of one, nf_nat_range
+_ADDRTYPE = struct.Struct("=HHI")  # xt_addrtype_info_v1: source types, destination types, flags
+_MARK_MATCH = struct.Struct("=IIB")  # xt_mark_mtinfo1: packet mark, mask, inverted
+_MARK_TARGET = struct.Struct("=II")  # xt_mark_tginfo2: packet mark, mask
+_ANY_ADDRESS = {4: struct.pack("=I20x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat with one range; nf_nat_range
 
 
 def is_shared(rule: str, existing: Rule, host_ports: HostPorts, version: int) -> bool:
-    """Returns whether an existing rule is certainly the shared `rule`; ignores its counters."""
+    """Returns whether an existing rule is proven to be the shared `rule`; ignores counters."""
     match = _COMMENT.search(rule)
     text = match[1] if match else ""
     content = b"".join(
-        part for part in nft_rule.split_expressions(existing.expressions) if not part.startswith(_COUNTER, _NAME_AT)
+        part for part in nft_rule.split_expressions(existing.expressions) if not part.startswith(_COUNTER, _NAME_OFFSET)
     )
     forms = _forms(rule.split()[1], host_ports, version)
-    if existing.comment:  # newer versions store it in userdata
+    if existing.comment:  # newer versions of iptables-nft store the comment in userdata
         return existing.comment == text and nft_rule.is_any_of(forms, content)
     start = _match("comment", 0, text.encode().ljust(_COMMENT_BYTES, b"\0")) if text else b""
     return nft_rule.is_any_of((start + form for form in forms), content)
 
 
 def _forms(chain: str, host_ports: HostPorts, version: int) -> Iterable[bytes]:
-    """Returns the forms of the shared rule in `chain`, without its comment."""
+    """Returns the known forms of the shared rule in `chain`, without the comment."""
     mark = packet_mark(host_ports)
     if chain == SETMARK:
-        return [_target("MARK", 2, _MARK.pack(mark, mark))]
+        return [_target("MARK", 2, _MARK_TARGET.pack(mark, mark))]
     if chain == MASQ:
-        marked = nft_rule.mark_match(host_ports.mark_bit), _match("mark", 1, _MARKED.pack(mark, mark, 0))
+        marked = nft_rule.mark_match(host_ports.mark_bit), _match("mark", 1, _MARK_MATCH.pack(mark, mark, 0))
         return [form + _target("MASQUERADE", 0, _ANY_ADDRESS[version]) for form in marked]
     if chain == "POSTROUTING":
         return [nft_rule.jump(MASQ)]

@@ -1,6 +1,7 @@
-"""The existing host ports in iptables-nft's tables, read over netlink, without running a program.
+"""Reads the existing rules of iptables-nft over netlink, without running iptables-restore.
 
-One rule: a rule that is not recognised for certain counts as unknown; then the program lists the table.
+Invariant: a rule that is not recognised with certainty makes the state incomplete; then iptables-restore lists the
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from plugins.portmap.iptables_rules import (
     DNAT,
     chain_name,
     desired_chain_rules,
-    desired_entries,
+    desired_jump_rules,
     shared_chains,
     shared_rules,
 )
@@ -31,7 +32,7 @@ from plugins.portmap.spec import HostPorts
 from process.values import dataclass
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
-# struct xt_multiport_v1 (linux/netfilter/xt_multiport.h) after name and revision of the match, as the kernel lists it.
+# The name and the revision of a multiport match, then struct xt_multiport_v1 (linux/netfilter/xt_multiport.h).
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
 _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
@@ -40,12 +41,12 @@ _CONTAINER_CHAIN = chain_name_pattern(CHAINS)
 
 @dataclass(frozen=True)
 class TableState:
-    """Table nat of one family.
+    """The state of table nat of one IP version.
 
-    `listing`: our chains and the recognised shared rules, in the program's format. With `is_complete` this is enough:
-    nothing conflicts with new rules, or every rule was recognised. Otherwise the program has to list `chains`, or the
-    whole table if there are none. Built-in chains are listed only if needed: they may have rules that iptables cannot
-    express.
+    `listing`: portmap's existing chains and the recognised shared rules, in the format of `iptables -S`.
+    `is_complete`: the listing is sufficient, since no existing rule conflicts with new ones, or all rules are
+    recognised. Otherwise iptables-restore must list `chains`, or the whole table if `chains` is empty. `chains` has a
+    built-in chain only if it is needed, since it may contain rules that iptables-restore cannot list.
     """
 
     is_complete: bool
@@ -54,37 +55,37 @@ class TableState:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is known: iptables-legacy created the table, or netlink could not be used."""
+        """Whether the state was not read: iptables-legacy has created the table, or netlink failed."""
         return not self.is_complete and not self.chains
 
 
 def get_states(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, TableState]:
-    """Returns the state of table nat in each family; uses one netlink socket and no program.
+    """Reads the state of table nat for each IP version over one netlink socket.
 
-    `with_container_rules` adds the container's rules, if all have the form that ADD creates.
+    `with_container_rules` adds the container's rules if all have the form that ADD creates.
     """
     unknown = TableState(is_complete=False)
-    legacy = {version: unknown for version in host_ports.families if iptables.has_legacy(version, TABLE)}
-    versions = [version for version in host_ports.families if version not in legacy]
+    legacy = {version: unknown for version in host_ports.ip_versions if iptables.has_legacy(version, TABLE)}
+    versions = [version for version in host_ports.ip_versions if version not in legacy]
     try:
         with nft.open_socket() as socket:
             return legacy | _get_states(socket, host_ports, versions, with_container_rules=with_container_rules)
     except KernelError:
-        return dict.fromkeys(host_ports.families, unknown)
+        return dict.fromkeys(host_ports.ip_versions, unknown)
 
 
 def has_other_targets(socket: NftSocket, host_ports: HostPorts, chains: Iterable[Chain]) -> bool:
-    """Returns whether one of the container's `chains` has a rule that forwards to none of the pod's addresses.
+    """Returns whether one of the container's `chains` has a rule that forwards to an address of another interface.
 
-    Costs a netlink message for each chain. Raises KernelError.
+    Costs one netlink message for each chain. Raises KernelError.
     """
-    ranges = [_range_of(item.ip) for item in host_ports.addresses.values()]
+    ranges = [_dnat_range(item.ip) for item in host_ports.addresses.values()]
     rules = [rule for chain in chains for rule in nft.list_rules(socket, chain, "DNAT\0")]
     return any(not any(part in rule.expressions for part in ranges) for rule in rules)
 
 
 def delete_duplicate_rules(host_ports: HostPorts) -> None:
-    """Deletes duplicate shared rules, which parallel ADDs on a new host create; raises KernelError.
+    """Deletes duplicate shared rules, which parallel first ADDs of a host create; raises KernelError.
 
     iptables-nft retries a commit after a conflict without reading the table again.
     """
@@ -95,27 +96,29 @@ def delete_duplicate_rules(host_ports: HostPorts) -> None:
         return
 
 
-def entry_ports(rule: Rule) -> tuple[int, ...]:
-    """Returns the ports of an entry, none if it does not list them in the reference's form."""
+def jump_ports(rule: Rule) -> tuple[int, ...]:
+    """Returns the ports of a jump rule, none if it does not have the form that ADD creates."""
     match = _MULTIPORT.search(rule.expressions)
     if not match:
         return ()
-    kind, number, *rest = _PORTS.unpack(match[1])
-    return () if kind != _TO_DESTINATION or any(rest[15:]) else tuple(rest[:number])
+    flags, number, *rest = _PORTS.unpack(match[1])
+    return () if flags != _TO_DESTINATION or any(rest[15:]) else tuple(rest[:number])
 
 
-def _range_of(address: Address) -> bytes:
-    """Returns the first and last address of a DNAT rule as struct nf_nat_range has them (linux/netfilter/nf_nat.h)."""
+def _dnat_range(address: Address) -> bytes:
+    """Returns the address as the address range of a DNAT target: struct nf_nat_range (linux/netfilter/nf_nat.h)."""
     return address.packed.ljust(16, b"\0") * 2
 
 
 def _delete_duplicate_requests(socket: NftSocket, host_ports: HostPorts) -> list[Request]:
     requests = []
-    for version in host_ports.families:
+    for version in host_ports.ip_versions:
         for rule in shared_rules(host_ports):
             chain = Chain(TABLES[version], rule.split()[1])
-            same = [other for other in nft.list_rules(socket, chain) if is_shared(rule, other, host_ports, version)]
-            requests += [nft.delete_rule_request(chain, other) for other in same[1:]]
+            equal_rules = [
+                other for other in nft.list_rules(socket, chain) if is_shared(rule, other, host_ports, version)
+            ]
+            requests += [nft.delete_rule_request(chain, other) for other in equal_rules[1:]]
     return requests
 
 
@@ -140,60 +143,72 @@ def _get_state(
     listing = [f"-N {name}" for name in present]
     unknown = []
     for rule in shared_rules(host_ports):
-        candidates = _list_candidates(socket, host_ports, version, rule, present)
+        candidates = _list_shared_rule_candidates(socket, host_ports, version, rule, present)
         if any(is_shared(rule, candidate, host_ports, version) for candidate in candidates):
             listing.append(rule)
         elif candidates:
             unknown.append(rule.split()[1])
-    # Entries have all ports, even those without a mapping for this IP version (reference).
+    # Jump rules contain the ports of all mappings, whatever the IP version.
     ports = frozenset(
         mapping.host_port
         for mapping in (host_ports.mappings if with_container_rules else host_ports.mappings_for(version))
     )
-    rivals = nft.list_rules(socket, Chain(TABLES[version], DNAT), _perhaps_for(ports)) if DNAT in present else []
-    if with_container_rules and not unknown and (recognised := _recognised_rules(socket, host_ports, version, rivals)):
+    candidates_for_ports = (
+        nft.list_rules(socket, Chain(TABLES[version], DNAT), _may_match(ports)) if DNAT in present else []
+    )
+    if (
+        with_container_rules
+        and not unknown
+        and (recognised := _list_container_rules(socket, host_ports, version, candidates_for_ports))
+    ):
         return TableState(is_complete=True, listing=(*listing, *recognised))
-    is_complete = not unknown and not rivals and chain_name(host_ports) not in present
-    names = [name.decode() for rival in rivals for name in _CONTAINER_CHAIN.findall(rival.expressions)]
+    is_complete = not unknown and not candidates_for_ports and chain_name(host_ports) not in present
+    names = [
+        name.decode() for candidate in candidates_for_ports for name in _CONTAINER_CHAIN.findall(candidate.expressions)
+    ]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
         is_complete and not with_container_rules, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names)))
     )
 
 
-def _recognised_rules(socket: NftSocket, host_ports: HostPorts, version: int, existing: list[Rule]) -> list[str]:
-    """Returns the container's rules, with the `existing` entries for its ports; none if one is not recognised.
+def _list_container_rules(socket: NftSocket, host_ports: HostPorts, version: int, existing: list[Rule]) -> list[str]:
+    """Returns the rules of the container's chain, and the `existing` jump rules; [] if one of them is not recognised.
 
-    Rules with conditions are never recognised: only the program can read them.
+    Rules with conditions are never recognised: only iptables-restore can list them.
     """
     if host_ports.conditions.get(version):
         return []
     chain = chain_name(host_ports)
-    desired = [str(rule) for _, marks, dnat in desired_chain_rules(host_ports, version) for rule in (*marks, dnat)]
+    desired = [
+        str(rule)
+        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
+        for rule in (*mark_rules, dnat_rule)
+    ]
     rules = match_lines(version, desired, nft.list_rules(socket, Chain(TABLES[version], chain)))
-    jumps = match_lines(version, desired_entries(host_ports, version), existing)
+    jumps = match_lines(version, desired_jump_rules(host_ports, version), existing)
     return [] if rules is None or jumps is None else [*rules, *jumps]
 
 
-def _list_candidates(
+def _list_shared_rule_candidates(
     socket: NftSocket, host_ports: HostPorts, version: int, rule: str, present: list[str]
 ) -> list[Rule]:
-    """Returns the rules that may be the shared `rule`: all of our chains; of built-in chains the jumps to ours."""
+    """Returns the rules that may be the shared `rule`: all of its chain, or the jumps of a built-in chain."""
     name, target = rule.split()[1], rule.rpartition(" ")[2]
     if name in _BUILT_IN:
         return [] if target not in present else nft.list_rules(socket, Chain(TABLES[version], name), f"{target}\0")
     return nft.list_rules(socket, Chain(TABLES[version], name)) if name in present else []
 
 
-def _perhaps_for(ports: Collection[int]) -> Callable[[bytes], bool]:
-    """Returns a predicate: whether a message's rule may match one of `ports`. It is called for each entry."""
+def _may_match(ports: Collection[int]) -> Callable[[bytes], bool]:
+    """Returns a predicate on netlink messages: whether the jump rule may match one of `ports`."""
 
-    def perhaps(message: bytes) -> bool:
+    def may_match(message: bytes) -> bool:
         match = _MULTIPORT.search(message)
         if not match:
             return True
-        kind, number, *rest = _PORTS.unpack(match[1])
+        flags, number, *rest = _PORTS.unpack(match[1])
         ranges_or_inverted = any(rest[15:])
-        return kind != _TO_DESTINATION or ranges_or_inverted or any(port in ports for port in rest[:number])
+        return flags != _TO_DESTINATION or ranges_or_inverted or any(port in ports for port in rest[:number])
 
-    return perhaps
+    return may_match

@@ -1,6 +1,6 @@
-"""The lines for iptables-restore that ADD and DEL apply, from the existing rules.
+"""Computes the lines of iptables-restore that change the existing rules for ADD and DEL.
 
-One rule: pure; lines in, lines out. No rule of another container is changed.
+Invariant: pure, and no line changes a rule of another container.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from kernel.netfilter.iptables_chains import TABLE, deletion_lines
 from plugins.portmap.iptables_rules import (
     DNAT,
     ChainRule,
-    Entry,
+    JumpRule,
     chain_name,
     desired_chain_rules,
-    desired_entries,
+    desired_jump_rules,
     parse_chain_rules,
-    parse_entries,
+    parse_jump_rules,
     shared_chains,
     shared_rules,
 )
@@ -30,69 +30,74 @@ from plugins.portmap.spec import HostPorts
 def lines_for_add(
     host_ports: HostPorts, others: Collection[Address], version: int, listing: Sequence[str]
 ) -> list[str]:
-    """Returns the lines that create the rules of `host_ports`, once and in position.
+    """Returns the lines that create the missing rules of `host_ports`, each in its position.
 
-    `listing`: the lines of `iptables -S` for the built-in and shared chains, the container's chain, and the chains of
-    containers that may have the same port. Keeps the rules of the container's chain that forward to `others`, in front.
-    Raises CniError(999) if the external chain is missing or the chain is another container's, CniError(11) for a port
-    in use.
+    `listing`: the lines of `iptables -S` for the built-in chains, the shared chains, the container's chain, and the
+    chains of containers that may have published the same port. In the container's chain, the rules that forward to
+    `others` are kept and come first. Raises CniError(999) if the external mark chain is missing or the container's
+    chain belongs to another container, CniError(11) for a port in use.
     """
     _refuse_foreign_chain(host_ports, listing)
-    present = set(listing)
-    if chain := _missing_external(host_ports, version, present):
+    existing_lines = set(listing)
+    if chain := _missing_mark_chain(host_ports, version, existing_lines):
         raise CniError(
             Code.INTERNAL,
             f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {TOOLS[version]}',
             "create that chain before the network is used, name an existing one, or leave the key out",
         )
     shared = [f"-N {chain}" for chain in shared_chains(host_ports)] + [
-        _insert_line(rule) for rule in shared_rules(host_ports)
+        _shared_rule_line(rule) for rule in shared_rules(host_ports)
     ]
-    needed = [line for line in shared if line not in present and line.replace("-I ", "-A ", 1) not in present]
+    missing = [line for line in shared if existing_lines.isdisjoint((line, line.replace("-I ", "-A ", 1)))]
     kept = [str(rule) for rule in _rules_to_keep(host_ports, others, listing)]
-    return (
-        needed + _chain(host_ports, version, present, kept) + _entries(host_ports, version, listing, replace=not kept)
-    )
+    chain_lines = _chain_lines(host_ports, version, existing_lines, kept)
+    return missing + chain_lines + _jump_rule_lines(host_ports, version, listing, replace=not kept)
 
 
 def lines_for_removal(host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
-    """Returns the lines that delete the container's rules except those that forward to `others`; [] if none do.
+    """Returns the lines that delete the container's rules but keep those that forward to `others`.
 
-    Keeps entries for ports that are still forwarded.
+    Returns [] if no rule forwards to `others`. Keeps the jump rules of ports that are still forwarded.
     """
     kept = _rules_to_keep(host_ports, others, listing)
     if not kept:
         return []
     forwarded = {(rule.protocol, rule.port) for rule in kept}
-    entries_of = [entry for entry in parse_entries(listing) if entry.target == chain_name(host_ports)]
-    unused = [entry for entry in entries_of if forwarded.isdisjoint((entry.protocol, port) for port in entry.ports)]
-    return [f"-F {chain_name(host_ports)}", *map(str, kept), *deletion_lines(entry.line for entry in unused)]
+    jump_rules = [jump_rule for jump_rule in parse_jump_rules(listing) if jump_rule.target == chain_name(host_ports)]
+    unused = [
+        jump_rule
+        for jump_rule in jump_rules
+        if forwarded.isdisjoint((jump_rule.protocol, port) for port in jump_rule.ports)
+    ]
+    return [f"-F {chain_name(host_ports)}", *map(str, kept), *deletion_lines(jump_rule.line for jump_rule in unused)]
 
 
 def foreign_rules(
-    host_ports: HostPorts, version: int, listing: Sequence[str], entries: Iterable[Entry]
-) -> list[tuple[Entry, ForeignRule]]:
-    """Returns the foreign rules for the ports of `host_ports` behind these entries, in order, each with its entry.
+    host_ports: HostPorts, version: int, listing: Sequence[str], jump_rules: Iterable[JumpRule]
+) -> list[tuple[JumpRule, ForeignRule]]:
+    """Returns the foreign rules for the ports of `host_ports`, in order, each with the jump rule to its chain.
 
-    An entry has the ports; the rules of its chain show which are forwarded, and for which host address. Entries of the
-    same container on other networks do not count. Only the program can read conditions: those of one network are
-    assumed to be equal.
+    A jump rule contains the ports; the rules of its chain show which ports are forwarded, and for which host address.
+    Skips jump rules of the same container on other networks. Assumes that all rules of one network have the same
+    conditions, since these cannot be parsed.
     """
     has_conditions = bool(host_ports.conditions.get(version))
     ports = {mapping.host_port for mapping in host_ports.mappings_for(version)}
     rules = []
-    for entry in entries:
-        if entry.container_id == host_ports.container_id or (entry.ports and ports.isdisjoint(entry.ports)):
+    for jump_rule in jump_rules:
+        if jump_rule.container_id == host_ports.container_id or (jump_rule.ports and ports.isdisjoint(jump_rule.ports)):
             continue
-        conditional = entry.conditional and not (has_conditions and entry.network == host_ports.network)
-        owner = entry.network, entry.container_id, conditional
-        if f"-N {entry.target}" not in listing:
-            rules += [(entry, ForeignRule(entry.protocol, port, None, *owner)) for port in entry.ports]
+        conditional = jump_rule.conditional and not (has_conditions and jump_rule.network == host_ports.network)
+        owner = jump_rule.network, jump_rule.container_id, conditional
+        if f"-N {jump_rule.target}" not in listing:
+            rules += [(jump_rule, ForeignRule(jump_rule.protocol, port, None, *owner)) for port in jump_rule.ports]
             continue
-        for rule in parse_chain_rules(listing, entry.target):
-            matches = entry.protocol in ("", rule.protocol) and (not entry.ports or rule.port in entry.ports)
+        for rule in parse_chain_rules(listing, jump_rule.target):
+            matches = jump_rule.protocol in ("", rule.protocol) and (
+                not jump_rule.ports or rule.port in jump_rule.ports
+            )
             if matches and rule.target == "DNAT":
-                rules.append((entry, ForeignRule(rule.protocol, rule.port, rule.host_ip, *owner)))
+                rules.append((jump_rule, ForeignRule(rule.protocol, rule.port, rule.host_ip, *owner)))
     return rules
 
 
@@ -102,34 +107,38 @@ def dnat_addresses(host_ports: HostPorts, listing: Iterable[str]) -> set[Address
 
 
 def _refuse_foreign_chain(host_ports: HostPorts, listing: Iterable[str]) -> None:
-    """Raises if the chain's entries name another container: the hash joins network and container ID."""
+    """Raises CniError(999) if a jump rule to the container's chain names another owner.
+
+    The chain's name is a hash of network name and container ID without a separator, so two owners can have one name.
+    """
     owner = (host_ports.network, host_ports.container_id)
-    for entry in parse_entries(listing):
+    for jump_rule in parse_jump_rules(listing):
         if (
-            entry.target == chain_name(host_ports)
-            and entry.container_id
-            and (entry.network, entry.container_id) != owner
+            jump_rule.target == chain_name(host_ports)
+            and jump_rule.container_id
+            and (jump_rule.network, jump_rule.container_id) != owner
         ):
             raise CniError(
                 Code.INTERNAL,
-                f"chain {entry.target} is that of container {entry.container_id} of network {entry.network}, too",
-                "network and container ID, joined, are the same text: rename one of the networks",
+                f"chain {jump_rule.target} already belongs to container {jump_rule.container_id} "
+                f"of network {jump_rule.network}",
+                "network name and container ID, joined, are the same text for both: rename one of the networks",
             )
 
 
-def _missing_external(host_ports: HostPorts, version: int, present: Collection[str]) -> str:
+def _missing_mark_chain(host_ports: HostPorts, version: int, existing_lines: Collection[str]) -> str:
     chain = host_ports.external_mark_chain
-    needed = chain and any(marks for _, marks, _ in desired_chain_rules(host_ports, version))
-    return chain if needed and f"-N {chain}" not in present else ""
+    is_needed = chain and any(mark_rules for _, mark_rules, _ in desired_chain_rules(host_ports, version))
+    return chain if is_needed and f"-N {chain}" not in existing_lines else ""
 
 
-def _insert_line(rule: str) -> str:
-    """Returns the line that creates a shared rule; masquerading goes before that of whole networks (reference)."""
+def _shared_rule_line(rule: str) -> str:
+    """Returns the line that creates a shared rule; inserts the one in POSTROUTING before other masquerading rules."""
     return rule.replace("-A ", "-I ", 1) if rule.startswith("-A POSTROUTING ") else rule
 
 
 def _rules_to_keep(host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[ChainRule]:
-    """Returns the DNAT rules that forward to `others`, and the rules that mark packets for the same port."""
+    """Returns the DNAT rules that forward to `others`, and the mark rules of the same ports."""
     existing = parse_chain_rules(listing, chain_name(host_ports))
     forwarding = [rule for rule in existing if rule.target == "DNAT" and rule.dnat_ip in others]
     ports = {(rule.protocol, rule.port, rule.destination) for rule in forwarding}
@@ -140,35 +149,42 @@ def _rules_to_keep(host_ports: HostPorts, others: Collection[Address], listing: 
     ]
 
 
-def _chain(host_ports: HostPorts, version: int, present: Collection[str], kept: Sequence[str]) -> list[str]:
+def _chain_lines(
+    host_ports: HostPorts, version: int, existing_lines: Collection[str], kept: Sequence[str]
+) -> list[str]:
     chain = chain_name(host_ports)
-    rules = [str(rule) for _, marks, dnat in desired_chain_rules(host_ports, version) for rule in (*marks, dnat)]
-    start = f"-F {chain}" if f"-N {chain}" in present else f"-N {chain}"
+    rules = [
+        str(rule)
+        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
+        for rule in (*mark_rules, dnat_rule)
+    ]
+    start = f"-F {chain}" if f"-N {chain}" in existing_lines else f"-N {chain}"
     return [start, *dict.fromkeys((*kept, *rules))]
 
 
-def _entries(host_ports: HostPorts, version: int, listing: Sequence[str], *, replace: bool) -> list[str]:
-    """Returns the lines that create the entries, and with `replace` those that delete the existing ones.
+def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str], *, replace: bool) -> list[str]:
+    """Returns the lines that create the missing jump rules; with `replace`, deletes the existing ones first.
 
-    Entries keep their position, unless entries of containers that are no longer running come before them.
+    Jump rules keep their position, unless rules of containers that are no longer running come before them.
     """
-    existing = parse_entries(listing)
-    positions = [number for number, entry in enumerate(existing) if entry.target == chain_name(host_ports)]
+    existing = parse_jump_rules(listing)
+    positions = [number for number, jump_rule in enumerate(existing) if jump_rule.target == chain_name(host_ports)]
     before = existing[: positions[0]] if positions else existing
-    rivals = foreign_rules(host_ports, version, listing, before)
-    number = find_position(host_ports, version, [foreign for _, foreign in rivals])
+    foreign_before = foreign_rules(host_ports, version, listing, before)
+    number = find_position(host_ports, version, [foreign for _, foreign in foreign_before])
     if number is not None:
-        # Without a running container's rule before it, the first position has the same effect, whatever others change.
-        has_running = any(conflicting_mapping(host_ports, version, foreign) for _, foreign in rivals[:number])
-        position = before.index(rivals[number][0]) if has_running else 0
+        # If no rule of a running container comes before, position 1 has the same effect, and it always exists.
+        has_running = any(conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_before[:number])
+        position = before.index(foreign_before[number][0]) if has_running else 0
     else:
         position = positions[0] if positions else len(existing)
     lines = {existing[number].line for number in positions}
     deleted = deletion_lines(existing[number].line for number in positions) if replace else []
-    created = [entry for entry in desired_entries(host_ports, version) if replace or entry not in lines]
+    created = [jump_rule for jump_rule in desired_jump_rules(host_ports, version) if replace or jump_rule not in lines]
     if position >= len(existing) - len(deleted):
         return deleted + created
     inserted = [
-        entry.replace(f"-A {DNAT} ", f"-I {DNAT} {position + 1 + number} ", 1) for number, entry in enumerate(created)
+        jump_rule.replace(f"-A {DNAT} ", f"-I {DNAT} {position + 1 + number} ", 1)
+        for number, jump_rule in enumerate(created)
     ]
     return deleted + inserted

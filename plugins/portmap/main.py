@@ -1,6 +1,6 @@
 """The verbs of portmap.
 
-One rule: the undo of each change is registered with it; DEL looks for rules in both backends, whatever is configured.
+Invariant: ADD registers the undo of each change; DEL removes the rules of both backends, whichever is configured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BACKENDS: Backends[HostPorts] = Backends(
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """Publishes the host ports that the runtime requests; returns prevResult unchanged.
 
-    A failure leaves nothing behind except what other pods may use by then: shared chains, and a bridge's setting.
+    A failure is rolled back, except the shared chains and route_localnet of a bridge, which other pods may already use.
     """
     conf, prev_result = _parse_for_add(args, net_conf)
     if prev_result is None:
@@ -46,7 +46,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             try:
                 _BACKENDS.add(ports, conf.backend)
             except UnchangedError:
-                undo.clear()  # the rules of an earlier ADD are unchanged: keep them
+                undo.clear()  # the rules of an earlier ADD still exist: keep them
                 raise
             if ports.refuse_conflicts:
                 _refuse_lost_race(ports, conf.backend)
@@ -56,13 +56,13 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Removes the attachment's host ports in both backends; succeeds if there are none or the conf is invalid."""
+    """Removes the attachment's host ports in both backends; absent host ports and an invalid conf are success."""
     legacy = portmap_conf.may_have_host_ports(net_conf)
     _remove_ports(portmap_conf.parse_leniently(args, net_conf), legacy=legacy)
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks that the host ports reach the pod, and that no other container's rule comes before them."""
+    """Checks the rules of the host ports, and that no rule of another container comes before them."""
     prev_result = net_conf.prev_result()
     conf = portmap_conf.parse(args, net_conf, prev_result)
     if prev_result is None:
@@ -73,7 +73,10 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the host ports of attachments that are not in `valid`; keeps rules that may be another network's."""
+    """Removes the host ports of this network's attachments that are not in `valid`.
+
+    Keeps rules that may belong to another network.
+    """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.gc(socket, net_conf.name, valid),
         lambda socket: nftables.gc(socket, net_conf.name, valid),
@@ -83,27 +86,31 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
-    """Raises CniError(50) if ADD would fail because neither backend works."""
+    """Raises CniError(50) if the configured backend does not work; without a configured backend, if neither works."""
     conf = portmap_conf.parse(args, net_conf)
     if problem := _BACKENDS.get_problem(conf.backend):
-        fix = 'install what is missing, or set "backend" to the other one'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be served: {problem}", fix)
+        fix = 'install the missing part, or set "backend" to the other backend'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be published: {problem}", fix)
 
 
 def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
-    """Creates missing rules of the host ports again, for example after a flush.
+    """Recreates missing rules, for example after a flush of the packet filter.
 
-    Deletes UDP flows that began meanwhile and bypass the pod; flows to the pod continue.
+    Deletes UDP flows that began without the rules and do not reach the pod; flows to the pod continue.
     """
     conf = portmap_conf.parse(args, net_conf, net_conf.required_prev_result())
     ports = conf.ports
     if ports.mappings:
         check, create = partial(_check_rules, ports, conf.backend), partial(_BACKENDS.add, ports, conf.backend)
         was_missing = repair_if_missing("the host ports", check, create)
-        if was_missing and not is_dry_run() and check():  # otherwise the flows belong to the container that was first
+        if (
+            was_missing and not is_dry_run() and check()
+        ):  # if check() is False, the flows reach the container whose rule comes first
             conntrack.delete_stray_flows(ports)
-        pod_route.get_interface_to_pod(ports)  # raises for a foreign route to the pod, which portmap must not change
-        create_guard = partial(localhost.ensure, ports, unguarded=True)
+        pod_route.get_interface_to_pod(
+            ports
+        )  # raises if another program routes the pod elsewhere; portmap keeps that route
+        create_guard = partial(localhost.ensure, ports, guard_is_missing=True)
         repair_if_missing("127.0.0.1:hostPort", partial(localhost.check_with_guard, ports), create_guard)
 
 
@@ -117,12 +124,12 @@ PLUGIN = Plugin(
     parse=portmap_conf.parse,
     keys=portmap_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_remove_rules=cmd_del,  # which is about rules only
+    cmd_remove_rules=cmd_del,  # DEL removes nothing but rules
 )
 
 
 def _parse_for_add(args: CmdArgs, net_conf: NetConf) -> tuple[PortmapConf, Result | None]:
-    """Parses the configuration; errors get the prefix that the reference's ADD has."""
+    """Parses the configuration; prefixes errors like the ADD of the reference plugin."""
     try:
         prev_result = net_conf.prev_result()
         return portmap_conf.parse(args, net_conf, prev_result), prev_result
@@ -131,7 +138,7 @@ def _parse_for_add(args: CmdArgs, net_conf: NetConf) -> tuple[PortmapConf, Resul
 
 
 def _check_rules(ports: HostPorts, backend: str) -> bool:
-    """Checks the rules; returns False if another container's rules come first, which no repair can change."""
+    """Checks the rules; returns False if a rule of another container comes first, which a repair cannot change."""
     try:
         _BACKENDS.check(ports, backend)
     except ShadowedError:
@@ -140,9 +147,9 @@ def _check_rules(ports: HostPorts, backend: str) -> bool:
 
 
 def _refuse_lost_race(ports: HostPorts, backend: str) -> None:
-    """Raises CniError(11) if a parallel ADD has put its rule for the same port in front of ours.
+    """Raises CniError(11) if a parallel ADD has inserted its rule for the same port before this one.
 
-    Each ADD checks again after it has created its rules: only the one whose rule comes first succeeds.
+    Each ADD checks the order after it has created its rules: only the ADD whose rule comes first succeeds.
     """
     try:
         _BACKENDS.check(ports, backend)
@@ -153,11 +160,11 @@ def _refuse_lost_race(ports: HostPorts, backend: str) -> None:
 
 
 def _warn_of_unused_mappings(ports: HostPorts) -> None:
-    """Prints to stderr which mappings have no effect; ADD accepts them like the reference."""
+    """Prints mappings without effect to stderr; ADD accepts them, as the reference plugin does."""
     used: set[tuple[object, ...]] = set()
     for mapping in ports.mappings:
         port = mapping.protocol, mapping.host_port
-        versions = [version for version in ports.families if mapping.applies_to(version)]
+        versions = [version for version in ports.ip_versions if mapping.applies_to(version)]
         if not versions:
             print(f"portmap: host port {mapping}: {ports.ifname} has no address for it in prevResult", file=sys.stderr)
         for version in versions:
@@ -168,10 +175,10 @@ def _warn_of_unused_mappings(ports: HostPorts) -> None:
 
 
 def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
-    """Removes the attachment's rules wherever they are: over netlink, and with `legacy` from iptables-legacy.
+    """Removes the attachment's rules from nftables and iptables-nft, and with `legacy` from iptables-legacy.
 
-    The latter runs a program and takes the host's xtables lock, so `legacy` is False if there were no host ports. UDP
-    flows are deleted after the rules that forward them. Turns route_localnet of the host veth off, deletes its guard.
+    iptables-legacy costs a process and the host's xtables lock, so `legacy` is False if there were no host ports.
+    Deletes UDP flows after the rules that forwarded them; disables route_localnet of the host veth, deletes its guard.
     """
     rules: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
@@ -180,7 +187,7 @@ def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
         lambda socket: localhost.delete(socket, ports),
     ]
     steps: list[Callable[[], object]] = [partial(nft.run_steps, rules)]
-    if legacy:  # the guard last: if it was in nftables, route_localnet is off by now, and no program is run
+    if legacy:  # the guard last: deleting it from nftables has disabled route_localnet, and then no process is needed
         before = partial(iptables.delete_legacy, ports)
         steps = [before, *steps, partial(localhost.delete_legacy, ports)]
     run_all(*steps)

@@ -1,7 +1,6 @@
-"""Host ports with nftables: the verbs, over netlink, without running programs.
+"""The nftables backend: the verbs, over netlink, without child processes. plugins.portmap.nftables_rules has the rules.
 
-One rule: a verb changes both IP versions in one transaction, and ADD keeps correct rules, since deleting is slow. The
-rules themselves are in nftables_rules.
+Invariant: a verb changes both IP versions in one transaction, and ADD keeps correct rules, since deleting is slow.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_state
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.nftables_rules import ALL, CHAINS, ENTRY, DesiredRule
+from plugins.portmap.nftables_rules import BASE_CHAIN_RULE, CHAINS, HOSTPORTS_ALL_RULES, DesiredRule
 from plugins.portmap.nftables_state import LocatedRule, TableReader
 from plugins.portmap.port_conflicts import conflicting_mapping, find_position
 from plugins.portmap.spec import HostPorts
 from plugins.portmap.tables import TABLES
 
-_USES_OF_ALL = 4  # of hostports_all: its two rules, and two jumps to it
-_AT_ONCE = 1000  # rules deleted in one transaction: 2,800 fill a socket's send buffer
-_NEEDS = "host ports with nftables need a kernel that can do NAT and fib in tables of families ip and ip6"
+_HOSTPORTS_ALL_USES = 4  # hostports_all contains two rules, and two rules jump to it
+_BATCH_MAX = 1000  # rules that one transaction deletes; 2,800 fill the send buffer of a socket
+_NEEDS = "host ports with nftables need a kernel with NAT and fib for the nftables families ip and ip6"
 
 
 def add(host_ports: HostPorts) -> None:
-    """Publishes the attachment's host ports; replaces its existing rules.
+    """Creates the attachment's rules; replaces existing ones.
 
-    Raises CniError(11) for a port in use if conflicts are refused, CniError(999) with a hint if the kernel lacks a
+    Raises CniError(11) for a port in use with `refuse_conflicts`, CniError(999) with a hint if the kernel lacks a
     feature, UnavailableError.
     """
     with nft.open_socket() as socket:
@@ -41,23 +40,23 @@ def add(host_ports: HostPorts) -> None:
             nft.retry(lambda: _add(socket, host_ports))
         except KernelError as error:
             msg = f"unable to set up nftables rules for port mappings: {error.msg}"
-            raise CniError(error.code, msg, _problem(socket, host_ports.families) or error.details) from error
+            raise CniError(error.code, msg, _get_problem(socket, host_ports.ip_versions) or error.details) from error
 
 
 def delete(socket: NftSocket, host_ports: HostPorts) -> None:
-    """Deletes the rules of an attachment, also without its ports and addresses; absent is success.
+    """Deletes the attachment's rules; absent rules are success, and ports and addresses are not needed.
 
     Raises CniError(999).
     """
 
     def attempt() -> None:
         reader = TableReader(socket)
-        _delete(
+        _delete_rules(
             socket,
             [
                 located
                 for version in CHAINS
-                for located in reader.list_of_attachment(host_ports, rules.attachment_chains(version))
+                for located in reader.list_attachment_rules(host_ports, rules.attachment_chains(version))
             ],
         )
 
@@ -68,46 +67,47 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
 
 
 def check(host_ports: HostPorts) -> None:
-    """Checks that the host ports reach the attachment, and that no other container's rule comes before them.
+    """Checks the attachment's rules, and that no rule of another container comes before them.
 
-    Raises CniError(999), KernelError.
+    Raises CniError(999), ShadowedError, KernelError.
     """
     with nft.open_socket() as socket:
-        reader = TableReader(socket, host_ports.families)
-        for version in host_ports.families:
+        reader = TableReader(socket, host_ports.ip_versions)
+        for version in host_ports.ip_versions:
             nftables_check.check(reader, host_ports, version)
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
-    """Deletes the rules of a network's attachments that are not `valid`.
+    """Deletes the rules of the network's attachments that are not in `valid`.
 
-    The reference's rules do not name their network: they are kept, and counted on stderr. Raises KernelError.
+    Keeps the rules of the reference plugin, which do not name their network, and reports their number on stderr.
+    Raises KernelError.
     """
     attachments = list(valid)
     network_hash = nft_owner.hash_name(network)
-    kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in attachments}
-    known = {rules.comment(item.container_id) for item in attachments}
+    valid_owners = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in attachments}
+    known_comments = {rules.comment(item.container_id) for item in attachments}
     chains = [chain for version in CHAINS for chain in rules.attachment_chains(version)]
 
     def attempt() -> int:
         reader = TableReader(socket)
-        stale, unknown = [], 0
-        for located in reader.list_in(chains, partial(rules.may_be_stale, network_hash, kept)):
+        stale, unowned = [], 0
+        for located in reader.list_matching(chains, partial(rules.may_be_stale, network_hash, valid_owners)):
             owner = rules.owner(located.rule)
-            if owner.startswith(network_hash) and owner not in kept:
+            if owner.startswith(network_hash) and owner not in valid_owners:
                 stale.append(located)
-            unknown += not owner and bool(located.rule.comment) and located.rule.comment not in known
-        _delete(socket, stale)
-        return unknown
+            unowned += not owner and bool(located.rule.comment) and located.rule.comment not in known_comments
+        _delete_rules(socket, stale)
+        return unowned
 
     nft_owner.report_unowned("portmap", nft.retry(attempt), f"tables {TABLES[4].name}")
 
 
 def get_problem() -> str:
-    """Returns what the kernel lacks for host ports of IPv4, "" if nothing; tries it and changes nothing."""
+    """Returns why the kernel cannot publish host ports for IPv4, "" if it can; changes nothing."""
     try:
         with nft.open_socket() as socket:
-            return _problem(socket, (4,))
+            return _get_problem(socket, (4,))
     except nft.UnavailableError as error:
         return str(error)
 
@@ -117,42 +117,56 @@ def _add(socket: NftSocket, host_ports: HostPorts) -> None:
     requests: list[Request] = []
     copies: list[Request] = []
     for version in CHAINS:
-        if version in host_ports.families:
-            conditions = _base(reader, host_ports, version, requests)
-            requests += _ports(reader, host_ports, version) + _masquerading(reader, host_ports, version)
-            copies += _copy_with_conditions(reader, host_ports, version, conditions) if conditions else []
+        if version in host_ports.ip_versions:
+            conditions = _shared_chain_requests(reader, host_ports, version, requests)
+            requests += _port_rule_requests(reader, host_ports, version) + _masquerading_requests(
+                reader, host_ports, version
+            )
+            copies += _condition_copy_requests(reader, host_ports, version, conditions) if conditions else []
         else:
-            requests += map(_deletion, reader.list_of_attachment(host_ports, rules.attachment_chains(version)))
-    # Last, since these replace rules before which the other requests insert rules.
+            requests += map(
+                _delete_rule_request, reader.list_attachment_rules(host_ports, rules.attachment_chains(version))
+            )
+    # The copies come last: they delete rules that the other requests use as positions.
     nft.change(socket, *requests, *copies)
 
 
-def _base(reader: TableReader, host_ports: HostPorts, version: int, requests: list[Request]) -> set[bytes]:
-    """Adds requests that correct the shared chains; returns the conditions that these requests remove there."""
+def _shared_chain_requests(
+    reader: TableReader, host_ports: HostPorts, version: int, requests: list[Request]
+) -> set[bytes]:
+    """Appends requests that correct the shared chains; returns the conditions that they remove."""
     chains = CHAINS[version]
     needed = rules.required_chains(host_ports, version)
-    entry_rules = [reader.list_rules(chain) for chain in (chains.prerouting, chains.output)]
-    right = rules.entry_rules(host_ports, version)
-    is_correct = all(len(each) == 1 and nft_rule.is_any_of(right, each[0].expressions) for each in entry_rules)
-    # Of hostports_all the count is enough, as it has no rules of other programs; CHECK looks at each.
-    if is_correct and all(map(reader.has, needed)) and reader.uses(chains.hostports_all) == _USES_OF_ALL:
+    base_chain_rules = [reader.list_rules(chain) for chain in (chains.prerouting, chains.output)]
+    accepted_rules = rules.accepted_base_chain_rules(host_ports, version)
+    is_correct = all(
+        len(existing) == 1 and nft_rule.is_any_of(accepted_rules, existing[0].expressions)
+        for existing in base_chain_rules
+    )
+    # Only podwire and the reference plugin write to hostports_all, so ADD counts its rules; CHECK compares each.
+    if is_correct and all(map(reader.has, needed)) and reader.use_count(chains.hostports_all) == _HOSTPORTS_ALL_USES:
         return set()
     requests += [nft.table_request(chains.hostports.table), *map(nft.chain_request, needed)]
-    for chain, content in ((chains.hostports_all, ALL), (chains.prerouting, (ENTRY,)), (chains.output, (ENTRY,))):
-        # Flushed even if it is empty: a parallel ADD may fill it before us.
+    contents = (
+        (chains.hostports_all, HOSTPORTS_ALL_RULES),
+        (chains.prerouting, (BASE_CHAIN_RULE,)),
+        (chains.output, (BASE_CHAIN_RULE,)),
+    )
+    for chain, content in contents:
+        # Flush an empty chain, too: a parallel ADD may write to it first.
         requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, expressions) for expressions in content)]
-    return {rules.entry_conditions(rule) for each in entry_rules for rule in each} - {b""}
+    return {rules.base_chain_conditions(rule) for existing in base_chain_rules for rule in existing} - {b""}
 
 
-def _copy_with_conditions(
+def _condition_copy_requests(
     reader: TableReader, host_ports: HostPorts, version: int, conditions: Collection[bytes]
 ) -> list[Request]:
-    """Returns requests that copy the conditions of the base chains into each of the reference's rules.
+    """Returns requests that copy the conditions of the base chains into each rule of the reference plugin.
 
-    The reference keeps the conditions of its last ADD in the base chains, for the ports of all networks, and its next
-    ADD loses them. We put them into each rule, so that they apply to their network only.
+    The reference plugin writes the conditions of an ADD to the base chains: they apply to all networks, and its next
+    ADD overwrites them. podwire writes conditions to each rule, so that they apply to their own network only.
     """
-    candidates = reader.list_in(rules.port_chains(version), rules.names_no_owner)
+    candidates = reader.list_matching(rules.port_chains(version), rules.has_no_owner)
     foreign = [
         located
         for located in candidates
@@ -160,88 +174,90 @@ def _copy_with_conditions(
     ]
     before, *others = conditions
     if foreign and (others or rules.cannot_be_copied(before)):
-        print("portmap: the conditions of rules that the reference made are lost, as by its own ADD", file=sys.stderr)
+        print("portmap: rules of the reference plugin lose their conditions, as after its own ADD", file=sys.stderr)
         return []
     requests = []
     for located in foreign:
         rule = located.rule
         requests.append(nft.rule_request(located.chain, before + rule.expressions, rule.userdata, before=rule.handle))
-        requests.append(_deletion(located))
+        requests.append(_delete_rule_request(located))
     return requests
 
 
-def _ports(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
-    """Returns requests that put the attachment's rules into chain hostports, in position, unless they are correct."""
+def _port_rule_requests(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
+    """Returns requests that write the attachment's rules in position to chain hostports; [] if they are correct."""
     candidates = reader.list_candidates(host_ports, version)
     positions = [index for index, located in enumerate(candidates) if rules.belongs_to(located.rule, host_ports)]
-    held = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in positions}
+    ports = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in positions}
     foreign_rules = [
         (index, foreign)
         for index, foreign in nftables_state.foreign_rules(candidates, host_ports, version)
-        # A rule behind one of ours for the same port already gets no packets.
-        if not any(at < index and target == (foreign.protocol, foreign.host_port) for at, target in held.items())
+        # A rule after this attachment's rule for the same port gets no packets, so it is no conflict.
+        if not any(at < index and port == (foreign.protocol, foreign.host_port) for at, port in ports.items())
     ]
-    at = find_position(host_ports, version, [foreign for _, foreign in foreign_rules])
-    before = None if at is None else foreign_rules[at][0]
-    expected, old = rules.port_rules(host_ports, version), [candidates[index] for index in positions]
+    foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_rules])
+    before = None if foreign_index is None else foreign_rules[foreign_index][0]
+    desired, existing = rules.port_rules(host_ports, version), [candidates[index] for index in positions]
     userdata = rules.userdata(host_ports)
-    if _are_equal(expected, old, userdata) and (before is None or before > positions[0]):
+    if _are_equal(desired, existing, userdata) and (before is None or before > positions[0]):
         return []
     if (
         before is None
         and positions
         and not any(conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_rules)
     ):
-        before = positions[0]  # the same position, maybe with another address
+        before = positions[0]  # keep the position; the address may have changed
     chain, handle = CHAINS[version].hostports, 0
     if before is not None:
         chain, handle = candidates[before].chain, candidates[before].rule.handle
-    return [nft.rule_request(chain, item.expressions, userdata, before=handle) for item in expected] + [
-        *map(_deletion, old)
+    return [nft.rule_request(chain, item.expressions, userdata, before=handle) for item in desired] + [
+        *map(_delete_rule_request, existing)
     ]
 
 
-def _masquerading(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
-    """Returns requests that put the attachment's rules into chain masquerading, unless they are correct."""
+def _masquerading_requests(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
+    """Returns requests that write the attachment's rules to chain masquerading; [] if they are correct."""
     chain = CHAINS[version].masquerading
-    expected, old = rules.masquerading_rules(host_ports, version), reader.list_of_attachment(host_ports, [chain])
+    desired, existing = rules.masquerading_rules(host_ports, version), reader.list_attachment_rules(host_ports, [chain])
     userdata = rules.userdata(host_ports)
-    if _are_equal(expected, old, userdata):
+    if _are_equal(desired, existing, userdata):
         return []
-    return [nft.rule_request(chain, item.expressions, userdata) for item in expected] + [*map(_deletion, old)]
+    return [nft.rule_request(chain, item.expressions, userdata) for item in desired] + [
+        *map(_delete_rule_request, existing)
+    ]
 
 
-def _are_equal(expected: Sequence[DesiredRule], existing: Sequence[LocatedRule], userdata: bytes) -> bool:
-    """Returns whether the existing rules equal the expected ones, in order, with our userdata."""
-    return len(expected) == len(existing) and all(
+def _are_equal(desired: Sequence[DesiredRule], existing: Sequence[LocatedRule], userdata: bytes) -> bool:
+    """Returns whether the existing rules equal the desired ones, in order, and have `userdata`."""
+    return len(desired) == len(existing) and all(
         located.rule.userdata == userdata and nft_rule.is_same_rule(item.expressions, located.rule.expressions)
-        for item, located in zip(expected, existing, strict=True)
+        for item, located in zip(desired, existing, strict=True)
     )
 
 
-def _delete(socket: NftSocket, existing: Sequence[LocatedRule]) -> None:
-    for start in range(0, len(existing), _AT_ONCE):
-        nft.change(socket, *map(_deletion, existing[start : start + _AT_ONCE]))
+def _delete_rules(socket: NftSocket, existing: Sequence[LocatedRule]) -> None:
+    for start in range(0, len(existing), _BATCH_MAX):
+        nft.change(socket, *map(_delete_rule_request, existing[start : start + _BATCH_MAX]))
 
 
-def _deletion(located: LocatedRule) -> Request:
+def _delete_rule_request(located: LocatedRule) -> Request:
     return nft.delete_rule_request(located.chain, located.rule)
 
 
-def _problem(socket: NftSocket, versions: Iterable[int]) -> str:
-    """Tries what ADD creates and changes nothing; returns why the kernel refuses it, "" if it does not."""
+def _get_problem(socket: NftSocket, versions: Iterable[int]) -> str:
+    """Returns why the kernel refuses what ADD creates, "" if it accepts it; sends a transaction that is rolled back."""
     for version in versions:
         chains = CHAINS[version]
-        parts = ((chains.prerouting, ENTRY), (chains.hostports, rules.example(version)))
-        tried = [nft.rule_request(chain, expressions) for chain, expressions in parts]
-        tried.append(nft.rule_request(chains.masquerading, nft_rule.masquerade()))
+        examples = ((chains.prerouting, BASE_CHAIN_RULE), (chains.hostports, rules.probe_rule(version)))
+        requests = [nft.rule_request(chain, expressions) for chain, expressions in examples]
+        requests.append(nft.rule_request(chains.masquerading, nft_rule.masquerade()))
         try:
-            nft.dry_run(socket, nft.table_request(chains.hostports.table), *map(nft.chain_request, chains), *tried)
+            nft.dry_run(socket, nft.table_request(chains.hostports.table), *map(nft.chain_request, chains), *requests)
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)
             if error.errno == errno.EEXIST:
-                name = f"{rules.family(version)} {TABLES[version].name}"
-                return f"another program created it differently: nft list table {name} ({error})"
+                name = f"{rules.nft_family(version)} {TABLES[version].name}"
+                return f"another program has created a chain with another hook; see: nft list table {name} ({error})"
             return f"{_NEEDS} ({error})"
     return ""

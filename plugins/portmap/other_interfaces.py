@@ -1,7 +1,6 @@
-"""Other interfaces of a container on the same network: in iptables they share its chain.
+"""The other interfaces of a container on the same network, which share the container's chain of iptables.
 
-One rule: the container's namespace shows which addresses its other interfaces have; libcni's cache is read only if that
-namespace cannot be opened.
+Their addresses are read from the container's namespace, and from libcni's cache if that namespace cannot be opened.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from plugins.portmap.spec import HostPorts
 def list_other_addresses(host_ports: HostPorts) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; costs about ten netlink messages.
 
-    Returns none if neither the interface nor its addresses are known: any address may then be that interface's.
+    Returns none if neither the interface nor its addresses are known, since any address may then belong to it.
     """
     addresses = {item.ip for item in host_ports.addresses.values()}
     try:

@@ -1,7 +1,7 @@
-"""Conflicts over a host port: a running container keeps it, one that is no longer running loses it.
+"""Port conflicts: the rules of running containers come first, those of containers that are no longer running last.
 
-One rule: no rule of another container is deleted here. libcni's cache shows which containers are running, but it knows
-a container only after its last plugin has finished; so a wrong conclusion may only change the order of two rules.
+Invariant: no rule of another container is deleted. libcni's cache shows which containers are running, but it lists a
+container only after its last plugin has finished; so a wrong conclusion must affect nothing but the order of rules.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from process.values import dataclass
 class ForeignRule:
     """A rule of another container that forwards a host port.
 
-    `network` and `container_id` are "" if the rule does not name them. `host_ip` None means every address of the host,
-    or that the address was not looked up. `conditional`: the rule has conditions that ours lacks. Which packets match
-    both is then unknown, so the rule counts as little of a conflict as one for another address of the host.
+    `host_ip` None means every address of the host, or an unknown one. `network` and `container_id` are "" if the rule
+    does not name them. `conditional`: the rule has conditions that the attachment's rules do not have. It is then
+    unknown which packets match both, and the rule is no conflict.
     """
 
     protocol: str
@@ -34,11 +34,11 @@ class ForeignRule:
 
 
 class ShadowedError(CniError):
-    """A mapping's rule exists, but another container's rule for the same port comes first."""
+    """The rule of a mapping exists, but a rule of another container for the same port comes first."""
 
 
 def conflicting_mapping(host_ports: HostPorts, version: int, foreign: ForeignRule) -> PortMapping | None:
-    """Returns the first mapping of `host_ports` that shares packets with `foreign`, None if there is none."""
+    """Returns the first mapping of `host_ports` that can match the same packets as `foreign`, None if there is none."""
     for mapping in host_ports.mappings_for(version):
         if mapping.overlaps(foreign.protocol, foreign.host_port, foreign.host_ip):
             return mapping
@@ -51,11 +51,11 @@ def find_position(
     foreign_rules: Sequence[ForeignRule],
     read_cache: Callable[[str], ResultCache] = ResultCache.read,
 ) -> int | None:
-    """Returns the index of the foreign rule before which the rules of `host_ports` belong, None for the end.
+    """Returns the index of the foreign rule before which to insert the rules of `host_ports`, None for the end.
 
-    `foreign_rules` are in the order of the chain; those without a conflict are ignored. Rules go after those of running
-    containers and before those of containers that are no longer running. Reads libcni's cache.
-    Raises CniError(11) with `host_ports.refuse_conflicts` if a running container's unconditional rule has the port.
+    `foreign_rules` are in the order of the chain. The position is after the last conflicting rule of a running
+    container, and before the rules of containers that are no longer running. Reads libcni's cache.
+    With `host_ports.refuse_conflicts`, raises CniError(11) for an unconditional rule of a running container.
     """
     caches: dict[str, ResultCache] = {}
     position = None
@@ -75,27 +75,27 @@ def find_position(
 
 
 def is_shadowed(foreign: ForeignRule, mapping: PortMapping) -> bool:
-    """Returns whether the mapping gets no packets if the foreign rule comes first."""
+    """Returns whether the foreign rule takes packets from the mapping if it comes first."""
     return not foreign.conditional and mapping.overlaps(foreign.protocol, foreign.host_port, foreign.host_ip)
 
 
 def shadowed_error(mapping: PortMapping, foreign: ForeignRule) -> ShadowedError:
-    """Returns the error of a mapping whose rule comes after another container's."""
+    """Returns the error for a mapping whose rule comes after the foreign rule."""
     return ShadowedError(
         Code.INTERNAL,
-        f"host port {mapping} is forwarded to {_owner(foreign)}, whose rule comes first",
-        "the container that was first keeps a host port; remove one of the two, or GC if that one is gone",
+        f"host port {mapping} is forwarded to {_describe_owner(foreign)}, whose rule comes first",
+        "the first container keeps the port: remove one of the two containers; GC deletes stale rules",
     )
 
 
 def _conflict_error(mapping: PortMapping, foreign: ForeignRule) -> CniError:
     return CniError(
         Code.TRY_AGAIN_LATER,
-        f"host port {mapping} is taken by {_owner(foreign)}",
-        'remove that container, use another "hostPort" or "hostIP", or leave out "onConflict"',
+        f"host port {mapping} is in use by {_describe_owner(foreign)}",
+        'remove that container, use another "hostPort" or "hostIP", or remove "onConflict"',
     )
 
 
-def _owner(foreign: ForeignRule) -> str:
+def _describe_owner(foreign: ForeignRule) -> str:
     network = f" of network {foreign.network}" if foreign.network else ""
     return f"container {foreign.container_id}{network}" if foreign.container_id else "a rule that names no container"

@@ -1,6 +1,6 @@
 """The host ports of an attachment, independent of the backend.
 
-One rule: pure values; the backends turn them into rules.
+Invariant: pure values; the backends turn them into packet-filter rules.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from process.values import dataclass, field
 
 @dataclass(frozen=True)
 class PortMapping:
-    """One host port: `protocol` is "tcp", "udp" or "sctp"; `host_ip` None stands for every address of the host."""
+    """One published host port: `protocol` is "tcp", "udp" or "sctp"; `host_ip` None means every address of the host."""
 
     host_port: int
     container_port: int
@@ -22,7 +22,7 @@ class PortMapping:
 
     @property
     def bound_ip(self) -> Address | None:
-        """The only host address whose port is mapped, None for all; 0.0.0.0 and :: are all of their family."""
+        """The host address that the mapping is limited to, None if it has no `host_ip`, or 0.0.0.0 or ::."""
         return None if self.host_ip is None or self.host_ip.is_unspecified else self.host_ip
 
     def applies_to(self, version: int) -> bool:
@@ -30,7 +30,7 @@ class PortMapping:
         return self.host_ip is None or self.host_ip.version == version
 
     def overlaps(self, protocol: str, host_port: int, host_ip: Address | None) -> bool:
-        """Returns whether a packet can match both this mapping and that port; `host_ip` None is every address."""
+        """Returns whether a packet can match both this mapping and `host_port`; `host_ip` None means every address."""
         same_port = (self.protocol, self.host_port) == (protocol, host_port)
         return same_port and (self.bound_ip is None or host_ip in (None, self.bound_ip))
 
@@ -44,12 +44,15 @@ class PortMapping:
 class HostPorts:
     """The host ports of one attachment.
 
-    `addresses` are the pod's by IP version, with the prefix of their subnet (10.22.0.2/16), at most one of each. With
-    `snat` traffic from the host's loopback and from the pod's own subnet is masqueraded, with `masq_all` all of it;
-    these packets have bit `mark_bit` set in their mark, which iptables sets in `external_mark_chain` if there is one.
-    `conditions` are extra match words in the backend's language, by IP version. With `refuse_conflicts` a port that
-    another running container uses is an error. `host_interfaces` are those that prevResult lists on the host,
-    `host_veth` the host veth of the pod among them, "" if prevResult does not list it.
+    `addresses`: at most one pod address for each IP version, with the prefix length of its subnet (10.22.0.2/16).
+    `snat`: masquerade connections from the host's loopback and from the pod's subnet.
+    `masq_all`: masquerade all connections.
+    `mark_bit`: the bit of the packet mark that selects packets to masquerade.
+    `external_mark_chain`: the iptables chain that sets the packet mark instead; "" for portmap's own chain.
+    `conditions`: additional matches in the language of the backend, by IP version.
+    `refuse_conflicts`: ADD fails if another running container has published the same port.
+    `host_interfaces`: the host's interfaces in prevResult.
+    `host_veth`: the pod's host veth among them, "" if prevResult does not list it.
     """
 
     network: str
@@ -68,10 +71,10 @@ class HostPorts:
     host_veth: str = ""
 
     @property
-    def families(self) -> tuple[int, ...]:
-        """The IP versions that have rules: those of the pod's addresses, 4 first."""
+    def ip_versions(self) -> tuple[int, ...]:
+        """The IP versions for which rules exist: those of the pod's addresses, in order."""
         return tuple(sorted(self.addresses))
 
     def mappings_for(self, version: int) -> tuple[PortMapping, ...]:
-        """Returns the mappings that are for IP `version`, in order."""
+        """Returns the mappings that apply to IP `version`, in order."""
         return tuple(mapping for mapping in self.mappings if mapping.applies_to(version))

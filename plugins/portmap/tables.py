@@ -1,6 +1,6 @@
-"""The nftables tables of host ports, with the reference's names and comment.
+"""The nftables tables of host ports, with the names and the comment that the reference plugin uses.
 
-One rule: each is defined once, since both the nftables backend and the loopback guard create it.
+The nftables backend and the loopback guard both create them.
 """
 
 from __future__ import annotations

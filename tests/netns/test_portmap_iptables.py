@@ -169,7 +169,7 @@ def test_a_port_that_is_taken_can_be_refused(net, mapping):
     before = net.rules()
     error = net.having(onConflict="fail").run("ADD", "second", mapping, "9000:90").error()
     assert error["code"] == 11
-    assert "is taken by container first of network net" in error["msg"]
+    assert "is in use by container first of network net" in error["msg"]
     assert net.rules() == before
     net.having(onConflict="fail").add("first", "192.0.2.1|8080:80", "8081:81")
 
@@ -249,7 +249,7 @@ def test_conditions_that_are_none(net, words, first):
     error = net.having(conditionsV4=words).run("ADD", "cid", "8080:80").error()
     assert error["code"] == 7
     assert '"conditionsV4"' in error["msg"]
-    assert "it said: " in error["details"]
+    assert "it printed: " in error["details"]
     assert own(net) == before
     assert '"conditionsV6"' in net.having(conditionsV6=words).run("ADD", "cid", "8080:80").error()["msg"]
     assert own(net) == before

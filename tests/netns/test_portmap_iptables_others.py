@@ -191,6 +191,6 @@ def test_two_containers_with_one_chain(net):
     net.add("1a", "8080:80")
     before = net.rules()
     error = net.having(name="net1").run("ADD", "a", "9090:90", addresses=OTHER).error()
-    assert (error["code"], "is that of container 1a of network net, too" in error["msg"]) == (999, True)
+    assert (error["code"], "already belongs to container 1a of network net" in error["msg"]) == (999, True)
     assert net.rules() == before
     net.check("1a", "8080:80")

@@ -217,12 +217,12 @@ def test_check(bridge, capsys):
     with pytest.raises(CniError) as caught:
         localhost.check(wanted())
     assert caught.value.msg == "127.0.0.1 is not forwarded to the pod: net/ipv4/conf/cni0/route_localnet is off"
-    assert caught.value.details == "podwire repair creates the guard of 127.0.0.0/8 and turns it on"
+    assert caught.value.details == "podwire repair creates the guard of 127.0.0.0/8 and enables it"
     for interface in ("cni0", "all"):
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "1")
         localhost.check(wanted())
         said = capsys.readouterr().err
-        assert said.startswith("podwire: packets that arrive by cni0 for 127.0.0.0/8 are not dropped")
+        assert said.startswith("podwire: the guard of cni0 is missing: packets for 127.0.0.0/8")
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "0")
     localhost.ensure(wanted())
     localhost.check(wanted())
@@ -234,7 +234,7 @@ def test_a_pod_of_the_reference_passes(published, reference, sandbox):
     result = replace(published, bin_dir=reference).add(sandbox, "8080:80")
     outcome = published.portmap("CHECK", sandbox, ("8080:80",), result)
     assert (outcome.status, outcome.stdout) == (0, b"")
-    assert "packets that arrive by cni0 for 127.0.0.0/8 are not dropped" in outcome.stderr
+    assert "the guard of cni0 is missing" in outcome.stderr
 
 
 def test_check_finds_the_guard_of_iptables(bridge, monkeypatch, capsys):

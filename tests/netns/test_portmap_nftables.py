@@ -194,7 +194,9 @@ def test_what_is_in_the_way_is_told(network):
     before = ruleset(network.host)
     error = network.run("ADD").error()
     assert error["msg"].startswith("unable to set up nftables rules for port mappings: failed to add chain")
-    assert "another program created it differently: nft list table ip cni_hostport" in error["details"]
+    assert (
+        "another program has created a chain with another hook; see: nft list table ip cni_hostport" in error["details"]
+    )
     assert ruleset(network.host) == before
     status = network.run("STATUS").error()
     assert status["code"] == 50

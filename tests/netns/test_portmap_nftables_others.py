@@ -69,7 +69,7 @@ def test_a_taken_port_is_refused_if_asked_for(network):
     before = ruleset(network.host)
     second = network.having(addresses=(OTHER,), onConflict="fail")
     error = second.run("ADD", "two").error()
-    assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is taken by container one of network net")
+    assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is in use by container one of network net")
     assert ruleset(network.host) == before
     second.having("192.0.2.2|8080:80").add("two")
     second.having("8080:80/udp").add("three")

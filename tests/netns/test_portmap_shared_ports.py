@@ -44,7 +44,7 @@ def test_equal_conditions_are_a_conflict(behind, words):
     own = behind(words, "eth0")
     own.add("first")
     error = own.run("ADD", "second").error()
-    assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is taken by container first of network eth0")
+    assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is in use by container first of network eth0")
     second = own.having(addresses=[OTHER], onConflict=None)
     second.add("second")
     assert "container first of network eth0, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
@@ -58,7 +58,7 @@ def test_who_has_no_conditions_takes_all(network, behind, words):
     """A container without conditions is in the way of one with conditions."""
     network.having(backend="iptables" if words == ("-i",) else "nftables").add("first")
     own = behind(words, "eth0")
-    assert "is taken by container first of network net" in own.run("ADD", "second").error()["msg"]
+    assert "is in use by container first of network net" in own.run("ADD", "second").error()["msg"]
     second = own.having(onConflict=None)
     second.add("second")
     assert "container first of network net, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
@@ -82,6 +82,6 @@ def test_what_conditions_of_nftables_are_compared(network, ours, theirs, meet):
     network.having(name="theirs", conditionsV4=[theirs]).add("theirs")
     own = network.having(name="ours", conditionsV4=[ours])
     if meet:
-        assert "is taken by container theirs" in own.run("ADD", "ours").error()["msg"]
+        assert "is in use by container theirs" in own.run("ADD", "ours").error()["msg"]
     else:
         own.add("ours")

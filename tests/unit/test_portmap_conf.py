@@ -1,4 +1,4 @@
-"""The configuration of portmap as a value (plugins.portmap.conf)."""
+"""Parsing the configuration of portmap (plugins.portmap.conf)."""
 
 import json
 from ipaddress import ip_address, ip_interface
@@ -18,28 +18,28 @@ from tests.unit.test_bridge_conf import ENV, JSON
 ARGS = cni_args.from_env(ENV)
 TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 POD, OTHER = {"name": "eth0", "sandbox": "/run/netns/pod"}, {"name": "net1", "sandbox": "/run/netns/pod"}
-HOST_END = {"name": "eth0"}
-PARSING = "failed to parse network configuration: "
+HOST_VETH = {"name": "eth0"}
+PREFIX = "failed to parse network configuration: "
 
 
-def netconf(keys):
+def net_conf(keys):
     return cni_conf.parse(json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "portmap", **keys}).encode())
 
 
-def parsed(keys):
-    conf = netconf(keys)
+def parse_keys(keys):
+    conf = net_conf(keys)
     return parse(ARGS, conf, conf.prev_result())
 
 
-def error(keys):
+def parse_error(keys):
     with pytest.raises(CniError) as caught:
-        parsed(keys)
+        parse_keys(keys)
     assert caught.value.code == 7
     assert caught.value.details
     return caught.value
 
 
-def mapped(*mappings):
+def with_mappings(*mappings):
     return {"runtimeConfig": {"portMappings": list(mappings)}}
 
 
@@ -62,7 +62,7 @@ def prev_result(interfaces, *ips):
     ],
 )
 def test_defaults(keys):
-    """Absent keys, null and empty values have the defaults of the page; unknown keys are ignored."""
+    """Absent keys, null and empty values have the documented defaults; unknown keys are ignored."""
     ports = HostPorts(
         network="net",
         container_id="cid",
@@ -77,7 +77,7 @@ def test_defaults(keys):
         conditions={4: (), 6: ()},
         refuse_conflicts=False,
     )
-    assert parsed(keys) == PortmapConf("", ports)
+    assert parse_keys(keys) == PortmapConf("", ports)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_defaults(keys):
     ],
 )
 def test_every_key_has_its_field(keys, field, value):
-    """Each key sets the field it is for."""
-    assert getattr(parsed(keys).ports, field) == value
+    """Each key sets its field."""
+    assert getattr(parse_keys(keys).ports, field) == value
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_every_key_has_its_field(keys, field, value):
         ({"backend": "nftables", "markMasqBit": 5}, "nftables"),
     ],
 )
-def test_the_backend_is_asked_for_by_name_or_in_its_words(keys, backend):
-    """The key chooses the backend; without it conditions do, by the language they are in."""
-    assert parsed(keys).backend == backend
+def test_backend_is_chosen_by_its_key_or_by_the_language_of_conditions(keys, backend):
+    """Key "backend" chooses the backend; without it the language of the conditions does."""
+    assert parse_keys(keys).backend == backend
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ def test_the_backend_is_asked_for_by_name_or_in_its_words(keys, backend):
         ),
         ({"markMasqBit": 32}, "MasqMarkBit must be between 0 and 31"),
         ({"markMasqBit": -1}, "MasqMarkBit must be between 0 and 31"),
-        (mapped(TCP | {"hostPort": 0}), "Invalid host port number: 0"),
-        (mapped(TCP | {"hostPort": -1}), "Invalid host port number: -1"),
-        (mapped(TCP | {"hostPort": 65536}), "Invalid host port number: 65536"),
-        (mapped(TCP | {"hostPort": None}), "Invalid host port number: 0"),
-        (mapped(TCP | {"containerPort": 0}), "Invalid container port number: 0"),
-        (mapped(TCP | {"containerPort": -80}), "Invalid container port number: -80"),
-        (mapped(TCP | {"containerPort": 65536}), "Invalid container port number: 65536"),
-        (mapped({}), "Invalid container port number: 0"),
-        (mapped(None), "Invalid container port number: 0"),
+        (with_mappings(TCP | {"hostPort": 0}), "Invalid host port number: 0"),
+        (with_mappings(TCP | {"hostPort": -1}), "Invalid host port number: -1"),
+        (with_mappings(TCP | {"hostPort": 65536}), "Invalid host port number: 65536"),
+        (with_mappings(TCP | {"hostPort": None}), "Invalid host port number: 0"),
+        (with_mappings(TCP | {"containerPort": 0}), "Invalid container port number: 0"),
+        (with_mappings(TCP | {"containerPort": -80}), "Invalid container port number: -80"),
+        (with_mappings(TCP | {"containerPort": 65536}), "Invalid container port number: 65536"),
+        (with_mappings({}), "Invalid container port number: 0"),
+        (with_mappings(None), "Invalid container port number: 0"),
     ],
 )
-def test_the_references_refusals(keys, text):
-    """What the reference refuses is refused with code 7 and its text, and the details name a key or the way out."""
-    assert error(keys).msg == text
+def test_refusals_of_the_reference_plugin(keys, text):
+    """What the reference plugin refuses is refused with its message and code 7; the details name a key or a fix."""
+    assert parse_error(keys).msg == text
 
 
 @pytest.mark.parametrize(
@@ -177,30 +177,39 @@ def test_the_references_refusals(keys, text):
         ({"conditionsV6": ["-s", 6]}, '"conditionsV6[1]" must be a string, not a number'),
         ({"runtimeConfig": []}, '"runtimeConfig" must be an object, not a list'),
         ({"runtimeConfig": {"portMappings": {}}}, '"runtimeConfig.portMappings" must be a list, not an object'),
-        (mapped("8080:80"), '"runtimeConfig.portMappings[0]" must be an object, not a string'),
-        (mapped(TCP, TCP | {"hostPort": "80"}), '"runtimeConfig.portMappings[1].hostPort" must be an integer, not a'),
+        (with_mappings("8080:80"), '"runtimeConfig.portMappings[0]" must be an object, not a string'),
+        (
+            with_mappings(TCP, TCP | {"hostPort": "80"}),
+            '"runtimeConfig.portMappings[1].hostPort" must be an integer, not a',
+        ),
     ],
 )
 def test_types_are_not_converted(keys, text):
-    """A value of another type is refused with the path of its key, behind the reference's words."""
-    assert error(keys).msg.startswith(PARSING + text)
+    """A value of the wrong type is refused; the message of the reference plugin is followed by the path of the key."""
+    assert parse_error(keys).msg.startswith(PREFIX + text)
 
 
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        (mapped(TCP, TCP | {"protocol": "icmp"}), '"runtimeConfig.portMappings[1].protocol" is unknown: "icmp"'),
-        (mapped(TCP | {"protocol": "tcp "}), '"runtimeConfig.portMappings[0].protocol" is unknown: "tcp "'),
-        (mapped(TCP | {"protocol": None}), '"runtimeConfig.portMappings[0].protocol" is missing'),
+        (with_mappings(TCP, TCP | {"protocol": "icmp"}), '"runtimeConfig.portMappings[1].protocol" is unknown: "icmp"'),
+        (with_mappings(TCP | {"protocol": "tcp "}), '"runtimeConfig.portMappings[0].protocol" is unknown: "tcp "'),
+        (with_mappings(TCP | {"protocol": None}), '"runtimeConfig.portMappings[0].protocol" is missing'),
         ({"conditionsV4": [""]}, '"conditionsV4" begins with an empty word'),
-        (mapped(TCP, TCP | {"hostIP": "x"}), '"runtimeConfig.portMappings[1].hostIP" is not an IP address: x'),
-        (mapped(TCP | {"hostIP": "10.1.2.0/24"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address: 1'),
-        (mapped(TCP | {"hostIP": "fe80::1%eth0"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address: f'),
-        ({"externalSetMarkChain": "C" * 29}, '"externalSetMarkChain" is no name for a chain: "CCC'),
-        ({"externalSetMarkChain": "A B"}, '"externalSetMarkChain" is no name for a chain: "A B"'),
-        ({"externalSetMarkChain": 'A"B'}, '"externalSetMarkChain" is no name for a chain: "A"B"'),
-        ({"externalSetMarkChain": "A\\B"}, '"externalSetMarkChain" is no name for a chain: "A\\B"'),
-        ({"externalSetMarkChain": "-A"}, '"externalSetMarkChain" is no name for a chain: "-A"'),
+        (with_mappings(TCP, TCP | {"hostIP": "x"}), '"runtimeConfig.portMappings[1].hostIP" is not an IP address: x'),
+        (
+            with_mappings(TCP | {"hostIP": "10.1.2.0/24"}),
+            '"runtimeConfig.portMappings[0].hostIP" is not an IP address: 1',
+        ),
+        (
+            with_mappings(TCP | {"hostIP": "fe80::1%eth0"}),
+            '"runtimeConfig.portMappings[0].hostIP" is not an IP address: f',
+        ),
+        ({"externalSetMarkChain": "C" * 29}, '"externalSetMarkChain" is not a valid chain name: "CCC'),
+        ({"externalSetMarkChain": "A B"}, '"externalSetMarkChain" is not a valid chain name: "A B"'),
+        ({"externalSetMarkChain": 'A"B'}, '"externalSetMarkChain" is not a valid chain name: "A"B"'),
+        ({"externalSetMarkChain": "A\\B"}, '"externalSetMarkChain" is not a valid chain name: "A\\B"'),
+        ({"externalSetMarkChain": "-A"}, '"externalSetMarkChain" is not a valid chain name: "-A"'),
         ({"conditionsV4": ["-s", *[""] * 4000]}, '"conditionsV4" is longer than 4096 bytes'),
         ({"externalSetMarkChain": "A\nB"}, "\"externalSetMarkChain\" has a control character in 'A\\nB'"),
         ({"conditionsV4": ["-s", "10.0.0.0/8\n-j X"]}, '"conditionsV4" has a control character in '),
@@ -208,13 +217,13 @@ def test_types_are_not_converted(keys, text):
         ({"onConflict": "replace"}, '"onConflict" is unknown: "replace"'),
     ],
 )
-def test_what_the_kernel_would_misunderstand_is_refused(keys, text):
-    """What the reference hands on, to fail or to mean something else below, is refused with the path of its key."""
-    assert error(keys).msg.startswith(PARSING + text)
+def test_values_that_the_reference_plugin_does_not_validate_are_refused(keys, text):
+    """Invalid values that the reference plugin passes to its backends are refused with the path of the key."""
+    assert parse_error(keys).msg.startswith(PREFIX + text)
 
 
 @pytest.mark.parametrize(
-    ("given_keys", "wanted"),
+    ("keys", "expected"),
     [
         (TCP, PortMapping(8080, 80, "tcp")),
         ({"HostPort": 53, "ContainerPort": 53, "Protocol": "udp", "HostIP": ""}, PortMapping(53, 53, "udp")),
@@ -226,30 +235,30 @@ def test_what_the_kernel_would_misunderstand_is_refused(keys, text):
         (TCP | {"hostIP": "::ffff:192.0.2.1"}, PortMapping(8080, 80, "tcp", ip_address("192.0.2.1"))),
     ],
 )
-def test_mappings_of_all_runtimes(given_keys, wanted):
-    """Mappings come in containerd's capitals as well, and with addresses in any spelling."""
-    assert parsed(mapped(given_keys)).ports.mappings == (wanted,)
+def test_mappings_in_the_spelling_of_each_runtime(keys, expected):
+    """Keys of mappings may be capitalized, as containerd's are, and addresses have any notation."""
+    assert parse_keys(with_mappings(keys)).ports.mappings == (expected,)
 
 
-def test_a_mapping_counts_once():
-    """A mapping that is listed twice is one; those that differ keep their order."""
+def test_duplicate_mappings_are_removed():
+    """Equal mappings are one mapping; different mappings keep their order."""
     udp = TCP | {"protocol": "udp"}
-    found = parsed(mapped(udp, TCP, udp | {"hostIP": ""}, TCP)).ports.mappings
-    assert [mapping.protocol for mapping in found] == ["udp", "tcp"]
+    mappings = parse_keys(with_mappings(udp, TCP, udp | {"hostIP": ""}, TCP)).ports.mappings
+    assert [mapping.protocol for mapping in mappings] == ["udp", "tcp"]
 
 
 @pytest.mark.parametrize(
-    ("interfaces", "ips", "wanted"),
+    ("interfaces", "ips", "expected"),
     [
-        ([HOST_END, POD], [{"address": "10.1.2.5/24", "interface": 1}], ["10.1.2.5/24"]),
+        ([HOST_VETH, POD], [{"address": "10.1.2.5/24", "interface": 1}], ["10.1.2.5/24"]),
         ([POD], [{"address": "10.1.2.5/24"}], ["10.1.2.5/24"]),
         ([], [{"address": "10.1.2.5/24"}], ["10.1.2.5/24"]),
         ([POD], [{"address": "10.1.2.5/24", "interface": 7}], ["10.1.2.5/24"]),
         ([OTHER], [{"address": "10.1.2.5/24", "interface": -1}], ["10.1.2.5/24"]),
-        ([HOST_END], [{"address": "10.1.2.5/24", "interface": 0}], []),
+        ([HOST_VETH], [{"address": "10.1.2.5/24", "interface": 0}], []),
         ([OTHER], [{"address": "10.1.2.5/24", "interface": 0}], []),
         (
-            [OTHER, HOST_END, POD],
+            [OTHER, HOST_VETH, POD],
             [{"address": f"10.1.{number}.5/24", "interface": number} for number in range(3)],
             ["10.1.2.5/24"],
         ),
@@ -260,44 +269,46 @@ def test_a_mapping_counts_once():
         ),
     ],
 )
-def test_the_pods_addresses(interfaces, ips, wanted):
-    """The first address of each family counts that is the sandbox interface's, or may be for all that is said."""
-    ports = parsed(prev_result(interfaces, *ips)).ports
-    assert [ports.addresses[version] for version in ports.families] == [ip_interface(text) for text in wanted]
+def test_addresses_of_the_pod(interfaces, ips, expected):
+    """For each IP version the pod has the first address that prevResult does not assign to another interface."""
+    ports = parse_keys(prev_result(interfaces, *ips)).ports
+    assert [ports.addresses[version] for version in ports.ip_versions] == [ip_interface(text) for text in expected]
 
 
-def test_an_unusable_prev_result_is_refused():
-    """A prevResult that cannot be read is refused in the reference's words."""
+def test_invalid_prev_result_is_refused():
+    """A prevResult that cannot be parsed is refused with the message of the reference plugin."""
     with pytest.raises(CniError) as caught:
-        parsed({"prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "x"}]}})
+        parse_keys({"prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "x"}]}})
     assert caught.value.code == 7
     assert caught.value.msg.startswith("could not parse prevResult: ")
 
 
-def test_del_takes_what_it_can():
-    """DEL gets each mapping that can be read, whatever is wrong with the others, the other keys and prevResult."""
+def test_del_gets_every_valid_mapping():
+    """DEL gets each valid mapping, even if other mappings, other keys or prevResult are invalid."""
     broken = {"snat": "x", "markMasqBit": 99, "backend": "x", "prevResult": 5}
-    found = parse_leniently(ARGS, netconf(broken | mapped(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"})))
-    assert found == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {}, netns=ARGS.netns)
-    whole = parse_leniently(ARGS, netconf(mapped(TCP) | prev_result([], {"address": "fd00::5/64"})))
-    assert whole.addresses == {6: ip_interface("fd00::5/64")}
+    ports = parse_leniently(
+        ARGS, net_conf(broken | with_mappings(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"}))
+    )
+    assert ports == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {}, netns=ARGS.netns)
+    complete = parse_leniently(ARGS, net_conf(with_mappings(TCP) | prev_result([], {"address": "fd00::5/64"})))
+    assert complete.addresses == {6: ip_interface("fd00::5/64")}
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted"),
+    ("keys", "expected"),
     [
         ({}, False),
-        (mapped(), False),
+        (with_mappings(), False),
         ({"runtimeConfig": None}, False),
-        (mapped(TCP), True),
-        (mapped(5), True),
+        (with_mappings(TCP), True),
+        (with_mappings(5), True),
         ({"runtimeConfig": {"portMappings": "x"}}, True),
         ({"runtimeConfig": "x"}, True),
     ],
 )
-def test_del_looks_for_rules_that_a_better_configuration_made(keys, wanted):
-    """DEL knows whether there may have been host ports even where they are of a wrong type."""
-    assert may_have_host_ports(netconf(keys)) is wanted
+def test_del_assumes_host_ports_if_their_type_is_wrong(keys, expected):
+    """DEL looks for rules unless portMappings is absent or empty; a wrong type may hide mappings."""
+    assert may_have_host_ports(net_conf(keys)) is expected
 
 
 PORT = st.integers(-1, 65536) | JSON
@@ -328,9 +339,9 @@ KEYS = st.fixed_dictionaries(
 
 
 @given(KEYS)
-def test_any_configuration_gives_a_value_or_an_error(keys):
-    """Whatever a configuration holds, it is a value within bounds or a CniError(7), and DEL's part works."""
-    conf = netconf(keys)
+def test_any_configuration_is_parsed_or_refused(keys):
+    """Any configuration is parsed to valid values or raises CniError(7), and DEL parses each of them."""
+    conf = net_conf(keys)
     failure = failure_of(lambda: parse(ARGS, conf, conf.prev_result()), CniError)
     assert failure is None or failure.code == 7
     ports = parse_leniently(ARGS, conf) if failure else parse(ARGS, conf, conf.prev_result()).ports

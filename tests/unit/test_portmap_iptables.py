@@ -15,8 +15,8 @@ from plugins.portmap.iptables_rules import (
     CHAINS,
     OLD_CHAINS,
     desired_chain_rules,
-    desired_entries,
-    parse_entries,
+    desired_jump_rules,
+    parse_jump_rules,
     shared_rules,
 )
 from plugins.portmap.iptables_state import TableState
@@ -119,7 +119,7 @@ def test_what_leads_to_another_interface_stays_in_front():
     listing = after(second, after(WANTED), others=[ip_address("10.22.0.2")])
     leads = [line.rpartition(" ")[2] for line in listing if "--to-destination" in line]
     assert leads == ["10.22.0.2:80", "10.22.0.9:80"]
-    assert len(parse_entries(listing)) == 1
+    assert len(parse_jump_rules(listing)) == 1
     assert after(second, listing, others=[ip_address("10.22.0.2")]) == listing
     leads = [line.rpartition(" ")[2] for line in after(second, listing) if "--to-destination" in line]
     assert leads == ["10.22.0.9:80"]
@@ -138,16 +138,16 @@ ENTRIES = [
 @pytest.mark.parametrize(("text", "read"), ENTRIES)
 def test_entries_of_others(text, read):
     """Of any rule in CNI-HOSTPORT-DNAT it is read what it surely says."""
-    (entry,) = parse_entries([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
+    (entry,) = parse_jump_rules([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
     assert (entry.protocol, entry.ports, entry.target) == read
     assert entry.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
 
 
 def test_our_entries_are_read():
     """Owner, ports and conditions of an entry of ours are read."""
-    (entry,) = parse_entries(desired_entries(WANTED, 4))
+    (entry,) = parse_jump_rules(desired_jump_rules(WANTED, 4))
     assert (entry.network, entry.container_id, entry.conditional) == ("goldnet", "0123abcdef", False)
-    (entry,) = parse_entries(desired_entries(replace(WANTED, conditions={4: ("-i", "eth0")}), 4))
+    (entry,) = parse_jump_rules(desired_jump_rules(replace(WANTED, conditions={4: ("-i", "eth0")}), 4))
     assert entry.conditional
 
 
@@ -158,7 +158,7 @@ def test_our_entries_are_read():
 def test_an_entry_says_less_than_its_chain(target, index):
     """A port that an entry names and its chain does not lead anywhere is not taken; without the chain it may be."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
-    found = iptables_update.foreign_rules(WANTED, 4, [target, other], parse_entries([other]))
+    found = iptables_update.foreign_rules(WANTED, 4, [target, other], parse_jump_rules([other]))
     assert len(found) == index
 
 
@@ -167,7 +167,7 @@ def test_a_taken_port_is_refused_without_a_name():
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
     wanted = replace(WANTED, refuse_conflicts=True)
     error = failure_of(lambda: iptables_update.lines_for_add(wanted, (), 4, [other]), CniError)
-    assert (error.code, error.msg) == (11, "host port 8080/tcp is taken by a rule that names no container")
+    assert (error.code, error.msg) == (11, "host port 8080/tcp is in use by a rule that names no container")
 
 
 def test_a_container_takes_nothing_from_itself():
@@ -226,4 +226,4 @@ PERHAPS = [
 @pytest.mark.parametrize(("data", "perhaps"), PERHAPS)
 def test_who_may_have_a_port(data, perhaps):
     """A rule that surely is for other ports needs no look; ranges, inversions and the unknown do."""
-    assert iptables_state._perhaps_for({8080})(data) is perhaps
+    assert iptables_state._may_match({8080})(data) is perhaps

@@ -141,7 +141,7 @@ def test_a_taken_port_can_be_refused(cache):
     with pytest.raises(CniError) as caught:
         find_position(asked, 6, [foreign("x"), foreign("a")], reader)
     assert caught.value.code == 11
-    assert caught.value.msg == "host port [2001:db8::1]:8080/tcp is taken by container a of network net"
+    assert caught.value.msg == "host port [2001:db8::1]:8080/tcp is in use by container a of network net"
     assert '"onConflict"' in caught.value.details
     assert find_position(asked, 6, [foreign("x")], reader) == 0
     assert find_position(asked, 6, [foreign("a", port=8081)], reader) is None
