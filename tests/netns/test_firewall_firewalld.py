@@ -152,7 +152,7 @@ def test_an_address_in_another_zone(net, running, there):
     assert error["msg"].startswith(
         "failed to add the address fd00:22::2/128 to trusted zone: ZONE_CONFLICT: 'fd00:22::2/128' already bound to"
     )
-    assert error["details"] == "`firewall-cmd --get-active-zones` tells which zone has it"
+    assert error["details"] == "find the zone that has it: firewall-cmd --get-active-zones"
     assert (running.sources(), running.sources("internal"), elements(net.host)) == before
     assert len(running.sources()) == bool(there)
     net.delete()

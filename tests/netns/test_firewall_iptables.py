@@ -282,7 +282,7 @@ def test_a_policy_needs_an_interface_of_the_host(firewall, policy):
         error = net.having(prevResult={**result, "interfaces": interfaces, "ips": ips}).run("ADD").error()
         assert (error["code"], error["msg"]) == (7, demand)
     assert net.of(IPV4, bridge="eth0", sandbox="/run/netns/x").run("ADD").error()["msg"] == demand
-    assert "cannot tell interface" in net.of(IPV4, bridge="br+").run("ADD").error()["msg"]
+    assert "iptables cannot match interface" in net.of(IPV4, bridge="br+").run("ADD").error()["msg"]
     assert net.everything() == {tool: [] for tool in TOOLS}
 
 

@@ -25,13 +25,13 @@ table inet podwire_firewall {
 	comment "made by podwire's firewall plugin; chain admin is yours, the rest is not"
 	set pods4 {
 		type ipv4_addr
-		comment "what they send is accepted"
+		comment "packets from these pods are accepted"
 		elements = { 10.22.0.2 comment "net: net, if: eth0, id: cid" }
 	}
 
 	set pods6 {
 		type ipv6_addr
-		comment "what they send is accepted"
+		comment "packets from these pods are accepted"
 		elements = { fd00:22::2 comment "net: net, if: eth0, id: cid" }
 	}
 
@@ -160,7 +160,7 @@ def test_a_late_del_leaves_the_addresss_new_owner(firewall):
     firewall.having(ingressPolicy="isolated").add("old")
     new = firewall.having(ingressPolicy="isolated").pod(IPV4, port="veth9")
     new.add("new")
-    assert "is another attachment's (net: net, if: eth0, id: new)" in firewall.refusal("old")
+    assert "belongs to another attachment (net: net, if: eth0, id: new)" in firewall.refusal("old")
     firewall.delete("old")
     assert sets(firewall.host) == {
         "pods4": ["10.22.0.2"],

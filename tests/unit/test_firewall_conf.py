@@ -1,4 +1,4 @@
-"""The configuration of firewall as a value (plugins.firewall.conf)."""
+"""Parsing of firewall's configuration (plugins.firewall.conf)."""
 
 import json
 from ipaddress import ip_address
@@ -21,110 +21,112 @@ ARGS = cni_args.from_env(ENV)
 BRIDGE = {"name": "cni0"}
 
 
-def netconf(keys):
+def parse_net_conf(keys):
     return cni_conf.parse(json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "firewall", **keys}).encode())
 
 
 def result(*interfaces):
-    """Returns a result with an address of each version, one of them twice, and these interfaces."""
+    """Returns a result with these interfaces and an address of each IP version, the IPv4 one twice."""
     body = prev_result("1.1.0", "10.22.0.2/16", "10.22.0.2/24", "fd00:22::2/64")
     ips = [{key: value for key, value in ip.items() if key != "interface"} for ip in body["ips"]]
     return {**body, "interfaces": list(interfaces), "ips": ips}
 
 
-def parsed(**keys):
-    conf = netconf(keys)
-    return parse(ARGS, conf, conf.prev_result())
+def parse_keys(**keys):
+    net_conf = parse_net_conf(keys)
+    return parse(ARGS, net_conf, net_conf.prev_result())
 
 
-def error(**keys):
+def parse_error(**keys):
     with pytest.raises(CniError) as caught:
-        parsed(**keys)
+        parse_keys(**keys)
     assert (caught.value.code, bool(caught.value.details)) == (7, True)
     return caught.value
 
 
 def test_defaults():
-    """Nothing but a result means an open policy, the reference's names, and whichever backend works."""
+    """Without any key the policy is open, the names are the reference plugin's, and the backend is automatic."""
     addresses = ip_address("10.22.0.2"), ip_address("fd00:22::2")
     spec = FirewallSpec("net", ARGS.container_id, ARGS.ifname, addresses)
-    assert parsed(prevResult=result(BRIDGE)) == FirewallConf(spec, "")
+    assert parse_keys(prevResult=result(BRIDGE)) == FirewallConf(spec, "")
     assert (spec.policy, spec.admin_chain, spec.zone, spec.versions) == ("open", "CNI-ADMIN", "trusted", [4, 6])
 
 
 @pytest.mark.parametrize("empty", ["", None])
-def test_empty_is_the_default(empty):
-    """An empty text is as good as none."""
+def test_empty_values_mean_the_default(empty):
+    """An empty string or null means the same as a missing key."""
     keys = dict.fromkeys(("backend", "iptablesAdminChainName", "firewalldZone", "ingressPolicy"), empty)
-    assert parsed(**keys, prevResult=result()) == parsed(prevResult=result())
+    assert parse_keys(**keys, prevResult=result()) == parse_keys(prevResult=result())
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables", "firewalld"])
-def test_what_is_asked_for(backend):
-    """Backend, policy with its bridge, chain and zone are taken as they are, whatever the case of the keys."""
-    own = parsed(
+def test_all_keys(backend):
+    """Backend, policy with its bridge, chain and zone are read, whatever the case of the keys."""
+    conf = parse_keys(
         Backend=backend, ingresspolicy="isolated", iptablesAdminChainName="MINE", firewalldZone="work",
         prevResult=result(BRIDGE, {"name": "eth0", "sandbox": "/x"}),
     )  # fmt: skip
-    found = own.spec
-    assert (own.backend, found.policy, found.bridge) == (backend, "isolated", "cni0")
-    assert (found.admin_chain, found.zone) == ("MINE", "work")
+    spec = conf.spec
+    assert (conf.backend, spec.policy, spec.bridge) == (backend, "isolated", "cni0")
+    assert (spec.admin_chain, spec.zone) == ("MINE", "work")
 
 
-def test_an_unknown_backend_is_told(capsys):
-    """A backend that there is none of means any that works, as with the reference, and that is said."""
-    assert parsed(backend="ufw").backend == ""
-    assert "'ufw' is none of" in capsys.readouterr().err
+def test_unknown_backend_is_reported(capsys):
+    """An unknown backend selects one automatically, as in the reference plugin, with a message on stderr."""
+    assert parse_keys(backend="ufw").backend == ""
+    assert "'ufw' is not one of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["backend", "iptablesAdminChainName", "firewalldZone", "ingressPolicy"])
 @pytest.mark.parametrize("value", [1, True, [], {}])
 def test_types_are_strict(key, value):
-    """Another type than text is refused with the key."""
-    assert f'"{key}"' in error(**{key: value}).msg
+    """A value that is not a string is refused with an error that names the key."""
+    assert f'"{key}"' in parse_error(**{key: value}).msg
 
 
 @pytest.mark.parametrize(
     "name", ["a" * 29, "-x", "!x", "a b", 'a"b', "a'b", "a\\b", "a\nb", "a\x01", "ü", "ACCEPT", "CNI-FORWARD"]
 )
-def test_names_of_chains(name):
-    """What iptables would not take for one word, and names that are taken, are refused."""
-    assert '"iptablesAdminChainName"' in error(iptablesAdminChainName=name).msg
+def test_invalid_chain_names(name):
+    """Chain names that iptables does not read as one word, or that are already in use, are refused."""
+    assert '"iptablesAdminChainName"' in parse_error(iptablesAdminChainName=name).msg
 
 
 def test_a_policy_without_addresses_needs_no_interface():
-    """Where there is no address nothing is to be done, so that no interface is asked for."""
-    assert parsed(ingressPolicy="isolated", prevResult={**result(), "ips": []}).spec.bridge == ""
+    """Without addresses there is nothing to do, and no interface is required."""
+    assert parse_keys(ingressPolicy="isolated", prevResult={**result(), "ips": []}).spec.bridge == ""
 
 
 @pytest.mark.parametrize("interfaces", [(), ({"name": "eth0", "sandbox": "/x"},), ({"name": ""},)])
 def test_a_policy_needs_an_interface_of_the_host(interfaces):
     """The first interface must be one of the host, with a name."""
-    failure = error(ingressPolicy="same-bridge", prevResult=result(*interfaces))
+    failure = parse_error(ingressPolicy="same-bridge", prevResult=result(*interfaces))
     assert "make sure to chain" in failure.msg + failure.details
 
 
 @pytest.mark.parametrize("name", ["a" * 16, "a b", "a/b", "..", "a\0b", "%d"])
 @pytest.mark.parametrize("policy", ["same-bridge", "isolated"])
-def test_names_that_no_interface_has(name, policy):
-    """A policy is not made for a name that the kernel would cut, or not take; such a port is nobody's."""
-    failure = error(ingressPolicy=policy, prevResult=result({"name": name}))
+def test_invalid_interface_names(name, policy):
+    """A policy is refused for a bridge name that the kernel truncates or refuses; such a port is ignored."""
+    failure = parse_error(ingressPolicy=policy, prevResult=result({"name": name}))
     assert repr(name) in failure.msg
-    assert parsed(ingressPolicy=policy, prevResult=result(BRIDGE, {"name": name})).spec.ports == ()
+    assert parse_keys(ingressPolicy=policy, prevResult=result(BRIDGE, {"name": name})).spec.ports == ()
 
 
-def test_del_reads_what_can_be_read():
-    """DEL takes addresses, the first interface of the host and the zone, whatever else is wrong."""
-    own = parse_leniently(ARGS, netconf({"ingressPolicy": 5, "firewalldZone": "work", "prevResult": result(BRIDGE)}))
-    assert (len(own.addresses), own.bridge, own.zone) == (2, "cni0", "work")
-    broken = parse_leniently(ARGS, netconf({"firewalldZone": 5, "prevResult": {"ips": 5}}))
+def test_del_ignores_invalid_keys():
+    """DEL reads addresses, the first interface of the host and the zone, whatever else is invalid."""
+    spec = parse_leniently(
+        ARGS, parse_net_conf({"ingressPolicy": 5, "firewalldZone": "work", "prevResult": result(BRIDGE)})
+    )
+    assert (len(spec.addresses), spec.bridge, spec.zone) == (2, "cni0", "work")
+    broken = parse_leniently(ARGS, parse_net_conf({"firewalldZone": 5, "prevResult": {"ips": 5}}))
     assert (broken.addresses, broken.bridge, broken.zone) == ((), "", "trusted")
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON))
 def test_any_configuration_gives_a_value_or_an_error(keys):
-    """Whatever the configuration holds, there is a value or a CniError with code 7, and DEL always gets a value."""
-    conf = netconf(keys)
-    parse_leniently(ARGS, conf)
-    failure = failure_of(lambda: parse(ARGS, conf, conf.prev_result()), CniError)
+    """Any configuration is parsed to a value or to a CniError with code 7, and DEL always gets a value."""
+    net_conf = parse_net_conf(keys)
+    parse_leniently(ARGS, net_conf)
+    failure = failure_of(lambda: parse(ARGS, net_conf, net_conf.prev_result()), CniError)
     assert failure is None or failure.code == 7

@@ -27,7 +27,7 @@ def listing():
         f"-A POSTROUTING -s 10.22.0.3/32 {cut} -j CNI-0123456789abcdef01234567",
         "-A POSTROUTING -j CNI-HOSTPORT-MASQ",
         f"-A CNI-HOSTPORT-DNAT -p tcp {second} -m multiport --dports 8080,8081 -j {ports}",
-        f"-A CNI-FORWARD-OWNERS -s 10.22.0.2/32 {iptables_rules.owner('net', ATTACHMENT)}",
+        f"-A CNI-FORWARD-OWNERS -s 10.22.0.2/32 {iptables_rules.owner_comment('net', ATTACHMENT)}",
     ]
 
 
