@@ -44,7 +44,7 @@ ADDED = {
     "tuning": [
         r'^set "eth0" .*to MTU 1400',
         r"^sysctl -w net/ipv4/conf/eth0/arp_filter=1$",
-        r"^save what eth0 was like",
+        r"^save the attributes of eth0",
     ],
 }
 DELETED = {

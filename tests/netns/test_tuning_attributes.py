@@ -231,7 +231,7 @@ def test_what_cannot_be_restored(tuning, sandbox, before):
     (path,) = tuning.data_dir.iterdir()
     path.write_text(json.dumps(net.backup(sandbox) | {"mtu": 60}))
     said = net.delete(sandbox)
-    assert said.startswith('tuning: "eth0" is not as it was: set "eth0" to MTU 60: invalid argument')
+    assert said.startswith('tuning: cannot restore "eth0": set "eth0" to MTU 60: invalid argument')
     assert (now(sandbox), net.backups()) == (first | {"mtu": 1300}, {})
 
 

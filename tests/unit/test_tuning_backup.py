@@ -1,8 +1,9 @@
-"""tuning's backups as files (plugins.tuning.backup): whose they are, of which life, what goes and what stays."""
+"""Tuning's backup files (plugins.tuning.backup): their owner, the life of the container, restoring and collecting."""
 
 import errno
 import json
 import os
+from functools import partial
 from hashlib import sha512
 
 import pytest
@@ -29,10 +30,10 @@ def backup(tmp_path):
     return Backup(f"{tmp_path}/above/tuning", "net", "cid", "eth0")
 
 
-def content(tmp_path):
-    """Returns every file below the directory above, by its path."""
-    found = (path for path in tmp_path.rglob("*") if path.is_file())
-    return {str(path.relative_to(tmp_path / "above")): path.read_text() for path in found}
+def read_files(tmp_path):
+    """Returns the content of every file in `above`, by relative path."""
+    paths = (path for path in tmp_path.rglob("*") if path.is_file())
+    return {str(path.relative_to(tmp_path / "above")): path.read_text() for path in paths}
 
 
 def save(backup, saved):
@@ -40,23 +41,23 @@ def save(backup, saved):
         backup.save(saved, undo)
 
 
-def test_what_is_saved_is_found(backup, tmp_path):
-    """A backup has the reference's bytes, names and mode; the note is beside; both go together."""
+def test_backup_is_saved_loaded_and_removed(backup, tmp_path):
+    """A backup has the reference plugin's content, name and mode, and is removed together with its note."""
     assert backup.load() is None
     save(backup, WHOLE)
     assert backup.load() == WHOLE
-    files = content(tmp_path)
+    files = read_files(tmp_path)
     assert files.keys() == {"tuning/cid_eth0.json", "tuning.podwire/cid_eth0.json"}
     assert files["tuning/cid_eth0.json"] == TEXT
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "above").rglob("*")}
     assert modes == {"tuning": 0o700, "tuning.podwire": 0o700, "cid_eth0.json": 0o600}
     for _ in range(2):
         backup.remove()
-        assert content(tmp_path) == {}
+        assert read_files(tmp_path) == {}
 
 
-def test_the_first_values_count(backup):
-    """Of the same life, and of an unknown one, what is saved stays and what it lacks is added."""
+def test_first_values_are_kept(backup):
+    """A further save in the same life of the container only adds missing values; one in another life replaces all."""
     save(backup, Saved(Attributes(mtu=9000), None, "a"))
     save(backup, Saved(Attributes(mtu=1500, tx_queue=7), 4000, "a"))
     assert backup.load() == Saved(Attributes(mtu=9000, tx_queue=7), 4000, "a")
@@ -66,9 +67,9 @@ def test_the_first_values_count(backup):
     assert backup.load() == Saved(Attributes(mtu=1), None, "b")
 
 
-def test_what_was_there_is_put_back(backup, tmp_path):
-    """After a failure there is what there was: nothing, a backup of another life, one of this life, the reference's."""
-    theirs = tmp_path / "above/tuning/cid_eth0.json"
+def test_failed_add_restores_the_previous_backup(backup, tmp_path):
+    """A failed ADD restores the previous state: no backup, another life's, this life's or the reference plugin's."""
+    reference_file = tmp_path / "above/tuning/cid_eth0.json"
 
     def fail():
         with Undo() as undo:
@@ -80,14 +81,14 @@ def test_what_was_there_is_put_back(backup, tmp_path):
             save(backup, before)
         assert failure_of(fail, OSError)
         assert backup.load() == before
-    theirs.write_text('{"mtu": 7}')
+    reference_file.write_text('{"mtu": 7}')
     assert failure_of(fail, OSError)
     assert backup.load() == Saved(Attributes(mtu=7))
-    assert content(tmp_path).keys() == {"tuning/cid_eth0.json"}
+    assert read_files(tmp_path).keys() == {"tuning/cid_eth0.json"}
 
 
-def test_a_file_that_others_wrote_has_no_note(backup, tmp_path):
-    """A note is of one file: when that was written again, in place or anew, its life is unknown."""
+def test_rewritten_file_has_no_valid_note(backup, tmp_path):
+    """The life in a note is unknown once the file was written again, in place or as a new file."""
     path = tmp_path / "above/tuning/cid_eth0.json"
     for write in (lambda: path.write_text(TEXT), lambda: (path.unlink(), path.write_text(TEXT))):
         save(backup, WHOLE)
@@ -96,8 +97,8 @@ def test_a_file_that_others_wrote_has_no_note(backup, tmp_path):
         backup.remove()
 
 
-def test_links_are_not_followed(backup, tmp_path):
-    """A link in the place of a backup, a draft or a note is neither read nor written through, and DEL removes it."""
+def test_symbolic_links_are_not_followed(backup, tmp_path):
+    """A symbolic link in place of a backup, a draft or a note is never followed, and DEL removes it."""
     target = tmp_path / "target"
     for name in ("tuning/cid_eth0.json", f"tuning/{DRAFT}cid_eth0.json", "tuning.podwire/cid_eth0.json"):
         target.write_text(TEXT)
@@ -111,21 +112,22 @@ def test_links_are_not_followed(backup, tmp_path):
         assert not path.is_symlink()
 
 
-def test_a_directory_that_cannot_be(tmp_path):
-    """Where no file can be made the error names path and cure, and loading and removing find nothing."""
+def test_unusable_directory(tmp_path):
+    """If files cannot be created the error names path and fix, and loading and removing succeed without a backup."""
     (tmp_path / "file").touch()
     for data_dir in ("file", "file/x", "d" * 300):
         backup = Backup(f"{tmp_path}/{data_dir}", "net", "cid", "eth0")
         assert backup.load() is None
         backup.remove()
-        error = failure_of(lambda backup=backup: save(backup, WHOLE), CniError)
+        error = failure_of(partial(save, backup, WHOLE), CniError)
+        assert error
         assert error.code == 5
         assert error.msg.startswith("failed to save file eth0.json: ")
         assert "dataDir" in error.details
 
 
-def test_a_long_container_id(tmp_path):
-    """An ID that no file's name has room for is saved, too, and its backup is found by GC."""
+def test_long_container_id(tmp_path):
+    """A backup of a container ID that is too long for a file name is saved, loaded and collected."""
     backup = Backup(str(tmp_path / "tuning"), "net", "c" * 256, "eth0")
     save(backup, WHOLE)
     assert backup.load() == WHOLE
@@ -135,30 +137,30 @@ def test_a_long_container_id(tmp_path):
     assert backup.load() is None
 
 
-ALIKE = (("a", "b_c"), ("a_b", "c"))  # the reference calls both files a_b_c.json
+SAME_NAME = (("a", "b_c"), ("a_b", "c"))  # the reference plugin names both files a_b_c.json
 
 
-def of_an_earlier_release(data_dir, attachment, monkeypatch):
-    """Saves a backup under the reference's name with a note, as earlier releases did."""
+def save_like_earlier_release(data_dir, attachment, monkeypatch):
+    """Saves a backup with a note under the reference plugin's name, like earlier releases."""
     with monkeypatch.context() as patched:
         patched.setattr(backup_module, "_names", lambda item: ("_".join(item) + ".json",) * 2)
         save(Backup(data_dir, "net", *attachment), WHOLE)
 
 
-def test_attachments_of_which_the_reference_gives_both_the_same_name(tmp_path):
-    """Each has a backup of its own: saving, loading, removing and collecting one leaves the other alone."""
+def test_attachments_with_the_same_name_in_the_reference_plugin(tmp_path):
+    """Saving, loading, removing and collecting one backup does not affect the other."""
     data_dir = str(tmp_path / "tuning")
-    pair = [Backup(data_dir, "net", *attachment) for attachment in ALIKE]
+    backups = [Backup(data_dir, "net", *attachment) for attachment in SAME_NAME]
     saved = [Saved(Attributes(mtu=mtu), None, f"life {mtu}") for mtu in (1400, 9000)]
-    for one, values in zip(pair, saved, strict=True):
-        save(one, values)
-    assert [one.load() for one in pair] == saved
-    assert sorted(list_attachments(data_dir)) == [("net", Attachment(*attachment)) for attachment in ALIKE]
-    pair[0].remove()
-    assert [one.load() for one in pair] == [None, saved[1]]
-    save(pair[0], saved[0])
-    assert collect(data_dir, "net", [Attachment(*ALIKE[0])]) == 0
-    assert [one.load() for one in pair] == [saved[0], None]
+    for backup, values in zip(backups, saved, strict=True):
+        save(backup, values)
+    assert [backup.load() for backup in backups] == saved
+    assert sorted(list_attachments(data_dir)) == [("net", Attachment(*attachment)) for attachment in SAME_NAME]
+    backups[0].remove()
+    assert [backup.load() for backup in backups] == [None, saved[1]]
+    save(backups[0], saved[0])
+    assert collect(data_dir, "net", [Attachment(*SAME_NAME[0])]) == 0
+    assert [backup.load() for backup in backups] == [saved[0], None]
 
 
 @pytest.mark.parametrize(
@@ -175,46 +177,46 @@ def test_attachments_of_which_the_reference_gives_both_the_same_name(tmp_path):
         (("c", "_"), False),
     ],
 )
-def test_the_reference_name_is_used_unless_another_attachment_may_have_it(tmp_path, attachment, is_shared):
-    """Only where another ID and a name of at most 15 characters join to the same text, the name has a hash."""
+def test_file_name_has_a_hash_if_another_attachment_may_share_it(tmp_path, attachment, is_shared):
+    """A file name has a hash only if another ID and an interface name of at most 15 characters give the same name."""
     save(Backup(str(tmp_path), "net", *attachment), WHOLE)
     assert ("_".join(attachment) + ".json" in os.listdir(tmp_path)) != is_shared
 
 
-def test_a_file_of_the_reference_under_a_shared_name(tmp_path):
-    """It is loaded for either attachment, not mixed into what ADD saves, and goes only on demand."""
+def test_reference_file_with_a_shared_name(tmp_path):
+    """The reference plugin's file is loaded for both attachments, not merged by ADD, and removed only on demand."""
     data_dir, shared = str(tmp_path), tmp_path / "a_b_c.json"
     shared.write_text('{"mtu": 7}')
-    one, other = (Backup(data_dir, "net", *attachment) for attachment in ALIKE)
+    one, other = (Backup(data_dir, "net", *attachment) for attachment in SAME_NAME)
     assert one.load() == other.load() == Saved(Attributes(mtu=7), is_shared=True)
     save(one, WHOLE)
     assert one.load() == WHOLE
     for _ in range(2):
         one.remove()
         assert shared.exists()
-    assert collect(data_dir, "net", [Attachment(*ALIKE[0])]) == 0
+    assert collect(data_dir, "net", [Attachment(*SAME_NAME[0])]) == 0
     assert collect(data_dir, "net", []) == 1
     other.remove(shared=True)
     assert not shared.exists()
 
 
-def test_a_backup_of_an_earlier_release_under_a_shared_name(tmp_path, monkeypatch):
-    """Its note says whose it is: that attachment's alone, for DEL as for GC."""
+def test_backup_of_an_earlier_release_with_a_shared_name(tmp_path, monkeypatch):
+    """The backup belongs only to the attachment that its note names, for DEL and GC."""
     data_dir = str(tmp_path / "tuning")
-    one, other = (Backup(data_dir, "net", *attachment) for attachment in ALIKE)
-    for take_away in (one.remove, lambda: collect(data_dir, "net", [Attachment(*ALIKE[1])])):
-        of_an_earlier_release(data_dir, ALIKE[0], monkeypatch)
+    one, other = (Backup(data_dir, "net", *attachment) for attachment in SAME_NAME)
+    for remove in (one.remove, lambda: collect(data_dir, "net", [Attachment(*SAME_NAME[1])])):
+        save_like_earlier_release(data_dir, SAME_NAME[0], monkeypatch)
         assert (one.load(), other.load()) == (WHOLE, None)
-        assert list_attachments(data_dir) == [("net", Attachment(*ALIKE[0]))]
+        assert list_attachments(data_dir) == [("net", Attachment(*SAME_NAME[0]))]
         other.remove(shared=True)
         assert one.load() == WHOLE
-        assert not take_away()
+        assert not remove()
         assert one.load() is None
         assert os.listdir(data_dir) == os.listdir(f"{data_dir}.podwire") == []
 
 
-def test_what_goes_and_what_stays(tmp_path):
-    """Of a network's attachments what is not listed goes; another's stays, and what names no network is counted."""
+def test_gc_removes_stale_backups(tmp_path):
+    """GC removes the backups of the network's unlisted attachments, and counts backups that name no network."""
     data_dir = str(tmp_path / "tuning")
     for network, container_id in (("net", "keep"), ("net", "stale"), ("net2", "stale2")):
         save(Backup(data_dir, network, container_id, "eth0"), WHOLE)
@@ -223,14 +225,21 @@ def test_what_goes_and_what_stays(tmp_path):
     valid = [Attachment("keep", "eth0"), Attachment("live", "eth0")]
     for _ in range(2):
         assert collect(data_dir, "net", valid) == 1
-    left = {"keep_eth0.json", "stale2_eth0.json", "theirs_eth0.json", "live_eth0.json", "README", "~draft_eth0.json"}
-    assert set(os.listdir(data_dir)) == left
+    remaining = {
+        "keep_eth0.json",
+        "stale2_eth0.json",
+        "theirs_eth0.json",
+        "live_eth0.json",
+        "README",
+        "~draft_eth0.json",
+    }
+    assert set(os.listdir(data_dir)) == remaining
     assert set(os.listdir(f"{data_dir}.podwire")) == {"keep_eth0.json", "stale2_eth0.json"}
     assert collect(str(tmp_path / "none"), "net", []) == 0
 
 
-def test_a_note_under_another_name(tmp_path):
-    """A note that names another attachment than its own name says proves nothing."""
+def test_note_with_another_file_name(tmp_path):
+    """A note whose file name does not match its attachment is ignored."""
     data_dir = str(tmp_path / "tuning")
     save(Backup(data_dir, "net", "cid", "eth0"), WHOLE)
     note = tmp_path / "tuning.podwire" / "cid_eth0.json"
@@ -240,8 +249,8 @@ def test_a_note_under_another_name(tmp_path):
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
-def test_any_bytes(tmp_path_factory, data):
-    """Whatever a backup or a note holds, it is values or none."""
+def test_any_bytes_can_be_loaded(tmp_path_factory, data):
+    """Any content of a backup or a note is loaded without an error."""
     directory = tmp_path_factory.mktemp("any")
     backup = Backup(str(directory / "tuning"), "net", "cid", "eth0")
     save(backup, WHOLE)
@@ -254,8 +263,8 @@ def test_any_bytes(tmp_path_factory, data):
     assert backup.load() is None
 
 
-def test_what_a_killed_add_left_is_collected(tmp_path):
-    """A draft of this network goes with GC, and its note if that was not finished; those listed stay, and others'."""
+def test_gc_removes_drafts_of_a_killed_add(tmp_path):
+    """GC removes this network's drafts and incomplete notes, but not those of valid attachments or other networks."""
     data_dir, notes = tmp_path / "tuning", tmp_path / "tuning.podwire"
     save(Backup(str(data_dir), "net2", "noted", "eth0"), WHOLE)
     other = f"~{sha512(b'net2').hexdigest()[:16]}_cid_eth0.json"

@@ -1,6 +1,7 @@
-"""The configuration of tuning as a value (plugins.tuning.conf), and what is saved of an interface."""
+"""Parsing of tuning's configuration (plugins.tuning.conf), and the attributes of an interface."""
 
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ NOTHING = TuningConf((), Attributes(), "", mtu_both_ends=False, data_dir=DATA_DI
 MACS = {number: f"02:00:00:00:00:0{number}" for number in range(5)}
 
 
-def parsed(keys, *, args="", ifname="eth0", text=None):
+def parse_keys(keys, *, args="", ifname="eth0", text=None):
     stdin = text or json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "tuning", **keys}).encode()
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c", "CNI_NETNS": "/n", "CNI_PATH": "/p"}
     invocation = from_env({**env, "CNI_IFNAME": ifname, "CNI_ARGS": args})
@@ -27,54 +28,62 @@ def parsed(keys, *, args="", ifname="eth0", text=None):
     return parse(invocation, cni_conf.parse(stdin))
 
 
-def test_nothing():
-    """An empty configuration asks for nothing, as do false, 0, "" and null where these mean nothing."""
+def parse_error(keys, **options):
+    """Returns the error of an invalid configuration."""
+    error = failure_of(partial(parse_keys, keys, **options), CniError)
+    assert error
+    return error
+
+
+def test_empty_configuration():
+    """An empty configuration is idle, and so is one with false, 0, "" or null in keys where these have no effect."""
     for keys in ({}, {"promisc": False, "mtu": 0, "mac": "", "sysctl": {}, "dataDir": "", "args": {"cni": {}}}):
-        assert parsed(keys) == NOTHING
-        assert parsed(keys).is_idle
-    assert parsed({"allmulti": None, "txQLen": None, "sysctl": None}) == NOTHING
+        assert parse_keys(keys) == NOTHING
+        assert parse_keys(keys).is_idle
+    assert parse_keys({"allmulti": None, "txQLen": None, "sysctl": None}) == NOTHING
 
 
-def test_false_and_zero_that_act():
-    """`allmulti` false and `txQLen` 0 are asked for."""
-    assert parsed({"allmulti": False, "txQLen": 0}).attributes == Attributes(allmulti=False, tx_queue=0)
-    assert not parsed({"txQLen": 0}).is_idle
+def test_false_and_zero_are_configured():
+    """`allmulti` false and `txQLen` 0 count as configured values."""
+    assert parse_keys({"allmulti": False, "txQLen": 0}).attributes == Attributes(allmulti=False, tx_queue=0)
+    assert not parse_keys({"txQLen": 0}).is_idle
 
 
-def test_args_are_the_strongest():
-    """What args.cni has outweighs the plain key; what it has as false or 0 does so only where that acts."""
+def test_args_take_precedence():
+    """A key in args.cni takes precedence over the plain key; false and 0 do only where they have an effect."""
     plain = {"mtu": 1400, "promisc": True, "allmulti": True, "txQLen": 5}
     strong = {"mtu": 0, "promisc": False, "allmulti": False, "txQLen": 0}
-    found = parsed({**plain, "args": {"cni": strong}}).attributes
-    assert found == Attributes(promisc=True, mtu=1400, allmulti=False, tx_queue=0)
-    assert parsed({**strong, "args": {"cni": plain}}).attributes == Attributes(None, True, 1400, True, 5)
+    assert parse_keys({**plain, "args": {"cni": strong}}).attributes == Attributes(
+        promisc=True, mtu=1400, allmulti=False, tx_queue=0
+    )
+    assert parse_keys({**strong, "args": {"cni": plain}}).attributes == Attributes(None, True, 1400, True, 5)
 
 
 @pytest.mark.parametrize("strongest", [1, 2, 3, 4])
-def test_which_mac_counts(strongest):
-    """The order is args.cni, the runtime's, CNI_ARGS, the plain key; the text stays as it is written."""
+def test_precedence_of_macs(strongest):
+    """MACs take precedence in the order args.cni, runtimeConfig, CNI_ARGS, plain key, and keep their spelling."""
     keys = {
         "mac": MACS[4],
         "runtimeConfig": {"mac": MACS[2] if strongest <= 2 else ""},
         "args": {"cni": {"mac": MACS[1] if strongest == 1 else ""}},
     }
-    found = parsed(keys, args=f"MAC={MACS[3]}" if strongest <= 3 else "")
-    assert (found.mac, found.attributes.mac) == (MACS[strongest], bytes([2, 0, 0, 0, 0, strongest]))
-    assert parsed({"mac": "02-00-00-00-00-AA"}).mac == "02-00-00-00-00-AA"
+    conf = parse_keys(keys, args=f"MAC={MACS[3]}" if strongest <= 3 else "")
+    assert (conf.mac, conf.attributes.mac) == (MACS[strongest], bytes([2, 0, 0, 0, 0, strongest]))
+    assert parse_keys({"mac": "02-00-00-00-00-AA"}).mac == "02-00-00-00-00-AA"
 
 
-def test_a_directory_that_is_no_path():
-    """A NUL in `dataDir` is refused, and DEL looks where backups are by default."""
+def test_invalid_data_dir():
+    """A NUL in `dataDir` is refused, and DEL uses the default directory."""
     text = json.dumps({"name": "net", "type": "tuning", "dataDir": "/x\0y"}).encode()
-    assert failure_of(lambda: parsed({}, text=text), CniError).code == 7
+    assert parse_error({}, text=text).code == 7
     assert lenient_data_dir(cni_conf.parse(text)) == DATA_DIR
 
 
-def test_keys_of_sysctls():
-    """Dots are slashes, the first IFNAME is the interface with its dots, and the order is the text's."""
+def test_sysctl_keys():
+    """Dots become slashes, the first IFNAME becomes the interface's name with its dots, and the order is kept."""
     keys = {"net.b": "1", "net/a": "2", "net.ipv4.conf.IFNAME.IFNAME": "3", "/net//./c/": "4"}
-    found = parsed({"sysctl": keys, "args": {"cni": {"sysctl": {"net/a": "5", "net.z": "6"}}}}, ifname="eth0.5")
-    assert found.sysctls == (
+    conf = parse_keys({"sysctl": keys, "args": {"cni": {"sysctl": {"net/a": "5", "net.z": "6"}}}}, ifname="eth0.5")
+    assert conf.sysctls == (
         Sysctl("net.b", "b", "1"),
         Sysctl("net/a", "a", "5"),
         Sysctl("net.ipv4.conf.IFNAME.IFNAME", "ipv4/conf/eth0.5/IFNAME", "3"),
@@ -84,73 +93,73 @@ def test_keys_of_sysctls():
 
 
 @pytest.mark.parametrize("key", ["kernel.hostname", "net", "net/", "", "netx.core", "net.a\0b", "/proc/sys/net/a"])
-def test_keys_outside_net(key):
-    """A key that does not lead below net is refused in the reference's words."""
-    error = failure_of(lambda: parsed({"sysctl": {key: "1"}}), CniError)
+def test_sysctl_keys_that_are_not_below_net(key):
+    """A key outside net is refused with the reference plugin's text."""
+    error = parse_error({"sysctl": {key: "1"}})
     assert (error.code, error.msg) == (7, f'invalid net sysctl key: "{key.replace(".", "/")}"')
 
 
-def test_a_key_that_stands_twice():
-    """Only the text itself, and only the plain map, can have a key twice."""
+def test_repeated_sysctl_key():
+    """A key that is literally repeated in the plain map is refused; in args.cni, and in another spelling, it is not."""
     head = '{"cniVersion": "1.1.0", "name": "net", "type": "tuning", '
     twice = '{"net.a": "1", "net.b": "2", "net.a": "1"}'
     for text in (f'"sysctl": {twice}', f'"SysCtl": {twice}'):
-        error = failure_of(lambda text=text: parsed({}, text=f"{head}{text}}}".encode()), CniError)
+        error = parse_error({}, text=f"{head}{text}}}".encode())
         assert (error.code, error.msg) == (7, "duplicated sysctl keys are not allowed")
         assert "net.a" in error.details
-    assert len(parsed({}, text=f'{head}"args": {{"cni": {{"sysctl": {twice}}}}}}}'.encode()).sysctls) == 2
-    assert len(parsed({}, text=f'{head}"sysctl": {{"net.a": "1", "net/a": "2"}}}}'.encode()).sysctls) == 2
+    assert len(parse_keys({}, text=f'{head}"args": {{"cni": {{"sysctl": {twice}}}}}}}'.encode()).sysctls) == 2
+    assert len(parse_keys({}, text=f'{head}"sysctl": {{"net.a": "1", "net/a": "2"}}}}'.encode()).sysctls) == 2
 
 
 @given(JSON)
-def test_anything(value):
-    """Whatever a key holds, there is a value or an error with a code, and where backups are is always known."""
+def test_any_value_is_parsed(value):
+    """Any value of a key is parse_keys to a configuration or to an error with code 7, and DEL always gets a dataDir."""
     for key in ("sysctl", "mac", "mtu", "promisc", "allmulti", "txQLen", "dataDir", "mtuBothEnds", "args"):
-        failure = failure_of(lambda key=key: parsed({key: value}), CniError)
+        failure = failure_of(partial(parse_keys, {key: value}), CniError)
         assert failure is None or failure.code == 7
         text = json.dumps({"name": "net", "type": "tuning", key: value}).encode()
         assert lenient_data_dir(cni_conf.parse(text))
 
 
-def a_link(**values):
+def make_link(**values):
     """Returns a link as the kernel describes it."""
-    found = {"index": 2, "name": "eth0", "mac": MACS[1], "mtu": 1500, "flags": 0, "kind": "veth", "master": 0}
-    return Link(**{**found, "iflink": 0, "iflink_nsid": None, "operstate": 6, "tx_queue": 1000, **values})
+    defaults = {"index": 2, "name": "eth0", "mac": MACS[1], "mtu": 1500, "flags": 0, "kind": "veth", "master": 0}
+    return Link(**{**defaults, "iflink": 0, "iflink_nsid": None, "operstate": 6, "tx_queue": 1000, **values})
 
 
-def test_attributes_of_a_link():
-    """What a link has, and what of it is saved for what is asked for."""
-    whole = attributes.of_link(a_link(flags=0x300))
+def test_attributes_of_make_link():
+    """Attributes are read from a link and reduced to the configured ones."""
+    whole = attributes.of_link(make_link(flags=0x300))
     assert whole == Attributes(bytes([2, 0, 0, 0, 0, 1]), True, 1500, True, 1000)
-    assert attributes.of_link(a_link(mac="")).mac is None
+    assert attributes.of_link(make_link(mac="")).mac is None
     assert whole.only(Attributes(mtu=1, tx_queue=0)) == Attributes(mtu=1500, tx_queue=1000)
     assert Attributes(mtu=1).with_defaults(whole) == Attributes(whole.mac, True, 1, True, 1000)
     assert not Attributes()
     assert Attributes(allmulti=False)
 
 
-def test_one_message_or_one_for_each():
-    """All is set in one message; restored is each in one of its own, in the reference's order."""
+def test_requests_for_attributes():
+    """Attributes are set in one message, and restored in one message each, in the reference plugin's order."""
     whole = Attributes(bytes([2, 0, 0, 0, 0, 1]), True, 1400, False, 0)
-    request = whole.request(a_link())
+    request = whole.request(make_link())
     assert (request.values["flags"], request.values["change"]) == (0x100, 0x300)
     assert [name for name, _ in request.attributes] == ["IFLA_ADDRESS", "IFLA_MTU", "IFLA_TXQLEN"]
-    doing = [item.description for item in whole.requests(a_link())]
+    descriptions = [item.description for item in whole.requests(make_link())]
     words = ("to MTU 1400", "to address 02:00:00:00:00:01", "promiscuous", "not all-multicast", "to a queue of 0")
-    assert doing == [f'set "eth0" {word}' for word in words]
+    assert descriptions == [f'set "eth0" {word}' for word in words]
 
 
 @pytest.mark.parametrize(("mtu", "limits", "refused"), [(67, (68, 0), True), (68, (68, 0), False), (9, (0, 8), True)])
-def test_mtus_that_a_link_takes(mtu, limits, refused):
-    """An MTU outside the link's limits is refused; no upper limit is none."""
-    own = a_link(min_mtu=limits[0], max_mtu=limits[1])
-    failure = failure_of(lambda: attributes.validate(own, Attributes(mtu=mtu)), CniError)
+def test_mtu_limits_of_make_link(mtu, limits, refused):
+    """An MTU outside the link's limits is refused; a maximum of 0 means no limit."""
+    target = make_link(min_mtu=limits[0], max_mtu=limits[1])
+    failure = failure_of(lambda: attributes.validate(target, Attributes(mtu=mtu)), CniError)
     assert bool(failure) == refused
     assert not failure or failure.msg == f'failed to set "eth0" to MTU {mtu}: invalid argument'
 
 
-def test_a_mac_of_another_length():
-    """A MAC longer than the link's is refused, as the kernel would take the beginning of it."""
+def test_mac_of_another_length():
+    """A MAC longer than the link's is refused, since the kernel would truncate it."""
     for mac in (bytes(8), bytes(20)):
-        assert failure_of(lambda mac=mac: attributes.validate(a_link(), Attributes(mac=mac)), CniError)
-    assert not failure_of(lambda: attributes.validate(a_link(), Attributes(mac=bytes(6))), CniError)
+        assert failure_of(partial(attributes.validate, make_link(), Attributes(mac=mac)), CniError)
+    assert not failure_of(lambda: attributes.validate(make_link(), Attributes(mac=bytes(6))), CniError)
