@@ -76,10 +76,11 @@ ROOMS: tuple[str, ...] = (
     "kernel",
     "plugins/bandwidth",
     "plugins/bridge",
-    "plugins/firewall/spec.py",
+    "plugins/firewall",
     "plugins/loopback",
     "plugins/portmap",
     "plugins/ptp",
+    "plugins/tuning",
     "podwire",
     "process",
 )
