@@ -137,7 +137,7 @@ class Del(Scenario):
         if outcome.status or self.misinformed:
             defects = self.failure(self.run(), "DEL repeated")
         # Settings that DEL did not restore end with the pod.
-        self.restore_settings(everything=self.misinformed or "is not as it was" in outcome.stderr)
+        self.restore_settings(everything=self.misinformed or "cannot restore" in outcome.stderr)
         defects += self.compare(self.detached_state)
         if not self.dirty:
             self.prepare()
