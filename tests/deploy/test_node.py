@@ -42,7 +42,7 @@ def test_the_node_object_is_asked_for(node, serve, address):
     (node.path / "node" / "node.json").unlink()
     server = serve(address, (200, NODE))
     said(node.ask(server))
-    assert server.seen == ["/api/v1/nodes/worker-1"]
+    assert server.requested_paths == ["/api/v1/nodes/worker-1"]
     written = node.path / "node" / "node.json"
     assert json.loads(written.read_text()) == NODE
     assert (written.stat().st_uid, written.stat().st_mode & 0o777) == (65534, 0o644)
@@ -54,7 +54,7 @@ def test_an_api_server_that_is_not_ready_is_asked_again(node, serve):
     """An API server that starts is asked again, and what it said before is not in the file."""
     server = serve("127.0.0.1", (503, {**REFUSAL, "message": "not yet " * 2000}), (200, NODE))
     said(node.ask(server))
-    assert len(server.seen) == 2
+    assert len(server.requested_paths) == 2
     assert json.loads((node.path / "node" / "node.json").read_text()) == NODE
 
 
@@ -73,7 +73,7 @@ def test_another_authority_is_not_trusted(node, serve):
     other = ("-newkey", "ed25519", "-nodes", "-subj", "/CN=other", "-keyout", "/dev/null")
     server.ca = output("openssl", "req", "-x509", *other)
     assert "certificate" in said(node.ask(server), status=1)
-    assert server.seen == []
+    assert server.requested_paths == []
 
 
 @pytest.mark.parametrize("spec", [{}, {"podCIDR": None}, {"podCIDR": ""}])

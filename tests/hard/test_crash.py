@@ -80,7 +80,7 @@ class Scene:
 
 def scene(node: Node, verb: str, place: int) -> Scene:
     """Brings a node to where the verb of the plugin at `place` in the list is next."""
-    pod, chain = node.pod(), node.asking()
+    pod, chain = node.pod(), node.with_capabilities()
     run = node.runner(pod)
     plugin = chain.plugins[place]
     if verb == "STATUS":
@@ -94,8 +94,10 @@ def scene(node: Node, verb: str, place: int) -> Scene:
     if verb == "GC":
         pod.delete()
         for earlier in chain.plugins[:place]:
-            node.runner(None)(earlier["type"], "GC", chain.collection(earlier, node.valid())).assert_silent()
-        return Scene(node, pod, verb, plugin["type"], chain.collection(plugin, node.valid()), result)
+            node.runner(None)(
+                earlier["type"], "GC", chain.collection(earlier, node.valid_attachments())
+            ).assert_silent()
+        return Scene(node, pod, verb, plugin["type"], chain.collection(plugin, node.valid_attachments()), result)
     for later in reversed(chain.plugins[place + 1 :]) if verb == "DEL" else ():
         run(later["type"], "DEL", chain.request(later, result)).assert_silent()
     return Scene(node, pod, verb, plugin["type"], chain.request(plugin, result), result)
@@ -103,7 +105,7 @@ def scene(node: Node, verb: str, place: int) -> Scene:
 
 def deleted(now: Scene) -> None:
     """The runtime deletes with all that it knows."""
-    now.node.asking().delete(now.node.runner(now.pod), now.result)
+    now.node.with_capabilities().delete(now.node.runner(now.pod), now.result)
 
 
 def deleted_from_memory(now: Scene) -> None:
@@ -114,13 +116,13 @@ def deleted_from_memory(now: Scene) -> None:
 def deleted_when_lost(now: Scene) -> None:
     """The sandbox disappears, then the runtime deletes."""
     now.pod.delete()
-    now.node.asking().delete(now.node.runner(now.pod), now.result)
+    now.node.with_capabilities().delete(now.node.runner(now.pod), now.result)
 
 
 def collected(now: Scene) -> None:
     """The sandbox disappears, and GC alone cleans."""
     now.pod.delete()
-    now.node.chain.collect(now.node.runner(None), now.node.valid())
+    now.node.chain.collect(now.node.runner(None), now.node.valid_attachments())
 
 
 WAYS = {
@@ -168,7 +170,7 @@ class Bench:
         if not kind.neighbour:
             node = self._fresh()
             pod = node.pod()
-            node.asking().delete(node.runner(pod), node.asking().add(node.runner(pod)))
+            node.with_capabilities().delete(node.runner(pod), node.with_capabilities().add(node.runner(pod)))
             self._shared = node.state(pod)
             self.close()
 
@@ -222,7 +224,7 @@ class Bench:
         """The runtime attaches the pod again (its sandbox, when that is gone, under a new name)."""
         node = now.node
         pod = now.pod if now.pod.exists() else node.pod()
-        chain, run = node.asking(), node.runner(pod)
+        chain, run = node.with_capabilities(), node.runner(pod)
         result = chain.add(run)
         chain.check(run, result)
         chain.delete(run, result)

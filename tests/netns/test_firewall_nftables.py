@@ -333,10 +333,10 @@ def test_what_is_accepted(network, client, new_sandbox):
     foo = FirewallNetwork(
         network.having(name="foo", bridge="foo"), {"backend": "nftables", "ingressPolicy": "same-bridge"}
     )
-    one, two = foo.add(new_sandbox()), foo.beside("bar", "bar", "10.33.0.0/16").add(new_sandbox())
+    one, two = foo.add(new_sandbox()), foo.sibling("bar", "bar", "10.33.0.0/16").add(new_sandbox())
     network.host.run("nft", "chain inet podwire_firewall forward { policy drop; }")
     assert one.reaches(OUTSIDE)
-    assert one.misses(two)
+    assert one.cannot_reach(two)
     assert not reaches(client, one.ip, within_s=1)
     for rule in (f"ip saddr {OUTSIDE} accept", f"ip saddr {one.ip} accept", f"ip daddr {one.ip} accept"):
         network.host.run("nft", f"add rule inet podwire_firewall admin {rule}")

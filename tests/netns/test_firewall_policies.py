@@ -23,7 +23,7 @@ def foo(request, network, client):
 @pytest.fixture
 def bar(foo):
     """A network on bridge bar."""
-    return foo.beside("bar", "bar", "10.33.0.0/16")
+    return foo.sibling("bar", "bar", "10.33.0.0/16")
 
 
 @pytest.mark.parametrize("policy", [None, "open"])
@@ -42,8 +42,8 @@ def test_same_bridge(foo, bar, client, new_sandbox):
     foo, bar = foo.having(ingressPolicy="same-bridge"), bar.having(ingressPolicy="same-bridge")
     one, two, three = foo.add(new_sandbox()), foo.add(new_sandbox()), bar.add(new_sandbox())
     assert one.reaches(two)
-    assert one.misses(three)
-    assert three.misses(two)
+    assert one.cannot_reach(three)
+    assert three.cannot_reach(two)
     assert one.reaches(OUTSIDE)
     assert three.reaches(OUTSIDE)
 
@@ -53,7 +53,7 @@ def test_a_policy_goes_with_its_last_pod(foo, bar, new_sandbox):
     """When the last pod with a policy is gone its bridge has none, and pods there are open."""
     foo = foo.having(ingressPolicy="same-bridge")
     one, other = foo.add(new_sandbox()), bar.having(ingressPolicy="isolated").add(new_sandbox())
-    assert one.misses(other)
+    assert one.cannot_reach(other)
     bar.delete(other)
     again, further = (bar.add(new_sandbox()) for _ in range(2))
     assert one.reaches(again)
@@ -77,9 +77,9 @@ def test_isolated(foo, bar, new_sandbox, frames_pass):
         host.run("nft", "delete table bridge podwire_firewall", check=False)
     else:
         _switch_off(host)
-    assert one.misses(two)
-    assert two.misses(three)
-    assert three.misses(two)
+    assert one.cannot_reach(two)
+    assert two.cannot_reach(three)
+    assert three.cannot_reach(two)
     assert three.reaches(four)
     for pod, gateway in ((one, "10.22.0.1"), (two, "10.22.0.1"), (three, "10.33.0.1")):
         assert pod.reaches(gateway)
@@ -92,9 +92,9 @@ def test_isolated_where_bridged_frames_pass(foo, bar, new_sandbox):
     foo.bridge.host.set_sysctl("net/bridge/bridge-nf-call-iptables", "1")
     foo, bar = foo.having(ingressPolicy="isolated"), bar.having(ingressPolicy="same-bridge")
     one, two, three, four = (each.add(new_sandbox()) for each in (foo, foo, bar, bar))
-    assert one.misses(two)
-    assert two.misses(three)
-    assert three.misses(two)
+    assert one.cannot_reach(two)
+    assert two.cannot_reach(three)
+    assert three.cannot_reach(two)
     assert three.reaches(four)
     assert one.reaches(OUTSIDE)
     assert one.reaches("10.22.0.1")
@@ -105,12 +105,12 @@ def test_isolated_pods_do_not_even_see_each_other(foo, new_sandbox):
     """Neither ARP nor a link-local address of an isolated pod is answered to its neighbour on the bridge."""
     foo = foo.having(ingressPolicy="isolated")
     one, two = foo.add(new_sandbox()), foo.having(ingressPolicy="open").add(new_sandbox())
-    assert one.misses(two)
-    assert two.misses(one)
+    assert one.cannot_reach(two)
+    assert two.cannot_reach(one)
     neighbour = two.namespace.ip("neigh", "show", one.ip)
     assert "FAILED" in neighbour or "INCOMPLETE" in neighbour
     text = one.namespace.ip("-6", "-o", "addr", "show", "dev", "eth0", "scope", "link")
-    assert two.misses(f"{text.split()[3].partition('/')[0]}%eth0")
+    assert two.cannot_reach(f"{text.split()[3].partition('/')[0]}%eth0")
 
 
 def test_policies_for_ipv6(foo, bar, new_sandbox):
@@ -119,7 +119,7 @@ def test_policies_for_ipv6(foo, bar, new_sandbox):
     subnets = {"foo": "fd00:22::/64", "bar": "fd00:33::/64"}
     one, two, three = (_dual(each, subnets).add(new_sandbox()) for each in (foo, foo, bar))
     assert one.reaches(address(two.result, 1))
-    assert one.misses(address(three.result, 1))
+    assert one.cannot_reach(address(three.result, 1))
     assert one.reaches("fd00:33::1")
 
 

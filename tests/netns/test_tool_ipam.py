@@ -316,6 +316,6 @@ def test_the_commands_that_a_full_range_prints_release_only_what_is_not_running(
     assert commands == [f"ipam list {node.name}", f"gc {node.name}"]
     assert "file" not in details
     for command in commands:
-        assert node.tool(*command.split(), places=command.startswith("ipam")).status == 0
+        assert node.tool(*command.split(), directories=command.startswith("ipam")).status == 0
     assert kept in states(node)
     assert freed not in states(node)

@@ -91,7 +91,7 @@ def test_what_cannot_be_repaired_is_no_success(node, sandbox):
     """An attachment of which the cache lacks what ADD was asked is told as not repaired, and the exit status is 1."""
     node.attach(sandbox)
     rewrite(node.entry(sandbox), result=None)
-    done = node.tool("repair", "--settle", "0", places=False)
+    done = node.tool("repair", "--settle", "0", directories=False)
     assert done.status == 1, done
     assert "NOT REPAIRED" in done.stdout
     assert done.stdout.endswith("1 attachment: 1 unknown\n")
@@ -126,7 +126,7 @@ def test_an_address_stands_once_in_the_list(node, sandbox):
 def test_an_unknown_option_is_told_with_its_command(node):
     """The usage that is printed is that of the command which does not know the option."""
     for words in (("show",), ("ipam", "list")):
-        done = node.tool(*words, "--bin-dir", places=False)
+        done = node.tool(*words, "--bin-dir", directories=False)
         assert done.status == 2, done
         assert done.stderr.startswith(f"usage: podwire {' '.join(words)} ")
         assert f"unrecognized: --bin-dir; see podwire {' '.join(words)} --help" in done.stderr
@@ -135,5 +135,5 @@ def test_an_unknown_option_is_told_with_its_command(node):
 def test_a_del_of_nobody_says_so(node, sandbox):
     """DEL of what the cache does not have succeeds, as it must, and says that nothing was known."""
     places = ("--conf-dir", str(node.directory / "net.d"), "--bin-dir", str(binaries.directory()))
-    done = node.tool("del", "podnet", sandbox.path, *places, places=False)
+    done = node.tool("del", "podnet", sandbox.path, *places, directories=False)
     assert (done.status, "the cache has no such attachment" in done.stdout) == (0, True), done

@@ -1,6 +1,6 @@
-"""An API server of Kubernetes, as far as a node is asked for: HTTPS with a cluster's own authority, and a token.
+"""A Kubernetes API server that answers requests for a node: HTTPS with a cluster's certificate authority and a token.
 
-One rule: who has not the token gets a refusal as Kubernetes words it, and nothing else.
+One rule: a request without the token gets Kubernetes' refusal and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-# As the API server of a cluster with two address families has it, shortened: managedFields names podCIDR, too.
+# A dual-stack cluster's object, shortened; `managedFields` contains the name podCIDR, too.
 NODE: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Node",
@@ -35,7 +35,7 @@ REFUSAL = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message":
 
 
 class ApiServer(ThreadingHTTPServer):
-    """Answers one request after the other as told, the last answer for ever; made in the node's network namespace."""
+    """Gives `answers` in order, the last one again and again; created in the node's network namespace."""
 
     daemon_threads = True
     token = "eyJhbGciOiJSUzI1NiJ9.podwire.signature"
@@ -44,7 +44,7 @@ class ApiServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, 0), _Handler)
         self.answers = [*answers]
-        self.seen: list[str] = []
+        self.requested_paths: list[str] = []
         self.known_token = self.token
         self.arguments = ""
         self.ca = (certificates / "ca.crt").read_text()
@@ -56,7 +56,7 @@ class ApiServer(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Serves meanwhile."""
+        """Serves requests inside the block."""
         thread = threading.Thread(target=self.serve_forever, daemon=True)
         thread.start()
         try:
@@ -67,16 +67,16 @@ class ApiServer(ThreadingHTTPServer):
             self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Says nothing: who does not trust the certificate breaks off."""
+        """Logs nothing: a client that does not trust the certificate closes the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: ApiServer
 
     def do_GET(self) -> None:
-        """Answers."""
+        """Sends the next answer, or the refusal."""
         server = self.server
-        server.seen.append(self.path)
+        server.requested_paths.append(self.path)
         server.arguments += " ".join(path.read_text(errors="replace") for path in _command_lines())
         status, body = server.answers[0] if len(server.answers) == 1 else server.answers.pop(0)
         if self.headers["Authorization"] != f"Bearer {server.known_token}":
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 def _command_lines() -> Iterator[Path]:

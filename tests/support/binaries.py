@@ -1,6 +1,6 @@
-"""Where the executables under test are, and which plugins they are.
+"""The directory of the executables under test, and the names of the plugins in it.
 
-One rule: the list of plugins is the list of files, so that a new plugin is tested without being named anywhere.
+One rule: the list of plugins is the list of files, so tests include a new plugin automatically.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni"))  # the Go plugins, to compare with
+REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni"))  # the Go plugins
 
-_TOOL = "podwire"  # the operator's tool: the same file, but no plugin
+_TOOL = "podwire"  # the operator's tool: the same file, but not a plugin
 
 
 def directory() -> Path:
-    """Returns the directory of the built executables: PODWIRE_BIN_DIR, as seen from here, or dist/bin."""
+    """Returns the directory of the built executables: PODWIRE_BIN_DIR, relative to the project, or dist/bin."""
     return ROOT / (os.environ.get("PODWIRE_BIN_DIR") or "dist/bin")
 
 
@@ -30,19 +30,19 @@ def names() -> list[str]:
 
 
 def in_ci() -> bool:
-    """Tells whether CI=true, where nothing may be left out."""
+    """Returns whether CI=true; then no test may be skipped."""
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 def skip_or_fail(problem: str) -> NoReturn:
-    """Skips a test for what is not there, and fails it in CI."""
+    """Skips a test that lacks something, or fails it in CI."""
     if in_ci():
         pytest.fail(problem, pytrace=False)
     pytest.skip(problem)
 
 
 def explain_missing() -> str:
-    """Returns what to tell when the executables are not there, "" when they are."""
+    """Returns the message for missing executables, "" when they exist."""
     if names():
         return ""
     hint = "build them before the tests" if in_ci() else "run `make binaries`, or set PODWIRE_BIN_DIR"

@@ -1,10 +1,9 @@
-"""A container of a pod, run as a runtime would: its files, mounts, user and capabilities, and nothing of the host's.
+"""A container of a pod, run as a runtime runs it: with the manifest's files, mounts, user and capabilities only.
 
-One rule: what it may do is read from the manifest and nowhere else: a right that the manifest does not grant is not
-there.
+One rule: the manifest alone grants rights; a right that it does not grant is missing.
 
-`python -m tests.support.container SPECIFICATION` is the container: it moves into namespaces of its own, which end with
-it, and becomes the program.
+`python -m tests.support.container SPECIFICATION` is the container: it enters new namespaces, which end with it, and
+executes the program.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a container to its end; `volumes` are the pod's by name, `image` what is in its root file system by path.
+    """Runs a container to its end; `volumes`: the pod's, by name; `image`: the files of its root file system, by path.
 
-    The first of that is the program, where the manifest names none.
+    Without a command in the manifest, the first file of `image` is the program.
     """
     rights = {**pod["securityContext"], **container["securityContext"]}
     assert rights["capabilities"]["drop"] == ["ALL"]
     assert rights["readOnlyRootFilesystem"]
     assert not rights["allowPrivilegeEscalation"]
-    said = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
+    manifest_env = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
     mounts = [(path, source, True) for path, source in {**image, "/proc": "/proc", "/dev": "/dev"}.items()]
     mounts += [
         (one["mountPath"], volumes[one["name"]], one.get("readOnly", False)) for one in container["volumeMounts"]
@@ -51,14 +50,14 @@ def run(
         "group": rights["runAsGroup"],
         "capabilities": rights["capabilities"].get("add", []),
         "argv": [*container.get("command", [next(iter(image))]), *container["args"]],
-        "env": {"PATH": "/usr/bin:/bin", **(env or {}), **said},
+        "env": {"PATH": "/usr/bin:/bin", **(env or {}), **manifest_env},
     }
     line = [sys.executable, "-m", "tests.support.container", json.dumps(specification)]
     return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _become(specification: Mapping[str, Any]) -> None:
-    """Makes this process the container's."""
+    """Turns this process into the container's."""
     libc.unshare(libc.NEW_MOUNTS)
     output("mount", "--make-rprivate", "/")
     root = "/mnt"
@@ -74,10 +73,10 @@ def _become(specification: Mapping[str, Any]) -> None:
         if read_only:
             output("mount", "-o", "remount,bind,ro", str(target))
     output("mount", "-o", "remount,ro", root)
-    kept = {_CAPABILITIES[name] for name in specification["capabilities"]}
+    granted = {_CAPABILITIES[name] for name in specification["capabilities"]}
     os.chroot(root)
     os.chdir("/")
-    dropped = [number for number in range(int(_LAST_CAPABILITY.read_text()) + 1) if number not in kept]
+    dropped = [number for number in range(int(_LAST_CAPABILITY.read_text()) + 1) if number not in granted]
     os.setgroups([])
     os.setgid(specification["group"])
     libc.limit_rights(dropped)

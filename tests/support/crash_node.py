@@ -1,7 +1,7 @@
-"""A node on which verbs die half way: its pods, what a runtime does afterwards, and the whole state before and after.
+"""A node on which verbs are killed: its pods, the verbs of a runtime, and the whole state for comparison.
 
-One rule: what is compared is everything that the plugins may have changed: links, addresses, routes, rules, nftables,
-iptables, qdiscs, filters, settings of interfaces, the files of the store and the names beside it.
+One rule: the state contains everything that plugins can change: links, addresses, routes, rules, nftables, iptables,
+qdiscs, filters, sysctls, the files of the store and the names of its auxiliary files.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.support.publishing import hasty
 
 State = dict[str, Any]
 
-SHARED_BRIDGE = "cni0"  # stays, with its address
-_DRAFT = "~"  # of an index: has one name, and the next index that is written replaces it
-_SETTLED_S = 10.0  # the kernel takes a namespace apart in its own time
+SHARED_BRIDGE = "cni0"  # no verb deletes it or its address
+_DRAFT = "~"  # prefix of an unfinished index; the next index that is written replaces it
+_CLEANUP_TIMEOUT_S = 10.0  # the kernel removes a namespace in the background
 _SETTINGS = (
     "ipv4/ip_forward",
     "ipv4/conf/*/route_localnet",
@@ -37,7 +37,7 @@ _SETTINGS = (
     "ipv6/conf/*/forwarding",
     "ipv6/conf/*/accept_ra",
 )
-_TUNED = ("ipv4/conf/IFNAME/arp_filter", "ipv6/conf/IFNAME/accept_ra")  # which go with the interface
+_INTERFACE_SETTINGS = ("ipv4/conf/IFNAME/arp_filter", "ipv6/conf/IFNAME/accept_ra")  # they end with the interface
 _MAPPINGS = [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
     {"hostPort": 5353, "containerPort": 53, "protocol": "udp"},
@@ -45,10 +45,10 @@ _MAPPINGS = [
 
 
 def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool = False) -> NetworkList:
-    """Returns a network with everything: dual stack, masqueraded, host ports of both protocols, limits both ways.
+    """Returns a network with all plugins: dual stack, masquerading, TCP and UDP host ports, limits in both directions.
 
-    What is made by ptp has the firewall and both ends tuned behind it. A network that drops what comes with another
-    MAC is not given another one.
+    With ptp, only firewall and tuning follow, and tuning sets both ends. With the MAC spoof check (`spoof`), tuning
+    does not change the MAC address.
     """
     ranges = [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
@@ -64,7 +64,7 @@ def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool
     firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
     tuning = {
         "type": "tuning",
-        "sysctl": {f"net.{setting.replace('/', '.')}": "1" for setting in _TUNED},
+        "sysctl": {f"net.{setting.replace('/', '.')}": "1" for setting in _INTERFACE_SETTINGS},
         "mtu": 1400,
         "txQLen": 500,
         "allmulti": True,
@@ -81,13 +81,13 @@ def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool
 
 
 def backups(store: Path) -> Path:
-    """Returns where tuning keeps what interfaces were like, beside host-local's `store`."""
+    """Returns tuning's directory of original settings, beside host-local's `store`."""
     return store.with_name(f"{store.name}-tuning")
 
 
 @dataclass
 class Node:
-    """A host with one network; `neighbour` is a living pod that nothing may disturb, with its result."""
+    """A host with one network; `neighbour` is a running pod, with its result, that no verb may affect."""
 
     host: Namespace
     store: Path
@@ -98,7 +98,7 @@ class Node:
 
     @classmethod
     def create(cls, directory: Path, backend: str, *, interface: str = "bridge", spoof: bool, neighbour: bool) -> Node:
-        """Makes a host, its store in a fresh `directory`."""
+        """Creates a host with its store in an empty `directory`."""
         stack = ExitStack()
         host = stack.enter_context(temporary_host())
         hasty(host)
@@ -106,7 +106,7 @@ class Node:
         node = cls(host, store, network(store, backend, interface=interface, spoof=spoof), stack)
         if neighbour:
             pod = node.pod()
-            node.neighbour = pod, node.asking(0).add(node.runner(pod))
+            node.neighbour = pod, node.with_capabilities(0).add(node.runner(pod))
         return node
 
     def close(self) -> None:
@@ -114,61 +114,61 @@ class Node:
         self.stack.close()
 
     def pod(self) -> Namespace:
-        """Makes one more pod's namespace."""
+        """Creates the namespace of another pod."""
         pod = create()
         self.stack.callback(pod.delete)
         return pod
 
-    def asking(self, offset: int = 1000) -> NetworkList:
-        """Returns the network for a pod with host ports, limits and an address of its own."""
+    def with_capabilities(self, offset: int = 1000) -> NetworkList:
+        """Returns the network for a pod with host ports, limits and a MAC address, which differ by `offset`."""
         mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
         mac = f"02:00:00:00:00:{offset // 1000:02x}"
         return self.chain.asking(portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac)
 
     def variables(self, pod: Namespace | None) -> dict[str, str]:
-        """Returns the environment of a verb for a pod; GC and STATUS have none."""
+        """Returns the variables of a verb for a pod; GC and STATUS have none."""
         if pod is None:
             return {}
         return {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
 
     def runner(self, pod: Namespace | None) -> Any:
-        """Returns how to run a plugin's verb for a pod, as NetworkList wants it."""
+        """Returns a function that runs a plugin's verb for a pod, for NetworkList."""
 
         def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
-            own = {"netns": pod, "container_id": pod.name} if pod else {"container_id": None, "ifname": None}
-            return run_plugin(plugin, command, config, host=self.host, **own)
+            pod_options = {"netns": pod, "container_id": pod.name} if pod else {"container_id": None, "ifname": None}
+            return run_plugin(plugin, command, config, host=self.host, **pod_options)
 
         return run
 
-    def valid(self) -> Sequence[Mapping[str, str]]:
+    def valid_attachments(self) -> Sequence[Mapping[str, str]]:
         """Returns the attachments that a runtime lists with GC: the neighbour's."""
         return [{"containerID": self.neighbour[0].name, "ifname": "eth0"}] if self.neighbour else []
 
     def check_neighbour(self) -> None:
-        """Runs CHECK of the living pod."""
+        """Runs CHECK of the neighbour."""
         if self.neighbour:
             pod, result = self.neighbour
-            self.asking(0).check(self.runner(pod), result)
+            self.with_capabilities(0).check(self.runner(pod), result)
 
     def state(self, pod: Namespace | None = None) -> State:
-        """Returns the whole state of the host, of the neighbour, and of a pod."""
-        whole = bandwidth_network.state(self.host)
-        whole["nft"] = netstate.nft_rules(self.host)
-        if _is_legacy():  # otherwise its rules are among nft's
-            whole["iptables"] = {tool: netstate.iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")}
-        whole["settings"] = self._settings()
+        """Returns the whole state of the host, the neighbour and a pod."""
+        state = bandwidth_network.state(self.host)
+        state["nft"] = netstate.nft_rules(self.host)
+        if _is_legacy():  # iptables-nft's rules are in nft's list
+            state["iptables"] = {tool: netstate.iptables_rules(self.host, tool) for tool in ("iptables", "ip6tables")}
+        state["settings"] = self._settings()
         directory = self.store / self.chain.name
         files = sorted(directory.iterdir()) if directory.is_dir() else []
-        whole["store"] = {file.name: file.read_text() for file in files if file.name not in BOOKKEEPING}
-        whole["beside"] = [name for name in _names(self.store, ".podwire") if not name.startswith(_DRAFT)]
+        state["store"] = {file.name: file.read_text() for file in files if file.name not in BOOKKEEPING}
+        state["beside"] = [name for name in _names(self.store, ".podwire") if not name.startswith(_DRAFT)]
         saved = backups(self.store)
-        whole["backups"] = {name: (saved / name).read_text() for name in _names(saved)}
-        whole["notes"] = _names(saved, ".podwire")
+        state["backups"] = {name: (saved / name).read_text() for name in _names(saved)}
+        state["notes"] = _names(saved, ".podwire")
         if self.neighbour:
-            whole["neighbour"] = netstate.state(self.neighbour[0])
+            state["neighbour"] = netstate.state(self.neighbour[0])
         if pod and pod.exists():
-            whole["pod"] = netstate.state(pod) | {"tuned": _tuned(pod)}
-        return whole
+            state["pod"] = netstate.state(pod) | {"tuned": _tuned(pod)}
+        return state
 
     def _links(self) -> list[str]:
         with self.host.entered():
@@ -180,19 +180,19 @@ class Node:
             return {str(file.relative_to(root)): _text(file) for each in _SETTINGS for file in root.glob(each)}
 
     def await_state(self, before: State, shared: State | None, pod: Namespace | None) -> None:
-        """Waits until the state is as `before`; AssertionError with the difference.
+        """Waits until the state equals `before`; AssertionError with the difference.
 
-        Of a host that never had a pod, `shared` is the state after its first one: what of it is there may stay.
+        `shared`: the state of a host after its first pod came and went; objects in it may remain.
         """
-        deadline = time.monotonic() + _SETTLED_S
-        there = bool(pod and pod.exists())
-        wanted = before if there else {key: value for key, value in before.items() if key != "pod"}
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
+        pod_exists = bool(pod and pod.exists())
+        expected = before if pod_exists else {key: value for key, value in before.items() if key != "pod"}
         known = {*before["links"], *(shared or before)["links"]}
-        while not there and not known.issuperset(self._links()) and time.monotonic() < deadline:
+        while not pod_exists and not known.issuperset(self._links()) and time.monotonic() < deadline:
             time.sleep(0.005)
-        while left := difference(self.state(pod), wanted, shared):
-            if there or time.monotonic() > deadline:
-                raise AssertionError(left)
+        while remaining := difference(self.state(pod), expected, shared):
+            if pod_exists or time.monotonic() > deadline:
+                raise AssertionError(remaining)
             time.sleep(0.02)
 
 
@@ -201,11 +201,11 @@ def _is_legacy() -> bool:
     return "legacy" in output("iptables", "--version")
 
 
-def difference(found: State, before: State, shared: State | None = None) -> str:
-    """Returns the lines that `found` has more or less than `before`; with `shared`, what neither explains."""
-    if found == before:
+def difference(state: State, before: State, shared: State | None = None) -> str:
+    """Returns the lines in which `state` differs from `before`; with `shared`, those that differ from both."""
+    if state == before:
         return ""
-    now, then = _lines(found), _lines(before)
+    now, then = _lines(state), _lines(before)
     if shared is None:
         return "\n".join(difflib.unified_diff(then, now, "before", "now", n=0, lineterm=""))
     later = _lines(shared)
@@ -215,20 +215,20 @@ def difference(found: State, before: State, shared: State | None = None) -> str:
 
 
 def _is_of_the_bridge(line: str) -> bool:
-    """Tells what a kill may leave of the bridge half made: the next ADD completes it."""
+    """Returns whether a killed ADD may leave `line`: an incomplete bridge, which the next ADD completes."""
     return line.startswith((f"links {SHARED_BRIDGE}:", "settings ")) and SHARED_BRIDGE in line.partition(":")[0]
 
 
 def _lines(state: State) -> list[str]:
-    """Returns a state as lines, each with its place; settings in one line each."""
-    found = []
+    """Returns a state as lines, each with its key; a setting is one line."""
+    lines = []
     for key, value in state.items():
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for name, part in parts:
             place = key if isinstance(name, int) else f"{key} {name}"
             items = part if isinstance(part, list) else [part]
-            found += [f"{place}: {json.dumps(item, sort_keys=True)}" for item in items]
-    return found
+            lines += [f"{place}: {json.dumps(item, sort_keys=True)}" for item in items]
+    return lines
 
 
 def _names(directory: Path, suffix: str = "") -> list[str]:
@@ -237,13 +237,13 @@ def _names(directory: Path, suffix: str = "") -> list[str]:
 
 
 def _tuned(pod: Namespace) -> dict[str, str]:
-    """Returns what tuning changes of a pod's settings."""
+    """Returns the sysctls of a pod that tuning changes."""
     with pod.entered():
-        return {name: _text(Path("/proc/sys/net", name.replace("IFNAME", "eth0"))) for name in _TUNED}
+        return {name: _text(Path("/proc/sys/net", name.replace("IFNAME", "eth0"))) for name in _INTERFACE_SETTINGS}
 
 
 def _text(file: Path) -> str:
     try:
         return file.read_text().strip()
-    except OSError:  # its interface went
+    except OSError:  # its interface was deleted
         return ""

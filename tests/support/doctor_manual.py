@@ -1,6 +1,6 @@
-"""The table of docs/doctor.md, made of the checks' own words; as a program it writes it there.
+"""Generates the table of docs/doctor.md from the texts of doctor's checks; as a program, writes it into the page.
 
-One rule: what stands between the marks is made; all else in the file is written by hand.
+One rule: the text between the marks is generated; everything else in the file is written by hand.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from podwire.doctor.checks import CHECKS, UNSEEN
-from podwire.doctor.finding import Fault
+from podwire.doctor.checks import CHECKS
+from podwire.doctor.finding import UNSEEN, Fault
 from tests.support.binaries import ROOT
 
 PAGE = ROOT / "docs" / "doctor.md"
@@ -26,7 +26,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """Returns the page with the present table."""
+    """Returns the page with the current table."""
     before, _, rest = text.partition(START)
     return f"{before}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
 

@@ -1,6 +1,6 @@
-"""Failures as values, for tests where both a value and an error are right.
+"""Exceptions as values, for tests in which success and one kind of failure are both correct.
 
-One rule: only the expected kind of failure is caught.
+One rule: only the expected kind of exception is caught.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def failure_of(call: Callable[[], object], kind: type[Error]) -> Error | None:
-    """Returns the failure of `call` when it is of `kind`, None when it succeeds."""
+    """Returns the exception of type `kind` that `call` raises, None when it succeeds."""
     try:
         call()
     except kind as error:

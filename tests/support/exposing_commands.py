@@ -1,6 +1,6 @@
-"""Commands in printed text that open the node: route_localnet, forwarding or an accept rule for an interface.
+"""Finds commands in printed text that open the node: route_localnet, forwarding, or accept rules for an interface.
 
-One rule: what cannot be read as safe counts as opening; the caller says which interfaces and subnets are podwire's.
+One rule: a command that is not clearly safe counts; the caller passes podwire's interfaces and subnets.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _SUBNETS = re.compile(r"(?:-s|-d|saddr|daddr)\s+([0-9a-fA-F.:]+/\d+)")
 
 
 def commands(text: str, interfaces: Collection[str], subnets: Collection[str] = ()) -> Iterator[str]:
-    """Yields the commands that open an interface that is none of `interfaces`, or accept for other `subnets`.
+    """Yields the commands that open an interface outside `interfaces`, or accept traffic outside `subnets`.
 
-    Forwarding for `all` is what pods need, and the node's as a whole.
+    Forwarding for `all` does not count: pods need it, and it is a setting of the whole node.
     """
-    for found in _SETTING.finditer(text):
-        name = found["name"].strip("'\"")
-        if name not in interfaces and (name, found["what"]) != ("all", "forwarding"):
-            yield found[0]
-    for found in _ACCEPT.finditer(text):
-        named, matched = _INTERFACES.findall(found[0]), _SUBNETS.findall(found[0])
+    for match in _SETTING.finditer(text):
+        name = match["name"].strip("'\"")
+        if name not in interfaces and (name, match["what"]) != ("all", "forwarding"):
+            yield match[0]
+    for match in _ACCEPT.finditer(text):
+        named, matched = _INTERFACES.findall(match[0]), _SUBNETS.findall(match[0])
         if not (named or matched) or not set(named) <= set(interfaces) or not set(matched) <= set(subnets):
-            yield found[0]
+            yield match[0]

@@ -1,7 +1,7 @@
-"""Two bridge networks with the firewall behind them, and a machine outside: who reaches whom.
+"""Bridge networks with the firewall plugin, for tests of which pods can reach each other.
 
-One rule: pods are attached as a runtime does it, bridge first; the firewall's options are values, so that a test runs
-with any backend.
+One rule: pods are attached as a runtime attaches them, bridge first; the firewall's options are parameters, so that a
+test runs with any backend.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from tests.support.namespaces import Namespace
 
 @dataclass(frozen=True)
 class Pod:
-    """An attached pod: its namespace, its addresses, and what ADD returned."""
+    """An attached pod: its namespace and the result of ADD."""
 
     namespace: Namespace
     result: Mapping[str, Any]
 
     @property
     def ip(self) -> str:
-        """Its first address."""
+        """The pod's first address."""
         return address(self.result)
 
     def reaches(self, other: Pod | str, *, within_s: int = 5) -> bool:
-        """Tells whether another pod, or an address, answers a ping."""
+        """Returns whether another pod, or an address, answers a ping."""
         return reaches(self.namespace, other if isinstance(other, str) else other.ip, within_s=within_s)
 
-    def misses(self, other: Pod | str) -> bool:
-        """Tells that there is no answer to several pings."""
+    def cannot_reach(self, other: Pod | str) -> bool:
+        """Returns whether several pings have no answer."""
         return not self.reaches(other, within_s=1)
 
 
 @dataclass(frozen=True)
 class FirewallNetwork:
-    """A bridge network with the firewall behind it; `keys` are the firewall's options, `bin_dir` its directory."""
+    """A bridge network with the firewall plugin; `keys` are its options, `bin_dir` is its directory."""
 
     bridge: Network
     keys: Mapping[str, Any] = field(default_factory=dict)
     bin_dir: Path | None = None
 
     def having(self, **keys: Any) -> FirewallNetwork:
-        """Returns the same network with other options of the firewall; None leaves one out."""
+        """Returns the same network with other options of the firewall; None omits one."""
         return replace(self, keys={**self.keys, **keys})
 
-    def beside(self, name: str, bridge: str, subnet: str) -> FirewallNetwork:
-        """Returns another network with the same firewall, on a bridge and with a subnet of its own."""
+    def sibling(self, name: str, bridge: str, subnet: str) -> FirewallNetwork:
+        """Returns another network with the same firewall, but with another bridge and subnet."""
         ipam = {**self.bridge.config["ipam"], "ranges": [[{"subnet": subnet}]]}
         return replace(self, bridge=self.bridge.having(name=name, bridge=bridge, ipam=ipam))
 
@@ -66,6 +66,6 @@ class FirewallNetwork:
         self.bridge.delete(pod.namespace, pod.result)
 
     def firewall(self, result: Mapping[str, Any]) -> Firewall:
-        """Returns the firewall alone for what ADD of `bridge` returned."""
-        own = {key: self.bridge.config[key] for key in ("cniVersion", "name")} | {"type": "firewall"}
-        return Firewall(self.bridge.host, own, self.bin_dir).having(prevResult=result, **self.keys)
+        """Returns the firewall plugin with bridge's result as prevResult."""
+        network_keys = {key: self.bridge.config[key] for key in ("cniVersion", "name")} | {"type": "firewall"}
+        return Firewall(self.bridge.host, network_keys, self.bin_dir).having(prevResult=result, **self.keys)

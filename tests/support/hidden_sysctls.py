@@ -1,6 +1,6 @@
-"""Plugins that run where /proc/sys is not visible, as in a hardened container.
+"""Plugins that run without a visible /proc/sys, as in a hardened container.
 
-One rule: only the plugin's own mount namespace changes; the network namespace is the caller's.
+One rule: each plugin gets a new mount namespace and keeps the caller's network namespace.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ METHODS = {"subset=pid": "mount -t proc -o subset=pid proc /proc", "tmpfs": "mou
 
 
 def install(directory: Path, *names: str, way: str = "subset=pid") -> Path:
-    """Returns a directory of plugins that run with /proc/sys hidden in one of the `WAYS`."""
+    """Creates `directory` with plugins that run with /proc/sys hidden by one of the `METHODS`; returns it."""
     directory.mkdir()
     for name in names:
-        inside = f"{METHODS[way]}; exec {binaries.directory() / name}"
-        (directory / name).write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{inside}'\n")
+        commands = f"{METHODS[way]}; exec {binaries.directory() / name}"
+        (directory / name).write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{commands}'\n")
         (directory / name).chmod(0o755)
     return directory

@@ -1,4 +1,4 @@
-"""host-local's allocator on a store in a temporary directory, without a plugin around it."""
+"""host-local's allocator with a store in a temporary directory, called without the plugin."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def pool(*subnets, first=1, last=None):
 
 
 class Net:
-    """A network's store and pools, and no result cache unless a test writes one."""
+    """A network's store and ranges; its result cache is missing until a test writes an entry."""
 
     def __init__(self, tmp_path, *pools):
         self.store = Store(str(tmp_path / "leases"), "net")
@@ -36,9 +36,9 @@ class Net:
         return ResultCache.read("net", str(self.results))
 
     def add(self, container_id, *requested, ifname="eth0"):
-        wanted = tuple(map(ip_address, requested))
+        addresses = tuple(map(ip_address, requested))
         with self.store.locked() as held:
-            ips = allocator.allocate(held, Attachment(container_id, ifname), self.pools, wanted, self.cache)
+            ips = allocator.allocate(held, Attachment(container_id, ifname), self.pools, addresses, self.cache)
         return [str(ip.address) for ip in ips]
 
     def release(self, container_id, ifname="eth0"):

@@ -1,6 +1,6 @@
-"""System calls that fail, and signals that arrive at them: one verb under strace's injection.
+"""Runs a verb under strace's injection: system calls that fail, and signals that arrive during them.
 
-One rule: what is injected is strace's own text ("sendto:signal=SIGTERM:when=2"), so that its manual says what it means.
+One rule: an injection is strace's text ("sendto:signal=SIGTERM:when=2"), documented in its manual.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def run_injected(
     redirection: str = "",
     follow: bool = False,
 ) -> Outcome:
-    """Runs one verb of a built plugin for eth0 of `pod`; with `follow` its children meet the injection, too.
+    """Runs one verb of a built plugin for eth0 of `pod`; with `follow`, the injection applies to its children, too.
 
-    The answer goes to `stdout`, or where the shell's `redirection` (">&-") sends it; otherwise the outcome has it.
+    The result goes to `stdout`, or to the shell's `redirection` (">&-"); by default the outcome contains it.
     """
     names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     strace = ["strace", *(["-f"] if follow else []), "-o", "/dev/null"]

@@ -1,7 +1,7 @@
-"""A node's pods as kubelet has them wired: what containerd (go-cni) and CRI-O (ocicni) have libcni call, word for word.
+"""The calls with which containerd (go-cni) and CRI-O (ocicni) attach the pods of a node through libcni.
 
-One rule: nothing but what they do, in their order. Who calls is a process that is on the node: its network, /run and
-/var/lib/cni are the node's own.
+One rule: the same calls in the same order. The caller is a process on the node: the network, /run and /var/lib/cni are
+the node's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
 
 CACHE = Path("/var/lib/cni")
-PODS = 110  # kubelet's own limit for a node
+PODS = 110  # kubelet's limit for a node
 
-_LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}  # go-cni's, built in
-_NO_BURST = 2**32 - 1  # what containerd sends for a burst
+_LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}  # built into go-cni
+_NO_BURST = 2**32 - 1  # containerd's value for a burst
 _TIMEOUT_S = 60
 
 Run = Callable[[str, Mapping[str, str], bytes], Outcome]  # program, environment, stdin
@@ -34,7 +34,7 @@ Conf = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sandbox:
-    """One attempt to run a pod, as its runtime knows it; `order` is where CNI_ARGS begin, which go-cni leaves open."""
+    """A pod sandbox, as its runtime knows it; `order` rotates CNI_ARGS, which go-cni does not sort."""
 
     pod: str
     id: str
@@ -44,14 +44,14 @@ class Sandbox:
 
     @property
     def args(self) -> str:
-        """CNI_ARGS."""
+        """The value of CNI_ARGS."""
         pairs = [f"{key}={value}" for key, value in self.pairs.items()]
         first = self.order % len(pairs)
         return ";".join(pairs[first:] + pairs[:first])
 
     @property
     def pairs(self) -> dict[str, str]:
-        """CNI_ARGS as pairs."""
+        """The pairs of CNI_ARGS."""
         return {
             "IgnoreUnknown": "1",
             "K8S_POD_NAMESPACE": "default",
@@ -62,25 +62,25 @@ class Sandbox:
 
 
 def capabilities(*host_ports: int, limited: bool = False) -> dict[str, object]:
-    """Returns what containerd 1.6 passes on for a pod: names as in its Go structures, all annotations, the resolver."""
-    known: dict[str, object] = {
+    """Returns the capabilities of a pod as containerd 1.6 sends them: Go's names, all annotations, the DNS settings."""
+    sent: dict[str, object] = {
         "dns": {"Servers": ["10.96.0.10"], "Searches": ["default.svc.cluster.local"], "Options": ["ndots:5"]},
         "io.kubernetes.cri.pod-annotations": {"kubernetes.io/config.source": "api"},
     }
     if host_ports:
-        known["portMappings"] = [
+        sent["portMappings"] = [
             {"HostPort": port, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""} for port in host_ports
         ]
     if limited:
         rates = {"IngressRate": 10_000_000, "IngressBurst": _NO_BURST, "EgressRate": 0, "EgressBurst": 0}
-        known["bandwidth"] = rates
-    return known
+        sent["bandwidth"] = rates
+    return sent
 
 
 def typical_sandbox(number: int, netns: str, first_port: int) -> Sandbox:
-    """Returns one of a node's usual pods, of which each second has a host port and each tenth a limit."""
-    asked = capabilities(*[first_port + number] * (number % 2), limited=number % 10 == 0)
-    return Sandbox(f"pod-{number}", f"{number:064x}", netns, asked, number)
+    """Returns one of a node's typical pods: every second one has a host port, every tenth one a rate limit."""
+    runtime_capabilities = capabilities(*[first_port + number] * (number % 2), limited=number % 10 == 0)
+    return Sandbox(f"pod-{number}", f"{number:064x}", netns, runtime_capabilities, number)
 
 
 def conflist(
@@ -92,7 +92,7 @@ def conflist(
     data_dir: Path = CACHE / "networks",
     **portmap_keys: object,
 ) -> dict[str, Any]:
-    """Returns a network as it stands in net.d, with every capability that a runtime offers."""
+    """Returns a network's list, with every capability that a runtime offers."""
     ranges = [[{"subnet": subnet}]]
     ipam = {"type": "host-local", "dataDir": str(data_dir), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
     offered = {"dns": True, "io.kubernetes.cri.pod-annotations": True, "cgroupPath": True}
@@ -105,35 +105,35 @@ def conflist(
     return {"cniVersion": version, "name": name, "plugins": plugins}
 
 
-def run_on_node(scene: Callable[[Namespace], Any]) -> Any:
-    """Runs a scene in a child that is a node of its own, and returns what it returns, which must fit into JSON.
+def run_on_node(function: Callable[[Namespace], Any]) -> Any:
+    """Runs a function in a child process that is a node, and returns its result, which must be serializable as JSON.
 
-    What the scene raises fails the test.
+    An exception in the function fails the test.
     """
-    told, tell = os.pipe()
+    readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(told)
+            os.close(readable)
             host = private_host.enter("/var/lib/cni")
             (CACHE / "results").mkdir(parents=True)
-            os.write(tell, json.dumps(scene(host)).encode())
+            os.write(writable, json.dumps(function(host)).encode())
             os._exit(0)
         except BaseException:
-            os.write(tell, traceback.format_exc().encode())
+            os.write(writable, traceback.format_exc().encode())
         finally:
             os._exit(1)
-    os.close(tell)
+    os.close(writable)
     try:
-        with open(told, "rb") as pipe:
-            said = pipe.read().decode()
+        with open(readable, "rb") as pipe:
+            output = pipe.read().decode()
     except BaseException:
         os.kill(child, signal.SIGKILL)
         raise
     finally:
         status = os.waitpid(child, 0)[1]
-    assert status == 0, said
-    return json.loads(said)
+    assert status == 0, output
+    return json.loads(output)
 
 
 def _run(program: str, env: Mapping[str, str], stdin: bytes) -> Outcome:
@@ -143,23 +143,23 @@ def _run(program: str, env: Mapping[str, str], stdin: bytes) -> Outcome:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime on a node with one network and the plugins of `bin_dir`."""
+    """A runtime on a node that has one network and the plugins of `bin_dir`."""
 
     bin_dir: Path
     network: Conf
     run: Run = _run
 
     def set_up(self, sandbox: Sandbox) -> dict[str, Any]:
-        """Attaches a sandbox, loopback and network at the same time, and returns the network's result."""
-        with ThreadPoolExecutor(1) as beside:
-            loopback = beside.submit(self._add, _LOOPBACK, sandbox, "lo")
+        """Attaches a sandbox to loopback and the network in parallel, and returns the network's result."""
+        with ThreadPoolExecutor(1) as executor:
+            loopback = executor.submit(self._add, _LOOPBACK, sandbox, "lo")
             try:
                 return self._add(self.network, sandbox, "eth0")
             finally:
                 loopback.result()
 
     def tear_down(self, sandbox: Sandbox, netns: str | None = None) -> None:
-        """Detaches a sandbox from both, one after the other; `netns` is the path that is known now, "" for none."""
+        """Detaches a sandbox from both, sequentially; `netns` is the present path, "" for a missing namespace."""
         path = sandbox.netns if netns is None else netns
         self._delete(_LOOPBACK, sandbox, "lo", path)
         self._delete(self.network, sandbox, "eth0", path)
@@ -190,7 +190,7 @@ class Runtime:
         return result
 
     def _delete(self, network: Conf, sandbox: Sandbox, ifname: str, netns: str) -> None:
-        # prevResult is given to DEL from 0.4.0 on
+        # DEL has prevResult since version 0.4.0
         cached = None if network["cniVersion"] == "0.3.1" else self._cached(network, sandbox, ifname)
         for plugin in reversed(network["plugins"]):
             request = _request(network, plugin, sandbox, cached)
@@ -202,12 +202,12 @@ class Runtime:
         return json.loads(path.read_text())["result"] if path.exists() else None
 
     def _call(self, verb: str, plugin: Conf, request: Conf, sandbox: Sandbox, ifname: str, netns: str) -> Outcome:
-        """Asks a plugin for its versions, then runs a verb of it."""
+        """Runs VERSION of a plugin, then a verb."""
         program = str(self.bin_dir / plugin["type"])
-        asked = json.dumps({"cniVersion": request["cniVersion"]}).encode()
+        version_request = json.dumps({"cniVersion": request["cniVersion"]}).encode()
         dummies = dict.fromkeys(("CNI_NETNS", "CNI_IFNAME", "CNI_PATH"), "dummy")
-        known = self.run(program, environment("VERSION", CNI_CONTAINERID="", **dummies), asked).json
-        assert request["cniVersion"] in known["supportedVersions"], known
+        versions = self.run(program, environment("VERSION", CNI_CONTAINERID="", **dummies), version_request).json
+        assert request["cniVersion"] in versions["supportedVersions"], versions
         variables = {
             "CNI_CONTAINERID": sandbox.id,
             "CNI_NETNS": netns,
@@ -219,14 +219,14 @@ class Runtime:
 
 
 def _request(network: Conf, plugin: Conf, sandbox: Sandbox, prev_result: object) -> dict[str, Any]:
-    """Returns a plugin's stdin as libcni makes it: of the capabilities it gets those it asks for."""
-    asked: Sequence[str] = [key for key, wanted in plugin.get("capabilities", {}).items() if wanted]
-    given = {key: sandbox.capabilities[key] for key in asked if key in sandbox.capabilities}
+    """Returns a plugin's stdin as libcni builds it; runtimeConfig has the capabilities that the plugin declares."""
+    declared: Sequence[str] = [key for key, enabled in plugin.get("capabilities", {}).items() if enabled]
+    runtime_config = {key: sandbox.capabilities[key] for key in declared if key in sandbox.capabilities}
     return {
         **plugin,
         "name": network["name"],
         "cniVersion": network["cniVersion"],
-        **({"runtimeConfig": given} if given else {}),
+        **({"runtimeConfig": runtime_config} if runtime_config else {}),
         **({"prevResult": prev_result} if prev_result is not None else {}),
     }
 

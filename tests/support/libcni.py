@@ -1,6 +1,6 @@
-"""libcni's result cache, for plugins that are run without libcni.
+"""libcni's result cache, for plugins that run without libcni.
 
-One rule: /var/lib/cni is a fixed place, so a plugin sees another one only inside a mount namespace of its own.
+One rule: the path /var/lib/cni is fixed, so a plugin sees another directory there only in its own mount namespace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support import binaries
 
-# Missing beside the namespace of another pod, which proves in a container, too, that the namespace is gone.
+# A missing path beside the namespace of a running pod: that proves, in a container too, that the namespace is missing.
 MISSING_NETNS = f"/proc/{os.getpid()}/ns/absent"
 
 
@@ -21,12 +21,14 @@ _OTHER_NETWORK = "other-network"
 
 
 def install_with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> Path:
-    """Returns a directory of `plugins` that see `<directory>/results`, now empty, as the cache."""
+    """Creates `directory` with `plugins` whose cache is `<directory>/results`, still empty; returns it."""
     (directory / "results").mkdir(parents=True)
-    inside = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
+    commands = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
     for name in plugins:
         program = (bin_dir or binaries.directory()) / name
-        (directory / name).write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{inside.format(directory, program)}'\n")
+        (directory / name).write_text(
+            f"#!/bin/sh\nexec unshare --mount sh -ec '{commands.format(directory, program)}'\n"
+        )
         (directory / name).chmod(0o755)
     return directory
 
@@ -43,9 +45,9 @@ def write_entry(
     capability_args: Mapping[str, object] | None = None,
     cni_args: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes an attachment's entry into the cache in `directory`; its namespace is this process's unless given.
+    """Writes an attachment's entry into the cache in `directory`, by default with this process's namespace.
 
-    `config` is the network's list, which libcni keeps in base64. Returns the file's path.
+    `config` is the network's list, which libcni encodes in base64. Returns the file's path.
     """
     entry: dict[str, object] = {
         "kind": "cniCacheV1",

@@ -1,6 +1,6 @@
-"""Networks that are written down and checked, as `podwire lint FILE` does.
+"""Writes a network's file and checks it, as `podwire lint FILE` does.
 
-One rule: nothing is looked for outside the file: not whether plugins are installed, not what else is on the node.
+One rule: the result depends on the file alone, not on installed plugins or the node.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def lint(path: Path, text: str | bytes | dict[str, Any]) -> SourceFile:
 
 
 def network(*plugins: dict[str, Any], **keys: Any) -> dict[str, Any]:
-    """Returns a list of plugins."""
+    """Returns a network's list."""
     return {"cniVersion": "1.0.0", "name": "net", **keys, "plugins": list(plugins)}
 
 
 def list_findings(page: SourceFile) -> list[FindingText]:
-    """Returns what was found, as severity, key and text."""
-    return [(str(found.severity), found.key, found.text) for found in page.findings]
+    """Returns the severity, key and text of each finding."""
+    return [(str(finding.severity), finding.key, finding.text) for finding in page.findings]

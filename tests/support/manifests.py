@@ -1,7 +1,7 @@
-"""The manifests in deploy/, as kustomize makes them of its files.
+"""The manifests in deploy/, rendered as kustomize renders them.
 
-One rule: only what these files use of kustomize is done here, and what else stands in one fails; where kubectl is
-installed a test compares the two.
+One rule: only the features of kustomize that these files use are implemented, and any other one fails; if kubectl is
+installed, a test compares both results.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tests.support.binaries import ROOT
 
 DEPLOY = ROOT / "deploy"
 INSTALL, UNINSTALL = DEPLOY / "install", DEPLOY / "uninstall"
-_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding")  # what is in no namespace
+_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding")  # objects without a namespace
 _KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches"}
 
 Object = dict[str, Any]
 
 
 def kustomization(directory: Path) -> Object:
-    """Returns a directory's kustomization; keys that `render` would overlook fail."""
+    """Returns a directory's kustomization; AssertionError for keys that `render` does not implement."""
     body: Object = yaml.safe_load((directory / "kustomization.yaml").read_text())
     assert body.keys() <= _KNOWN, body.keys() - _KNOWN
     return body
@@ -47,15 +47,15 @@ def render(directory: Path) -> list[Object]:
 
 
 def containers(one: Object) -> list[Object]:
-    """Returns all containers of an object: a DaemonSet's, of others none."""
+    """Returns all containers of a DaemonSet, [] for another object."""
     pod = one["spec"]["template"]["spec"] if one["kind"] == "DaemonSet" else {}
     return [*pod.get("initContainers", ()), *pod.get("containers", ())]
 
 
 def pod(directory: Path) -> Object:
     """Returns the pod of a directory's only DaemonSet."""
-    (found,) = (one for one in render(directory) if one["kind"] == "DaemonSet")
-    spec: Object = found["spec"]["template"]["spec"]
+    (daemon_set,) = (one for one in render(directory) if one["kind"] == "DaemonSet")
+    spec: Object = daemon_set["spec"]["template"]["spec"]
     return spec
 
 
@@ -63,20 +63,20 @@ def _resource(path: Path) -> list[Object]:
     return render(path.resolve()) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
 
 
-def _config_map(directory: Path, asked: Object) -> Object:
-    data = {name: (directory / name).read_text() for name in asked["files"]}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": asked["name"]}, "data": data}
+def _config_map(directory: Path, generator: Object) -> Object:
+    data = {name: (directory / name).read_text() for name in generator["files"]}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data}
 
 
 def _change(target: Object, op: str, path: str, value: object = None) -> None:
-    """Applies one operation of a JSON patch (RFC 6902) to what is there."""
-    *way, last = (int(step) if step.isdigit() else step for step in path.split("/")[1:])
-    place: Any = target
-    for step in way:
-        place = place[step]
+    """Applies one operation of a JSON patch (RFC 6902) to an existing value."""
+    *parents, last = (int(step) if step.isdigit() else step for step in path.split("/")[1:])
+    parent: Any = target
+    for step in parents:
+        parent = parent[step]
     assert op in ("replace", "remove"), op
     if op == "replace":
-        assert place[last] is not None
-        place[last] = value
+        assert parent[last] is not None
+        parent[last] = value
     else:
-        del place[last]
+        del parent[last]

@@ -1,7 +1,7 @@
-"""Reads the documents: headings, links, tables, blocks of code.
+"""Parses the project's documents: headings, links, tables, code blocks.
 
-One rule: it reads only the Markdown that these documents use: `#` headings, links in one line, tables with a rule below
-their head, fenced blocks.
+One rule: it parses only the Markdown that these documents use: `#` headings, links in one line, tables with a rule
+below their header, fenced blocks.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def documents() -> list[Path]:
 
 @dataclass(frozen=True)
 class Document:
-    """One file."""
+    """One Markdown file."""
 
     path: Path
 
     @cached_property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return self.path.read_text()
 
     @cached_property
     def prose(self) -> str:
-        """Without its blocks of code."""
+        """The text without code blocks."""
         return _BLOCK.sub("", self.text)
 
     def blocks(self, language: str) -> list[str]:
@@ -46,23 +46,23 @@ class Document:
         return [match[2] for match in _BLOCK.finditer(self.text) if match[1] == language]
 
     def headings(self) -> list[str]:
-        """Returns its headings as they are written."""
+        """Returns the headings, with their markup."""
         return re.findall(r"^#{1,6} (.+)$", self.prose, re.MULTILINE)
 
     def anchors(self) -> set[str]:
-        """Returns what a link to a heading can name, as forges make it: letters and digits, blanks become hyphens."""
+        """Returns the anchors of the headings as forges derive them: lower case, no punctuation, spaces as hyphens."""
         plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in self.headings())
         return {text.replace(" ", "-") for text in plain}
 
     def links(self) -> Iterator[str]:
-        """Yields the targets of links and pictures that are not URLs."""
+        """Yields the targets of links and images that are not URLs."""
         for target in re.findall(r"\]\(([^)\s]+)\)|<(?:img|source)[^>]* src(?:set)?=\"([^\"]+)\"", self.prose):
             link = "".join(target)
             if not re.match(r"\w+:", link):
                 yield link
 
     def tables(self) -> Iterator[list[dict[str, str]]]:
-        """Yields each table as rows: the cells under their heads."""
+        """Yields each table as rows: cells by column header."""
         for table in re.findall(r"(?:^\|.*\|\n)+", self.prose, re.MULTILINE):
             head, _, *rows = (_cells(line) for line in table.splitlines())
             yield [dict(zip(head, row, strict=True)) for row in rows]

@@ -1,7 +1,7 @@
-"""Throwaway network namespaces: one stands for the host, others for pods.
+"""Temporary network namespaces: one represents the host, others represent pods.
 
-One rule: every namespace made here has a recognisable name and is gone after the test, whatever happened in it; a
-killed test's is gone when the next tests begin.
+One rule: every namespace created here has a recognisable name and is deleted after the test, whatever happened in it;
+the namespaces of a killed test are deleted before the next tests begin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.processes import identity, output, pid_of
 
 _PREFIX = "pwt-"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
-_GONE_S = 20.0
+_CLEANUP_TIMEOUT_S = 20.0
 _numbers = itertools.count()
 
 
@@ -38,22 +38,22 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """Its path, as CNI_NETNS gives it."""
+        """The path, as in CNI_NETNS."""
         return f"/run/netns/{self.name}"
 
     def run(self, *argv: str, check: bool = True) -> str:
-        """Runs a program inside and returns its stdout; a failing program fails the test unless `check` is off."""
+        """Runs a program in the namespace and returns its stdout; a failure fails the test if `check`."""
         with self.entered():
             return output(*argv, check=check)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Runs a block inside: a program started there stays there (and costs no second process, as nsenter would)."""
+        """Runs the block, and the programs that it starts, in the namespace; unlike nsenter, without another process."""
         with Netns(self.path) as netns, entered(netns):
             yield
 
     def ip(self, *argv: str) -> str:
-        """Runs the ip tool inside and returns its stdout."""
+        """Runs `ip` in the namespace and returns its stdout."""
         return output("ip", "-n", self.name, *argv)
 
     def sysctl(self, key: str) -> str:
@@ -67,20 +67,20 @@ class Namespace:
             Path("/proc/sys", key).write_text(value)
 
     def exists(self) -> bool:
-        """Tells whether it is still there."""
+        """Returns whether the namespace's file exists."""
         return os.path.exists(self.path)
 
     def delete(self) -> None:
-        """Removes it; the kernel removes what was in it a moment later."""
+        """Deletes the namespace; the kernel deletes its interfaces in the background."""
         with contextlib.suppress(OSError):  # a test may have unmounted it, or removed it
             libc.unmount(self.path)
         Path(self.path).unlink(missing_ok=True)
 
 
 def create(purpose: str = "pod") -> Namespace:
-    """Makes a namespace with a unique name; the caller deletes it (tests use the fixtures instead).
+    """Creates a namespace with a unique name; the caller deletes it (tests use the fixtures instead).
 
-    As `ip netns add` does, without a process: hundreds of tests make two.
+    It does the same as `ip netns add` without starting a process: hundreds of tests create two namespaces.
     """
     namespace = Namespace(f"{_PREFIX}{purpose}-{identity(os.getpid())}-{next(_numbers)}")
     path = Path(namespace.path)
@@ -99,9 +99,9 @@ def create(purpose: str = "pod") -> Namespace:
 
 
 def delete_stale() -> None:
-    """Removes the namespaces of tests that were killed: each name has the process that made it.
+    """Deletes the namespaces of killed tests; each name contains the process that created it.
 
-    Tests in another PID namespace may share /run/netns; whether they run cannot be seen here, so theirs stay.
+    Tests in another PID namespace may share /run/netns. This process cannot see whether they run: theirs stay.
     """
     for path in Path("/run/netns").glob(f"{_PREFIX}*-*-*-*"):
         pid = pid_of("-".join(path.name.split("-")[-3:-1]))
@@ -110,10 +110,10 @@ def delete_stale() -> None:
 
 
 def delete_and_wait(pod: Namespace, host: Namespace) -> None:
-    """Removes a pod's namespace, and waits until the kernel has removed the host's ends of the veth pairs into it."""
+    """Deletes a pod's namespace, and waits until the kernel has deleted the host veths of the pod."""
     before = _links(host)
     pod.delete()
-    deadline = time.monotonic() + _GONE_S
+    deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
     while _links(host) >= before and time.monotonic() < deadline:
         time.sleep(0.02)
 
@@ -123,9 +123,10 @@ def _links(host: Namespace) -> int:
 
 
 def expose_init() -> None:
-    """Lets this process stand for process 1 where root may not look into that, as on a machine that a sandbox runs.
+    """Lets this process represent process 1 where root may not inspect process 1, as in a sandboxed machine.
 
-    Without it no namespace is proven gone (attachment.presence). The mount is this process's and its children's.
+    Without it no namespace is proven to be missing (attachment.presence). Only this process and its children see the
+    mount.
     """
     try:
         os.stat(f"{presence.INIT}/root")
@@ -137,7 +138,7 @@ def expose_init() -> None:
 
 @contextlib.contextmanager
 def temporary(purpose: str = "pod") -> Iterator[Namespace]:
-    """Yields a fresh namespace and removes it."""
+    """Yields a new namespace and deletes it."""
     namespace = create(purpose)
     try:
         yield namespace
@@ -147,9 +148,9 @@ def temporary(purpose: str = "pod") -> Iterator[Namespace]:
 
 @contextlib.contextmanager
 def temporary_host() -> Iterator[Namespace]:
-    """Yields a fresh namespace to stand for the host: its lo is up, as on every host, and it forwards nothing yet.
+    """Yields a new namespace that represents the host: its lo is up, as on every host, and forwarding is off.
 
-    The kernel gives a new namespace the settings of the machine, which may forward.
+    A new namespace inherits the machine's sysctls, among them forwarding.
     """
     with temporary("host") as namespace:
         namespace.set_sysctl("net/ipv4/ip_forward", "0")

@@ -1,6 +1,6 @@
-"""A node with a network of the whole chain as a runtime keeps it, net.d and libcni's cache; and the operator's tool.
+"""A node with a network of all plugins, as a runtime stores it (net.d, libcni's cache), and the operator's tool.
 
-One rule: the tool is told where everything is, so that it never reads what is the machine's.
+One rule: the tool gets every directory as an option, so that it never reads the machine's files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 
 _TIMEOUT_S = 60
-NET = f"10.213.{os.getpid() % 256}"  # nobody else's: the tool looks into every namespace of the machine
+NET = f"10.213.{os.getpid() % 256}"  # unique: the tool inspects every namespace of the machine
 SUBNET = f"{NET}.0/24"
 BANDWIDTH = {"ingressRate": 10_000_000, "ingressBurst": 800_000, "egressRate": 2_500_000, "egressBurst": 800_000}
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a command of the tool."""
+    """The outcome of a command of the tool."""
 
     status: int
     stdout: str
@@ -37,13 +37,13 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """The one document on stdout."""
+        """The JSON document on stdout."""
         return json.loads(self.stdout)
 
 
 @dataclass(frozen=True)
 class Node:
-    """The network `name` on `host`; what a runtime keeps is in `directory`. `bin_dir` has the plugins."""
+    """The network `name` on `host`; the runtime's files are in `directory`, the plugins in `bin_dir`."""
 
     host: Namespace
     directory: Path
@@ -53,36 +53,36 @@ class Node:
     range_keys: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        """Writes the network's file."""
+        """Writes the network's file into net.d."""
         for part in ("net.d", "results"):
             (self.directory / part).mkdir(parents=True, exist_ok=True)
         (self.directory / "net.d" / f"10-{self.name}.conflist").write_text(json.dumps(self.config))
 
     @property
     def config(self) -> dict[str, Any]:
-        """The network as it stands in net.d."""
-        own_backend = {} if self.bin_dir else {"backend": self.backend}
+        """The network's list."""
+        backend = {} if self.bin_dir else {"backend": self.backend}
         masquerade = {} if self.bin_dir else {"ipMasqBackend": self.backend}
         ranges = [[{"subnet": SUBNET, **(self.range_keys or {})}]]
         bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, **masquerade}
         tuning = {"type": "tuning", "mtu": 1400, "dataDir": str(self.directory / "tuning")}
         plugins: list[dict[str, Any]] = [
             {**bridge, "ipam": {"type": "host-local", "dataDir": str(self.store.parent), "ranges": ranges}},
-            {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True, **own_backend},
+            {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True, **backend},
             {"type": "bandwidth", "capabilities": {"bandwidth": True}},
-            {"type": "firewall", **(own_backend or {"backend": "iptables"})},
+            {"type": "firewall", **(backend or {"backend": "iptables"})},
             *([] if self.bin_dir else [tuning]),
         ]
         return {"cniVersion": "1.0.0", "name": self.name, "plugins": plugins}
 
     @property
     def network(self) -> Network:
-        """The network as a value."""
+        """The parsed network."""
         return networks.parse(json.dumps(self.config).encode(), "")
 
     @property
     def store(self) -> Path:
-        """Where host-local has the network's addresses."""
+        """The directory of the network's reservations."""
         return self.directory / "leases" / self.name
 
     def attach(self, pod: Namespace, *published: str, name: str = "", limits: bool = True) -> dict[str, Any]:
@@ -92,13 +92,13 @@ class Node:
             capabilities["bandwidth"] = BANDWIDTH
         result: Any = None
         for plugin in self.network.plugins:
-            asked = self.network.build_config(plugin, capability_args=capabilities, prev_result=result)
-            result = run_plugin(str(plugin["type"]), "ADD", asked, **self._how(pod)).result()
+            config = self.network.build_config(plugin, capability_args=capabilities, prev_result=result)
+            result = run_plugin(str(plugin["type"]), "ADD", config, **self._options(pod)).result()
         self.write_entry(pod, result, capabilities, name)
         return dict(result)
 
     def write_entry(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
-        """Writes the pod's entry of the cache."""
+        """Writes the pod's entry into the cache."""
         pair = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": name or pod.name}
         return libcni.write_entry(
             self.directory,
@@ -112,36 +112,36 @@ class Node:
         )
 
     def entry(self, pod: Namespace) -> Path:
-        """Returns the pod's file in the cache."""
+        """Returns the path of the pod's cache file."""
         return self.directory / "results" / f"{self.name}-{pod.name}-eth0"
 
     def detach(self, pod: Namespace, *, netns: str | None = None) -> None:
-        """Runs DEL of the chain and removes the entry."""
+        """Runs DEL of the chain and deletes the cache file."""
         cached = json.loads(self.entry(pod).read_text())
         capabilities = cached.get("capabilityArgs")
         for plugin in reversed(self.network.plugins):
-            asked = self.network.build_config(plugin, capability_args=capabilities, prev_result=cached["result"])
-            how = {**self._how(pod), **({} if netns is None else {"netns": netns})}
-            run_plugin(str(plugin["type"]), "DEL", asked, **how).assert_silent()
+            config = self.network.build_config(plugin, capability_args=capabilities, prev_result=cached["result"])
+            options = {**self._options(pod), **({} if netns is None else {"netns": netns})}
+            run_plugin(str(plugin["type"]), "DEL", config, **options).assert_silent()
         self.entry(pod).unlink()
 
     def gc(self, *valid: Namespace) -> None:
-        """Runs GC of our own chain with the pods that are left, and removes the others' entries of the cache."""
+        """Runs GC of podwire's chain with `valid` as the running pods, and deletes the cache files of the others."""
         for plugin in self.network.plugins:
-            asked = self.network.build_config(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
-            config = {**asked, "cniVersion": "1.1.0"}
+            config = self.network.build_config(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
+            config = {**config, "cniVersion": "1.1.0"}
             run_plugin(str(plugin["type"]), "GC", config, host=self.host).assert_silent()
         for path in (self.directory / "results").iterdir():
             if not any(self.entry(pod) == path for pod in valid):
                 path.unlink()
 
-    def tool(self, *words: str, before: Sequence[str] = (), places: bool = True) -> Done:
-        """Runs a command of the tool on this node; `before` are the words of a program that starts it.
+    def tool(self, *words: str, before: Sequence[str] = (), directories: bool = True) -> Done:
+        """Runs a command of the tool on this node; `before` is a command line that starts it.
 
-        With `places` it is told of net.d and the stores, too, which not every command knows.
+        With `directories` it gets the options for net.d and the stores, which not every command has.
         """
         options = ["--cache-dir", str(self.directory)]
-        if places:
+        if directories:
             options += ["--conf-dir", str(self.directory / "net.d"), "--data-dir", str(self.store.parent)]
         program = str(binaries.directory() / "podwire")
         with self.host.entered():
@@ -152,14 +152,14 @@ class Node:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def show(self) -> Any:
-        """Returns what `show` tells, as the document."""
+        """Returns the document of `podwire show`."""
         done = self.tool("show", "--json")
         assert done.status in (0, 1, 4), done
         return done.json
 
     def leaked_kinds(self) -> set[str]:
-        """Returns the kinds of things that `show` tells are leaked."""
+        """Returns the kinds of leaked objects that `podwire show` reports."""
         return {leak["kind"] for leak in self.show()["leaks"]}
 
-    def _how(self, pod: Namespace) -> dict[str, Any]:
+    def _options(self, pod: Namespace) -> dict[str, Any]:
         return {"netns": pod, "container_id": pod.name, "host": self.host, "bin_dir": self.bin_dir}
