@@ -96,7 +96,7 @@ class Chain:
 
 @pytest.mark.needs("tbf", "ifb")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("mapped", [rootless.ONE, rootless.MANY], ids=["one-user", "many-users"])
+@pytest.mark.parametrize("mapped", [rootless.ONE_ID, rootless.MANY_IDS], ids=["one-user", "many-users"])
 def test_a_whole_chain(root, bin_dir, backend, mapped):
     """A pod is attached, reached, masqueraded, limited, checked, collected and detached; nothing is left."""
 

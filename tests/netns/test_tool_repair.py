@@ -75,7 +75,7 @@ def connected(stack, caller, server, ip, port):
 def test_connections(node, outside, new_sandbox):
     """After a flush new connections fail, after a repair they work, and established ones go on all the while."""
     pod, other = new_sandbox(), new_sandbox()
-    web, neighbour = node.asking("8080:80", "5353:53/udp"), node.asking("8081:80")
+    web, neighbour = node.with_ports("8080:80", "5353:53/udp"), node.asking("8081:80")
     result = web.add(pod)
     neighbour.add(other)
     with ExitStack() as stack:
@@ -116,7 +116,7 @@ def test_connections(node, outside, new_sandbox):
 def test_a_port_that_two_pods_have(node, outside, new_sandbox):
     """Who was first has the port again, and its flows go on; the second one is not repaired over and over."""
     first, second = (new_sandbox() for _ in range(2))
-    asked = node.asking("5353:53/udp")
+    asked = node.with_ports("5353:53/udp")
     names = {"z-first": first, "a-second": second}  # by time, not by name
     for name, pod in names.items():
         asked.add(pod, name)
@@ -191,7 +191,7 @@ def unordered(rules):
 def test_dry_run(node, new_sandbox):
     """What is missing is told, with exit status 1, and nothing is made."""
     pod = new_sandbox()
-    node.asking("8080:80").add(pod)
+    node.with_ports("8080:80").add(pod)
     outcome = node.tool("--dry-run")
     assert (outcome.status, b"nothing to repair" in outcome.stdout) == (0, True), outcome
     node.flush()

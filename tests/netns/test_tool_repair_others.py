@@ -28,8 +28,8 @@ def test_pods_of_the_reference(node, outside, new_sandbox, reference):  # noqa: 
     made = [first, *({**plugin, "backend": "iptables"} for plugin in others)]
     node = replace(node, chain=replace(node.chain, plugins=tuple(made)))
     pod = new_sandbox()
-    result = node.asking("8080:80").add(pod)
-    asked = node.asking("8080:80")
+    result = node.with_ports("8080:80").add(pod)
+    asked = node.with_ports("8080:80")
     replace(asked, chain=replace(asked.chain, plugins=(*asked.chain.plugins, foreign))).write_entry(
         pod.path, pod.name, result
     )
@@ -91,9 +91,9 @@ def test_firewalld(host, bin_dir, store, tmp_path, new_sandbox, client):
 def test_a_pod_that_is_being_deleted(node, new_sandbox):  # noqa: F811 - fixture
     """What is made between the DEL of the last plugin and the end of the first one's is taken away again."""
     living, dying, again = new_sandbox(), new_sandbox(), new_sandbox()
-    kept = node.asking("8080:80").add(living)
+    kept = node.with_ports("8080:80").add(living)
     before = node.rules()
-    asked = node.asking("8081:80")
+    asked = node.with_ports("8081:80")
     result = asked.add(dying)
     run = asked._runner(dying, dying.name)
     for plugin in reversed(asked.chain.plugins[1:]):
@@ -105,11 +105,11 @@ def test_a_pod_that_is_being_deleted(node, new_sandbox):  # noqa: F811 - fixture
         asked.file(dying.name).unlink()
         awaited(repairing, "deleted meanwhile")
         # Under the same name, as podman starts a container again, while the tool still watches.
-        renewed = replace(asked, chain=node.asking("8082:80").chain)
+        renewed = replace(asked, chain=node.with_ports("8082:80").chain)
         renewed.add(again, dying.name)
         repairing.communicate(timeout=30)
         assert repairing.returncode == 0
-    node.asking("8080:80").check(living, kept)
+    node.with_ports("8080:80").check(living, kept)
     renewed.delete(again, container_id=dying.name)
     assert unordered(node.rules()) == unordered(before)
 
@@ -133,12 +133,12 @@ def test_deletions_meanwhile(node, new_sandbox):  # noqa: F811 - fixture
         node.flush()
         with ThreadPoolExecutor(PODS) as pool, node.start("--settle", "2") as repairing:
             dels = [pool.submit(asked[pod].delete, pod, results[pod]) for pod in pods]
-            added = node.asking("9090:80").add(late)
+            added = node.with_ports("9090:80").add(late)
             for one in dels:
                 one.result()
             stdout, stderr = repairing.communicate(timeout=60)
             assert repairing.returncode == 0, (stdout.decode(), stderr.decode())
         text = str(node.rules())
         assert [pod.name for pod in pods if pod.name in text] == [], f"round {number}: {stdout.decode()}"
-        node.asking("9090:80").check(late, added)
-        node.asking("9090:80").delete(late, added)
+        node.with_ports("9090:80").check(late, added)
+        node.with_ports("9090:80").delete(late, added)

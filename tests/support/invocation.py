@@ -1,6 +1,6 @@
-"""Running one plugin as a runtime does: environment, stdin, stdout, exit status.
+"""Runs one plugin as a runtime does: environment, stdin, stdout, exit status.
 
-One rule: a plugin sees the CNI_* variables and a PATH, nothing else of the tester's environment.
+One rule: a plugin sees the CNI_* variables and PATH, and nothing of the tester's environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIMEOUT_S = 60.0
 
 
 class Outcome(NamedTuple):
-    """What came of one invocation."""
+    """The outcome of one invocation."""
 
     status: int
     stdout: bytes
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The one JSON document on stdout; anything else there fails the test."""
+        """The JSON document on stdout; any other output fails the test."""
         return strict_json(self.stdout)
 
     def result(self) -> dict[str, Any]:
@@ -40,11 +40,11 @@ class Outcome(NamedTuple):
         return self.json
 
     def assert_silent(self) -> None:
-        """Demands what a successful DEL, CHECK, GC or STATUS is: exit status 0 and not a byte on stdout."""
+        """Asserts the success of a DEL, CHECK, GC or STATUS: exit status 0 and an empty stdout."""
         assert (self.status, self.stdout) == (0, b""), f"{self.stdout.decode(errors='replace')} {self.stderr}"
 
     def error(self) -> dict[str, Any]:
-        """Returns the error object of a failure, its shape checked (specification, section "Error")."""
+        """Returns the error object of a failure, after checking its form (specification, section "Error")."""
         assert self.status == 1, f"exit status {self.status}: {self.stdout!r} {self.stderr}"
         body = self.json
         assert isinstance(body, dict), body
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 def strict_json(text: bytes) -> Any:
-    """Parses exactly one JSON document: no duplicate keys, no NaN, no invalid UTF-8, nothing behind it."""
+    """Parses exactly one JSON document: no duplicate keys, no NaN, no invalid UTF-8, nothing after it."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         items = dict(pairs)
@@ -73,7 +73,7 @@ def strict_json(text: bytes) -> Any:
 
 
 def environment(command: str | None, **variables: str | None) -> dict[str, str]:
-    """Returns the environment of an invocation: PATH, CNI_COMMAND and `variables`; None leaves one out."""
+    """Returns the environment of an invocation: PATH, CNI_COMMAND and `variables`, without those that are None."""
     every = {"PATH": PATH, "CNI_COMMAND": command, **variables}
     return {name: value for name, value in every.items() if value is not None}
 
@@ -92,9 +92,9 @@ def start_plugin(
     bin_dir: Path | None = None,
     stdin: int | IO[bytes] = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """Starts the plugin `name` of `bin_dir` inside the namespace `host` and returns at once; its pid is the plugin's.
+    """Starts the plugin `name` of `bin_dir` in the namespace `host`, without waiting; the process is the plugin itself.
 
-    `path` is CNI_PATH, `bin_dir` unless given. None leaves a variable out; `env` overrides them all.
+    `path` is CNI_PATH, by default `bin_dir`. None omits a variable; `env` overrides all of them.
     """
     directory = bin_dir or binaries.directory()
     variables = {
@@ -116,7 +116,7 @@ def start_plugin(
 
 
 def feed(process: subprocess.Popen[bytes], config: Config) -> None:
-    """Gives a started plugin its configuration and lets it work; `finish` waits for its end."""
+    """Writes a configuration to a started plugin's stdin; `finish` waits for its end."""
     assert process.stdin is not None
     process.stdin.write(_bytes(config))
     process.stdin.close()
@@ -124,7 +124,7 @@ def feed(process: subprocess.Popen[bytes], config: Config) -> None:
 
 
 def finish(process: subprocess.Popen[bytes], config: Config | None = None) -> Outcome:
-    """Feeds `config` to a started plugin and waits for its end; kills it after a minute."""
+    """Writes `config` to a started plugin's stdin and waits for its end; kills it after a minute."""
     try:
         stdout, stderr = process.communicate(None if config is None else _bytes(config), timeout=_TIMEOUT_S)
     except BaseException:
@@ -134,9 +134,9 @@ def finish(process: subprocess.Popen[bytes], config: Config | None = None) -> Ou
     return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
 
 
-def run_plugin(name: str, command: str | None, config: Config = b"", **how: Any) -> Outcome:
-    """Runs one invocation to its end: `config` (an object or raw bytes) on stdin, the rest as start_plugin takes it."""
-    return finish(start_plugin(name, command, **how), config)
+def run_plugin(name: str, command: str | None, config: Config = b"", **options: Any) -> Outcome:
+    """Runs one invocation to its end: `config` (an object or bytes) is stdin, `options` are those of start_plugin."""
+    return finish(start_plugin(name, command, **options), config)
 
 
 def _bytes(config: Config) -> bytes:

@@ -48,7 +48,7 @@ class Namespace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Runs the block, and the programs that it starts, in the namespace; unlike nsenter, without another process."""
+        """Runs the block and the programs that it starts in the namespace; unlike nsenter, without another process."""
         with Netns(self.path) as netns, entered(netns):
             yield
 

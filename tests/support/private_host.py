@@ -1,7 +1,7 @@
-"""A private network and mount namespace for a whole process, which then stands for the host itself; disks for it.
+"""Moves a process into new network and mount namespaces, in which it represents the host; and mounts disks for it.
 
-One rule: there is nothing to clean up. The machine never sees what is made inside, and the kernel takes it away with
-the process, however that ends.
+One rule: there is nothing to clean up. The machine never sees the objects in these namespaces, and the kernel deletes
+them when the process ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.support.processes import output
 
 
 def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) -> Namespace:
-    """Moves this process into `namespaces` of its own and returns the network namespace, `lo` up, named "host".
+    """Moves this process into new `namespaces`; returns the network namespace, named "host", with `lo` up.
 
-    Everything below /run and the `hidden` directories is empty inside and private. Raises OSError without root.
+    In them, /run and the `hidden` directories are empty and private. Raises OSError without root.
     """
     libc.unshare(namespaces)
     output("mount", "--make-rprivate", "/")
@@ -27,16 +27,16 @@ def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) ->
     output("ip", "link", "set", "lo", "up")
     output("ip", "netns", "attach", "host", str(os.getpid()))
     host = Namespace("host")
-    host.set_sysctl("net/ipv4/ip_forward", "0")  # it would be as on the machine
+    host.set_sysctl("net/ipv4/ip_forward", "0")  # a new namespace inherits the machine's value
     return host
 
 
 def mount_disk(directory: Path, size_bytes: int, files: int = 0) -> None:
-    """Mounts a fresh ext4 file system on `directory`, to be called inside; its image has no name any more.
+    """Mounts a new ext4 file system on `directory`; call it after `enter`. The image's name is deleted at once.
 
-    It takes so many `files`, or one for each 4 KiB.
+    It has inodes for `files` files, by default for one per 4 KiB.
 
-    A fresh one, since ext4 creates files more slowly where many have just been deleted: runs would disturb each other.
+    A new file system for each run: ext4 creates files more slowly after many deletions, runs would affect each other.
     """
     with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="podwire-") as image:
         image.truncate(size_bytes)
@@ -47,5 +47,5 @@ def mount_disk(directory: Path, size_bytes: int, files: int = 0) -> None:
 
 
 def _nearest(directory: Path) -> Path:
-    """Returns the directory, or the nearest one above it that exists: nothing is made on the machine."""
+    """Returns the directory, or its nearest existing parent: nothing is created on the machine."""
     return next(path for path in (directory, *directory.parents) if path.is_dir())

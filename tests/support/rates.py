@@ -1,7 +1,7 @@
-"""How much passes between namespaces, over TCP and UDP, all from the test's own process.
+"""Measures the rate between namespaces over TCP and UDP, with both sockets in the test's process.
 
-One rule: what counts is the payload that arrives. Sending and receiving take turns in one thread, and nothing is lost
-but in the network, so that a busy machine measures the same.
+One rule: only the received payload counts. One thread sends and receives in turn, so that data are lost only in the
+network, and a busy machine measures the same rate.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from tests.support.namespaces import Namespace
 from tests.support.sockets import PORT, open_socket, service
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _CHUNK = 1 << 18  # one send or receive over TCP, at most
-_WINDOW = 1 << 16  # less than a limit's queue holds, so that TCP never waits for what was dropped
+_WINDOW = 1 << 16  # less than the queue of a limit, so that TCP never waits for a dropped segment
 _DATAGRAM = 1200
-_BUFFER = 4 << 20  # what a busy machine does not fetch at once is not lost
-_BACKLOG_S = 0.05  # a sender of datagrams that did not get its turn makes up for this much
+_BUFFER = 4 << 20  # for datagrams that a busy machine receives late
+_BACKLOG_S = 0.05  # a delayed sender of datagrams catches up on this much
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """From where to where data flow. The receiver listens at `ip` and is called; with `answering` it is the sender.
+    """A sender and a receiver, which listens at `ip`; with `server_sends` the sender listens.
 
-    `called` is the address and port that is called, unless these are the listener's own.
+    `destination`: the address and port of the connection, by default the listener's.
     """
 
     sender: Namespace
@@ -39,7 +39,7 @@ class Transfer:
 
 
 def tcp(transfer: Transfer, *, after: int = 0, seconds: float = 0.5) -> float:
-    """Returns the bits/s that arrive over TCP for about `seconds`, once `after` bytes have."""
+    """Returns the rate in bits/s that arrives over TCP, measured for `seconds` after the first `after` bytes."""
     listening, calling = (
         (transfer.sender, transfer.receiver) if transfer.server_sends else (transfer.receiver, transfer.sender)
     )
@@ -49,22 +49,22 @@ def tcp(transfer: Transfer, *, after: int = 0, seconds: float = 0.5) -> float:
         accepted, _ = server.socket.accept()
         with accepted:
             source, sink = (accepted, caller) if transfer.server_sends else (caller, accepted)
-            return _measured(_Stream(source, sink), after, seconds)
+            return _measure(_Stream(source, sink), after, seconds)
 
 
 def udp(transfer: Transfer, offered: float, *, after: int = 0, seconds: float = 0.5) -> float:
-    """Returns as `tcp` does what arrives over UDP when `offered` bits/s are sent."""
+    """Returns the rate that arrives over UDP when `offered` bits/s are sent; otherwise as `tcp`."""
     with (
         service(transfer.receiver, "udp", transfer.ip) as server,
         open_socket(transfer.sender, "udp", "0.0.0.0") as caller,
     ):
         _set_buffer(_BUFFER, server.socket)
         caller.connect(transfer.destination or (transfer.ip, PORT))
-        return _measured(_Datagrams(caller, server.socket, offered), after, seconds)
+        return _measure(_Datagrams(caller, server.socket, offered), after, seconds)
 
 
 class _Stream:
-    """A TCP connection that is kept full."""
+    """A TCP connection with a sender that always sends as much as possible."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self._source, self._sink = source, sink
@@ -72,9 +72,9 @@ class _Stream:
         source.setblocking(False)
         sink.setblocking(False)
 
-    def turn(self) -> int:
-        """Sends what can be sent and returns how many bytes arrived, 0 only when patience is at an end."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def send_and_receive(self) -> int:
+        """Sends as much as possible, and returns the number of received bytes, 0 after a timeout."""
+        deadline = time.monotonic() + _TIMEOUT_S
         while (left := deadline - time.monotonic()) > 0:
             ready, free, _ = select.select([self._sink], [self._source], [], left)
             if free:
@@ -85,7 +85,7 @@ class _Stream:
 
 
 class _Datagrams:
-    """Datagrams that are sent at a pace, whatever becomes of them."""
+    """Datagrams sent at a constant rate."""
 
     def __init__(self, source: socket.socket, sink: socket.socket, offered: float) -> None:
         self._source, self._sink = source, sink
@@ -95,43 +95,43 @@ class _Datagrams:
         source.setblocking(False)
         sink.setblocking(False)
 
-    def turn(self) -> int:
-        """Sends what is due and returns how many bytes arrived, 0 only when patience is at an end."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def send_and_receive(self) -> int:
+        """Sends the datagrams that are due, and returns the number of received bytes, 0 after a timeout."""
+        deadline = time.monotonic() + _TIMEOUT_S
         arrived = 0
         while not arrived and (now := time.monotonic()) < deadline:
             self._next = max(self._next, now - _BACKLOG_S)
             while self._next <= now:
                 self._next += self._interval_s
-                _unless_full(self._source, self._data)
+                _send_unless_full(self._source, self._data)
             select.select([self._sink], [], [], max(0, self._next - time.monotonic()))
-            while size := _fetched(self._sink):
+            while size := _receive_nonblocking(self._sink):
                 arrived += size
         return arrived
 
 
-def _measured(flow: _Stream | _Datagrams, after: int, seconds: float) -> float:
+def _measure(flow: _Stream | _Datagrams, after: int, seconds: float) -> float:
     received = -after
     while received < 0:
-        received += _some(flow)
+        received += _receive_some(flow)
     received, start = 0, time.monotonic()
     while time.monotonic() - start < seconds:
-        received += _some(flow)
+        received += _receive_some(flow)
     return received * 8 / (time.monotonic() - start)
 
 
-def _some(flow: _Stream | _Datagrams) -> int:
-    arrived = flow.turn()
-    assert arrived, "nothing arrives any more"
+def _receive_some(flow: _Stream | _Datagrams) -> int:
+    arrived = flow.send_and_receive()
+    assert arrived, "no more data arrive"
     return arrived
 
 
-def _unless_full(source: socket.socket, data: bytes) -> None:
+def _send_unless_full(source: socket.socket, data: bytes) -> None:
     with contextlib.suppress(BlockingIOError):
         source.send(data)
 
 
-def _fetched(sink: socket.socket) -> int:
+def _receive_nonblocking(sink: socket.socket) -> int:
     try:
         return len(sink.recv(_DATAGRAM))
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""A verb of a plugin with a record of what it changes, or would change: the sources, run in a process of their own.
+"""Runs a verb from the sources, in a child process, and records its changes, or in a dry run its planned changes.
 
-One rule: delegates are run inside that process, as in the executable; CNI_PATH is made for that.
+One rule: delegates run inside the same process, as in the executable; CNI_PATH is prepared for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLANNED, EXECUTED = "planned", "made"
 
 def run_recorded(
     chain: Chain,
-    how: str,
+    mode: str,
     plugin: str,
     command: str,
     pod: Namespace,
@@ -37,9 +37,9 @@ def run_recorded(
     env: Mapping[str, str] | None = None,
     **keys: Any,
 ) -> dict[str, Any]:
-    """Returns `changes`, `steps` and `result` of one verb, which is PLANNED or MADE; a failure fails the test.
+    """Returns `changes`, `steps` and `result` of one verb, PLANNED or EXECUTED; a failure fails the test.
 
-    `path` are directories of delegates that are not ours, `env` further variables.
+    `path` has directories of foreign delegates, `env` further variables.
     """
     names = {
         "CNI_PATH": path,
@@ -51,13 +51,13 @@ def run_recorded(
     }
     config = json.dumps(chain.config(plugin, prev_result, **keys)).encode()
     with chain.host.entered():
-        text = _in_a_child(lambda: _told(how, plugin, names, config))
-    found: dict[str, Any] = json.loads(text)
-    return found
+        text = _in_a_child(lambda: _run_verb(mode, plugin, names, config))
+    record_of_verb: dict[str, Any] = json.loads(text)
+    return record_of_verb
 
 
 def _in_a_child(work: Callable[[], str]) -> str:
-    """Runs it in a child of this process, which has all modules already; its traceback is on stderr if it fails."""
+    """Runs `work` in a forked child, which has all modules; prints the traceback of a failure to stderr."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -75,14 +75,16 @@ def _in_a_child(work: Callable[[], str]) -> str:
     return text
 
 
-def _told(how: str, name: str, env: Mapping[str, str], config: bytes) -> str:
-    os.environ.update(env)  # a child's own: programs of iptables are found by it
+def _run_verb(mode: str, name: str, env: Mapping[str, str], config: bytes) -> str:
+    os.environ.update(env)  # only the child's: the search for iptables' programs uses it
     with tempfile.TemporaryDirectory() as directory:
-        for other in PLUGINS:  # each is this program's own file, by which a delegate is known as ours
+        for other in PLUGINS:  # this program's file, by which podwire recognises its own delegates
             Path(directory, other).symlink_to(os.readlink("/proc/self/exe"))
         args = cni_args.from_env({**os.environ, "CNI_PATH": f"{env['CNI_PATH']}:{directory}"})
-        with record.recording(dry_run=how == PLANNED) as noted:
+        with record.recording(dry_run=mode == PLANNED) as recorded:
             conf = cni_conf.parse(config)
             result = skel.run_verb(PLUGINS[name], replace(args, stdin=config, delegates=PLUGINS), conf)
-    shown = result.to_json(conf.cni_version) if result else None
-    return json.dumps({"changes": noted.changes, "steps": [item.what for item in noted.steps], "result": shown})
+    result_json = result.to_json(conf.cni_version) if result else None
+    return json.dumps(
+        {"changes": recorded.changes, "steps": [item.what for item in recorded.steps], "result": result_json}
+    )

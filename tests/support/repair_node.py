@@ -1,6 +1,6 @@
-"""A node whose pods' attachments are in a result cache as libcni writes it, and what flushes their rules.
+"""A node with attachments in a result cache as libcni writes it, for tests that flush rules and run `podwire repair`.
 
-One rule: the cache is a directory of the test's, and the tool is told of it.
+One rule: the cache is a directory of the test, which the tool gets as an option.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IPTABLES = re.compile(r"table ip6? (nat|filter|mangle) ")
 
 @dataclass(frozen=True)
 class Node:
-    """A host with one network; `bin_dir` is whose plugins attach, `env` what these and the tool are given besides."""
+    """A host with one network; `bin_dir` has the plugins, `env` has further variables for them and for the tool."""
 
     host: Namespace
     chain: NetworkList
@@ -34,18 +34,18 @@ class Node:
     bin_dir: Path | None = None
     tools: Path | None = None
 
-    def asking(self, *mappings: str) -> Node:
-        """Returns the same for pods with these host ports ("8080:80", "5353:53/udp")."""
+    def with_ports(self, *mappings: str) -> Node:
+        """Returns the same node for pods with these host ports ("8080:80", "5353:53/udp")."""
         return replace(self, chain=self.chain.asking(portMappings=[_mapping(text) for text in mappings]))
 
     def add(self, pod: Namespace, container_id: str = "") -> dict[str, Any]:
-        """Attaches a pod and writes its file in the cache, as libcni does at the end."""
+        """Attaches a pod and writes its cache file, as libcni does after the last plugin."""
         result = self.chain.add(self._runner(pod, container_id or pod.name))
         self.write_entry(pod.path, container_id or pod.name, result)
         return result
 
     def write_entry(self, netns: str, container_id: str, result: object) -> None:
-        """Writes an attachment's file in the cache."""
+        """Writes an attachment's cache file."""
         chain = self.chain
         config = {"cniVersion": chain.cni_version, "name": chain.name, "plugins": list(chain.plugins)}
         entry = {
@@ -63,7 +63,7 @@ class Node:
         self.file(container_id).write_text(json.dumps(entry))
 
     def delete(self, pod: Namespace, result: dict[str, Any] | None = None, container_id: str = "") -> None:
-        """Detaches a pod and removes its file, the last thing that libcni does."""
+        """Detaches a pod and deletes its cache file, as libcni does after the last plugin."""
         self.chain.delete(self._runner(pod, container_id or pod.name), result)
         self.file(container_id or pod.name).unlink()
 
@@ -72,11 +72,11 @@ class Node:
         self.chain.check(self._runner(pod, pod.name), result)
 
     def file(self, container_id: str) -> Path:
-        """Returns the path of a pod's file in the cache."""
+        """Returns the path of a pod's cache file."""
         return self.cache / "results" / f"{self.chain.name}-{container_id}-eth0"
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """Starts `podwire repair` on the host and returns at once."""
+        """Starts `podwire repair` on the host, without waiting for it."""
         line = [str(binaries.directory() / "podwire"), "repair", "--cache-dir", str(self.cache), *options]
         with self.host.entered():
             return subprocess.Popen(
@@ -90,13 +90,13 @@ class Node:
         return Outcome(process.returncode, stdout, stderr.decode())
 
     def repair(self, *options: str) -> dict[str, str]:
-        """Repairs, without watching for long, and returns the states by container; a failure fails the test."""
+        """Runs `podwire repair` with a short wait and returns the states by container; a failure fails the test."""
         outcome = self.tool("--json", "--settle", "0.1", *options)
         assert outcome.status == (1 if "--dry-run" in options else 0), f"{outcome.stdout.decode()} {outcome.stderr}"
         return {item["containerID"]: item["state"] for item in outcome.json["attachments"]}
 
     def flush(self) -> None:
-        """Flushes everything: all of nftables, and iptables of the variant that is used."""
+        """Flushes all rules of nftables, and of the iptables variant that the node uses."""
         self.host.run("nft", "flush", "ruleset")
         if self.tools:
             for tool in xtables.TOOLS:
@@ -105,11 +105,11 @@ class Node:
                     self.host.run(f"{self.tools}/{tool}", "-t", table, "-X")
 
     def rules(self) -> dict[str, list[str]]:
-        """Returns all rules by chain, counters and what is empty left out.
+        """Returns all rules by chain, without counters and empty chains.
 
-        Those of iptables-nft as iptables-save prints them: nft does not always translate them alike.
+        Rules of iptables-nft are as iptables-save prints them: nft's translation varies.
         """
-        found: dict[str, list[str]] = {}
+        rules: dict[str, list[str]] = {}
         text = _COUNTERS.sub("", self.host.run("nft", "-s", "list", "ruleset"))
         table = chain = ""
         for line in (line.strip() for line in text.splitlines()):
@@ -118,14 +118,14 @@ class Node:
             elif line.startswith(("chain ", "set ", "map ")):
                 chain = f"{table} {line}"
             elif chain and line and line != "}" and not (self.tools and _IPTABLES.match(table)):
-                found.setdefault(chain, []).append(line)
+                rules.setdefault(chain, []).append(line)
         if self.tools:
             for table in ("filter", "nat", "mangle"):
                 for tool, lines in xtables.saved(self.host, self.tools, table).items():
                     for line in (line for line in lines if line.startswith("-A ")):
-                        found.setdefault(f"{tool} {table} {line.split()[1]}", []).append(_COUNTERS.sub("", line))
+                        rules.setdefault(f"{tool} {table} {line.split()[1]}", []).append(_COUNTERS.sub("", line))
         return {
-            name: lines for name, lines in found.items() if any(not line.startswith(("type ", "#")) for line in lines)
+            name: lines for name, lines in rules.items() if any(not line.startswith(("type ", "#")) for line in lines)
         }
 
     def _runner(self, pod: Namespace, container_id: str) -> Any:
@@ -146,7 +146,7 @@ class Node:
 
 
 def network(store: Path, backend: str, *, name: str = "net", bridge: str = "cni0", net: int = 22) -> NetworkList:
-    """Returns a dual-stack network, masqueraded, with MAC spoof check, host ports and a policy, all by `backend`."""
+    """Returns a dual-stack network with masquerading, MAC spoof check, host ports and a policy, all with `backend`."""
     ranges = [[{"subnet": f"10.{net}.0.0/16"}], [{"subnet": f"fd00:{net}::/64"}]]
     routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
     first = {

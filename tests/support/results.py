@@ -1,6 +1,6 @@
-"""The result of an earlier plugin, as a chained one is given it.
+"""prevResult, as a runtime passes it to a chained plugin.
 
-One rule: it has the shape of the version asked for, whichever that is.
+One rule: the result has the form of the requested CNI version.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 def prev_result(
     version: str, *addresses: str, ifname: str = "eth0", host_interfaces: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns the result of `version` for a pod with `addresses`, 10.1.2.5/24 unless given.
+    """Returns a result of `version` for a pod with `addresses`, by default 10.1.2.5/24.
 
-    The gateway is the first address of each one's subnet; `host_interfaces` are interfaces of the host.
+    Each gateway is the first address of the subnet; `host_interfaces` are names of interfaces of the host.
     """
-    own = [ip_interface(address) for address in addresses or ("10.1.2.5/24",)]
+    interfaces = [ip_interface(address) for address in addresses or ("10.1.2.5/24",)]
     if version in ("0.1.0", "0.2.0"):
-        families = {f"ip{item.version}": {"ip": str(item), "gateway": _gateway(item)} for item in own}
+        families = {f"ip{item.version}": {"ip": str(item), "gateway": _gateway(item)} for item in interfaces}
         return {"cniVersion": version, **families, "dns": {}}
     old = version.startswith("0.")
     ips = [
         {**({"version": str(item.version)} if old else {}), "interface": 0, "address": str(item)}
         | {"gateway": _gateway(item)}
-        for item in own
+        for item in interfaces
     ]
     return {
         "cniVersion": version,

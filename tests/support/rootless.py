@@ -1,6 +1,6 @@
-"""A host as who is not root has it: an unprivileged user who is root of a user namespace (rootless podman, nerdctl).
+"""Runs tests rootless: as an unprivileged user that is root of a user namespace (rootless podman, nerdctl).
 
-One rule: what runs inside has no privilege outside; it began as the user `nobody` before it made its namespaces.
+One rule: the child has no privilege on the host; it becomes the user `nobody` before it creates its namespaces.
 """
 
 from __future__ import annotations
@@ -15,63 +15,66 @@ from tests.support import binaries, libc, private_host
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-USER = 65534  # outside: nobody
-ONE, MANY = "0 65534 1\n", "0 65534 1\n1 100000 65535\n"  # user_namespaces(7): without, and with ranges of subuid(5)
+USER = 65534  # `nobody` on the host
+ONE_ID, MANY_IDS = (
+    "0 65534 1\n",
+    "0 65534 1\n1 100000 65535\n",
+)  # user_namespaces(7): without and with ranges of subuid(5)
 
-_PLACE = Path("/mnt")  # of the executables and of a home directory, in case the tests' own are root's alone
-FOREIGN = _PLACE / "foreign"  # a directory of the host's root
+_PLACE = Path("/mnt")  # for the executables and a home directory; the tests' directories may be readable by root only
+FOREIGN = _PLACE / "foreign"  # a directory that the host's root owns
 
 RootlessTest = Callable[[Namespace, Path], None]
 
 
-def run_rootless(scene: RootlessTest, mapped: str = ONE, *, at_once: bool = False) -> None:
-    """Runs a scene in a child that is root of its own user, network and mount namespaces and of nothing else.
+def run_rootless(test: RootlessTest, mapped: str = ONE_ID, *, at_once: bool = False) -> None:
+    """Runs a test in a child process that is root of new user, network and mount namespaces, and of nothing else.
 
-    It is given the network namespace, which stands for the host, and a home directory. `mapped` are the users and
-    groups that it has inside. `at_once` makes the network with the users, as `unshare -Urn` does: some of its files
-    in /proc are then of the host's root. What the scene raises fails the test.
+    The test gets the network namespace, which represents the host, and a home directory. `mapped` are the user and
+    group IDs in the user namespace. With `at_once` the network namespace is created together with the user namespace,
+    as by `unshare -Urn`; then the host's root owns some of its files in /proc. An exception in the test fails the test.
     """
     _load_modules()
-    told, tell = os.pipe()
-    asked, ask = os.pipe()
+    from_child, to_parent = os.pipe()
+    from_parent, to_child = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(told)
-            os.close(ask)
+            os.close(from_child)
+            os.close(to_child)
             network = libc.NEW_NETWORK
-            _become_root(tell, asked, network if at_once else 0)
+            _become_root(to_parent, from_parent, network if at_once else 0)
             home = _PLACE / "home"
             os.environ.update(HOME=str(home), PODWIRE_BIN_DIR=str(_PLACE / "bin"))
             namespaces = libc.NEW_MOUNTS | (0 if at_once else network)
-            scene(private_host.enter("/var/lib/cni", namespaces=namespaces), home)
+            test(private_host.enter("/var/lib/cni", namespaces=namespaces), home)
             os._exit(0)
         except BaseException:
-            os.write(tell, traceback.format_exc().encode())
+            os.write(to_parent, traceback.format_exc().encode())
         finally:
             os._exit(1)
-    os.close(tell)
-    os.close(asked)
-    with open(told, "rb", buffering=0) as pipe:
-        said = pipe.read(1)
-        for kind in ("uid_map", "gid_map") if said == b"." else ():
+    os.close(to_parent)
+    os.close(from_parent)
+    with open(from_child, "rb", buffering=0) as pipe:
+        reply = pipe.read(1)
+        for kind in ("uid_map", "gid_map") if reply == b"." else ():
             Path(f"/proc/{child}/{kind}").write_text(mapped)
-        os.write(ask, b".")
-        os.close(ask)
-        problem = (said + pipe.readall()).decode().removeprefix(".")
+        os.write(to_child, b".")
+        os.close(to_child)
+        problem = (reply + pipe.readall()).decode().removeprefix(".")
     status = os.waitpid(child, 0)[1]
     assert status == 0, problem
 
 
 def _load_modules() -> None:
-    """Has the kernel load what iptables-legacy itself loads elsewhere: only the host's root may, so he does it once."""
+    """Loads the kernel modules that iptables-legacy loads on demand: only the host's root may load them."""
     output("unshare", "--net", "sh", "-ec", "iptables -t nat -S; ip6tables -t nat -S")
 
 
-def _become_root(tell: int, asked: int, besides: int) -> None:
-    """Gives up root for good, and becomes that of a new user namespace, whose users the parent writes down.
+def _become_root(to_parent: int, from_parent: int, besides: int) -> None:
+    """Drops root permanently, and becomes root of a new user namespace, for which the parent writes the ID maps.
 
-    `besides` are further namespaces that are made with it.
+    `besides` are further namespaces that are created together with it.
     """
     libc.unshare(libc.NEW_MOUNTS)
     output("mount", "--make-rprivate", "/")
@@ -89,8 +92,8 @@ def _become_root(tell: int, asked: int, besides: int) -> None:
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
     libc.unshare(libc.NEW_USERS | besides)
-    libc.make_dumpable()  # else /proc/<pid> is root's, who has no name inside
-    os.write(tell, b".")
-    os.read(asked, 1)
+    libc.make_dumpable()  # otherwise the host's root, which the namespace does not map, owns /proc/<pid>
+    os.write(to_parent, b".")
+    os.read(from_parent, 1)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)

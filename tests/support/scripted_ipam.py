@@ -1,6 +1,6 @@
-"""An IPAM plugin that does as told: answers a fixed result, fails, sleeps, dies.
+"""An IPAM plugin that runs a test's script: it returns a fixed result, fails, sleeps or is killed.
 
-One rule: it notes every call, so that a test can tell what was asked of it and in which order.
+One rule: it records every call, so that a test can check the calls and their order.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ cat > "$here/stdin.$CNI_COMMAND"
 
 @dataclass(frozen=True)
 class ScriptedIpam:
-    """The plugin's directory, to stand first on CNI_PATH."""
+    """The plugin's directory, the first one on CNI_PATH."""
 
     directory: Path
 
     def calls(self) -> list[str]:
-        """Returns the commands it was run with so far."""
+        """Returns the verbs that were called so far, in order."""
         file = self.directory / "calls"
         return [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def install(directory: Path, result: Mapping[str, Any] | None = None, body: str = "") -> ScriptedIpam:
-    """Installs the plugin in `directory`; `body` is shell that runs before ADD's `result` is printed."""
+    """Installs the plugin in `directory`; `body` is a shell script that runs before ADD prints `result`."""
     directory.mkdir(exist_ok=True)
     (directory / "result").write_text(json.dumps(result or {}))
     script = directory / NAME
