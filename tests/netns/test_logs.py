@@ -132,7 +132,7 @@ def test_an_unwritable_log_fails_no_verb(kind: str, network: Network, sandbox: N
     for command in ("ADD", "DEL"):
         outcome = broken.run(command, sandbox)
         assert outcome.status == 0
-        assert re.fullmatch(r"podwire: log: nothing is written to \S+: .+\n", outcome.stderr)
+        assert re.fullmatch(r"podwire: log: cannot write to \S+: .+\n", outcome.stderr)
 
 
 def test_a_full_disk_fails_no_verb(network: Network, sandbox: Namespace, tmp_path: Path):
@@ -194,7 +194,7 @@ def test_without_journald_no_verb_fails(network: Network, sandbox: Namespace, tm
     """Where nobody listens under journald's name that is told, and the verb succeeds."""
     outcome = with_run(network, tmp_path, "true").run("ADD", sandbox)
     assert outcome.result()["ips"]
-    assert outcome.stderr == "podwire: log: nothing is written to journald: No such file or directory\n"
+    assert outcome.stderr == "podwire: log: cannot write to journald: No such file or directory\n"
 
 
 def with_run(network: Network, directory: Path, fill: str) -> Network:
@@ -276,4 +276,4 @@ def test_a_log_on_a_file_system_of_the_kernels(host: Namespace, tmp_path: Path, 
         check=False,
     )
     assert ('"plugin":"loopback"' in done.stdout) == is_kept, done
-    assert (f"nothing is written to {file}: it is no file" in done.stderr) != is_kept, done
+    assert (f"cannot write to {file}: it is not a regular file" in done.stderr) != is_kept, done

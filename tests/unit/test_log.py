@@ -196,7 +196,7 @@ def test_what_is_no_file_is_told_once(kind, file, tmp_path, capsys):
         reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if kind == "fifo with a reader" else -1
     assert run({"PODWIRE_LOG": str(file)})[0] == 0
     err = capsys.readouterr().err
-    assert (err.count("\n"), err.startswith(f"podwire: log: nothing is written to {file}: ")) == (1, True)
+    assert (err.count("\n"), err.startswith(f"podwire: log: cannot write to {file}: ")) == (1, True)
     assert not (tmp_path / "elsewhere").exists()
     if reader >= 0:
         assert os.read(reader, 1) == b""
@@ -273,7 +273,7 @@ def test_journald(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(log, "JOURNAL_SOCKET", str(tmp_path / "socket"))
     env = {"PODWIRE_LOG": "journald", "PODWIRE_LOG_LEVEL": "debug"}
     assert run(env)[0] == 0
-    assert capsys.readouterr().err == "podwire: log: nothing is written to journald: No such file or directory\n"
+    assert capsys.readouterr().err == "podwire: log: cannot write to journald: No such file or directory\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(log.JOURNAL_SOCKET)
         run(env)
