@@ -1,9 +1,9 @@
-"""The verb log: one line of JSON for each verb (process.log writes it).
+"""The verb log: what the line of JSON that each verb leaves in the log says (process.log writes it).
 
-One rule: logging never changes a verb's result or exit status; a failure to log is reported on stderr. Logging is
+One rule: logging never changes a verb's result or exit status; what cannot be logged is reported on stderr. Logging is
 off by default, and then costs no system call.
 
-The environment enables it, or for a network keys of its configuration; the environment wins:
+It is switched on by the environment, or for a network by keys of its configuration; the environment wins:
 
     PODWIRE_LOG, logFile           a file's absolute path, "stderr", or "journald" (its native protocol)
     PODWIRE_LOG_LEVEL, logLevel    "error": verbs that fail; "info" (the default): every verb; "debug": with its steps
@@ -53,7 +53,7 @@ Entry = dict[str, object]
 
 
 class VerbLog:
-    """The log of one verb of `plugin`; `version` is podwire's, `env` the environment that the runtime set."""
+    """The log of one verb of `plugin`; `version` is podwire's, `env` the environment that the runtime has set."""
 
     def __init__(self, plugin: str, version: str, env: Mapping[str, str]) -> None:
         self._plugin, self._version, self._env = plugin, version, env
@@ -85,12 +85,12 @@ class VerbLog:
             return
         try:
             if self._level not in ("", *LEVELS):
-                log.warn(f'the level must be one of {", ".join(LEVELS)}, not "{self._level}"; using "info"')
+                log.warn(f'the level must be one of {", ".join(LEVELS)}, not "{self._level}"; it is taken for "info"')
             if failure or self._level != "error":
                 self._write(self._entry(result, failure))
         except Exception as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            log.warn(f"cannot write to {self._target}: {why}")
+            log.warn(f"nothing is written to {self._target}: {why}")
 
     def _entry(self, result: Result | None, failure: CniError | None) -> Entry:
         ms = (time.perf_counter_ns() - self._start_ns) / 1e6
@@ -114,6 +114,27 @@ def entry(
     recorded: Record | None = None,
 ) -> Entry:
     """Returns the entry of a verb that has just ended, after `ms` milliseconds; unknown values are left out."""
+    body = _ids(plugin, version, env, net_conf, failure)
+    body["ms"] = round(ms, 3)
+    if result and result.ips:
+        addresses = (str(item.address) for item in result.ips)
+        body["result"] = {"ips": cut_list(addresses, len(result.ips), _IPS_BYTES, _size)}
+    if failure:
+        texts = {"msg": failure.msg, "details": failure.details}
+        error = {key: cut(_without_secrets(text, env), _MESSAGE_BYTES, _size) for key, text in texts.items() if text}
+        body["error"] = {"code": failure.code, **error}
+    if recorded and recorded.steps:
+        steps = ({"what": cut(step.what, _ID_BYTES, _size), "ms": round(step.ms, 3)} for step in recorded.steps)
+        body["steps"] = cut_list(steps, len(recorded.steps), _STEPS_BYTES, _size)
+    if recorded and recorded.changes:
+        body["changes"] = cut_list(recorded.changes, len(recorded.changes), _CHANGES_BYTES, _size)
+    return body
+
+
+def _ids(
+    plugin: str, version: str, env: Mapping[str, str], net_conf: NetConf | None, failure: CniError | None
+) -> Entry:
+    """Returns the fields that identify the verb, its attachment and its trace."""
     trace = _TRACEPARENT.fullmatch(env.get("TRACEPARENT", ""))
     ids = {
         "time": _now(),
@@ -132,23 +153,7 @@ def entry(
         "parentID": trace and trace[2],
     }
     known = {key: value for key, value in ids.items() if value}
-    body: Entry = {
-        key: cut(value, _ID_BYTES, _size) if isinstance(value, str) else value for key, value in known.items()
-    }
-    body["ms"] = round(ms, 3)
-    if result and result.ips:
-        addresses = (str(item.address) for item in result.ips)
-        body["result"] = {"ips": cut_list(addresses, len(result.ips), _IPS_BYTES, _size)}
-    if failure:
-        texts = {"msg": failure.msg, "details": failure.details}
-        error = {key: cut(_without_secrets(text, env), _MESSAGE_BYTES, _size) for key, text in texts.items() if text}
-        body["error"] = {"code": failure.code, **error}
-    if recorded and recorded.steps:
-        steps = ({"what": cut(step.what, _ID_BYTES, _size), "ms": round(step.ms, 3)} for step in recorded.steps)
-        body["steps"] = cut_list(steps, len(recorded.steps), _STEPS_BYTES, _size)
-    if recorded and recorded.changes:
-        body["changes"] = cut_list(recorded.changes, len(recorded.changes), _CHANGES_BYTES, _size)
-    return body
+    return {key: cut(value, _ID_BYTES, _size) if isinstance(value, str) else value for key, value in known.items()}
 
 
 def _key(net_conf: NetConf, key: str) -> str:
